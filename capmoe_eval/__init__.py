@@ -1,0 +1,1 @@
+"""Reproduction suite for Capacity-Aware Inference in Mixture-of-Experts models."""

@@ -1,0 +1,46 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace ``path`` by ``data``; a reader, or a kill at any moment, sees the old or the new file.
+
+    The data goes to a temporary file in the same directory, is flushed to the disk and renamed.
+
+    Args:
+        path: The file to write; missing parent directories are created.
+        data: The whole content.
+
+    Raises:
+        OSError: If the directory cannot be written. Nothing is left behind.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes the file private; results are as readable as any other file of the user.
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace ``path`` by ``text`` in UTF-8; see :func:`write_bytes`."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,18 @@
+"""Routing under a capacity: pure tensors, torch only."""
+
+from capmoe_eval.routing.assign import Assignment, Scores, assign, bucket_limits
+from capmoe_eval.routing.capacity import TokenGroups, capacity, experts_per_rank, group_tokens
+from capmoe_eval.routing.method import METHODS, Method
+
+__all__ = [
+    "METHODS",
+    "Assignment",
+    "Method",
+    "Scores",
+    "TokenGroups",
+    "assign",
+    "bucket_limits",
+    "capacity",
+    "experts_per_rank",
+    "group_tokens",
+]

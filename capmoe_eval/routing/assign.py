@@ -1,0 +1,321 @@
+"""From router scores to an assignment of tokens to experts, under any method.
+
+One path for all methods: list the candidate pairs, give each an integer *key* (smaller is kept
+first), keep the C smallest of every bucket. A bucket is (capacity group, expert) or (capacity group,
+device). Nothing loops over tokens or experts, and ties always fall the same way: to the lower token
+index, then to the lower expert index. :mod:`capmoe_eval.routing.reference` says the same with loops.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from capmoe_eval.routing.capacity import TokenGroups, capacity, experts_per_rank
+from capmoe_eval.routing.method import Method
+
+# Shape suffixes: T counted tokens, E routed experts, K = top-k, A slots added to the top-k,
+# S = K + A slots per token, G capacity groups, D devices (ranks), P pairs.
+
+_KEY_BITS = 32  # a key is below 2^32, so bucket·2^32 + key orders buckets first
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a router thought of every pair, and whom it chose.
+
+    Attributes:
+        score_TE: Gate scores s in float32, non-negative (softmax, or sigmoid where the family uses
+            it), after the family's group masking and before its scaling.
+        topk_TK: The router's own choice K(t), as it returned it.
+        choice_TE: What the router ranks experts by, where that is not ``score_TE`` (DeepSeek-V3
+            adds a correction bias for the choice alone).
+        eligible_TE: False where the family's group masking rules an expert out for a token; such a
+            pair is never an added candidate. None if every expert is eligible.
+    """
+
+    score_TE: Tensor
+    topk_TK: Tensor
+    choice_TE: Tensor | None = None
+    eligible_TE: Tensor | None = None
+
+    @property
+    def ranking_TE(self) -> Tensor:
+        """What the router ranks experts by."""
+        return self.score_TE if self.choice_TE is None else self.choice_TE
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Who is kept.
+
+    Attributes:
+        index_TS: Expert of each slot; the first K are the router's own choice in its order.
+        keep_TS: Whether the pair of the slot is kept. A slot that stands for no pair is False.
+    """
+
+    index_TS: Tensor
+    keep_TS: Tensor
+
+
+def bucket_limits(
+    method: Method, groups: TokenGroups, *, top_k: int, n_experts: int
+) -> list[int] | None:
+    """Return the most pairs of each capacity group per expert (or per device), or None if unbounded.
+
+    One number per group; every expert (device) has the same.
+    """
+    if method.bound is None:
+        return None
+    assert method.gamma is not None
+    shared = 1 if method.bound == "expert" else experts_per_rank(n_experts, method.ep_size)
+    return [
+        capacity(
+            method.gamma, tokens, top_k, n_experts, rounding=method.rounding, experts=shared
+        )
+        for tokens in groups.tokens
+    ]
+
+
+def assign(
+    scores: Scores, method: Method, groups: TokenGroups, *, stream: tuple[int, int] = (0, 0)
+) -> Assignment:
+    """Decide which (token, expert) pairs are kept.
+
+    Sources: Token Drop and its metrics, paper §4 and Equations 7-10; Expanded Drop, Algorithm 2;
+    device-level capacity, §5.2; Expert Drop, Table 2; Token Reroute, v1 Algorithm 1. Unlike
+    Equation 9, whose threshold keeps all ties, no bound is ever exceeded.
+
+    Args:
+        scores: Scores of the T counted tokens.
+        method: The method.
+        groups: The capacity groups of the T counted tokens.
+        stream: (layer, forward number): with the method's seed it determines ``random``.
+
+    Returns:
+        The assignment of the T counted tokens.
+
+    Raises:
+        UsageError: If E cannot be spread evenly over ``method.ep_size`` ranks.
+    """
+    n_experts = scores.score_TE.shape[1]
+    local = experts_per_rank(n_experts, method.ep_size)
+    if method.is_stock:
+        return Assignment(scores.topk_TK, torch.ones_like(scores.topk_TK, dtype=torch.bool))
+    if method.name == "expert_drop":
+        return _silence_idle_experts(scores)
+    keeper = _Keeper(scores, method, groups, local, stream)
+    if method.name == "token_reroute":
+        return _reroute(scores, method, keeper)
+    index_TS, valid_TS = _candidates(scores, method, groups, local)
+    keep_TS = keeper.keep(index_TS, valid_TS)
+    if method.max_k:
+        keep_TS = _at_most_k(scores, method, index_TS, keep_TS)
+    return Assignment(index_TS, keep_TS)
+
+
+# Who: the candidates of a token.
+
+
+def _candidates(
+    scores: Scores, method: Method, groups: TokenGroups, local: int
+) -> tuple[Tensor, Tensor]:
+    """Return the slots [T, S] of every token's candidates and which of them stand for a pair."""
+    topk_TK = scores.topk_TK
+    chosen_TK = torch.ones_like(topk_TK, dtype=torch.bool)
+    rule = method.candidate_rule
+    if rule == "topk":
+        return topk_TK, chosen_TK
+    n_tokens, n_experts = scores.score_TE.shape
+    if rule == "ranked":
+        last = min(topk_TK.shape[1] + method.m, n_experts)
+        added_TA = _ranked_experts(scores)[:, topk_TK.shape[1] : last]
+    elif rule == "global":
+        added_TA = torch.arange(n_experts, device=topk_TK.device).expand(n_tokens, -1)
+    else:
+        block = torch.arange(local, device=topk_TK.device)
+        added_TA = groups.rank_T[:, None] * local + block
+    valid_TA = ~_membership(topk_TK, n_experts).gather(1, added_TA)
+    if scores.eligible_TE is not None:
+        valid_TA &= scores.eligible_TE.gather(1, added_TA)
+    return torch.cat([topk_TK, added_TA], dim=1), torch.cat([chosen_TK, valid_TA], dim=1)
+
+
+def _membership(topk_TK: Tensor, n_experts: int) -> Tensor:
+    """Return [T, E], True where the expert is among the token's top-k."""
+    empty_TE = torch.zeros(len(topk_TK), n_experts, dtype=torch.bool, device=topk_TK.device)
+    return empty_TE.scatter_(1, topk_TK, True)
+
+
+def _ranked_experts(scores: Scores) -> Tensor:
+    """Return each token's experts from best to worst [T, E]; its top-k are the first K.
+
+    The router's own choice goes first whatever it did about ties; after it, ineligible experts go
+    last, and equal scores to the lower expert index.
+    """
+    order_TE = scores.ranking_TE.argsort(dim=1, descending=True, stable=True)
+    tier_TE = torch.ones_like(scores.score_TE, dtype=torch.int8)
+    if scores.eligible_TE is not None:
+        tier_TE += (~scores.eligible_TE).to(torch.int8)
+    tier_TE.scatter_(1, scores.topk_TK, 0)
+    by_tier_TE = tier_TE.gather(1, order_TE).argsort(dim=1, stable=True)
+    return order_TE.gather(1, by_tier_TE)
+
+
+# Which: the keys that order the pairs of a bucket.
+
+
+def _score_key(score: Tensor) -> Tensor:
+    """Return integers in [0, 2^31) that fall as the score rises, exactly.
+
+    The bit pattern of a non-negative float32 rises with its value.
+    """
+    bits = (score.float() + 0.0).contiguous().view(torch.int32).long()  # + 0.0 turns -0.0 into 0.0
+    return 0x7FFFFFFF - bits
+
+
+def _random_key(shape_TE: torch.Size, seed: int, stream: tuple[int, int]) -> Tensor:
+    """Return random integers in [0, 2^31) [T, E], the same on every device."""
+    layer, forward = stream
+    digest = hashlib.blake2b(f"{seed}/{layer}/{forward}".encode(), digest_size=7).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "big"))
+    return torch.randint(0x7FFFFFFF, shape_TE, generator=generator)
+
+
+class _Keeper:
+    """Keeps the best C pairs of every bucket."""
+
+    def __init__(
+        self,
+        scores: Scores,
+        method: Method,
+        groups: TokenGroups,
+        local: int,
+        stream: tuple[int, int],
+    ) -> None:
+        self._scores = scores
+        self._method = method
+        self._local = local
+        n_tokens, n_experts = scores.score_TE.shape
+        device = scores.score_TE.device
+        limits = bucket_limits(method, groups, top_k=scores.topk_TK.shape[1], n_experts=n_experts)
+        assert limits is not None
+        self._buckets_per_group = n_experts if method.bound == "expert" else n_experts // local
+        self._limit_G = torch.tensor(limits, device=device)
+        self._base_T = groups.group_T * self._buckets_per_group
+        self._n_buckets = groups.n_groups * self._buckets_per_group
+        self._random_TE: Tensor | None = None
+        if method.keep == "random":
+            self._random_TE = _random_key(scores.score_TE.shape, method.seed, stream).to(device)
+
+    def keep(self, index_TS: Tensor, valid_TS: Tensor) -> Tensor:
+        """Return which of the valid slots [T, S] are kept."""
+        if self._method.bound == "device":
+            # A device's bucket holds several experts of one token: lay them out in expert order,
+            # so that the stable sort breaks ties by expert after it broke them by token.
+            index_TS, by_expert_TS = index_TS.sort(dim=1)
+            valid_TS = valid_TS.gather(1, by_expert_TS)
+            kept_TS = self._keep(index_TS, valid_TS)
+            return torch.empty_like(kept_TS).scatter_(1, by_expert_TS, kept_TS)
+        return self._keep(index_TS, valid_TS)
+
+    def _keep(self, index_TS: Tensor, valid_TS: Tensor) -> Tensor:
+        unit_TS = index_TS if self._method.bound == "expert" else index_TS // self._local
+        bucket_TS = self._base_T[:, None] + unit_TS
+        # What stands for no pair goes to a bucket of its own, behind all others.
+        bucket_TS = bucket_TS.masked_fill(~valid_TS, self._n_buckets)
+        combined_P = ((bucket_TS << _KEY_BITS) + self._key(index_TS)).reshape(-1)
+        sorted_P, order_P = combined_P.sort(stable=True)
+        bucket_P = sorted_P >> _KEY_BITS
+        first = torch.arange(self._n_buckets + 1, device=bucket_P.device)
+        start = torch.searchsorted(bucket_P, first)
+        place_P = torch.arange(len(bucket_P), device=bucket_P.device) - start[bucket_P]
+        limit = self._limit_G.repeat_interleave(self._buckets_per_group)
+        limit = torch.cat([limit, limit.new_zeros(1)])
+        kept_P = torch.empty_like(bucket_P, dtype=torch.bool)
+        kept_P[order_P] = place_P < limit[bucket_P]
+        return kept_P.view_as(index_TS)
+
+    def _key(self, index_TS: Tensor) -> Tensor:
+        n_tokens = len(index_TS)
+        token_T1 = torch.arange(n_tokens, device=index_TS.device)[:, None]
+        keep = self._method.keep
+        if keep == "order":
+            return token_T1.expand_as(index_TS)
+        if keep == "reverse_order":
+            return (n_tokens - 1 - token_T1).expand_as(index_TS)
+        if self._random_TE is not None:
+            return self._random_TE.gather(1, index_TS)
+        key_TS = _score_key(self._scores.score_TE.gather(1, index_TS))
+        if self._method.protect_topk:
+            key_TS = key_TS + (_is_added(self._scores, index_TS).long() << (_KEY_BITS - 1))
+        return key_TS
+
+
+def _is_added(scores: Scores, index_TS: Tensor) -> Tensor:
+    chosen_TE = _membership(scores.topk_TK, scores.score_TE.shape[1])
+    return ~chosen_TE.gather(1, index_TS)
+
+
+def _at_most_k(scores: Scores, method: Method, index_TS: Tensor, keep_TS: Tensor) -> Tensor:
+    """Return ``keep_TS`` cut to each token's K best pairs (Table 11, "w/ max")."""
+    by_expert_TS = index_TS.argsort(dim=1, stable=True)
+    index_TS = index_TS.gather(1, by_expert_TS)
+    kept_TS = keep_TS.gather(1, by_expert_TS)
+    key_TS = _score_key(scores.score_TE.gather(1, index_TS))
+    if method.protect_topk:
+        key_TS = key_TS + (_is_added(scores, index_TS).long() << (_KEY_BITS - 1))
+    key_TS = key_TS.masked_fill(~kept_TS, 1 << _KEY_BITS)
+    order_TS = key_TS.argsort(dim=1, stable=True)
+    place_TS = torch.empty_like(order_TS).scatter_(
+        1, order_TS, torch.arange(order_TS.shape[1], device=order_TS.device).expand_as(order_TS)
+    )
+    kept_TS = kept_TS & (place_TS < scores.topk_TK.shape[1])
+    return torch.empty_like(kept_TS).scatter_(1, by_expert_TS, kept_TS)
+
+
+# The two methods that are not one pass of "list, order, keep".
+
+
+def _silence_idle_experts(scores: Scores) -> Assignment:
+    """Expert Drop: the max(1, floor(E/10)) experts with the lowest load receive nothing."""
+    n_experts = scores.score_TE.shape[1]
+    flat = scores.topk_TK.reshape(-1)
+    load_E = torch.zeros(n_experts, dtype=torch.long, device=flat.device)
+    load_E.scatter_add_(0, flat, torch.ones_like(flat))
+    idle = load_E.argsort(stable=True)[: max(1, n_experts // 10)]
+    silent_E = torch.zeros(n_experts, dtype=torch.bool, device=flat.device)
+    silent_E[idle] = True
+    return Assignment(scores.topk_TK, ~silent_E[scores.topk_TK])
+
+
+def _reroute(scores: Scores, method: Method, keeper: _Keeper) -> Assignment:
+    """Token Reroute: choose the top-k of what remains, drop overflow, mask it, choose again."""
+    n_experts = scores.score_TE.shape[1]
+    top_k = scores.topk_TK.shape[1]
+    ranked_TE = _ranked_experts(scores)
+    remains_TE = torch.ones_like(ranked_TE, dtype=torch.bool)  # in ranked order
+    if scores.eligible_TE is not None:
+        remains_TE &= scores.eligible_TE.gather(1, ranked_TE)
+        remains_TE[:, :top_k] = True
+    kept_TE = remains_TE
+    for _ in range(method.rounds):
+        selected_TE = remains_TE & (remains_TE.cumsum(dim=1) <= top_k)
+        kept_TE = keeper.keep(ranked_TE, selected_TE)
+        rejected_TE = selected_TE & ~kept_TE
+        if not rejected_TE.any():
+            break  # another round would choose and keep the same pairs
+        remains_TE = remains_TE & ~rejected_TE
+    by_expert_TE = torch.empty_like(kept_TE).scatter_(1, ranked_TE, kept_TE)
+    own_TK = by_expert_TE.gather(1, scores.topk_TK)
+    # What is kept beyond the router's own choice fits into K further slots.
+    beyond_TE = by_expert_TE & ~_membership(scores.topk_TK, n_experts)
+    width = min(top_k, n_experts)
+    found_TK, added_TK = beyond_TE.long().sort(dim=1, descending=True, stable=True)
+    return Assignment(
+        torch.cat([scores.topk_TK, added_TK[:, :width]], dim=1),
+        torch.cat([own_TK, found_TK[:, :width].bool()], dim=1),
+    )

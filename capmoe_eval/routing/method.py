@@ -1,0 +1,203 @@
+"""What a routing method is: the knobs of the semantics, checked once and brought to one form.
+
+Every method answers three questions, and they are kept apart:
+
+=============  =====================================================================
+who            the candidates of a token: its top-k, plus nothing, its rank's experts,
+               the next ``m`` by score, or all experts
+what           is bounded: nothing, each expert, or each device, per group of tokens
+which          pairs are kept where the bound is exceeded: by score, order, reverse
+               order, or at random
+=============  =====================================================================
+
+Expert Drop bounds nothing and silences experts; Token Reroute asks the three questions in rounds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from capmoe_eval.errors import UsageError, bad_choice
+
+Candidates = Literal["topk", "local", "ranked", "global"]
+Keep = Literal["score", "order", "reverse_order", "random"]
+Granularity = Literal["expert", "device"]
+
+# The knobs (beside gamma) that can change what a method does. A knob that is not named here has no
+# effect on the method and is no part of its identity.
+_GROUPING = ("ep_size", "scope", "granularity", "rounding")
+_COMMON = ("count_padding", "decode", "renormalize")
+_EFFECTIVE: dict[str, tuple[str, ...]] = {
+    "baseline": (),
+    "order": (*_GROUPING, *_COMMON),
+    "reverse_order": (*_GROUPING, *_COMMON),
+    "random": (*_GROUPING, *_COMMON, "seed"),
+    "score": (*_GROUPING, *_COMMON),
+    "expert_drop": _COMMON,
+    "expanded_drop": (*_GROUPING, *_COMMON, "candidates", "m", "protect_topk", "max_k"),
+    "token_reroute": (*_GROUPING, *_COMMON, "rounds"),
+}
+_ALIASES = {"device_drop": "score"}  # Token Drop under a device-level capacity
+_WITHOUT_GAMMA = ("baseline", "expert_drop")
+
+METHODS: tuple[str, ...] = (*_EFFECTIVE, *_ALIASES)
+"""Every name that ``method=`` accepts."""
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "scope": ("batch", "sequence"),
+    "candidates": ("local", "ranked", "global"),
+    "granularity": get_args(Granularity),
+    "rounding": ("ceil", "floor"),
+    "decode": ("unconstrained", "constrained"),
+    "renormalize": ("before", "after"),
+}
+_AT_LEAST = {"ep_size": 1, "m": 1, "rounds": 1, "seed": 0}
+_FLAGS = ("protect_topk", "max_k", "count_padding")
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to route under a capacity (the semantics' names and defaults).
+
+    Construction checks every knob and resets those without effect to their defaults, so that equal
+    behaviour means equal objects: ``Method("baseline", gamma=1.0) == Method("baseline")`` and
+    ``Method("device_drop", 1.0) == Method("score", 1.0, granularity="device")``.
+
+    Attributes:
+        name: The method, one of :data:`METHODS`.
+        gamma: Capacity factor γ, ``C = γ·T·K/E``; ``inf`` means no capacity. ``None`` where the
+            method has no capacity (baseline, expert_drop).
+        ep_size: Emulated expert-parallel ranks R; each rank has its own tokens and capacity.
+        scope: ``batch``: one capacity group per rank; ``sequence``: one per sequence.
+        candidates: Expanded Drop's added candidates: the ``local`` experts of the token's rank, the
+            next ``m`` by score (``ranked``), or ``global`` (all; expert-choice routing).
+        m: Number of added candidates for ``candidates="ranked"`` (Table 11 uses 2k and 3k).
+        protect_topk: A token's own top-k go before added candidates.
+        max_k: A token keeps at most K experts in the end (Table 11, "w/ max").
+        rounds: Rounds of Token Reroute (v1, Algorithm 1); 1 is ``score``.
+        granularity: What is bounded: each ``expert`` or the sum over each ``device``'s experts.
+        rounding: ``ceil`` (released code, textbooks) or ``floor`` (Algorithms 1 and 2) of C.
+        count_padding: Pads count in T and take slots (released code).
+        decode: Whether steps of one new token per sequence are ``constrained``.
+        renormalize: ``after``: weights are normalised over what was kept, where the family
+            normalises over its top-k; ``before``: the dropless denominators stay.
+        seed: Seed of ``random``.
+
+    Raises:
+        UsageError: If a knob has a value that it cannot have.
+    """
+
+    name: str
+    gamma: float | None = None
+    ep_size: int = 1
+    scope: str = "batch"
+    candidates: str = "local"
+    m: int = 4
+    protect_topk: bool = False
+    max_k: bool = False
+    rounds: int = 3
+    granularity: str = "expert"
+    rounding: str = "ceil"
+    count_padding: bool = False
+    decode: str = "unconstrained"
+    renormalize: str = "before"
+    seed: int = field(default=0)
+
+    def __post_init__(self) -> None:
+        self._check_knobs()
+        if self.name in _ALIASES:
+            self._set("granularity", "device")
+            self._set("name", _ALIASES[self.name])
+        self._set("gamma", self._checked_gamma())
+        self._reset_ineffective()
+
+    def _set(self, knob: str, value: Any) -> None:
+        object.__setattr__(self, knob, value)
+
+    def _check_knobs(self) -> None:
+        if self.name not in METHODS:
+            raise bad_choice("method", self.name, METHODS)
+        for knob, choices in _CHOICES.items():
+            if getattr(self, knob) not in choices:
+                raise bad_choice(knob, getattr(self, knob), choices)
+        for knob, least in _AT_LEAST.items():
+            value = getattr(self, knob)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise UsageError(f"{knob}={value}: must be a whole number of at least {least}")
+        for knob in _FLAGS:
+            if not isinstance(getattr(self, knob), bool):
+                raise UsageError(f"{knob}={getattr(self, knob)}: must be true or false")
+
+    def _checked_gamma(self) -> float | None:
+        if self.name in _WITHOUT_GAMMA:
+            return None
+        if self.gamma is None:
+            raise UsageError(
+                f"gamma: method {self.name!r} needs a capacity factor, for example gamma=1.0"
+            )
+        try:
+            gamma = float(self.gamma)
+        except (TypeError, ValueError):
+            gamma = math.nan
+        if isinstance(self.gamma, bool) or not gamma >= 0:
+            raise UsageError(
+                f"gamma={self.gamma}: the capacity factor must be a number of at least 0 "
+                "(0 silences every routed expert, inf means no capacity), for example gamma=1.0"
+            )
+        return gamma
+
+    def _reset_ineffective(self) -> None:
+        effective = set(_EFFECTIVE[self.name])
+        if "m" in effective and self.candidates != "ranked":
+            effective.discard("m")
+        uses_ranks = (
+            self.scope == "batch"
+            or self.granularity == "device"
+            or (self.name == "expanded_drop" and self.candidates == "local")
+        )
+        if not uses_ranks:
+            effective.discard("ep_size")
+        for knob in dataclasses.fields(self):
+            if knob.name not in effective and knob.name not in ("name", "gamma"):
+                self._set(knob.name, knob.default)
+
+    # The answers to the three questions.
+
+    @property
+    def candidate_rule(self) -> Candidates:
+        """Who a token's candidates are."""
+        return self.candidates if self.name == "expanded_drop" else "topk"  # type: ignore[return-value]
+
+    @property
+    def bound(self) -> Granularity | None:
+        """What is bounded, or None."""
+        return None if self.gamma is None else self.granularity  # type: ignore[return-value]
+
+    @property
+    def keep(self) -> Keep:
+        """Which pairs an overloaded expert (or device) keeps."""
+        return self.name if self.name in get_args(Keep) else "score"  # type: ignore[return-value]
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether the method leaves every decision of the router as it is (baseline, or γ=∞)."""
+        if self.name == "baseline":
+            return True
+        return self.gamma == math.inf and self.candidate_rule == "topk"
+
+    def identity(self) -> dict[str, Any]:
+        """Return the name and the knobs that have an effect, in a fixed order, JSON-ready.
+
+        ``gamma`` is a number, or the string ``"inf"``.
+        """
+        knobs: dict[str, Any] = {"method": self.name}
+        if self.gamma is not None:
+            knobs["gamma"] = "inf" if self.gamma == math.inf else self.gamma
+        shown = _EFFECTIVE[self.name]
+        return knobs | {knob: getattr(self, knob) for knob in shown if self._shows(knob)}
+
+    def _shows(self, knob: str) -> bool:
+        return knob != "m" or self.candidates == "ranked"

@@ -1,0 +1,171 @@
+"""The definition of every method, with loops: slow, obvious, and what the tensors must agree with.
+
+Nothing at run time uses this module. It works on Python lists so that no behaviour of a tensor
+library (ties, sorting, precision) can hide in the definition.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from capmoe_eval.routing.method import Method
+
+Pair = tuple[int, int]  # (token, expert)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One routing decision, as plain numbers.
+
+    Attributes:
+        score: s[t][e], the gate scores.
+        choice: What the router ranks experts by (usually ``score`` itself).
+        eligible: Whether the family's group masking leaves the expert to the token.
+        topk: The router's own choice K(t) of each token.
+        group: The capacity group of each token.
+        rank: The emulated rank of each token.
+        random: A number per pair, for ``random``.
+    """
+
+    score: Sequence[Sequence[float]]
+    choice: Sequence[Sequence[float]]
+    eligible: Sequence[Sequence[bool]]
+    topk: Sequence[Sequence[int]]
+    group: Sequence[int]
+    rank: Sequence[int]
+    random: Sequence[Sequence[int]]
+
+    @property
+    def n_experts(self) -> int:
+        """Number of routed experts E."""
+        return len(self.score[0])
+
+
+def assign_reference(problem: Problem, method: Method) -> set[Pair]:
+    """Return the kept (token, expert) pairs."""
+    tokens = range(len(problem.topk))
+    own = {(t, e) for t in tokens for e in problem.topk[t]}
+    if method.is_stock:
+        return own
+    if method.name == "expert_drop":
+        return _expert_drop(problem, own)
+    if method.name == "token_reroute":
+        return _token_reroute(problem, method)
+    candidates = own | {
+        (t, e)
+        for t in tokens
+        for e in _added_candidates(problem, method, t)
+        if problem.eligible[t][e] and e not in problem.topk[t]
+    }
+    kept = _keep(problem, method, candidates, own)
+    if method.max_k:
+        kept = {
+            pair
+            for t in tokens
+            for pair in sorted(
+                (pair for pair in kept if pair[0] == t), key=_priority(problem, method, own)
+            )[: len(problem.topk[t])]
+        }
+    return kept
+
+
+def _added_candidates(problem: Problem, method: Method, token: int) -> list[int]:
+    everyone = list(range(problem.n_experts))
+    if method.candidate_rule == "topk":
+        return []
+    if method.candidate_rule == "global":
+        return everyone
+    if method.candidate_rule == "local":
+        local = problem.n_experts // method.ep_size
+        return [e for e in everyone if e // local == problem.rank[token]]
+    others = [e for e in _best_first(problem, token) if e not in problem.topk[token]]
+    return others[: method.m]
+
+
+def _best_first(problem: Problem, token: int) -> list[int]:
+    """Return the token's experts by what the router ranks by; ties to its own choice, then lower."""
+
+    def key(expert: int) -> tuple[bool, bool, float, int]:
+        return (
+            expert not in problem.topk[token],
+            not problem.eligible[token][expert],
+            -problem.choice[token][expert],
+            expert,
+        )
+
+    return sorted(range(problem.n_experts), key=key)
+
+
+def _priority(
+    problem: Problem, method: Method, own: set[Pair]
+) -> Callable[[Pair], tuple[float, ...]]:
+    """Return the sort key of a pair: what is smaller is kept first."""
+
+    def key(pair: Pair) -> tuple[float, ...]:
+        token, expert = pair
+        first = {
+            "score": -problem.score[token][expert],
+            "order": token,
+            "reverse_order": -token,
+            "random": problem.random[token][expert],
+        }[method.keep]
+        added = method.protect_topk and pair not in own
+        return (added, first, token, expert)
+
+    return key
+
+
+def _capacity(problem: Problem, method: Method, group: int) -> float:
+    assert method.gamma is not None
+    if method.gamma == math.inf:
+        return math.inf
+    sharing = 1 if method.bound == "expert" else problem.n_experts // method.ep_size
+    tokens = sum(1 for g in problem.group if g == group)
+    mean_load = Fraction(tokens * len(problem.topk[0]), problem.n_experts)
+    exact = sharing * Fraction(repr(method.gamma)) * mean_load
+    return math.ceil(exact) if method.rounding == "ceil" else math.floor(exact)
+
+
+def _keep(problem: Problem, method: Method, candidates: set[Pair], own: set[Pair]) -> set[Pair]:
+    local = problem.n_experts // method.ep_size
+    kept: set[Pair] = set()
+    for group in sorted(set(problem.group)):
+        units = {e if method.bound == "expert" else e // local for _, e in candidates}
+        for unit in sorted(units):
+            bucket = [
+                (t, e)
+                for t, e in candidates
+                if problem.group[t] == group
+                and (e if method.bound == "expert" else e // local) == unit
+            ]
+            bucket.sort(key=_priority(problem, method, own))
+            limit = _capacity(problem, method, group)
+            kept |= set(bucket if limit == math.inf else bucket[: int(limit)])
+    return kept
+
+
+def _expert_drop(problem: Problem, own: set[Pair]) -> set[Pair]:
+    load = [sum(1 for _, e in own if e == expert) for expert in range(problem.n_experts)]
+    by_load = sorted(range(problem.n_experts), key=lambda expert: (load[expert], expert))
+    silent = by_load[: max(1, math.floor(Fraction(1, 10) * problem.n_experts))]
+    return {(t, e) for t, e in own if e not in silent}
+
+
+def _token_reroute(problem: Problem, method: Method) -> set[Pair]:
+    rejected: set[Pair] = set()
+    kept: set[Pair] = set()
+    for _ in range(method.rounds):
+        selected: set[Pair] = set()
+        for token, topk in enumerate(problem.topk):
+            remaining = [
+                e
+                for e in _best_first(problem, token)
+                if (token, e) not in rejected and (e in topk or problem.eligible[token][e])
+            ]
+            selected |= {(token, e) for e in remaining[: len(topk)]}
+        kept = _keep(problem, method, selected, selected)
+        rejected |= selected - kept
+    return kept

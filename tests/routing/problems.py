@@ -1,0 +1,104 @@
+"""Random routing problems, with ties, masks, ranks and empty groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from capmoe_eval.routing import Method, Scores, TokenGroups, group_tokens
+from capmoe_eval.routing.assign import _random_key
+from capmoe_eval.routing.reference import Problem
+
+GAMMAS = [0.0, 0.01, 0.1, 0.5, 0.75, 1.0, 1.1, 1.5, 2.0, 3.0, 100.0, float("inf")]
+
+
+@dataclass(frozen=True)
+class Case:
+    scores: Scores
+    groups: TokenGroups
+    counted_BS: Tensor
+    method: Method
+
+    @property
+    def top_k(self) -> int:
+        return self.scores.topk_TK.shape[1]
+
+    @property
+    def n_experts(self) -> int:
+        return self.scores.score_TE.shape[1]
+
+    def problem(self, stream: tuple[int, int] = (0, 0)) -> Problem:
+        score_TE = self.scores.score_TE
+        eligible_TE = self.scores.eligible_TE
+        if eligible_TE is None:
+            eligible_TE = torch.ones_like(score_TE, dtype=torch.bool)
+        return Problem(
+            score=score_TE.tolist(),
+            choice=self.scores.ranking_TE.tolist(),
+            eligible=eligible_TE.tolist(),
+            topk=self.scores.topk_TK.tolist(),
+            group=self.groups.group_T.tolist(),
+            rank=self.groups.rank_T.tolist(),
+            random=_random_key(score_TE.shape, self.method.seed, stream).tolist(),
+        )
+
+
+@st.composite
+def methods(draw: st.DrawFn, names: tuple[str, ...], ep_size: int) -> Method:
+    return Method(
+        draw(st.sampled_from(names)),
+        gamma=draw(st.sampled_from(GAMMAS)),
+        ep_size=ep_size,
+        scope=draw(st.sampled_from(["batch", "sequence"])),
+        candidates=draw(st.sampled_from(["local", "ranked", "global"])),
+        m=draw(st.integers(1, 6)),
+        protect_topk=draw(st.booleans()),
+        max_k=draw(st.booleans()),
+        rounds=draw(st.integers(1, 4)),
+        granularity=draw(st.sampled_from(["expert", "device"])),
+        rounding=draw(st.sampled_from(["ceil", "floor"])),
+        seed=draw(st.integers(0, 3)),
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn, names: tuple[str, ...] = ("score",)) -> Case:
+    ep_size = draw(st.integers(1, 4))
+    n_experts = ep_size * draw(st.integers(1, 4))
+    top_k = draw(st.integers(1, n_experts))
+    n_sequences, n_positions = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
+    counted_BS = torch.rand(n_sequences, n_positions, generator=generator) < draw(
+        st.sampled_from([0.5, 1.0])
+    )
+    counted_BS[0, 0] = True
+    groups_method = draw(methods(names, ep_size))
+    groups = group_tokens(counted_BS, ep_size=groups_method.ep_size, scope=groups_method.scope)
+    shape = (groups.n_tokens, n_experts)
+    # Few distinct values make ties the rule; one value makes every score equal.
+    levels = draw(st.sampled_from([1, 2, 5, 1000]))
+    logits_TE = torch.randint(levels, shape, generator=generator) / levels * 4
+    score_TE = logits_TE.softmax(dim=1)
+    choice_TE = None
+    if draw(st.booleans()):
+        choice_TE = score_TE + torch.randint(3, (n_experts,), generator=generator) / 4
+    eligible_TE = None
+    if draw(st.booleans()):
+        eligible_TE = torch.rand(shape, generator=generator) < 0.7
+        score_TE = score_TE.masked_fill(~eligible_TE, 0.0)
+    ranking_TE = score_TE if choice_TE is None else choice_TE
+    # The router may break its ties as it likes: take any top-k of a jittered order.
+    jitter_TE = torch.rand(shape, generator=generator) * 1e-4
+    if eligible_TE is not None:
+        jitter_TE += eligible_TE * 10.0
+    topk_TK = (ranking_TE + jitter_TE).topk(top_k, dim=1).indices
+    scores = Scores(score_TE, topk_TK, choice_TE, eligible_TE)
+    return Case(scores, groups, counted_BS, groups_method)
+
+
+def kept_pairs(index_TS: Tensor, keep_TS: Tensor) -> list[tuple[int, int]]:
+    token, slot = keep_TS.nonzero(as_tuple=True)
+    return list(zip(token.tolist(), index_TS[token, slot].tolist(), strict=True))

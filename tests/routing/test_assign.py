@@ -1,0 +1,204 @@
+"""The tensors against the definition, and the invariants that every method promises."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from capmoe_eval.routing import METHODS, Method, Scores, assign, bucket_limits, group_tokens
+from capmoe_eval.routing.reference import assign_reference
+from tests.routing.problems import Case, cases, kept_pairs
+
+CAPPED = tuple(name for name in METHODS if name not in ("baseline", "expert_drop", "device_drop"))
+
+
+@settings(max_examples=400, deadline=None)
+@given(cases(METHODS), st.tuples(st.integers(0, 3), st.integers(0, 3)))
+def test_tensors_agree_with_the_definition(case: Case, stream: tuple[int, int]) -> None:
+    assignment = assign(case.scores, case.method, case.groups, stream=stream)
+    pairs = kept_pairs(assignment.index_TS, assignment.keep_TS)
+    assert len(pairs) == len(set(pairs)), "a pair is kept twice"
+    assert set(pairs) == assign_reference(case.problem(stream), case.method)
+
+
+@settings(max_examples=200, deadline=None)
+@given(cases(METHODS))
+def test_first_slots_are_the_routers_own_choice(case: Case) -> None:
+    assignment = assign(case.scores, case.method, case.groups)
+    assert torch.equal(assignment.index_TS[:, : case.top_k], case.scores.topk_TK)
+
+
+@settings(max_examples=200, deadline=None)
+@given(cases(CAPPED))
+def test_no_bucket_exceeds_its_bound(case: Case) -> None:
+    method = case.method
+    limits = bucket_limits(method, case.groups, top_k=case.top_k, n_experts=case.n_experts)
+    assert limits is not None
+    assignment = assign(case.scores, method, case.groups)
+    local = case.n_experts // method.ep_size
+    group = case.groups.group_T.tolist()
+    load = Counter(
+        (group[t], e if method.bound == "expert" else e // local)
+        for t, e in kept_pairs(assignment.index_TS, assignment.keep_TS)
+    )
+    assert all(count <= limits[g] for (g, _), count in load.items())
+
+
+@settings(max_examples=200, deadline=None)
+@given(cases(("score", "order", "reverse_order", "random")))
+def test_token_drop_drops_exactly_the_overflow(case: Case) -> None:
+    """Equation 11 with the integer capacity: Σ max(N_j − C, 0), per group and expert."""
+    method = case.method
+    limits = bucket_limits(method, case.groups, top_k=case.top_k, n_experts=case.n_experts)
+    assert limits is not None
+    assignment = assign(case.scores, method, case.groups)
+    local = 1 if method.bound == "expert" else case.n_experts // method.ep_size
+    group = case.groups.group_T.tolist()
+    demand = Counter(
+        (group[t], e // local) for t, row in enumerate(case.scores.topk_TK.tolist()) for e in row
+    )
+    overflow = sum(max(count - limits[g], 0) for (g, _), count in demand.items())
+    assert int((~assignment.keep_TS).sum()) == overflow
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases(("score", "order", "reverse_order", "random", "token_reroute")))
+def test_infinite_gamma_keeps_everything(case: Case) -> None:
+    method = Method(case.method.name, gamma=math.inf, ep_size=case.method.ep_size)
+    groups = group_tokens(case.counted_BS, ep_size=method.ep_size)
+    assignment = assign(case.scores, method, groups)
+    assert bool(assignment.keep_TS[:, : case.top_k].all())
+    assert not bool(assignment.keep_TS[:, case.top_k :].any())
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases(CAPPED))
+def test_zero_gamma_silences_every_expert(case: Case) -> None:
+    method = Method(case.method.name, gamma=0.0, ep_size=case.method.ep_size)
+    groups = group_tokens(case.counted_BS, ep_size=method.ep_size)
+    assert not bool(assign(case.scores, method, groups).keep_TS.any())
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases(("expanded_drop",)))
+def test_expansion_never_hurts_an_underloaded_expert(case: Case) -> None:
+    """Every expert serves at least as many tokens as under Token Drop, and at most C."""
+    expanded = case.method
+    if expanded.max_k:
+        return  # the cut to K experts may empty an expert again
+    drop = Method(
+        "score",
+        gamma=expanded.gamma,
+        ep_size=expanded.ep_size,
+        scope=expanded.scope,
+        granularity=expanded.granularity,
+        rounding=expanded.rounding,
+    )
+    groups = group_tokens(case.counted_BS, ep_size=drop.ep_size, scope=drop.scope)
+    before = assign(case.scores, drop, groups)
+    after = assign(case.scores, expanded, case.groups)
+    assert int(after.keep_TS.sum()) >= int(before.keep_TS.sum())
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases(("expanded_drop",)))
+def test_protected_topk_keep_what_token_drop_keeps(case: Case) -> None:
+    knobs = case.method.identity() | {"protect_topk": True, "max_k": False, "candidates": "global"}
+    name = knobs.pop("method")
+    gamma = float(knobs.pop("gamma"))
+    knobs.pop("m", None)
+    expanded = Method(name, gamma=gamma, **knobs)
+    drop = Method("score", gamma=gamma, **{k: knobs[k] for k in ("ep_size", "scope", "granularity", "rounding")
+                                           if k in knobs})
+    groups = group_tokens(case.counted_BS, ep_size=drop.ep_size, scope=drop.scope)
+    kept = assign(case.scores, drop, groups).keep_TS
+    groups = group_tokens(case.counted_BS, ep_size=expanded.ep_size, scope=expanded.scope)
+    own = assign(case.scores, expanded, groups).keep_TS[:, : case.top_k]
+    assert torch.equal(own, kept)
+
+
+def test_all_equal_scores_keep_the_lowest_tokens() -> None:
+    scores = Scores(torch.full((6, 2), 0.5), torch.zeros(6, 1, dtype=torch.long))
+    groups = group_tokens(torch.ones(1, 6, dtype=torch.bool))
+    kept = assign(scores, Method("score", gamma=1.0), groups).keep_TS
+    assert kept[:, 0].tolist() == [True, True, True, False, False, False]
+
+
+def test_order_and_reverse_order_keep_opposite_ends() -> None:
+    scores = Scores(torch.rand(5, 1), torch.zeros(5, 1, dtype=torch.long))
+    groups = group_tokens(torch.ones(1, 5, dtype=torch.bool))
+    first = assign(scores, Method("order", gamma=0.4), groups).keep_TS[:, 0]
+    last = assign(scores, Method("reverse_order", gamma=0.4), groups).keep_TS[:, 0]
+    assert first.tolist() == [True, True, False, False, False]
+    assert last.tolist() == [False, False, False, True, True]
+
+
+def test_random_depends_on_seed_layer_and_forward_alone() -> None:
+    scores = Scores(torch.rand(200, 4), torch.zeros(200, 1, dtype=torch.long))
+    groups = group_tokens(torch.ones(1, 200, dtype=torch.bool))
+
+    def kept(seed: int, stream: tuple[int, int]) -> list[bool]:
+        torch.rand(1)  # the global generator plays no part
+        method = Method("random", gamma=1.0, seed=seed)
+        return assign(scores, method, groups, stream=stream).keep_TS[:, 0].tolist()
+
+    assert kept(0, (1, 2)) == kept(0, (1, 2))
+    assert len({tuple(kept(s, (layer, f))) for s in (0, 1) for layer in (0, 1) for f in (0, 1)}) == 8
+
+
+def test_random_keeps_every_token_equally_often() -> None:
+    scores = Scores(torch.rand(40, 2), torch.zeros(40, 1, dtype=torch.long))
+    groups = group_tokens(torch.ones(1, 40, dtype=torch.bool))
+    times = torch.zeros(40)
+    for forward in range(400):
+        times += assign(
+            scores, Method("random", gamma=1.0), groups, stream=(0, forward)
+        ).keep_TS[:, 0]
+    # Each token is kept with probability 1/2: 200 of 400, standard deviation 10.
+    assert 150 < float(times.min()) and float(times.max()) < 250
+
+
+def test_expert_drop_silences_one_of_eight_and_breaks_ties_low() -> None:
+    topk_TK = torch.tensor([[0], [1], [2], [3], [4], [5], [7], [7]])
+    scores = Scores(torch.rand(8, 8), topk_TK)
+    groups = group_tokens(torch.ones(1, 8, dtype=torch.bool))
+    assert bool(assign(scores, Method("expert_drop"), groups).keep_TS.all())  # expert 6 was idle
+    busy = Scores(torch.rand(8, 8), torch.arange(8)[:, None])
+    kept = assign(busy, Method("expert_drop"), groups).keep_TS[:, 0]
+    assert kept.tolist() == [False] + [True] * 7
+
+
+def test_reroute_sends_overflow_to_the_next_best_expert() -> None:
+    score_TE = torch.tensor([[0.6, 0.3, 0.1], [0.7, 0.2, 0.1], [0.8, 0.1, 0.1]])
+    scores = Scores(score_TE, torch.zeros(3, 1, dtype=torch.long))
+    groups = group_tokens(torch.ones(1, 3, dtype=torch.bool))
+    one = assign(scores, Method("token_reroute", gamma=1.0, rounds=1), groups)
+    assert kept_pairs(one.index_TS, one.keep_TS) == [(2, 0)]
+    two = assign(scores, Method("token_reroute", gamma=1.0, rounds=2), groups)
+    assert kept_pairs(two.index_TS, two.keep_TS) == [(0, 1), (2, 0)]
+    three = assign(scores, Method("token_reroute", gamma=1.0, rounds=3), groups)
+    assert kept_pairs(three.index_TS, three.keep_TS) == [(0, 1), (1, 2), (2, 0)]
+
+
+def test_global_candidates_are_expert_choice_routing() -> None:
+    """All experts are candidates: each keeps its C best tokens, γ·K experts per token."""
+    score_TE = torch.rand(12, 4).softmax(dim=1)
+    scores = Scores(score_TE, score_TE.topk(2, dim=1).indices)
+    groups = group_tokens(torch.ones(3, 4, dtype=torch.bool))
+    method = Method("expanded_drop", gamma=1.0, candidates="global")
+    assignment = assign(scores, method, groups)
+    pairs = set(kept_pairs(assignment.index_TS, assignment.keep_TS))
+    best = score_TE.topk(6, dim=0).indices  # C = 12·2/4 = 6
+    assert pairs == {(int(t), e) for e in range(4) for t in best[:, e]}
+
+
+def test_uneven_experts_are_refused_by_name() -> None:
+    scores = Scores(torch.rand(4, 60), torch.zeros(4, 1, dtype=torch.long))
+    groups = group_tokens(torch.ones(1, 4, dtype=torch.bool), ep_size=8)
+    with pytest.raises(ValueError, match="ep_size=8: 60 experts cannot be spread evenly"):
+        assign(scores, Method("score", gamma=1.0, ep_size=8), groups)
