@@ -1,0 +1,120 @@
+"""What a table says, apart from where its numbers come from and how it is printed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One number of a table.
+
+    Attributes:
+        value: In the table's display units (percent, where the layout says so).
+        stderr: One standard error in the same units, or None where it is not known.
+        seeds: The seeds averaged in ``value``; empty for a deterministic method or a derived entry.
+        documents: Number of evaluated documents, or None where it is not known.
+
+    Raises:
+        ValueError: If a number is not finite; a failed run is a :class:`Missing`, never a NaN.
+    """
+
+    value: float
+    stderr: float | None = None
+    seeds: tuple[int, ...] = ()
+    documents: int | None = None
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.value) or not math.isfinite(self.stderr or 0.0):
+            raise ValueError(f"an entry must be finite, got {self.value} ± {self.stderr}")
+
+
+@dataclass(frozen=True)
+class Missing:
+    """An entry that nobody has measured yet, and the shell command that measures it."""
+
+    command: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line: the labels that name it, and one entry per column."""
+
+    labels: tuple[str, ...]
+    entries: tuple[Entry | Missing, ...]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows that are compared with each other, set apart by rules in print."""
+
+    rows: tuple[Row, ...]
+
+    def best(self, column: int, decimals: int) -> frozenset[int]:
+        """Return the indices of the rows with the highest value in a column.
+
+        Values are compared as printed, so that of two equal-looking numbers never only one is
+        marked. Where fewer than two entries are present nothing was compared and nothing is best.
+
+        Args:
+            column: Index into ``Row.entries``.
+            decimals: Number of printed decimals.
+        """
+        printed = {
+            index: round(entry.value, decimals)
+            for index, row in enumerate(self.rows)
+            if isinstance(entry := row.entries[column], Entry)
+        }
+        if len(printed) < 2:
+            return frozenset()
+        highest = max(printed.values())
+        return frozenset(index for index, value in printed.items() if value == highest)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A whole table, ready to be rendered.
+
+    Attributes:
+        name: Stem of the files it is written to.
+        title: One line.
+        caption: What the numbers are, with their unit.
+        label_headings: Headings of ``Row.labels``.
+        columns: Headings of ``Row.entries``.
+        blocks: The body.
+        decimals: Number of printed decimals.
+        notes: Sentences printed below.
+
+    Raises:
+        ValueError: If a row does not fit the headings.
+    """
+
+    name: str
+    title: str
+    caption: str
+    label_headings: tuple[str, ...]
+    columns: tuple[str, ...]
+    blocks: tuple[Block, ...]
+    decimals: int = 1
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        shape = (len(self.label_headings), len(self.columns))
+        for row in self.rows:
+            if (len(row.labels), len(row.entries)) != shape:
+                raise ValueError(
+                    f"{self.name}: row {row.labels} has {len(row.labels)} labels and "
+                    f"{len(row.entries)} entries, the headings ask for {shape[0]} and {shape[1]}"
+                )
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """All rows, in order."""
+        return tuple(row for block in self.blocks for row in block.rows)
+
+    @property
+    def missing_commands(self) -> tuple[str, ...]:
+        """The commands that fill the missing entries, each once, in order."""
+        entries = (entry for row in self.rows for entry in row.entries)
+        return tuple(dict.fromkeys(e.command for e in entries if isinstance(e, Missing)))

@@ -1,0 +1,77 @@
+"""An experts kernel that computes kept pairs and nothing else.
+
+It is registered with transformers' ``ExpertsInterface`` under :data:`KERNEL`. The kept pairs are laid
+out as rows with one expert each and handed to the kernel that the model had before (eager,
+grouped_mm, …), so that every family's biases, gates and layouts work, and so that a stock kernel
+never meets a dropped slot: grouped_mm would leave its row uninitialised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+KERNEL = "capmoe"
+
+# Shape suffixes: T tokens, S slots per token, P kept pairs, H hidden size.
+
+
+def stock_experts(experts: nn.Module, implementation: str) -> Callable[..., Tensor]:
+    """Return the experts function that transformers would use under ``implementation``."""
+    eager = type(experts).forward.__wrapped__  # type: ignore[attr-defined]
+    kernel: Callable[..., Tensor] = ALL_EXPERTS_FUNCTIONS.get_interface(implementation, eager)
+    return kernel
+
+
+def kept_pairs_forward(
+    experts: Any, hidden_TH: Tensor, index_TS: Tensor, weight_TS: Tensor
+) -> Tensor:
+    """Run the experts on the kept pairs.
+
+    Args:
+        experts: The experts module; ``experts.capmoe_stock`` names its stock implementation and
+            ``experts.capmoe_untouched`` says whether this forward drops and adds nothing, in which
+            case the stock kernel runs as it always did.
+        hidden_TH: Hidden states.
+        index_TS: Expert of each slot; ``num_experts`` marks a slot that is not computed.
+        weight_TS: Combine weight of each slot.
+
+    Returns:
+        The weighted sum of the kept experts' outputs [T, H], accumulated in float32 in slot order.
+    """
+    stock = stock_experts(experts, experts.capmoe_stock)
+    if experts.capmoe_untouched:
+        return stock(experts, hidden_TH, index_TS, weight_TS)
+    keep_TS = index_TS < experts.num_experts
+    token_P, slot_P = keep_TS.nonzero(as_tuple=True)
+    if len(token_P) == 0:
+        return torch.zeros_like(hidden_TH)
+    rows_PH = stock(
+        experts,
+        hidden_TH[token_P],
+        index_TS[token_P, slot_P].unsqueeze(1),
+        weight_TS[token_P, slot_P].unsqueeze(1),
+    )
+    return _combine(rows_PH, keep_TS).to(hidden_TH.dtype)
+
+
+def _combine(rows_PH: Tensor, keep_TS: Tensor) -> Tensor:
+    """Sum the rows of each token in float32 [T, H].
+
+    Rows come token by token, so a token's k-th row is at its start + k: one step per k, without
+    atomics, gives the same sum every time on every device.
+    """
+    count_T = keep_TS.sum(dim=1)
+    start_T = count_T.cumsum(dim=0) - count_T
+    out_TH = rows_PH.new_zeros(len(keep_TS), rows_PH.shape[1], dtype=torch.float32)
+    for k in range(int(count_T.max())):
+        token = (count_T > k).nonzero().squeeze(1)
+        out_TH[token] += rows_PH[start_T[token] + k].float()
+    return out_TH
+
+
+ALL_EXPERTS_FUNCTIONS.register(KERNEL, kept_pairs_forward)

@@ -1,0 +1,146 @@
+"""Finding the MoE layers of a model and understanding their routers, or refusing by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.reroute.gates import GateRecipe, find_recipe
+
+_PROBE_ROWS = 64
+
+
+@dataclass(frozen=True)
+class MoeLayer:
+    """One MoE layer: a router, the experts it feeds, and how its gate works.
+
+    Attributes:
+        name: The layer's module path in the model.
+        router: Returns (logits [T, E], weights [T, K], indices [T, K]).
+        experts: Called with (hidden [T, H], indices, weights).
+        recipe: How the router makes scores and weights.
+        n_experts: Routed experts E.
+        top_k: Experts K per token.
+    """
+
+    name: str
+    router: nn.Module
+    experts: nn.Module
+    recipe: GateRecipe
+    n_experts: int
+    top_k: int
+
+
+def find_moe_layers(model: nn.Module) -> list[MoeLayer]:
+    """Return every MoE layer of a transformers model, in the model's order.
+
+    The experts are the modules that transformers dispatches through its ``ExpertsInterface``; the
+    router is the sibling that returns (logits, weights, indices).
+
+    Raises:
+        UsageError: If the model has no such layer, or has one whose router is not understood.
+    """
+    model_name = type(model).__name__
+    layers = [
+        _understand(model_name, name, parent, experts)
+        for name, parent in model.named_modules()
+        for experts in parent.children()
+        if _is_experts(experts)
+    ]
+    if not layers:
+        raise UsageError(
+            f"model={model_name}: no Mixture-of-Experts layer found (no module uses transformers' "
+            "experts interface); choose an MoE model of transformers 5"
+        )
+    return layers
+
+
+def _is_experts(module: nn.Module) -> bool:
+    # Set by transformers' `use_experts_implementation` on every class it decorates.
+    return hasattr(module, "_is_expert_parallel") and hasattr(module, "num_experts")
+
+
+def _understand(model_name: str, name: str, parent: nn.Module, experts: nn.Module) -> MoeLayer:
+    n_experts = int(experts.num_experts)  # type: ignore[arg-type]
+    reasons = []
+    for child_name, child in parent.named_children():
+        if child is experts or type(child) is nn.Linear:
+            continue  # a shared expert's gate, not a router
+        try:
+            logits_TE, weight_TK, topk_TK = _probe(child, experts)
+        except Exception as error:  # noqa: BLE001 - whatever a foreign module raises is a reason
+            reasons.append(f"{child_name} ({type(child).__name__}): {_first_line(error)}")
+            continue
+        if logits_TE.shape[-1] != n_experts:
+            reasons.append(f"{child_name}: {logits_TE.shape[-1]} logits for {n_experts} experts")
+            continue
+        recipe = find_recipe(child, logits_TE, weight_TK, topk_TK)
+        if recipe is None:
+            reasons.append(
+                f"{child_name} ({type(child).__name__}): its weights are neither softmax nor "
+                "sigmoid scores of its logits, normalised or not"
+            )
+            continue
+        return MoeLayer(name, child, experts, recipe, n_experts, topk_TK.shape[-1])
+    raise UsageError(
+        f"model={model_name}: the router of {name} is not understood: "
+        f"{'; '.join(reasons) or 'no module beside the experts'}"
+    )
+
+
+def _probe(router: nn.Module, experts: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what a would-be router makes of random hidden states.
+
+    Raises:
+        TypeError: If it is no router: what it returns is not (logits, weights, indices).
+    """
+    config: Any = experts.config
+    width = int(config.get_text_config().hidden_size)
+    like = next(iter(router.parameters()), None)
+    if like is None:
+        raise TypeError("it has no parameters")
+    hidden_TH = torch.randn(_PROBE_ROWS, width, generator=torch.Generator().manual_seed(0))
+    device = like.device if like.device.type != "meta" else torch.device("cpu")
+    with torch.no_grad():
+        output = router(hidden_TH.to(device=device, dtype=like.dtype))
+    if not isinstance(output, tuple) or len(output) != 3:
+        raise TypeError("it does not return (logits, weights, indices)")
+    logits_TE, weight_TK, topk_TK = output
+    if topk_TK.dtype.is_floating_point or weight_TK.shape != topk_TK.shape or topk_TK.ndim != 2:
+        raise TypeError("it does not return (logits [T, E], weights [T, K], indices [T, K])")
+    return logits_TE, weight_TK, topk_TK.long()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
+
+
+def expected_moe_layers(config: Any) -> int | None:
+    """Return how many MoE layers a configuration announces, or None if it does not say.
+
+    Counted from the configuration alone, independently of the modules that were found: the layers
+    that are neither in ``mlp_only_layers``, nor before ``first_k_dense_replace``, nor skipped by
+    ``decoder_sparse_step``, nor outside ERNIE's ``moe_layer_*``, nor dense in ``mlp_layer_types``.
+    """
+    text = config.get_text_config()
+    layers = getattr(text, "num_hidden_layers", None)
+    if layers is None:
+        return None
+    types = getattr(text, "mlp_layer_types", None)
+    if types is not None:
+        return sum(kind == "sparse" for kind in types)
+    first = getattr(text, "first_k_dense_replace", None) or 0
+    first = max(first, getattr(text, "moe_layer_start_index", None) or 0)
+    last = getattr(text, "moe_layer_end_index", None)
+    last = layers - 1 if last is None or last < 0 else last
+    step = getattr(text, "decoder_sparse_step", None) or 1
+    step = getattr(text, "moe_layer_interval", None) or step
+    only_dense = set(getattr(text, "mlp_only_layers", None) or ())
+    return sum(
+        first <= layer <= last and layer not in only_dense and (layer + 1) % step == 0
+        for layer in range(layers)
+    )

@@ -1,0 +1,315 @@
+"""Load statistics and proofs, counted from what the experts are really called with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capmoe_eval.errors import EnforcementError
+from capmoe_eval.reroute.gates import tolerance
+from capmoe_eval.reroute.layers import MoeLayer
+from capmoe_eval.reroute.plan import GAMMA_GRID, ForwardPlan
+from capmoe_eval.routing import Method, TokenGroups, experts_per_rank
+
+# Shape suffixes: N rows of the batch, T counted tokens, K = top-k, S slots, E experts, G groups,
+# U bounded units (experts, or devices), Γ capacity factors of the grid.
+
+_SCALARS = (
+    "tokens",  # counted tokens T, summed over forwards
+    "assignments",  # T·K
+    "dropped",  # pairs of a token's own top-k that were not computed
+    "added",  # computed pairs beyond a token's own top-k
+    "lost_all",  # tokens none of whose pairs was computed
+    "slots",  # C summed over groups and bounded units
+    "unused_slots",  # of them, left empty
+    "violations",  # buckets with more pairs than their bound
+    "pad_slots",  # computed pairs of tokens that do not count
+    "unenforced",  # forwards with an overloaded bucket in which nothing was dropped
+    "overloaded",  # forwards with an overloaded bucket
+)
+
+
+class LayerMeter:
+    """Sums over the constrained forwards of one layer, kept on the layer's device."""
+
+    def __init__(self, layer: MoeLayer, method: Method) -> None:
+        self.layer = layer
+        self._method = method
+        self._units = (
+            layer.n_experts
+            if method.granularity == "expert"
+            else method.ep_size
+        )
+        self._local = experts_per_rank(layer.n_experts, method.ep_size)
+        self.forwards = 0
+        self._sums: dict[str, Tensor] = {}
+        self._peaks: dict[str, list[Tensor]] = {}
+        self._demand_GE: Tensor | None = None
+        self._deviation: Tensor | None = None
+        self._tolerance = 0.0
+
+    def _add(self, name: str, amount: Tensor | int) -> None:
+        """Add to a sum without waiting for the device."""
+        if name in self._sums:
+            self._sums[name] += amount
+        else:
+            self._sums[name] = torch.as_tensor(amount, dtype=torch.int64).clone()
+
+    def note_router(
+        self, topk_TK: Tensor, groups: TokenGroups, deviation: Tensor, dtype: torch.dtype
+    ) -> None:
+        """Count what the router asked for, before any capacity."""
+        self._demand_GE = _loads(topk_TK, torch.ones_like(topk_TK), groups, self.layer.n_experts)
+        self._tolerance = tolerance(dtype)
+        worst = deviation if self._deviation is None else torch.maximum(self._deviation, deviation)
+        self._deviation = worst
+
+    def note_experts(self, index_NS: Tensor, plan: ForwardPlan, *, untouched: bool) -> None:
+        """Count what the experts were called with, and hold it against the bound."""
+        n_experts, top_k = self.layer.n_experts, self.layer.top_k
+        groups = plan.groups_on(index_NS.device)
+        demand_GE = self._demand_GE
+        if demand_GE is None:
+            raise EnforcementError(f"{self.layer.name}: the experts ran without their router")
+        self._demand_GE = None
+        every_row_counts = groups.n_tokens == groups.n_rows
+        index_TS = index_NS if every_row_counts else index_NS[groups.rows_T]
+        computed_TS = index_TS < n_experts
+        kept_GE = _loads(index_TS.clamp_max(n_experts - 1), computed_TS, groups, n_experts)
+        own_TK = computed_TS[:, :top_k]
+        dropped = (~own_TK).sum()
+
+        self.forwards += 1
+        self._add("tokens", groups.n_tokens)
+        self._add("assignments", groups.n_tokens * top_k)
+        self._add("dropped", dropped)
+        self._add("added", computed_TS[:, top_k:].sum())
+        self._add("lost_all", (~computed_TS.any(dim=1)).sum())
+        self._add("load_before", demand_GE.sum(dim=0))
+        self._add("load_after", kept_GE.sum(dim=0))
+        if not untouched and not every_row_counts:
+            self._add("pad_slots", (index_NS < n_experts).sum() - computed_TS.sum())
+        self._note_peaks(demand_GE, kept_GE, groups)
+        self._note_bounds(demand_GE, kept_GE, dropped, plan)
+
+    def _note_peaks(self, demand_GE: Tensor, kept_GE: Tensor, groups: TokenGroups) -> None:
+        """Record the highest load over the mean load N̄ before any drop (Figures 1, 2, 13-16)."""
+        mean = groups.n_tokens * self.layer.top_k / self.layer.n_experts
+        if not mean:
+            return
+        loads = {"before": demand_GE.sum(dim=0), "after": kept_GE.sum(dim=0)}
+        for when, load_E in loads.items():
+            self._peaks.setdefault(f"expert_{when}", []).append(load_E.max() / mean)
+            device_load = load_E.unflatten(0, (-1, self._local)).sum(dim=1).max()
+            peak = device_load / (mean * self._local)
+            self._peaks.setdefault(f"device_{when}", []).append(peak)
+
+    def _note_bounds(
+        self, demand_GE: Tensor, kept_GE: Tensor, dropped: Tensor, plan: ForwardPlan
+    ) -> None:
+        method, n_experts, top_k = self._method, self.layer.n_experts, self.layer.top_k
+        demand_GU, kept_GU = self._by_unit(demand_GE), self._by_unit(kept_GE)
+        grid = plan.grid(method, top_k, n_experts, demand_GU.device)[:, :, None]
+        self._add("grid_dropped", (demand_GU - grid).clamp_min(0).sum(dim=(1, 2)))
+        self._add("grid_unused", (grid - demand_GU).clamp_min(0).sum(dim=(1, 2)))
+        self._add("grid_slots", grid.expand(-1, -1, self._units).sum(dim=(1, 2)))
+        if method.name == "expert_drop":
+            silent = (kept_GE.sum(dim=0) == 0).sum()
+            self._add("violations", (silent < max(1, n_experts // 10)).long())
+        limit_G = plan.limits(method, top_k, n_experts, demand_GU.device)
+        if limit_G is None:
+            return
+        limit_GU = limit_G[:, None].expand_as(kept_GU)
+        overloaded = (demand_GU > limit_GU).any()
+        self._add("slots", limit_GU.sum())
+        self._add("unused_slots", (limit_GU - kept_GU).clamp_min(0).sum())
+        self._add("violations", (kept_GU > limit_GU).sum())
+        self._add("overloaded", overloaded.long())
+        self._add("unenforced", (overloaded & (dropped == 0)).long())
+
+    def _by_unit(self, load_GE: Tensor) -> Tensor:
+        if self._method.granularity == "expert":
+            return load_GE
+        return load_GE.unflatten(1, (-1, self._local)).sum(dim=2)
+
+    def broken(self) -> Tensor:
+        """Return how many promises this layer broke so far: a scalar on its device."""
+        names = ("violations", "pad_slots", "unenforced")
+        broken = sum((self._sums[name] for name in names if name in self._sums), torch.tensor(0))
+        if self._deviation is not None:
+            broken = broken + (self._deviation > self._tolerance).to(broken.device)
+        return broken
+
+    def count(self, name: str) -> int:
+        """Return one of the sums; 0 where nothing was counted."""
+        return int(self._sums[name]) if name in self._sums else 0
+
+    def report(self) -> dict[str, Any]:
+        """Return the layer's statistics, JSON-ready; see ``docs/results.md``."""
+        counts = {name: self.count(name) for name in _SCALARS}
+        total = max(counts["assignments"], 1)
+        return {
+            "name": self.layer.name,
+            "n_experts": self.layer.n_experts,
+            "top_k": self.layer.top_k,
+            "forwards": self.forwards,
+            **counts,
+            "drop_rate": counts["dropped"] / total,
+            "pad_waste": counts["unused_slots"] / counts["slots"] if counts["slots"] else None,
+            "load_before": self._list("load_before"),
+            "load_after": self._list("load_after"),
+            "peak": {name: _summary(peaks) for name, peaks in sorted(self._peaks.items())},
+            "grid": {
+                "gamma": list(GAMMA_GRID),
+                "drop_rate": [n / total for n in self._list("grid_dropped")],
+                "pad_waste": [
+                    unused / slots if slots else None
+                    for unused, slots in zip(
+                        self._list("grid_unused"), self._list("grid_slots"), strict=True
+                    )
+                ],
+            },
+            "weight_deviation": 0.0 if self._deviation is None else float(self._deviation),
+        }
+
+    def _list(self, name: str) -> list[int]:
+        return [int(n) for n in self._sums[name].tolist()] if name in self._sums else []
+
+
+class Meter:
+    """What happened under :func:`capacity_aware`: loads, drops and proofs.
+
+    Attributes:
+        method: The method that acted.
+        layers: One :class:`LayerMeter` per MoE layer.
+        forwards: Forwards of the model so far.
+        decode_forwards: Of them, steps of one new token per sequence.
+    """
+
+    def __init__(self, layers: list[MoeLayer], method: Method, expected_layers: int | None) -> None:
+        self.method = method
+        self.layers = [LayerMeter(layer, method) for layer in layers]
+        self.forwards = 0
+        self.decode_forwards = 0
+        self.stock_at_infinity: dict[str, Any] = {"passed": None, "why": "not run"}
+        self._expected_layers = expected_layers
+        self.real_tokens_BS: Tensor | None = None
+
+    @contextmanager
+    def real_tokens(self, mask_BS: Tensor) -> Iterator[None]:
+        """Say which tokens of the next forwards are real, without the model seeing a mask.
+
+        For right-padded batches of a causal model, which need no attention mask: the logits of real
+        tokens are then those of an unmasked forward, bit for bit. Takes precedence over the
+        ``attention_mask`` that the model is called with.
+
+        Args:
+            mask_BS: [B, S], true or non-zero where the token is real.
+        """
+        before, self.real_tokens_BS = self.real_tokens_BS, mask_BS.bool()
+        try:
+            yield
+        finally:
+            self.real_tokens_BS = before
+
+    def check(self) -> None:
+        """Raise if any promise was broken; waits for the device once.
+
+        Raises:
+            EnforcementError: Naming the layers and what they broke.
+        """
+        broken = [layer.broken() for layer in self.layers]
+        if not any(int(n) for n in broken):
+            return
+        details = [
+            f"{layer.layer.name}: bound exceeded in {layer.count('violations')} buckets, "
+            f"{layer.count('pad_slots')} slots taken by pads, "
+            f"{layer.count('unenforced')} overloads without a drop, "
+            f"weights off by {layer.report()['weight_deviation']:.1e}"
+            for layer, n in zip(self.layers, broken, strict=True)
+            if int(n)
+        ]
+        raise EnforcementError("capacity not enforced: " + "; ".join(details))
+
+    def proofs(self) -> dict[str, Any]:
+        """Return the five promises of the semantics with what was checked, JSON-ready."""
+        checked = sum(layer.forwards for layer in self.layers)
+
+        def total(name: str) -> int:
+            return sum(layer.count(name) for layer in self.layers)
+
+        hooked = len(self.layers)
+        expected = self._expected_layers
+        return {
+            "bound_holds": {
+                "passed": total("violations") == 0,
+                "violations": total("violations"),
+                "checked": checked,
+            },
+            "stock_at_infinity": self.stock_at_infinity,
+            "pads_take_no_slot": {
+                "passed": None if self.method.count_padding else total("pad_slots") == 0,
+                "pad_slots": total("pad_slots"),
+                "checked": checked,
+            },
+            "overload_drops": {
+                "passed": total("unenforced") == 0,
+                "overloaded": total("overloaded"),
+                "checked": checked,
+            },
+            "every_layer_hooked": {
+                "passed": expected is None or hooked == expected,
+                "hooked": hooked,
+                "expected": expected,
+            },
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """Return the statistics over all layers and forwards, JSON-ready."""
+        layers = [layer.report() for layer in self.layers]
+        assignments = sum(layer["assignments"] for layer in layers)
+        slots = sum(layer["slots"] for layer in layers)
+        peaks = [layer["peak"] for layer in layers if layer["peak"]]
+        return {
+            "forwards": self.forwards,
+            "decode_forwards": self.decode_forwards,
+            "tokens": max((layer["tokens"] for layer in layers), default=0),
+            "dropped": sum(layer["dropped"] for layer in layers),
+            "added": sum(layer["added"] for layer in layers),
+            "lost_all": sum(layer["lost_all"] for layer in layers),
+            "drop_rate": sum(layer["dropped"] for layer in layers) / max(assignments, 1),
+            "pad_waste": sum(layer["unused_slots"] for layer in layers) / slots if slots else None,
+            "peak_before": max((peak["expert_before"]["max"] for peak in peaks), default=None),
+            "peak_after": max((peak["expert_after"]["max"] for peak in peaks), default=None),
+            "mean_peak_before": _mean([peak["expert_before"]["mean"] for peak in peaks]),
+            "mean_peak_after": _mean([peak["expert_after"]["mean"] for peak in peaks]),
+        }
+
+    def report(self) -> dict[str, Any]:
+        """Return everything: summary, layers and proofs, JSON-ready; see ``docs/results.md``."""
+        return {
+            "summary": self.summary(),
+            "layers": [layer.report() for layer in self.layers],
+            "proofs": self.proofs(),
+        }
+
+
+def _loads(index_TS: Tensor, counts_TS: Tensor, groups: TokenGroups, n_experts: int) -> Tensor:
+    """Return how many counted slots go from each group to each expert [G, E]."""
+    bucket_TS = groups.group_T[:, None] * n_experts + index_TS
+    load = torch.zeros(groups.n_groups * n_experts, dtype=torch.int64, device=index_TS.device)
+    load.scatter_add_(0, bucket_TS.reshape(-1), counts_TS.long().reshape(-1))
+    return load.view(groups.n_groups, n_experts)
+
+
+def _summary(peaks: list[Tensor]) -> dict[str, float]:
+    values = torch.stack(peaks).double()
+    return {"mean": float(values.mean()), "max": float(values.max()), "last": float(values[-1])}
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,95 @@
+"""What one forward of the model needs to know before its first router runs."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from capmoe_eval.routing import (
+    Method,
+    TokenGroups,
+    bucket_limits,
+    capacity,
+    experts_per_rank,
+    group_tokens,
+)
+
+GAMMA_GRID: tuple[float, ...] = tuple(step / 4 for step in range(17))
+"""γ = 0, 0.25, … 4: what the meter counts drops for, beside the run's own γ (Figures 7, 17-20)."""
+
+
+@dataclass
+class ForwardPlan:
+    """The tokens, groups and capacities of one forward, shared by its layers.
+
+    Attributes:
+        number: How many forwards came before.
+        decode: One new token per sequence after a prompt.
+        constrained: Whether the method acts in this forward.
+        counted_BS: Boolean [B, S]: tokens that count and take slots.
+        groups: Their capacity groups.
+        seen: Layers whose router and whose experts ran so far.
+    """
+
+    number: int
+    decode: bool
+    constrained: bool
+    counted_BS: Tensor
+    groups: TokenGroups
+    seen: list[tuple[int, str]] = field(default_factory=list)
+    _on_device: dict[torch.device, TokenGroups] = field(default_factory=dict)
+    _limits: dict[object, Tensor | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, method: Method, number: int, *, counted_BS: Tensor, decode: bool) -> ForwardPlan:
+        """Return the plan of a forward over a batch with these counted tokens."""
+        constrained = method.decode == "constrained" or not decode
+        groups = group_tokens(counted_BS, ep_size=method.ep_size, scope=method.scope)
+        return cls(number, decode, constrained, counted_BS, groups)
+
+    def groups_on(self, device: torch.device) -> TokenGroups:
+        """Return the groups with tensors on ``device``, moved once per forward."""
+        if device not in self._on_device:
+            self._on_device[device] = self.groups.to(device)
+        return self._on_device[device]
+
+    def limits(
+        self, method: Method, top_k: int, n_experts: int, device: torch.device
+    ) -> Tensor | None:
+        """Return the capacity of each group [G], or None if the method bounds nothing."""
+        key = ("limit", top_k, n_experts, device)
+        if key not in self._limits:
+            limits = bucket_limits(method, self.groups, top_k=top_k, n_experts=n_experts)
+            self._limits[key] = None if limits is None else torch.tensor(limits, device=device)
+        return self._limits[key]
+
+    def grid(self, method: Method, top_k: int, n_experts: int, device: torch.device) -> Tensor:
+        """Return the capacities of each group under each γ of :data:`GAMMA_GRID` [Γ, G]."""
+        key = ("grid", top_k, n_experts, device)
+        if key not in self._limits:
+            sharing = (
+                experts_per_rank(n_experts, method.ep_size)
+                if method.granularity == "device"
+                else 1
+            )
+            rows = [
+                [
+                    _capacity(gamma, tokens, top_k, n_experts, method.rounding, sharing)
+                    for tokens in self.groups.tokens
+                ]
+                for gamma in GAMMA_GRID
+            ]
+            self._limits[key] = torch.tensor(rows, device=device)
+        grid = self._limits[key]
+        assert grid is not None
+        return grid
+
+
+@functools.lru_cache(maxsize=4096)
+def _capacity(
+    gamma: float, tokens: int, top_k: int, n_experts: int, rounding: str, sharing: int
+) -> int:
+    return capacity(gamma, tokens, top_k, n_experts, rounding=rounding, experts=sharing)

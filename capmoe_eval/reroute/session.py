@@ -1,0 +1,327 @@
+"""``capacity_aware``: a model runs under a capacity, with proof, and is itself again afterwards."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from capmoe_eval.errors import EnforcementError, UsageError
+from capmoe_eval.reroute.kernel import KERNEL
+from capmoe_eval.reroute.layers import MoeLayer, expected_moe_layers, find_moe_layers
+from capmoe_eval.reroute.meter import LayerMeter, Meter
+from capmoe_eval.reroute.plan import ForwardPlan
+from capmoe_eval.routing import Method, assign, experts_per_rank
+
+# Shape suffixes: B sequences, S positions (of a batch) or slots (of a token), N = B·S rows,
+# T counted tokens, K = top-k, E experts.
+
+_ACTIVE = "capmoe_active"
+
+
+@contextmanager
+def capacity_aware(
+    model: nn.Module,
+    method: str | Method = "score",
+    gamma: float | None = None,
+    *,
+    verify: bool = True,
+    **knobs: Any,
+) -> Iterator[Meter]:
+    """Run a transformers MoE model under a capacity; restore it on exit, also on an exception.
+
+    Inside the block every forward of ``model`` routes by the method. The token mask is the
+    ``attention_mask`` that the model is called with (or :meth:`Meter.real_tokens`); without one all
+    tokens are real. After every forward the promises of the semantics are checked.
+
+    Args:
+        model: A loaded causal language model with MoE layers (transformers ≥ 5).
+        method: A name of :data:`capmoe_eval.routing.METHODS`, or a ready :class:`Method`.
+        gamma: Capacity factor γ; not needed by ``baseline`` and ``expert_drop``.
+        verify: Prove on entry, by two small forwards, that γ=∞ gives the model's own logits.
+        **knobs: The other fields of :class:`Method`: ep_size, scope, candidates, m, protect_topk,
+            max_k, rounds, granularity, rounding, count_padding, decode, renormalize, seed.
+
+    Yields:
+        The meter: per-layer loads, drops, peaks, padding waste, proofs.
+
+    Raises:
+        UsageError: For a bad knob, a model whose routers are not understood, or nesting.
+        EnforcementError: If a promise is broken.
+    """
+    chosen = method if isinstance(method, Method) else _method(method, gamma, knobs)
+    if any(hasattr(module, _ACTIVE) for module in model.modules()):
+        raise UsageError(
+            "capacity_aware: the model is already under a capacity; leave the outer block first"
+        )
+    layers = find_moe_layers(model)
+    for layer in layers:
+        experts_per_rank(layer.n_experts, chosen.ep_size)
+    meter = Meter(layers, chosen, expected_moe_layers(model.config))
+    hooked = meter.proofs()["every_layer_hooked"]
+    if not hooked["passed"]:
+        raise UsageError(
+            f"model={type(model).__name__}: its configuration announces {hooked['expected']} MoE "
+            f"layers, {hooked['hooked']} were found; this architecture is not supported"
+        )
+    if verify:
+        meter.stock_at_infinity = _prove_stock_at_infinity(model, layers, chosen)
+    with _hooked(model, layers, meter):
+        yield meter
+
+
+def _method(name: str, gamma: float | None, knobs: dict[str, Any]) -> Method:
+    known = set(inspect.signature(Method).parameters) - {"name", "gamma"}
+    for knob in knobs:
+        if knob not in known:
+            raise UsageError(f"{knob}={knobs[knob]}: no such knob; choose of {sorted(known)}")
+    return Method(name, gamma, **knobs)
+
+
+@contextmanager
+def _hooked(model: nn.Module, layers: list[MoeLayer], meter: Meter) -> Iterator[None]:
+    """Install the hooks, and take them off again whatever happens."""
+    session = _Session(model, layers, meter)
+    with ExitStack() as stack:
+        stack.callback(_restore, model, layers, model.get_experts_implementation())  # type: ignore[operator]
+        stock = [layer.experts.config._experts_implementation for layer in layers]  # type: ignore[union-attr]
+        for layer, implementation in zip(layers, stock, strict=True):
+            setattr(layer.router, _ACTIVE, True)
+            layer.experts.capmoe_stock = implementation  # type: ignore[assignment]
+            layer.experts.capmoe_untouched = True  # type: ignore[assignment]
+        if not meter.method.is_stock:
+            model.set_experts_implementation(KERNEL)  # type: ignore[operator]
+            _check_kernel(layers)
+        for handle in session.install():
+            stack.callback(handle.remove)
+        yield
+
+
+def _check_kernel(layers: list[MoeLayer]) -> None:
+    for layer in layers:
+        if layer.experts.config._experts_implementation != KERNEL:  # type: ignore[union-attr]
+            raise UsageError(
+                f"model: {layer.name} does not let its experts kernel be replaced; "
+                "load the model with one of transformers' own classes"
+            )
+
+
+def _restore(model: nn.Module, layers: list[MoeLayer], implementation: dict[str, Any]) -> None:
+    model.set_experts_implementation(implementation)  # type: ignore[operator]
+    for layer in layers:
+        for module, names in (
+            (layer.router, (_ACTIVE,)),
+            (layer.experts, ("capmoe_stock", "capmoe_untouched")),
+        ):
+            for name in names:
+                if hasattr(module, name):
+                    delattr(module, name)
+
+
+class _Session:
+    """The hooks of one :func:`capacity_aware` block."""
+
+    def __init__(self, model: nn.Module, layers: list[MoeLayer], meter: Meter) -> None:
+        self._model = model
+        self._layers = layers
+        self._meter = meter
+        self._signature = inspect.signature(model.forward)
+        self._plan: ForwardPlan | None = None
+
+    def install(self) -> Iterator[Any]:
+        """Register the hooks and yield their handles."""
+        yield self._model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+        yield self._model.register_forward_hook(self._after_forward)
+        for number, layer in enumerate(self._layers):
+            meter = self._meter.layers[number]
+            yield layer.router.register_forward_hook(self._router_hook(number, layer, meter))
+            yield layer.experts.register_forward_pre_hook(
+                self._experts_hook(number, layer, meter), with_kwargs=True
+            )
+
+    # The forward of the whole model.
+
+    def _before_forward(
+        self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        given = self._signature.bind_partial(*args, **kwargs).arguments
+        given |= given.pop("kwargs", {})
+        tokens = given.get("input_ids")
+        if tokens is None:
+            tokens = given.get("inputs_embeds")
+        if tokens is None:
+            raise UsageError("model: call it with input_ids or inputs_embeds")
+        n_sequences, n_positions = tokens.shape[:2]
+        past = given.get("past_key_values")
+        past_length = int(past.get_seq_length()) if past is not None else 0
+        decode = n_positions == 1 and past_length > 0
+        counted_BS = self._counted(given.get("attention_mask"), tokens)
+        meter = self._meter
+        self._plan = ForwardPlan.of(
+            meter.method, meter.forwards, counted_BS=counted_BS, decode=decode
+        )
+        meter.forwards += 1
+        meter.decode_forwards += decode
+
+    def _counted(self, attention_mask: Any, tokens: Tensor) -> Tensor:
+        """Return which tokens of the batch count [B, S]."""
+        n_sequences, n_positions = tokens.shape[:2]
+        everyone_BS = torch.ones(
+            n_sequences, n_positions, dtype=torch.bool, device=tokens.device
+        )
+        if self._meter.method.count_padding:
+            return everyone_BS
+        mask_BS = self._meter.real_tokens_BS
+        if mask_BS is None:
+            if attention_mask is None:
+                return everyone_BS
+            if not isinstance(attention_mask, Tensor) or attention_mask.ndim != 2:
+                raise UsageError(
+                    "attention_mask: a capacity needs the 2-dimensional mask [B, S] to know the "
+                    "pads; pass that, or say them with meter.real_tokens(mask)"
+                )
+            mask_BS = attention_mask[:, -n_positions:].bool()
+        if mask_BS.shape != everyone_BS.shape:
+            raise UsageError(
+                f"mask: its shape {tuple(mask_BS.shape)} is not that of the batch, "
+                f"{tuple(everyone_BS.shape)}"
+            )
+        return mask_BS.to(tokens.device)
+
+    def _after_forward(self, _model: nn.Module, _args: Any, _output: Any) -> None:
+        plan, self._plan = self._plan, None
+        assert plan is not None
+        expected = [(n, part) for n in range(len(self._layers)) for part in ("router", "experts")]
+        if plan.seen != expected:
+            missing = [self._layers[n].name for n, part in expected if (n, part) not in plan.seen]
+            raise EnforcementError(
+                f"not every MoE layer ran exactly once in a forward: {missing or 'some ran twice'}"
+            )
+        self._meter.check()
+
+    def _running_plan(self, number: int, part: str) -> ForwardPlan:
+        if self._plan is None:
+            raise EnforcementError(
+                "a router ran outside a forward of the model that is under a capacity: call that "
+                "model, not a part of it"
+            )
+        self._plan.seen.append((number, part))
+        return self._plan
+
+    # The forward of one layer.
+
+    def _router_hook(
+        self, number: int, layer: MoeLayer, meter: LayerMeter
+    ) -> Callable[..., tuple[Tensor, Tensor, Tensor] | None]:
+        method = self._meter.method
+
+        def hook(
+            _router: nn.Module, _args: Any, output: tuple[Tensor, Tensor, Tensor]
+        ) -> tuple[Tensor, Tensor, Tensor] | None:
+            plan = self._running_plan(number, "router")
+            logits_NE, weight_NK, topk_NK = output
+            layer.experts.capmoe_untouched = True  # type: ignore[assignment]
+            if not plan.constrained:
+                return None
+            groups = plan.groups_on(topk_NK.device)
+            if len(topk_NK) != groups.n_rows:
+                raise EnforcementError(
+                    f"{layer.name}: {len(topk_NK)} rows for {groups.n_rows} tokens"
+                )
+            whole = groups.n_tokens == groups.n_rows
+            rows = slice(None) if whole else groups.rows_T
+            topk_TK, weight_TK = topk_NK[rows], weight_NK[rows]
+            scores = layer.recipe.scores(layer.router, logits_NE[rows], topk_TK)
+            deviation = layer.recipe.deviation(layer.router, scores, weight_TK, topk_TK)
+            meter.note_router(topk_TK, groups, deviation, weight_TK.dtype)
+            if method.is_stock:
+                return None
+            assignment = assign(scores, method, groups, stream=(number, plan.number))
+            index_TS, keep_TS = assignment.index_TS, assignment.keep_TS
+            n_added = index_TS.shape[1] - layer.top_k
+            changed_T = ~keep_TS[:, : layer.top_k].all(1) | keep_TS[:, layer.top_k :].any(1)
+            if whole and not bool(changed_T.any()):
+                return None
+            weight_TS = torch.cat([weight_TK, weight_TK.new_zeros(len(weight_TK), n_added)], dim=1)
+            if n_added or method.renormalize == "after":
+                over_TS = keep_TS if method.renormalize == "after" else None
+                own_TS = layer.recipe.weights(layer.router, scores, index_TS, over_TS)
+                own_TS = own_TS.to(weight_TS.dtype)
+                if over_TS is None or not layer.recipe.normalises:
+                    weight_TS[:, layer.top_k :] = own_TS[:, layer.top_k :]
+                else:
+                    weight_TS = torch.where(changed_T[:, None], own_TS, weight_TS)
+            layer.experts.capmoe_untouched = False  # type: ignore[assignment]
+            index_NS = topk_NK.new_full((groups.n_rows, index_TS.shape[1]), layer.n_experts)
+            index_NS[rows] = index_TS.masked_fill(~keep_TS, layer.n_experts)
+            weight_NS = weight_NK.new_zeros(index_NS.shape)
+            weight_NS[rows] = weight_TS.masked_fill(~keep_TS, 0.0)
+            return logits_NE, weight_NS, index_NS
+
+        return hook
+
+    def _experts_hook(
+        self, number: int, layer: MoeLayer, meter: LayerMeter
+    ) -> Callable[..., None]:
+        signature = inspect.signature(type(layer.experts).forward)
+        index_name = list(signature.parameters)[2]  # (self, hidden, index, weights)
+
+        def hook(experts: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            plan = self._running_plan(number, "experts")
+            if not plan.constrained:
+                return
+            index_NS = signature.bind(experts, *args, **kwargs).arguments[index_name]
+            meter.note_experts(index_NS, plan, untouched=bool(layer.experts.capmoe_untouched))
+
+        return hook
+
+
+def _prove_stock_at_infinity(
+    model: nn.Module, layers: list[MoeLayer], method: Method
+) -> dict[str, Any]:
+    """Compare the model's logits with those under the method where no bound can bind.
+
+    Twice: at γ=∞ on a padded batch, and at γ=E on one without pads, where the whole decision is
+    made and must come out as the router's own. A method that adds candidates has no γ=∞ that equals
+    the stock model; its hooks are proven with ``score``, as are those of methods without γ.
+    """
+    name = method.name if method.candidate_rule == "topk" and method.gamma is not None else "score"
+    knobs = {
+        knob: getattr(method, knob)
+        for knob in ("ep_size", "scope", "granularity", "count_padding", "seed")
+    }
+    vocabulary = int(model.config.get_text_config().vocab_size)  # type: ignore[union-attr]
+    device = next(model.parameters()).device
+    tokens = (torch.arange(16) * 7919 % vocabulary).view(2, 8).to(device)
+    padded_BS = torch.ones(2, 8, dtype=torch.bool, device=device)
+    padded_BS[1, 5:] = False
+    never_binds = float(max(layer.n_experts for layer in layers))
+
+    def stock() -> Tensor:
+        logits: Tensor = model(input_ids=tokens, use_cache=False).logits
+        return logits
+
+    def wrapped(gamma: float, real_BS: Tensor) -> Tensor:
+        meter = Meter(layers, Method(name, gamma=gamma, **knobs), None)
+        with _hooked(model, layers, meter), meter.real_tokens(real_BS):
+            return stock()
+
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            logits = stock()
+            equal = torch.equal(logits, wrapped(float("inf"), padded_BS)) and torch.equal(
+                logits, wrapped(never_binds, torch.ones_like(padded_BS))
+            )
+            if not equal and not torch.equal(logits, stock()):
+                return {"passed": None, "why": "the stock model is not deterministic"}
+    finally:
+        model.train(training)
+    if not equal:
+        raise EnforcementError("γ=∞ does not give the stock model's logits bit for bit")
+    return {"passed": True, "method": name, "compared": 2 * logits.numel()}
