@@ -89,8 +89,10 @@ class GateRecipe:
         """Return by how much the recipe misses the router's own weights: a scalar, relative."""
         expected_TK = self.weights(router, scores, topk_TK)
         error_TK = (weight_TK.float() - expected_TK).abs()
-        return (error_TK / expected_TK.abs().clamp_min(1e-6)).amax() if len(topk_TK) else (
-            torch.zeros((), device=topk_TK.device)
+        return (
+            (error_TK / expected_TK.abs().clamp_min(1e-6)).amax()
+            if len(topk_TK)
+            else (torch.zeros((), device=topk_TK.device))
         )
 
 

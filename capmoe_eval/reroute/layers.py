@@ -72,7 +72,7 @@ def _understand(model_name: str, name: str, parent: nn.Module, experts: nn.Modul
             continue  # a shared expert's gate, not a router
         try:
             logits_TE, weight_TK, topk_TK = _probe(child, experts)
-        except Exception as error:  # noqa: BLE001 - whatever a foreign module raises is a reason
+        except Exception as error:
             reasons.append(f"{child_name} ({type(child).__name__}): {_first_line(error)}")
             continue
         if logits_TE.shape[-1] != n_experts:

@@ -39,11 +39,7 @@ class LayerMeter:
     def __init__(self, layer: MoeLayer, method: Method) -> None:
         self.layer = layer
         self._method = method
-        self._units = (
-            layer.n_experts
-            if method.granularity == "expert"
-            else method.ep_size
-        )
+        self._units = layer.n_experts if method.granularity == "expert" else method.ep_size
         self._local = experts_per_rank(layer.n_experts, method.ep_size)
         self.forwards = 0
         self._sums: dict[str, Tensor] = {}

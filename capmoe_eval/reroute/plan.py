@@ -71,9 +71,7 @@ class ForwardPlan:
         key = ("grid", top_k, n_experts, device)
         if key not in self._limits:
             sharing = (
-                experts_per_rank(n_experts, method.ep_size)
-                if method.granularity == "device"
-                else 1
+                experts_per_rank(n_experts, method.ep_size) if method.granularity == "device" else 1
             )
             rows = [
                 [

@@ -170,9 +170,7 @@ class _Session:
     def _counted(self, attention_mask: Any, tokens: Tensor) -> Tensor:
         """Return which tokens of the batch count [B, S]."""
         n_sequences, n_positions = tokens.shape[:2]
-        everyone_BS = torch.ones(
-            n_sequences, n_positions, dtype=torch.bool, device=tokens.device
-        )
+        everyone_BS = torch.ones(n_sequences, n_positions, dtype=torch.bool, device=tokens.device)
         if self._meter.method.count_padding:
             return everyone_BS
         mask_BS = self._meter.real_tokens_BS
@@ -264,9 +262,7 @@ class _Session:
 
         return hook
 
-    def _experts_hook(
-        self, number: int, layer: MoeLayer, meter: LayerMeter
-    ) -> Callable[..., None]:
+    def _experts_hook(self, number: int, layer: MoeLayer, meter: LayerMeter) -> Callable[..., None]:
         signature = inspect.signature(type(layer.experts).forward)
         index_name = list(signature.parameters)[2]  # (self, hidden, index, weights)
 

@@ -1,8 +1,8 @@
 """Routing under a capacity: pure tensors, torch only."""
 
+from capmoe_eval.method import METHODS, Method
 from capmoe_eval.routing.assign import Assignment, Scores, assign, bucket_limits
 from capmoe_eval.routing.capacity import TokenGroups, capacity, experts_per_rank, group_tokens
-from capmoe_eval.routing.method import METHODS, Method
 
 __all__ = [
     "METHODS",

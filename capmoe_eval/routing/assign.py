@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from capmoe_eval.method import Method
 from capmoe_eval.routing.capacity import TokenGroups, capacity, experts_per_rank
-from capmoe_eval.routing.method import Method
 
 # Shape suffixes: T counted tokens, E routed experts, K = top-k, A slots added to the top-k,
 # S = K + A slots per token, G capacity groups, D devices (ranks), P pairs.
@@ -73,9 +73,7 @@ def bucket_limits(
     assert method.gamma is not None
     shared = 1 if method.bound == "expert" else experts_per_rank(n_experts, method.ep_size)
     return [
-        capacity(
-            method.gamma, tokens, top_k, n_experts, rounding=method.rounding, experts=shared
-        )
+        capacity(method.gamma, tokens, top_k, n_experts, rounding=method.rounding, experts=shared)
         for tokens in groups.tokens
     ]
 

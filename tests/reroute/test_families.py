@@ -30,8 +30,14 @@ RECIPES = {
     "granitemoe": GateRecipe(normalises=True),
     "ernie4_5_moe": GateRecipe(normalises=True),
 }
-N_LAYERS = {"qwen2_moe": 2, "qwen3_moe": 2, "deepseek_v2": 2, "glm4_moe": 1, "deepseek_v3": 1,
-            "ernie4_5_moe": 1}
+N_LAYERS = {
+    "qwen2_moe": 2,
+    "qwen3_moe": 2,
+    "deepseek_v2": 2,
+    "glm4_moe": 1,
+    "deepseek_v3": 1,
+    "ernie4_5_moe": 1,
+}
 
 
 @torch.no_grad()

@@ -13,7 +13,9 @@ def test_knobs_without_effect_are_no_part_of_the_identity() -> None:
     assert Method("score", gamma=1, seed=3, m=9, rounds=2) == Method("score", gamma=1.0)
     assert Method("expert_drop", gamma=2.0, rounding="floor") == Method("expert_drop")
     assert Method("random", gamma=1.0, seed=3) != Method("random", gamma=1.0)
-    assert Method("score", 1.0, scope="sequence", ep_size=4) == Method("score", 1.0, scope="sequence")
+    assert Method("score", 1.0, scope="sequence", ep_size=4) == Method(
+        "score", 1.0, scope="sequence"
+    )
     assert Method("expanded_drop", 1.0, m=9) == Method("expanded_drop", 1.0)
     assert Method("expanded_drop", 1.0, candidates="ranked", m=9).m == 9
 
@@ -29,7 +31,9 @@ def test_identity_rebuilds_the_method() -> None:
             knobs = method.identity()
             gamma_knob = knobs.pop("gamma", None)
             rebuilt = Method(
-                knobs.pop("method"), gamma=None if gamma_knob is None else float(gamma_knob), **knobs
+                knobs.pop("method"),
+                gamma=None if gamma_knob is None else float(gamma_knob),
+                **knobs,
             )
             assert rebuilt == method
 

@@ -1,0 +1,157 @@
+"""A cell: one point of a grid, with everything that can change its result and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.method import Method
+
+
+@dataclass(frozen=True)
+class ModelId:
+    """Which weights, in which precision.
+
+    Attributes:
+        name: Key of the model, as in ``model=`` and in ``conf/model/``.
+        pretrained: Hub id, local path, or ``tiny:<family>`` for an embedded model.
+        revision: Branch, tag or commit on the hub.
+        dtype: Precision of the weights.
+        max_length: Most tokens of an input; None for the model's own.
+        tokenizer: Path or hub id of a tokenizer; None for the model's own.
+    """
+
+    name: str
+    pretrained: str
+    revision: str = "main"
+    dtype: str = "bfloat16"
+    max_length: int | None = None
+    tokenizer: str | None = None
+
+
+@dataclass(frozen=True)
+class TaskId:
+    """Which evaluation.
+
+    Attributes:
+        name: Key of the task, as in ``tasks=`` and in ``conf/tasks/``.
+        lm_eval: Name of the task or group in lm-eval.
+        dataset: Dataset on the hub, ``<org>/<name>``.
+        fewshot: Few-shot examples (Table 5); None leaves what the lm-eval task says.
+        metric: Metric of the task (Table 5).
+        filter: lm-eval's filter of the answers that the metric is taken of.
+    """
+
+    name: str
+    lm_eval: str
+    dataset: str
+    metric: str
+    fewshot: int | None = None
+    filter: str = "none"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One evaluation: a model under a method on a task.
+
+    Attributes:
+        model: The model.
+        method: The method; knobs without effect are no part of it.
+        task: The task.
+        batch_size: Sequences per forward; under a capacity it is part of the result.
+        limit: Documents per (sub)task; None for all.
+        data: Where documents come from: ``hub``, ``synthetic`` or the name of a local root.
+        eval_seed: Seed of few-shot sampling.
+    """
+
+    model: ModelId
+    method: Method
+    task: TaskId
+    batch_size: int | str
+    limit: int | None = None
+    data: str = "hub"
+    eval_seed: int = 1234
+
+    def __post_init__(self) -> None:
+        auto = isinstance(self.batch_size, str) and self.batch_size.startswith("auto")
+        if auto and self.method.name != "baseline":
+            raise UsageError(
+                f"batch_size={self.batch_size}: under a capacity the batch is part of the result, "
+                "and auto makes it depend on free memory; choose a number, for example batch_size=16"
+            )
+        if not auto and (not isinstance(self.batch_size, int) or self.batch_size < 1):
+            raise UsageError(f"batch_size={self.batch_size}: must be a whole number of at least 1")
+        if self.limit is not None and (not isinstance(self.limit, int) or self.limit < 1):
+            raise UsageError(
+                f"limit={self.limit}: must be a whole number of documents, or null for all"
+            )
+
+    def identity(self) -> dict[str, Any]:
+        """Return what makes this cell this cell, JSON-ready."""
+        return {
+            "model": dataclasses.asdict(self.model),
+            "method": self.method.identity(),
+            "task": dataclasses.asdict(self.task),
+            "batch_size": self.batch_size,
+            "limit": self.limit,
+            "data": self.data,
+            "eval_seed": self.eval_seed,
+        }
+
+    @property
+    def digest(self) -> str:
+        """Ten hexadecimal digits that change when anything of the identity does."""
+        canonical = json.dumps(self.identity(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:10]
+
+    @property
+    def label(self) -> str:
+        """The method and its knobs in a few characters, fit for a file name."""
+        return method_label(self.method)
+
+    def path(self, root: Path) -> Path:
+        """Return where the cell's record lies under ``root``."""
+        name = f"{self.label}-{self.digest}.json"
+        return root / self.model.name / self.task.name / name
+
+    def __str__(self) -> str:
+        """Return the cell in one short line."""
+        return f"{self.model.name} {self.task.name} {self.label}"
+
+    @classmethod
+    def from_identity(cls, identity: dict[str, Any]) -> Cell:
+        """Rebuild the cell of a record; the inverse of :meth:`identity`."""
+        knobs = dict(identity["method"])
+        gamma = knobs.pop("gamma", None)
+        method = Method(knobs.pop("method"), None if gamma is None else float(gamma), **knobs)
+        return cls(
+            model=ModelId(**identity["model"]),
+            method=method,
+            task=TaskId(**identity["task"]),
+            **{key: identity[key] for key in ("batch_size", "limit", "data", "eval_seed")},
+        )
+
+
+def method_label(method: Method) -> str:
+    """Return a method and the knobs that differ from their defaults, fit for a file name."""
+    parts = [method.name]
+    if method.gamma is not None:
+        parts.append("g" + ("inf" if method.gamma == math.inf else f"{method.gamma:g}"))
+    defaults = Method(method.name, method.gamma).identity()
+    short = {"ep_size": "ep", "seed": "s", "rounds": "r"}
+    for knob, value in method.identity().items():
+        if knob in ("method", "gamma") or value == defaults.get(knob):
+            continue
+        if value is True:
+            parts.append(knob)
+        elif isinstance(value, str):
+            parts.append(value)
+        else:
+            parts.append(f"{short.get(knob, knob)}{value}")
+    return "-".join(parts)

@@ -1,0 +1,95 @@
+"""Where documents come from: the hub, the embedded synthetic set, or a directory in hub layout."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from capmoe_eval.errors import UsageError
+
+SYNTHETIC = "synthetic"
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """A place that evaluation sets are read from.
+
+    Attributes:
+        name: ``hub``, ``synthetic`` or the name that a local root goes by in results.
+        root: The directory in hub layout (``<org>/<dataset>/README.md`` with a ``configs:`` header,
+            parquet files beside it), or None for the hub.
+    """
+
+    name: str
+    root: Path | None = None
+
+    def directory(self, dataset: str) -> Path | None:
+        """Return the directory of a dataset, or None if it comes from the hub.
+
+        Raises:
+            UsageError: If there is a root and the dataset is not in it.
+        """
+        if self.root is None:
+            return None
+        directory = self.root / dataset
+        if not (directory / "README.md").is_file():
+            present = sorted(
+                str(card.parent.relative_to(self.root)) for card in self.root.glob("*/*/README.md")
+            )
+            raise UsageError(
+                f"data.root={self.root}: no dataset {dataset!r} (no {dataset}/README.md); it has "
+                f"{', '.join(present) or 'none'}; add it, or set data.root=null to use the hub"
+            )
+        return directory
+
+    def fingerprint(self, dataset: str) -> str | None:
+        """Return a hash of the dataset's files, or None for the hub.
+
+        Raises:
+            UsageError: If the dataset is not in the root.
+        """
+        directory = self.directory(dataset)
+        return None if directory is None else _hash_files(directory)
+
+
+@functools.cache
+def _hash_files(directory: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(p for p in directory.rglob("*") if p.is_file()):
+        digest.update(str(path.relative_to(directory)).encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def cache_directory() -> Path:
+    """Return where the suite keeps what it can make again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "capmoe_eval"
+
+
+def data_source(root: str | None, name: str | None = None) -> DataSource:
+    """Return the source that ``data.root`` and ``data.name`` say.
+
+    The directory of ``synthetic`` is written when it is first read, not here: whoever only names
+    cells needs no documents.
+
+    Args:
+        root: None for the hub, ``synthetic``, or a directory.
+        name: What a local root goes by in results; the directory's name if not given.
+
+    Raises:
+        UsageError: If the directory does not exist.
+    """
+    if root is None:
+        return DataSource("hub")
+    if root == SYNTHETIC:
+        return DataSource(SYNTHETIC, Path(SYNTHETIC))
+    path = Path(root).expanduser()
+    if not path.is_dir():
+        raise UsageError(
+            f"data.root={root}: no such directory; give one in hub layout, {SYNTHETIC!r}, or null "
+            "for the hub"
+        )
+    return DataSource(name or path.resolve().name, path.resolve())

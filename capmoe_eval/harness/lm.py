@@ -1,0 +1,143 @@
+"""``capmoe``: lm-eval's Hugging Face model, under a capacity.
+
+Two things differ from lm-eval's ``hf``: the routing, and that the true lengths of a right-padded
+log-likelihood batch are known, so that pads never count. The model itself sees exactly the inputs
+that ``hf`` would give it; with ``method=baseline`` its log-likelihoods are those of ``hf``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from lm_eval.api.registry import register_model
+from lm_eval.models import huggingface
+from lm_eval.models.huggingface import HFLM
+from torch import Tensor
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.method import Method
+from capmoe_eval.reroute import Meter, capacity_aware
+
+_KNOBS = {field.name for field in dataclasses.fields(Method)} - {"name"}
+
+
+@register_model("capmoe")
+class CapmoeLM(HFLM):
+    """A Mixture-of-Experts model of lm-eval whose experts have a capacity.
+
+    Args:
+        pretrained: As for ``hf``: a hub id, a path, or a loaded model.
+        method: A name of :data:`capmoe_eval.method.METHODS`.
+        gamma: Capacity factor γ.
+        **kwargs: The other knobs of :class:`Method` (``ep_size``, ``candidates``, …), and whatever
+            ``hf`` takes.
+
+    Raises:
+        UsageError: For a bad knob, an automatic batch size under a capacity, or several processes.
+    """
+
+    def __init__(
+        self,
+        pretrained: Any,
+        method: str | Method = "baseline",
+        gamma: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        knobs = {knob: kwargs.pop(knob) for knob in _KNOBS & kwargs.keys()}
+        chosen = method if isinstance(method, Method) else Method(method, gamma, **knobs)
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise UsageError(
+                "WORLD_SIZE: capmoe runs in one process (a capacity concerns a whole batch); place "
+                "a large model with device_map=auto or parallelize=True instead"
+            )
+        super().__init__(pretrained, **kwargs)
+        self._lengths: list[int] = []
+        self._routing = ExitStack()
+        self.quiet = False  # whether lm-eval's own progress bars stay away
+        self.on_rows: Callable[[int], None] = lambda _rows: None
+        self.meter = self.route(chosen)
+
+    def route(self, method: Method) -> Meter:
+        """Put the loaded model under another method, with a new meter.
+
+        Raises:
+            UsageError: If the batch size is automatic and the method has a capacity.
+        """
+        if str(self.batch_size).startswith("auto") and method.name != "baseline":
+            raise UsageError(
+                f"batch_size={self.batch_size}: under a capacity the batch is part of the result; "
+                "choose a number"
+            )
+        self.release()
+        self.meter = self._routing.enter_context(capacity_aware(self.model, method))
+        return self.meter
+
+    def release(self) -> None:
+        """Restore the model to what it was."""
+        self._routing.close()
+        self._routing = ExitStack()
+
+    def get_model_info(self) -> dict[str, Any]:
+        """Return lm-eval's model information and the meter's report, for its result file."""
+        info: dict[str, Any] = super().get_model_info() if isinstance(self.pretrained, str) else {}
+        return info | {"capmoe": {"method": self.meter.method.identity(), **self.meter.report()}}
+
+    def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> Any:
+        """Return lm-eval's log-likelihoods."""
+        return super().loglikelihood(requests, disable_tqdm or self.quiet)
+
+    def generate_until(self, requests: Any, disable_tqdm: bool = False) -> Any:
+        """Return lm-eval's continuations."""
+        return super().generate_until(requests, disable_tqdm or self.quiet)
+
+    def _loglikelihood_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        with _padded_lengths(self._lengths):
+            return super()._loglikelihood_tokens(*args, **kwargs)
+
+    def _model_call(
+        self, inps: Tensor, attn_mask: Tensor | None = None, labels: Tensor | None = None
+    ) -> Tensor:
+        lengths, self._lengths[:] = list(self._lengths), []
+        if lengths and (len(lengths) != len(inps) or max(lengths) != inps.shape[1]):
+            raise RuntimeError(f"lengths {lengths} are not those of a batch {tuple(inps.shape)}")
+        lengths_B1 = torch.tensor(lengths or [inps.shape[1]] * len(inps), device=inps.device)[
+            :, None
+        ]
+        real_BS = torch.arange(inps.shape[1], device=inps.device) < lengths_B1
+        with self.meter.real_tokens(real_BS):
+            logits: Tensor = super()._model_call(inps, attn_mask, labels)
+        self.on_rows(len(inps))
+        return logits
+
+    def _model_generate(self, context: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        # Left-padded; the attention mask that generate() passes to every step tells the pads.
+        output: Tensor = super()._model_generate(context, *args, **kwargs)
+        self.on_rows(len(context))
+        return output
+
+
+@contextmanager
+def _padded_lengths(lengths: list[int]) -> Iterator[None]:
+    """Note the length of every sequence that lm-eval pads into a batch.
+
+    lm-eval pads by this function alone and hands on only the padded batch, in which a pad cannot be
+    told from a real token 0.
+    """
+    pad_and_concat = huggingface.pad_and_concat
+
+    def noting(width: int, tensors: list[Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        lengths[:] = [len(tensor) for tensor in tensors]
+        padded: Tensor = pad_and_concat(width, tensors, *args, **kwargs)
+        return padded
+
+    huggingface.pad_and_concat = noting
+    try:
+        yield
+    finally:
+        huggingface.pad_and_concat = pad_and_concat
+        lengths.clear()

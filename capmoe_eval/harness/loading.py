@@ -1,0 +1,147 @@
+"""Loading a model and its tokenizer, from the hub, a directory, or the embedded ones."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from capmoe_eval.cell import ModelId
+from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.harness.lm import CapmoeLM
+from capmoe_eval.tiny import TINY_FAMILIES, tiny_model, tiny_tokenizer
+
+TINY = "tiny:"
+"""Prefix of an embedded model's ``pretrained``."""
+
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a model goes; no part of a cell.
+
+    Attributes:
+        device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1``, …
+        device_map: How to spread a large model, as transformers says it (``auto``, ``balanced``);
+            None puts all of it on ``device``.
+    """
+
+    device: str = "auto"
+    device_map: str | None = None
+
+
+def load_lm(model: ModelId, placement: Placement, batch_size: int | str) -> CapmoeLM:
+    """Load a model as lm-eval's ``capmoe``, without a capacity yet.
+
+    Raises:
+        UsageError: If it cannot be loaded; the line says what to do.
+    """
+    if model.dtype not in _DTYPES:
+        raise bad_choice("model.dtype", model.dtype, _DTYPES)
+    device = _device(placement.device)
+    tokenizer = _tokenizer(model)
+    if model.pretrained.startswith(TINY):
+        loaded = _embedded(model, tokenizer).to(device)
+    else:
+        loaded = _pretrained(model, placement, device)
+    with _quiet("lm_eval.models.huggingface"):
+        lm = CapmoeLM(
+            loaded, tokenizer=tokenizer, batch_size=batch_size, max_length=model.max_length
+        )
+    lm.release()
+    lm.quiet = True
+    return lm
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(
+            f"model.device={name}: not usable here ({str(error).splitlines()[0]}); choose auto, cpu "
+            "or cuda:N"
+        ) from error
+    return device
+
+
+def _embedded(model: ModelId, tokenizer: Any) -> Any:
+    family = model.pretrained.removeprefix(TINY)
+    if family not in TINY_FAMILIES:
+        raise bad_choice("model.pretrained", model.pretrained, [TINY + f for f in TINY_FAMILIES])
+    return tiny_model(family, vocab_size=len(tokenizer), dtype=getattr(torch, model.dtype))
+
+
+def _pretrained(model: ModelId, placement: Placement, device: torch.device) -> Any:
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            model.pretrained,
+            revision=model.revision,
+            dtype=getattr(torch, model.dtype),
+            device_map=placement.device_map or {"": device},
+        ).eval()
+    except torch.OutOfMemoryError as error:
+        raise UsageError(
+            f"model.pretrained={model.pretrained}: does not fit into the memory of {device}; set "
+            "model.device_map=auto to spread it over all devices, or model.dtype=bfloat16"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise _unreachable("model.pretrained", model.pretrained, error) from error
+
+
+def _tokenizer(model: ModelId) -> Any:
+    if model.tokenizer is None and model.pretrained.startswith(TINY):
+        return tiny_tokenizer()
+    name = model.tokenizer or model.pretrained
+    file = Path(name) / "tokenizer.json"
+    if file.is_file() and not (Path(name) / "tokenizer_config.json").is_file():
+        # A bare tokenizer.json says nothing of special tokens; OLMoE's are the usual ones.
+        tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file), eos_token="<|endoftext|>")
+        tokenizer.pad_token = tokenizer.eos_token
+        return tokenizer
+    try:
+        return AutoTokenizer.from_pretrained(name, revision=model.revision)
+    except (OSError, ValueError) as error:
+        field = "model.tokenizer" if model.tokenizer else "model.pretrained"
+        raise _unreachable(field, name, error) from error
+
+
+def _unreachable(field: str, name: str, error: Exception) -> UsageError:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+    return UsageError(
+        f"{field}={name}: cannot be loaded ({reason}); set {field}=PATH to a local copy, or HF_ENDPOINT "
+        "to a mirror of the hub, or use an embedded model, for example model=tiny_olmoe"
+    )
+
+
+class _quiet:  # noqa: N801 - reads as a statement
+    """Silence a logger's warnings inside a block."""
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(name)
+
+    def __enter__(self) -> None:
+        self._level = self._logger.level
+        self._logger.setLevel(logging.ERROR)
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.setLevel(self._level)
+
+
+def quiet_libraries() -> None:
+    """Keep lm-eval, datasets and transformers from talking over the progress display."""
+    import datasets
+
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity_error()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()

@@ -1,0 +1,104 @@
+"""What a record must say for its numbers to be traced: versions, revisions, weights, device."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import hashlib
+import importlib.metadata
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+_PACKAGES = (
+    "capmoe-eval",
+    "torch",
+    "transformers",
+    "lm-eval",
+    "datasets",
+    "hydra-core",
+    "tokenizers",
+)
+_SAMPLE = 1 << 16
+
+
+def provenance(model: nn.Module) -> dict[str, Any]:
+    """Return where a result comes from, JSON-ready.
+
+    Args:
+        model: The loaded model; its weights are hashed once and remembered.
+    """
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "versions": _versions(),
+        "git_revision": _git_revision(),
+        "model": {
+            "class": type(model).__name__,
+            "commit": getattr(model.config, "_commit_hash", None),
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+            "weights": weights_hash(model),
+            "experts_implementation": model.config._experts_implementation,  # type: ignore[union-attr]
+        },
+        "device": _device(next(model.parameters()).device),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def weights_hash(model: nn.Module) -> str:
+    """Return a hash of the weights: name, type, shape and up to 65,536 evenly spaced values each.
+
+    A whole tensor is hashed where it has no more values than that, so small models are hashed
+    whole; a large one takes seconds instead of minutes, and every tensor takes part.
+    """
+    known = getattr(model, "capmoe_weights_hash", None)
+    if known is None:
+        digest = hashlib.sha256()
+        for name, tensor in sorted(model.state_dict().items()):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            flat = tensor.detach().reshape(-1)
+            step = max(1, -(-flat.numel() // _SAMPLE))
+            sample = flat[::step].contiguous().cpu()
+            digest.update(sample.view(torch.uint8).numpy().tobytes() if sample.numel() else b"")
+        known = digest.hexdigest()[:16]
+        model.capmoe_weights_hash = known  # type: ignore[assignment]
+    return str(known)
+
+
+def _device(device: torch.device) -> dict[str, Any]:
+    if device.type == "cuda":
+        return {"type": "cuda", "name": torch.cuda.get_device_name(device)}
+    return {"type": device.type, "name": platform.processor() or platform.machine()}
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+@functools.cache
+def _git_revision() -> str | None:
+    """Return the commit of this code, with ``-dirty`` if it was changed; None outside a checkout."""
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(here), *words], capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        dirty = git("status", "--porcelain", "--", str(here.parent))
+        return git("rev-parse", "HEAD") + ("-dirty" if dirty else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,92 @@
+"""lm-eval's tasks, and ours, with their documents from wherever ``data.root`` says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lm_eval.tasks import TaskManager
+from lm_eval.tasks._factory import TaskFactory
+
+from capmoe_eval.datasource import SYNTHETIC, DataSource, cache_directory
+from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.longicl import TASKS_DIR
+from capmoe_eval.tiny import synthetic_hub
+
+
+def ready(source: DataSource) -> DataSource:
+    """Return the source with its documents in place: the synthetic ones are written when first read."""
+    if source.name == SYNTHETIC and source.root == Path(SYNTHETIC):
+        return DataSource(SYNTHETIC, synthetic_hub())
+    return source
+
+
+class TaskLibrary:
+    """Builds each task once and keeps it: building reads datasets, evaluating does not change them."""
+
+    def __init__(self) -> None:
+        self._managers: dict[DataSource, TaskManager] = {}
+        self._built: dict[tuple[DataSource, str], dict[str, Any]] = {}
+
+    def get(self, name: str, source: DataSource) -> dict[str, Any]:
+        """Return lm-eval's tasks and groups of that name, as its ``evaluate`` takes them.
+
+        Args:
+            name: The task's name in lm-eval, or one of ours (LongICLBench).
+            source: Where its documents come from; ready.
+
+        Raises:
+            UsageError: If the task or its dataset does not exist or cannot be reached.
+        """
+        key = (source, name)
+        if key not in self._built:
+            manager = self._manager(source)
+            if name not in manager.all_tasks:
+                raise bad_choice("task", name, manager.all_tasks)
+            try:
+                self._built[key] = manager.load([name])
+            except UsageError:
+                raise
+            except (OSError, ValueError) as error:
+                if source.root is None:
+                    raise UsageError(
+                        f"task={name}: its dataset cannot be loaded from the hub "
+                        f"({_first_line(error)}); set data.root=DIR to a directory in hub layout"
+                    ) from error
+                raise UsageError(f"task={name}: {_first_line(error)}") from error
+        return self._built[key]
+
+    def _manager(self, source: DataSource) -> TaskManager:
+        if source not in self._managers:
+            manager = TaskManager(include_path=str(TASKS_DIR))
+            manager._factory = _RootedFactory(source)
+            self._managers[source] = manager
+        return self._managers[source]
+
+
+class _RootedFactory(TaskFactory):  # type: ignore[misc]
+    """Builds tasks whose dataset path leads into the root."""
+
+    def __init__(self, source: DataSource) -> None:
+        super().__init__()
+        self._source = source
+
+    def _load_full_config(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        config: dict[str, Any] = super()._load_full_config(*args, **kwargs)
+        dataset = config.get("dataset_path")
+        directory = self._source.directory(dataset) if isinstance(dataset, str) else None
+        if directory is not None:
+            config["dataset_path"] = str(directory)
+            # datasets keys its cache by the directory's name and the files' names, so two roots
+            # could be taken for one another: each content gets a cache of its own.
+            fingerprint = self._source.fingerprint(str(dataset))
+            cache = cache_directory() / "datasets" / str(fingerprint)
+            config["dataset_kwargs"] = {
+                **(config.get("dataset_kwargs") or {}),
+                "cache_dir": str(cache),
+            }
+        return config
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

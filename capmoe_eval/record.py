@@ -1,0 +1,177 @@
+"""A record: what a cell produced, as one JSON file that is whole or absent."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from capmoe_eval.atomic import write_text
+from capmoe_eval.cell import Cell
+from capmoe_eval.errors import UsageError
+
+SCHEMA = 1
+"""Version of the record's ``capmoe`` part; ``docs/results.md`` describes it."""
+
+# Field of the capmoe part → the types that it may have.
+_FIELDS: dict[str, tuple[type, ...]] = {
+    "schema": (int,),
+    "cell": (dict,),
+    "digest": (str,),
+    "value": (int, float),
+    "stderr": (int, float, type(None)),
+    "n": (int,),
+    "documents": (dict,),
+    "load": (dict,),
+    "layers": (list,),
+    "proofs": (dict,),
+    "provenance": (dict,),
+}
+_PROOFS = (
+    "bound_holds",
+    "stock_at_infinity",
+    "pads_take_no_slot",
+    "overload_drops",
+    "every_layer_hooked",
+)
+
+
+@dataclass(frozen=True)
+class Record:
+    """lm-eval's result dictionary of one task, plus our ``capmoe`` part.
+
+    Attributes:
+        content: The whole JSON object.
+        path: Where it lies, or where it will.
+    """
+
+    content: dict[str, Any]
+    path: Path
+
+    @property
+    def capmoe(self) -> dict[str, Any]:
+        """The part that is ours."""
+        part: dict[str, Any] = self.content["capmoe"]
+        return part
+
+    @cached_property
+    def cell(self) -> Cell:
+        """The cell that produced it."""
+        return Cell.from_identity(self.capmoe["cell"])
+
+    # What a table needs (`capmoe_eval.report.fill.Measurement`).
+
+    @property
+    def model(self) -> str:
+        """Key of the model."""
+        return self.cell.model.name
+
+    @property
+    def method(self) -> str:
+        """Name of the method."""
+        return self.cell.method.name
+
+    @property
+    def gamma(self) -> float | None:
+        """Capacity factor, or None where the method has none."""
+        return self.cell.method.gamma
+
+    @property
+    def task(self) -> str:
+        """Key of the task."""
+        return self.cell.task.name
+
+    @property
+    def seed(self) -> int | None:
+        """Seed of a random method, else None."""
+        return self.cell.method.seed if self.cell.method.keep == "random" else None
+
+    @property
+    def variant(self) -> str:
+        """Empty: which records belong to a table is decided by their cells."""
+        return ""
+
+    @property
+    def value(self) -> float:
+        """The task's metric as a fraction."""
+        return float(self.capmoe["value"])
+
+    @property
+    def stderr(self) -> float | None:
+        """Its standard error over documents, as a fraction."""
+        stderr = self.capmoe["stderr"]
+        return None if stderr is None else float(stderr)
+
+    @property
+    def n(self) -> int:
+        """Number of documents."""
+        return int(self.capmoe["n"])
+
+    def write(self) -> None:
+        """Write the record, whole or not at all.
+
+        Raises:
+            UsageError: If the results directory cannot be written.
+        """
+        text = json.dumps(self.content, indent=1, sort_keys=True, ensure_ascii=False)
+        try:
+            write_text(self.path, text + "\n")
+        except OSError as error:
+            raise unwritable(self.path.parent, error) from error
+
+
+def unwritable(directory: Path, error: OSError) -> UsageError:
+    """Return the error for a results directory that cannot be written."""
+    return UsageError(
+        f"results_dir={directory}: cannot be written ({error.strerror or error}); choose another "
+        "with results_dir=DIR"
+    )
+
+
+def read_record(path: Path) -> Record:
+    """Read and validate a record.
+
+    Raises:
+        UsageError: If the file is truncated, is no record, or has another schema; the message names
+            the file and what to do.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{path}: not a whole record ({error}); delete it to compute it anew"
+        ) from (error)
+    problem = _problem(content)
+    if problem:
+        raise UsageError(f"{path}: {problem}; delete it to compute it anew")
+    record = Record(content, path)
+    try:
+        digest = record.cell.digest
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{path}: its cell cannot be read ({error}); delete it to compute it anew"
+        ) from error
+    if digest != record.capmoe["digest"]:
+        raise UsageError(
+            f"{path}: its cell has digest {digest}, the record says {record.capmoe['digest']}; "
+            "delete it to compute it anew"
+        )
+    return record
+
+
+def _problem(content: object) -> str | None:
+    """Return what is wrong with a record's content, or None."""
+    if not isinstance(content, dict) or not isinstance(content.get("capmoe"), dict):
+        return "no record of this suite (it has no 'capmoe' part)"
+    part = content["capmoe"]
+    if part.get("schema") != SCHEMA:
+        return f"schema {part.get('schema')!r}, this version reads {SCHEMA}"
+    for field, types in _FIELDS.items():
+        if field not in part:
+            return f"field 'capmoe.{field}' is missing"
+        if not isinstance(part[field], types) or isinstance(part[field], bool):
+            return f"field 'capmoe.{field}' has the wrong type ({type(part[field]).__name__})"
+    missing = [name for name in _PROOFS if not isinstance(part["proofs"].get(name), dict)]
+    return f"proofs {', '.join(missing)} are missing" if missing else None
