@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace ``path`` by ``data``; a reader, or a kill at any moment, sees the old or the new file.
+    """Replace ``path`` by ``data``; whoever reads, whenever killed, finds the old or the new file.
 
     The data goes to a temporary file in the same directory, is flushed to the disk and renamed.
 

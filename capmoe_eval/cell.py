@@ -83,7 +83,7 @@ class Cell:
         if auto and self.method.name != "baseline":
             raise UsageError(
                 f"batch_size={self.batch_size}: under a capacity the batch is part of the result, "
-                "and auto makes it depend on free memory; choose a number, for example batch_size=16"
+                "and auto makes it depend on free memory; choose a number, such as batch_size=16"
             )
         if not auto and (not isinstance(self.batch_size, int) or self.batch_size < 1):
             raise UsageError(f"batch_size={self.batch_size}: must be a whole number of at least 1")

@@ -18,7 +18,7 @@ class EnforcementError(RuntimeError):
 
 
 def bad_choice(field: str, value: object, choices: Iterable[str]) -> UsageError:
-    """Return the error for a name that is none of ``choices``, with a suggestion where one is close.
+    """Return the error for a name that is none of ``choices``, with the closest one if there is.
 
     Args:
         field: The setting, as the user writes it.

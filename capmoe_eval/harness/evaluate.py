@@ -88,7 +88,7 @@ def evaluate(
 def _prepare(tasks: dict[str, Any], cell: Cell) -> None:
     """Set seeds and shots as lm-eval's ``simple_evaluate`` does."""
     random.seed(cell.eval_seed)
-    np.random.seed(cell.eval_seed)  # noqa: NPY002 - it is this generator that lm-eval's tasks use
+    np.random.seed(cell.eval_seed)
     torch.manual_seed(cell.eval_seed)
     for task in tasks["tasks"].values():
         shots = cell.task.fewshot

@@ -30,10 +30,12 @@ class Placement:
         device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1``, …
         device_map: How to spread a large model, as transformers says it (``auto``, ``balanced``);
             None puts all of it on ``device``.
+        threads: CPU threads of torch; None for its own choice.
     """
 
     device: str = "auto"
     device_map: str | None = None
+    threads: int | None = None
 
 
 def load_lm(model: ModelId, placement: Placement, batch_size: int | str) -> CapmoeLM:
@@ -43,8 +45,10 @@ def load_lm(model: ModelId, placement: Placement, batch_size: int | str) -> Capm
         UsageError: If it cannot be loaded; the line says what to do.
     """
     if model.dtype not in _DTYPES:
-        raise bad_choice("model.dtype", model.dtype, _DTYPES)
+        raise bad_choice("dtype", model.dtype, _DTYPES)
     device = _device(placement.device)
+    if placement.threads is not None:
+        torch.set_num_threads(placement.threads)
     tokenizer = _tokenizer(model)
     if model.pretrained.startswith(TINY):
         loaded = _embedded(model, tokenizer).to(device)
@@ -67,7 +71,7 @@ def _device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(
-            f"model.device={name}: not usable here ({str(error).splitlines()[0]}); choose auto, cpu "
+            f"device={name}: not usable here ({str(error).splitlines()[0]}); choose auto, cpu "
             "or cuda:N"
         ) from error
     return device
@@ -91,7 +95,7 @@ def _pretrained(model: ModelId, placement: Placement, device: torch.device) -> A
     except torch.OutOfMemoryError as error:
         raise UsageError(
             f"model.pretrained={model.pretrained}: does not fit into the memory of {device}; set "
-            "model.device_map=auto to spread it over all devices, or model.dtype=bfloat16"
+            "device_map=auto to spread it over all devices, or dtype=bfloat16"
         ) from error
     except (OSError, ValueError) as error:
         raise _unreachable("model.pretrained", model.pretrained, error) from error
@@ -116,9 +120,11 @@ def _tokenizer(model: ModelId) -> Any:
 
 def _unreachable(field: str, name: str, error: Exception) -> UsageError:
     reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+    if name.startswith(("/", ".", "~")) and not Path(name).expanduser().exists():
+        reason = "no such directory"
     return UsageError(
-        f"{field}={name}: cannot be loaded ({reason}); set {field}=PATH to a local copy, or HF_ENDPOINT "
-        "to a mirror of the hub, or use an embedded model, for example model=tiny_olmoe"
+        f"{field}={name}: cannot be loaded ({reason}); set {field}=PATH to a local copy, or "
+        "HF_ENDPOINT to a mirror of the hub, or use an embedded model, for example model=tiny_olmoe"
     )
 
 
@@ -140,7 +146,8 @@ def quiet_libraries() -> None:
     """Keep lm-eval, datasets and transformers from talking over the progress display."""
     import datasets
 
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    for name in ("lm_eval", "huggingface_hub", "httpx"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity_error()
     transformers.logging.set_verbosity_error()

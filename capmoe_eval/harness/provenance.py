@@ -88,7 +88,7 @@ def _versions() -> dict[str, str]:
 
 @functools.cache
 def _git_revision() -> str | None:
-    """Return the commit of this code, with ``-dirty`` if it was changed; None outside a checkout."""
+    """Return the commit of this code, ``-dirty`` if it was changed; None outside a checkout."""
     here = Path(__file__).parent
 
     def git(*words: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,14 @@ from capmoe_eval.tiny import synthetic_hub
 
 
 def ready(source: DataSource) -> DataSource:
-    """Return the source with its documents in place: the synthetic ones are written when first read."""
+    """Return the source with its documents in place; synthetic ones are written on first use."""
     if source.name == SYNTHETIC and source.root == Path(SYNTHETIC):
         return DataSource(SYNTHETIC, synthetic_hub())
     return source
 
 
 class TaskLibrary:
-    """Builds each task once and keeps it: building reads datasets, evaluating does not change them."""
+    """Builds each task once and keeps it: building reads datasets, evaluating changes nothing."""
 
     def __init__(self) -> None:
         self._managers: dict[DataSource, TaskManager] = {}
@@ -58,13 +60,19 @@ class TaskLibrary:
 
     def _manager(self, source: DataSource) -> TaskManager:
         if source not in self._managers:
-            manager = TaskManager(include_path=str(TASKS_DIR))
+            manager = copy.copy(_all_tasks())
             manager._factory = _RootedFactory(source)
             self._managers[source] = manager
         return self._managers[source]
 
 
-class _RootedFactory(TaskFactory):  # type: ignore[misc]
+@functools.cache
+def _all_tasks() -> TaskManager:
+    """Return lm-eval's task manager; it reads thousands of files, once per process."""
+    return TaskManager(include_path=str(TASKS_DIR))
+
+
+class _RootedFactory(TaskFactory):
     """Builds tasks whose dataset path leads into the root."""
 
     def __init__(self, source: DataSource) -> None:

@@ -11,7 +11,7 @@ from lm_eval.api.task import ConfigurableTask
 from capmoe_eval.longicl import protocol
 
 
-class LongIclBanking77(ConfigurableTask):  # type: ignore[misc]
+class LongIclBanking77(ConfigurableTask):
     """BANKING77 with the demonstrations in the prompt; the metric is ``exact_match``.
 
     The YAML files beside this module configure it: ``metadata.shots`` is the number of

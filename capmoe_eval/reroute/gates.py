@@ -1,8 +1,8 @@
 """How a family turns router logits into gate scores and combine weights.
 
-A recipe is not believed because of a class name: it is chosen because it reproduces, on random hidden
-states, the top-k and the weights that the router itself returns, and it is checked again in every
-forward. A router that no recipe reproduces is refused.
+A recipe is not believed because of a class name: it is chosen because it reproduces, on random
+hidden states, the top-k and the weights that the router itself returns, and it is checked again in
+every forward. A router that no recipe reproduces is refused.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class GateRecipe:
             score_TE = logits_TE.softmax(dim=-1, dtype=torch.float32)
         else:
             score_TE = logits_TE.float().sigmoid()
-        choice_TE = score_TE + router.e_score_correction_bias if self.biased else None
+        choice_TE = score_TE + _bias(router) if self.biased else None
         eligible_TE = None
         if self.groups != "none":
             eligible_TE = self._eligible(router, score_TE if choice_TE is None else choice_TE)
@@ -53,7 +53,7 @@ class GateRecipe:
 
     def _eligible(self, router: nn.Module, ranking_TE: Tensor) -> Tensor:
         n_groups, kept_groups = int(router.num_group), int(router.topk_group)  # type: ignore[arg-type]
-        grouped = ranking_TE.unflatten(1, (n_groups, -1))
+        grouped = ranking_TE.view(len(ranking_TE), n_groups, -1)
         if self.groups == "max":
             worth = grouped.amax(dim=-1)
         else:
@@ -94,6 +94,11 @@ class GateRecipe:
             if len(topk_TK)
             else (torch.zeros((), device=topk_TK.device))
         )
+
+
+def _bias(router: nn.Module) -> Tensor:
+    bias: Tensor = router.e_score_correction_bias  # type: ignore[assignment]
+    return bias
 
 
 def scaling_factor(router: nn.Module) -> float:

@@ -1,7 +1,7 @@
 """An experts kernel that computes kept pairs and nothing else.
 
-It is registered with transformers' ``ExpertsInterface`` under :data:`KERNEL`. The kept pairs are laid
-out as rows with one expert each and handed to the kernel that the model had before (eager,
+It is registered with transformers' ``ExpertsInterface`` under :data:`KERNEL`. The kept pairs are
+laid out as rows with one expert each and handed to the kernel that the model had before (eager,
 grouped_mm, …), so that every family's biases, gates and layouts work, and so that a stock kernel
 never meets a dropped slot: grouped_mm would leave its row uninitialised.
 """

@@ -127,20 +127,22 @@ def expected_moe_layers(config: Any) -> int | None:
     ``decoder_sparse_step``, nor outside ERNIE's ``moe_layer_*``, nor dense in ``mlp_layer_types``.
     """
     text = config.get_text_config()
-    layers = getattr(text, "num_hidden_layers", None)
+    layers: int | None = getattr(text, "num_hidden_layers", None)
     if layers is None:
         return None
-    types = getattr(text, "mlp_layer_types", None)
+    types: list[str] | None = getattr(text, "mlp_layer_types", None)
     if types is not None:
-        return sum(kind == "sparse" for kind in types)
+        return types.count("sparse")
     first = getattr(text, "first_k_dense_replace", None) or 0
     first = max(first, getattr(text, "moe_layer_start_index", None) or 0)
-    last = getattr(text, "moe_layer_end_index", None)
-    last = layers - 1 if last is None or last < 0 else last
+    end: int | None = getattr(text, "moe_layer_end_index", None)
+    last = layers - 1 if end is None or end < 0 else end
     step = getattr(text, "decoder_sparse_step", None) or 1
     step = getattr(text, "moe_layer_interval", None) or step
     only_dense = set(getattr(text, "mlp_only_layers", None) or ())
-    return sum(
-        first <= layer <= last and layer not in only_dense and (layer + 1) % step == 0
+    moe_layers = [
+        layer
         for layer in range(layers)
-    )
+        if first <= layer <= last and layer not in only_dense and (layer + 1) % step == 0
+    ]
+    return len(moe_layers)

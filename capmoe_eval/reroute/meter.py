@@ -100,7 +100,7 @@ class LayerMeter:
         loads = {"before": demand_GE.sum(dim=0), "after": kept_GE.sum(dim=0)}
         for when, load_E in loads.items():
             self._peaks.setdefault(f"expert_{when}", []).append(load_E.max() / mean)
-            device_load = load_E.unflatten(0, (-1, self._local)).sum(dim=1).max()
+            device_load = load_E.view(-1, self._local).sum(dim=1).max()
             peak = device_load / (mean * self._local)
             self._peaks.setdefault(f"device_{when}", []).append(peak)
 
@@ -130,7 +130,7 @@ class LayerMeter:
     def _by_unit(self, load_GE: Tensor) -> Tensor:
         if self._method.granularity == "expert":
             return load_GE
-        return load_GE.unflatten(1, (-1, self._local)).sum(dim=2)
+        return load_GE.view(len(load_GE), -1, self._local).sum(dim=2)
 
     def broken(self) -> Tensor:
         """Return how many promises this layer broke so far: a scalar on its device."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from capmoe_eval.errors import EnforcementError, UsageError
+from capmoe_eval.errors import EnforcementError, UsageError, bad_choice
 from capmoe_eval.reroute.kernel import KERNEL
 from capmoe_eval.reroute.layers import MoeLayer, expected_moe_layers, find_moe_layers
 from capmoe_eval.reroute.meter import LayerMeter, Meter
@@ -78,23 +78,23 @@ def _method(name: str, gamma: float | None, knobs: dict[str, Any]) -> Method:
     known = set(inspect.signature(Method).parameters) - {"name", "gamma"}
     for knob in knobs:
         if knob not in known:
-            raise UsageError(f"{knob}={knobs[knob]}: no such knob; choose of {sorted(known)}")
+            raise bad_choice("knob", knob, sorted(known))
     return Method(name, gamma, **knobs)
 
 
 @contextmanager
-def _hooked(model: nn.Module, layers: list[MoeLayer], meter: Meter) -> Iterator[None]:
+def _hooked(model: Any, layers: list[MoeLayer], meter: Meter) -> Iterator[None]:
     """Install the hooks, and take them off again whatever happens."""
     session = _Session(model, layers, meter)
     with ExitStack() as stack:
-        stack.callback(_restore, model, layers, model.get_experts_implementation())  # type: ignore[operator]
-        stock = [layer.experts.config._experts_implementation for layer in layers]  # type: ignore[union-attr]
-        for layer, implementation in zip(layers, stock, strict=True):
+        stack.callback(_restore, model, layers, model.get_experts_implementation())
+        for layer in layers:
+            experts: Any = layer.experts
             setattr(layer.router, _ACTIVE, True)
-            layer.experts.capmoe_stock = implementation  # type: ignore[assignment]
-            layer.experts.capmoe_untouched = True  # type: ignore[assignment]
+            experts.capmoe_stock = experts.config._experts_implementation
+            experts.capmoe_untouched = True
         if not meter.method.is_stock:
-            model.set_experts_implementation(KERNEL)  # type: ignore[operator]
+            model.set_experts_implementation(KERNEL)
             _check_kernel(layers)
         for handle in session.install():
             stack.callback(handle.remove)
@@ -103,15 +103,16 @@ def _hooked(model: nn.Module, layers: list[MoeLayer], meter: Meter) -> Iterator[
 
 def _check_kernel(layers: list[MoeLayer]) -> None:
     for layer in layers:
-        if layer.experts.config._experts_implementation != KERNEL:  # type: ignore[union-attr]
+        experts: Any = layer.experts
+        if experts.config._experts_implementation != KERNEL:
             raise UsageError(
                 f"model: {layer.name} does not let its experts kernel be replaced; "
                 "load the model with one of transformers' own classes"
             )
 
 
-def _restore(model: nn.Module, layers: list[MoeLayer], implementation: dict[str, Any]) -> None:
-    model.set_experts_implementation(implementation)  # type: ignore[operator]
+def _restore(model: Any, layers: list[MoeLayer], implementation: dict[str, Any]) -> None:
+    model.set_experts_implementation(implementation)
     for layer in layers:
         for module, names in (
             (layer.router, (_ACTIVE,)),
@@ -155,7 +156,7 @@ class _Session:
             tokens = given.get("inputs_embeds")
         if tokens is None:
             raise UsageError("model: call it with input_ids or inputs_embeds")
-        n_sequences, n_positions = tokens.shape[:2]
+        n_positions = tokens.shape[1]
         past = given.get("past_key_values")
         past_length = int(past.get_seq_length()) if past is not None else 0
         decode = n_positions == 1 and past_length > 0
@@ -216,13 +217,14 @@ class _Session:
         self, number: int, layer: MoeLayer, meter: LayerMeter
     ) -> Callable[..., tuple[Tensor, Tensor, Tensor] | None]:
         method = self._meter.method
+        experts: Any = layer.experts
 
         def hook(
             _router: nn.Module, _args: Any, output: tuple[Tensor, Tensor, Tensor]
         ) -> tuple[Tensor, Tensor, Tensor] | None:
             plan = self._running_plan(number, "router")
             logits_NE, weight_NK, topk_NK = output
-            layer.experts.capmoe_untouched = True  # type: ignore[assignment]
+            experts.capmoe_untouched = True
             if not plan.constrained:
                 return None
             groups = plan.groups_on(topk_NK.device)
@@ -253,7 +255,7 @@ class _Session:
                     weight_TS[:, layer.top_k :] = own_TS[:, layer.top_k :]
                 else:
                     weight_TS = torch.where(changed_T[:, None], own_TS, weight_TS)
-            layer.experts.capmoe_untouched = False  # type: ignore[assignment]
+            experts.capmoe_untouched = False
             index_NS = topk_NK.new_full((groups.n_rows, index_TS.shape[1]), layer.n_experts)
             index_NS[rows] = index_TS.masked_fill(~keep_TS, layer.n_experts)
             weight_NS = weight_NK.new_zeros(index_NS.shape)
@@ -290,7 +292,8 @@ def _prove_stock_at_infinity(
         knob: getattr(method, knob)
         for knob in ("ep_size", "scope", "granularity", "count_padding", "seed")
     }
-    vocabulary = int(model.config.get_text_config().vocab_size)  # type: ignore[union-attr]
+    config: Any = model.config
+    vocabulary = int(config.get_text_config().vocab_size)
     device = next(model.parameters()).device
     tokens = (torch.arange(16) * 7919 % vocabulary).view(2, 8).to(device)
     padded_BS = torch.ones(2, 8, dtype=torch.bool, device=device)

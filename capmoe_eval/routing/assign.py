@@ -1,9 +1,10 @@
 """From router scores to an assignment of tokens to experts, under any method.
 
 One path for all methods: list the candidate pairs, give each an integer *key* (smaller is kept
-first), keep the C smallest of every bucket. A bucket is (capacity group, expert) or (capacity group,
-device). Nothing loops over tokens or experts, and ties always fall the same way: to the lower token
-index, then to the lower expert index. :mod:`capmoe_eval.routing.reference` says the same with loops.
+first), keep the C smallest of every bucket. A bucket is (capacity group, expert) or (capacity
+group, device). Nothing loops over tokens or experts, and ties always fall the same way: to the
+lower token index, then to the lower expert index. :mod:`capmoe_eval.routing.reference` says the
+same with loops.
 """
 
 from __future__ import annotations
@@ -64,9 +65,9 @@ class Assignment:
 def bucket_limits(
     method: Method, groups: TokenGroups, *, top_k: int, n_experts: int
 ) -> list[int] | None:
-    """Return the most pairs of each capacity group per expert (or per device), or None if unbounded.
+    """Return the most pairs per expert (or per device), one number for each capacity group.
 
-    One number per group; every expert (device) has the same.
+    None if the method bounds nothing.
     """
     if method.bound is None:
         return None
@@ -197,7 +198,7 @@ class _Keeper:
         self._scores = scores
         self._method = method
         self._local = local
-        n_tokens, n_experts = scores.score_TE.shape
+        n_experts = scores.score_TE.shape[1]
         device = scores.score_TE.device
         limits = bucket_limits(method, groups, top_k=scores.topk_TK.shape[1], n_experts=n_experts)
         assert limits is not None

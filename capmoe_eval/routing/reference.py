@@ -86,7 +86,7 @@ def _added_candidates(problem: Problem, method: Method, token: int) -> list[int]
 
 
 def _best_first(problem: Problem, token: int) -> list[int]:
-    """Return the token's experts by what the router ranks by; ties to its own choice, then lower."""
+    """Return the token's experts by the router's ranking; ties to its own choice, then lower."""
 
     def key(expert: int) -> tuple[bool, bool, float, int]:
         return (

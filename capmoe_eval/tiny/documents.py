@@ -18,7 +18,7 @@ Row = dict[str, Any]
 Splits = Mapping[str, Sequence[Row]]
 Configs = Mapping[str, Splits]
 
-#: Documents of an evaluation split (MMLU: one for each subject).
+#: Documents of an evaluation split (MMLU: four for each subject).
 EVALUATION_DOCUMENTS = 16
 #: Documents of a train split: ARC-Challenge draws 25 demonstrations from it.
 TRAIN_DOCUMENTS = 32
@@ -213,7 +213,8 @@ def documents() -> Mapping[str, Configs]:
         "aps/super_glue": {"boolq": _splits(_boolq, _VALIDATION)},
         "baber/piqa": {"default": _splits(_piqa, _VALIDATION)},
         "cais/mmlu": {
-            subject: _splits(functools.partial(_mmlu, subject), _SUBJECT)
+            # A seed of its own: the subjects share a template and must not share its draws.
+            subject: _splits(functools.partial(_mmlu, subject), _SUBJECT, seed=f"_mmlu/{subject}")
             for subject in MMLU_SUBJECTS
         },
         "mteb/banking77": {"default": _banking77()},
@@ -234,7 +235,7 @@ def texts() -> Iterator[str]:
 
 _VALIDATION = {"train": TRAIN_DOCUMENTS, "validation": EVALUATION_DOCUMENTS}
 _TEST = {**_VALIDATION, "test": EVALUATION_DOCUMENTS}
-_SUBJECT = {"dev": DEV_DOCUMENTS, "validation": 1, "test": 1}
+_SUBJECT = {"dev": DEV_DOCUMENTS, "validation": 1, "test": 4}
 
 
 def _strings(value: object) -> Iterator[str]:
@@ -248,16 +249,20 @@ def _strings(value: object) -> Iterator[str]:
             yield from _strings(item)
 
 
-def _splits(document: Callable[[int, _Draw], Row], sizes: Mapping[str, int]) -> Splits:
-    """Cut one stream of different documents into the splits of ``sizes``."""
-    stream = _different(document)
+def _splits(
+    document: Callable[[int, _Draw], Row], sizes: Mapping[str, int], seed: str = ""
+) -> Splits:
+    """Cut one stream of different documents into the splits of ``sizes``.
+
+    Without a ``seed`` the name of the template is one.
+    """
+    stream = _different(document, seed or document.__name__)
     return {split: list(islice(stream, size)) for split, size in sizes.items()}
 
 
-def _different(document: Callable[[int, _Draw], Row]) -> Iterator[Row]:
+def _different(document: Callable[[int, _Draw], Row], seed: str) -> Iterator[Row]:
     """Yield documents that differ in more than their number and the order of their answers."""
-    function = document.func if isinstance(document, functools.partial) else document
-    draw = _Draw(function.__name__)
+    draw = _Draw(seed)
     seen: set[tuple[str, ...]] = set()
     index = 0
     while True:

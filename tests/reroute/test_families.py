@@ -1,4 +1,4 @@
-"""Every supported architecture: understood, equal to stock where it must be, changed where it must."""
+"""Every architecture: understood, equal to stock where it must be, changed where it must."""
 
 from __future__ import annotations
 

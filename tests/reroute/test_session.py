@@ -277,7 +277,7 @@ def test_a_refilled_slot_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
             return args[0], torch.where(args[1] < 8, args[1], own[0]), *args[2:]
 
         layer.experts.register_forward_pre_hook(refill, prepend=True)
-        with pytest.raises(EnforcementError, match="bound exceeded in . buckets"):
+        with pytest.raises(EnforcementError, match=r"bound exceeded in \d+ buckets"):
             run(model, batch())
 
 
@@ -366,9 +366,11 @@ def test_nesting_is_refused_and_leaves_the_outer_block_alone() -> None:
     model = make("olmoe")
     with capacity_aware(model, "score", gamma=0.5) as meter:
         expected = run(model, batch())
-        with pytest.raises(UsageError, match="already under a capacity"):
-            with capacity_aware(model, "score", gamma=1.0):
-                pass
+        with (
+            pytest.raises(UsageError, match="already under a capacity"),
+            capacity_aware(model, "score", gamma=1.0),
+        ):
+            pass
         assert torch.equal(expected, run(model, batch()))
     assert meter.forwards == 2
 
@@ -377,14 +379,13 @@ def test_nesting_is_refused_and_leaves_the_outer_block_alone() -> None:
     ("knobs", "line"),
     [
         ({"method": "scroe", "gamma": 1.0}, "did you mean 'score'"),
-        ({"gama": 1.0}, "gama=1.0: no such knob"),
+        ({"gama": 1.0, "gamma": 1.0}, "knob=gama: choose one of"),
         ({"gamma": 1.0, "ep_size": 3}, "ep_size=3: 8 experts cannot be spread evenly"),
         ({}, "gamma: method 'score' needs a capacity factor"),
     ],
 )
 def test_bad_knobs_are_refused_before_anything_happens(knobs: dict[str, Any], line: str) -> None:
     model = make("olmoe")
-    with pytest.raises(UsageError, match=line.replace("(", r"\(")):
-        with capacity_aware(model, **knobs):
-            pass
+    with pytest.raises(UsageError, match=line), capacity_aware(model, **knobs):
+        pass
     assert not any(m._forward_hooks for m in model.modules())

@@ -33,14 +33,14 @@ def test_sixteen_documents_to_evaluate_and_enough_to_show(path):
     assert len(splits["train"]) >= 25
 
 
-def test_mmlu_has_57_subjects_with_five_shots_and_one_document():
+def test_mmlu_has_57_subjects_with_five_shots_and_four_documents():
     subjects = documents()["cais/mmlu"]
     assert len(subjects) == 57
     for splits in subjects.values():
         assert {split: len(rows) for split, rows in splits.items()} == {
             "dev": 5,
             "validation": 1,
-            "test": 1,
+            "test": 4,
         }
 
 
@@ -82,6 +82,15 @@ def test_the_answers_of_mmlu_are_right():
                 assert row["choices"][row["answer"]] == str(asked - solved)
                 assert len(set(row["choices"])) == 4
                 assert row["subject"] == subject
+
+
+def test_mmlu_subjects_do_not_share_their_draws():
+    """They once did: all 57 had one right letter, and a constant answer scored 100."""
+    tests = [splits["test"] for splits in documents()["cais/mmlu"].values()]
+    letters = [row["answer"] for rows in tests for row in rows]
+    assert all(0.15 < letters.count(letter) / len(letters) < 0.35 for letter in range(4))
+    numbers = {tuple(re.findall(r"\d+", row["question"])) for rows in tests for row in rows}
+    assert len(numbers) > len(letters) / 2
 
 
 def test_the_answers_of_boolq_are_in_the_passage():
@@ -130,5 +139,5 @@ def test_banking77_has_five_demonstrations_of_each_label_in_mixed_order():
 def test_documents_do_not_depend_on_the_process():
     # A literal: whoever changes the documents changes every number of the tiny models, knowingly.
     content = json.dumps(documents()).encode()
-    assert hashlib.sha256(content).hexdigest()[:16] == "78c8177de2ba4ce5"
+    assert hashlib.sha256(content).hexdigest()[:16] == "b6c2b8efdd13030e"
     assert list(texts())[:2] == ["Washing a car", "A man fills a bucket with soapy water."]

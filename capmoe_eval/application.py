@@ -1,0 +1,89 @@
+"""From plans to an exit status, with what a person should read on the way."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from capmoe_eval.configuration import Plan, config_directory
+from capmoe_eval.errors import UsageError, bad_choice
+
+
+def execute(plans: Sequence[Plan]) -> int:
+    """Compute the plans, print the results, and return the exit status.
+
+    Returns:
+        0 if every cell is finished, 1 if some failed.
+
+    Raises:
+        UsageError: If nothing could be computed because of one and the same mistake.
+    """
+    # lm-eval's bars would tear our own display; tqdm reads this when it is first imported.
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    from capmoe_eval.run import run
+    from capmoe_eval.summary import summary
+
+    outcome = run(plans)
+    reasons = {reason for _, reason, _ in outcome.failures}
+    if len(reasons) == 1 and not outcome.records:
+        error = outcome.failures[0][2]
+        if isinstance(error, UsageError):
+            raise error
+    if outcome.records:
+        print(summary(outcome.records))
+        skipped = len(outcome.records) - outcome.computed
+        failed = len(outcome.failures)
+        print(f"{outcome.computed} computed, {skipped} finished before, {failed} failed")
+    for note in sorted({plan.note for plan in plans if plan.note}):
+        models = sorted({plan.cell.model.name for plan in plans if plan.note == note})
+        print(f"Note: {', '.join(models)}: {note}.")
+    for cell, reason, _ in outcome.failures:
+        print(f"failed: {cell}: {reason}", file=sys.stderr)
+    return 1 if outcome.failures else 0
+
+
+def run_command(command: Callable[[], int | None]) -> int:
+    """Call a command and return its status; turn the mistakes of a user into one line and 2."""
+    try:
+        return command() or 0
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except MissingConfigException as error:
+        print(f"error: {_missing(error)}", file=sys.stderr)
+        return 2
+    except (HydraException, OmegaConfBaseException) as error:
+        print(f"error: {_refused(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted: finished cells are kept, the same command continues", file=sys.stderr)
+        return 130
+
+
+def _missing(error: MissingConfigException) -> str:
+    """Say which option of which group is not there."""
+    group, _, option = str(error.missing_cfg_file).rpartition("/")
+    if group and error.options:
+        return str(bad_choice(group, option, error.options))
+    return _one_line(error)
+
+
+def _refused(error: Exception) -> str:
+    """Say which override Hydra refused, with a suggestion where the key is close to a known one."""
+    unknown = re.search(r"Key '([^']+)' is not in struct", f"{error} {error.__cause__ or ''}")
+    if unknown:
+        known = [str(key) for key in OmegaConf.load(config_directory() / "config.yaml")]
+        known = [key for key in known if key not in ("defaults", "hydra")]
+        groups = [path.name for path in config_directory().iterdir() if path.is_dir()]
+        return str(bad_choice("key", unknown.group(1), sorted({*known, *groups})))
+    return _one_line(error)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,187 @@
+"""From a composed configuration to cells: the only module that knows the configuration's keys."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from capmoe_eval.cell import Cell, ModelId, TaskId
+from capmoe_eval.datasource import DataSource, cache_directory, data_source
+from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.method import Method
+
+_KNOBS = tuple(field.name for field in dataclasses.fields(Method) if field.name != "name")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A cell and what is needed to compute it but does not change its result.
+
+    Attributes:
+        cell: The cell.
+        source: Where its documents come from.
+        root: The results directory.
+        device: Where the model goes.
+        device_map: How a large model is spread.
+        threads: CPU threads of torch, or None for its own choice.
+        overwrite: Whether a finished cell is computed again.
+        note: What must be said of the model's numbers, or None.
+    """
+
+    cell: Cell
+    source: DataSource
+    root: Path
+    device: str = "auto"
+    device_map: str | None = None
+    threads: int | None = None
+    overwrite: bool = False
+    note: str | None = None
+
+    @property
+    def path(self) -> Path:
+        """Where the cell's record lies."""
+        return self.cell.path(self.root)
+
+
+def config_directory() -> Path:
+    """Return ``conf/``: beside the package in a checkout, inside it where it is installed."""
+    package = Path(__file__).resolve().parent
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
+
+
+def register_resolvers() -> None:
+    """Teach OmegaConf ``${capmoe.cache:name}``, a directory in the user's cache."""
+    OmegaConf.register_new_resolver(
+        "capmoe.cache", lambda name: str(cache_directory() / name), replace=True
+    )
+
+
+def options(group: str) -> list[str]:
+    """Return the names of a configuration group, such as the models."""
+    return sorted(path.stem for path in (config_directory() / group).glob("*.yaml"))
+
+
+def load_option(group: str, name: str) -> DictConfig:
+    """Return one option of a group.
+
+    Raises:
+        UsageError: If there is none of that name.
+    """
+    path = config_directory() / group / f"{name}.yaml"
+    if not path.is_file():
+        raise bad_choice(group, name, options(group))
+    loaded = OmegaConf.load(path)
+    assert isinstance(loaded, DictConfig)
+    return loaded
+
+
+def expand(config: DictConfig) -> Iterator[DictConfig]:
+    """Yield the configuration at every point of its ``grid``, the first key slowest.
+
+    Raises:
+        UsageError: If the grid has a key that the configuration has not, or an empty list.
+    """
+    grid: dict[str, Any] = OmegaConf.to_container(config.grid, resolve=True)  # type: ignore[assignment]
+    for key, values in grid.items():
+        if key not in config or key == "grid":
+            raise bad_choice("grid", key, [str(k) for k in config])
+        if not isinstance(values, list) or not values:
+            raise UsageError(
+                f"grid.{key}={values}: must be a list of values, for example [1.0, 2.0]"
+            )
+    models = {name: load_option("model", name) for name in grid.get("model", [])}
+    for point in itertools.product(*grid.values()):
+        variant = config.copy()
+        variant.grid = {}
+        for key, value in zip(grid, point, strict=True):
+            if key == "model":
+                variant.model = models[value]
+            else:
+                variant[key] = value
+        yield variant
+
+
+def check_overrides(config: DictConfig, overrides: Sequence[str]) -> None:
+    """Refuse a command-line override that the grid would silently replace.
+
+    Args:
+        config: The composed configuration.
+        overrides: What was said on the command line, ``key=value``.
+
+    Raises:
+        UsageError: Naming the override and the way to change the grid instead.
+    """
+    for override in overrides:
+        key = override.lstrip("+~").partition("=")[0]
+        top = key.partition(".")[0]
+        if top in config.grid:
+            raise UsageError(
+                f"{override}: {top} is set by the experiment's grid; change the grid instead: "
+                f"'grid.{top}=[…]'"
+            )
+
+
+def plans(config: DictConfig) -> list[Plan]:
+    """Return the plans of a composed configuration, each cell once.
+
+    A cell that several points of the grid share, such as the baseline at three γ, is one plan.
+
+    Raises:
+        UsageError: For a value that cannot be.
+    """
+    found: dict[str, Plan] = {}
+    for point in expand(config):
+        for name in point.tasks:
+            plan = _plan(point, str(name))
+            found.setdefault(plan.cell.digest, plan)
+    return list(found.values())
+
+
+def merge(batches: Sequence[Sequence[Plan]]) -> list[Plan]:
+    """Return the plans of several configurations, each cell once."""
+    return list({plan.path: plan for batch in batches for plan in batch}.values())
+
+
+def _plan(config: DictConfig, task_name: str) -> Plan:
+    model, task = config.model, config.tasks[task_name]
+    source = data_source(config.data.root, config.data.name)
+    cell = Cell(
+        model=ModelId(
+            name=model.name,
+            pretrained=model.pretrained,
+            revision=str(model.revision),
+            dtype=str(config.dtype),
+            max_length=model.max_length,
+            tokenizer=model.tokenizer,
+        ),
+        method=Method(str(config.method), **{knob: config[knob] for knob in _KNOBS}),
+        task=TaskId(
+            name=task_name,
+            lm_eval=task.lm_eval,
+            dataset=task.dataset,
+            metric=task.metric,
+            fewshot=task.fewshot,
+            filter=task.filter,
+        ),
+        batch_size=task.batch_size or config.batch_size,
+        limit=config.limit,
+        data=source.name,
+        eval_seed=config.eval_seed,
+    )
+    return Plan(
+        cell=cell,
+        source=source,
+        root=Path(str(config.results_dir)),
+        device=str(config.device),
+        device_map=config.device_map,
+        threads=config.threads,
+        overwrite=bool(config.overwrite),
+        note=model.note,
+    )

@@ -1,0 +1,154 @@
+"""Computing cells: what is finished is skipped, what fails does not stop the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from capmoe_eval.configuration import Plan
+from capmoe_eval.errors import UsageError
+from capmoe_eval.progress import Progress
+from capmoe_eval.record import Record, read_record, unwritable
+
+
+@dataclass
+class Outcome:
+    """What became of the planned cells.
+
+    Attributes:
+        records: The records of all cells that are finished now, in the plans' order.
+        computed: How many of them this run computed.
+        failures: (cell, reason, error) of each cell that failed.
+    """
+
+    records: list[Record] = field(default_factory=list)
+    computed: int = 0
+    failures: list[tuple[str, str, Exception]] = field(default_factory=list)
+
+
+def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
+    """Compute every planned cell whose record is missing.
+
+    Everything that can be checked without a model is checked first, so that a long run does not
+    stop half-way for a typing error. Cells of one model run together, and the model stays loaded.
+
+    Args:
+        plans: What to compute.
+        progress: The display; a new one on standard error by default.
+
+    Raises:
+        UsageError: For an unwritable results directory, a file there that is no whole record, or a
+            dataset that is not in ``data.root``. Nothing was computed.
+    """
+    from capmoe_eval.harness.tasks import ready
+
+    plans = [dataclasses.replace(plan, source=ready(plan.source)) for plan in plans]
+    finished = {plan.path: _finished(plan) for plan in plans}
+    missing = [plan for plan in plans if finished[plan.path] is None]
+    for root in sorted({plan.root for plan in missing}):
+        _check_writable(root)
+    outcome = Outcome()
+    if missing:
+        progress = progress or Progress(len(missing))
+        finished |= {record.path: record for record in _compute(missing, progress, outcome)}
+    outcome.records = [record for plan in plans if (record := finished[plan.path]) is not None]
+    return outcome
+
+
+def _finished(plan: Plan) -> Record | None:
+    """Return the cell's record if it is there and came from the documents at hand."""
+    fingerprint = plan.source.fingerprint(plan.cell.task.dataset)
+    if plan.overwrite or not plan.path.exists():
+        return None
+    record = read_record(plan.path)
+    recorded = record.capmoe["provenance"].get("data_fingerprint")
+    if recorded != fingerprint:
+        raise UsageError(
+            f"{plan.path}: computed from other documents (fingerprint {recorded}, now "
+            f"{fingerprint}); name the new ones with data.name=NAME, or set overwrite=true"
+        )
+    return record
+
+
+def _check_writable(root: Path) -> None:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=root):
+            pass
+    except OSError as error:
+        raise unwritable(root, error) from error
+
+
+def _compute(plans: Iterable[Plan], progress: Progress, outcome: Outcome) -> Iterable[Record]:
+    """Yield the record of each cell as it is written."""
+    from capmoe_eval.harness.evaluate import evaluate
+    from capmoe_eval.harness.loading import Placement, load_lm, quiet_libraries
+    from capmoe_eval.harness.tasks import TaskLibrary
+
+    quiet_libraries()
+    library = TaskLibrary()
+
+    def key(plan: Plan) -> tuple[object, ...]:
+        return (plan.cell.model, plan.device, plan.device_map)
+
+    order: dict[tuple[object, ...], int] = {}
+    for plan in plans:
+        order.setdefault(key(plan), len(order))
+    by_model = sorted(plans, key=lambda plan: order[key(plan)])
+    for _, group in itertools.groupby(by_model, key=key):
+        cells = list(group)
+        first = cells[0]
+        lm = None
+        progress.loading(first.cell.model.name)
+        for plan in cells:
+            try:
+                if lm is None:
+                    placement = Placement(first.device, first.device_map, first.threads)
+                    lm = load_lm(first.cell.model, placement, batch_size=1)
+                    lm.on_rows = progress.rows
+                progress.start(plan.cell)
+                record = evaluate(plan.cell, lm, library, plan.source, root=plan.root)
+                record.write()
+            except Exception as error:
+                if os.environ.get("CAPMOE_DEBUG") or _hopeless(
+                    error, by_model, lm is not None, outcome
+                ):
+                    raise
+                reason = _one_line(error)
+                progress.fail(plan.cell, reason)
+                outcome.failures.append((str(plan.cell), reason, error))
+                if lm is None:
+                    _fail_rest(cells[cells.index(plan) + 1 :], reason, error, progress, outcome)
+                    break
+                continue
+            outcome.computed += 1
+            progress.finish(record)
+            yield record
+        del lm  # before the next model needs the memory
+
+
+def _hopeless(error: Exception, plans: Sequence[Plan], loaded: bool, outcome: Outcome) -> bool:
+    """Return whether a user's mistake concerns all that was asked for, so one line says it all."""
+    models = {plan.cell.model for plan in plans}
+    methods = {plan.cell.method for plan in plans}
+    alike = len(models) == 1 and (len(methods) == 1 or not loaded)
+    return isinstance(error, UsageError) and alike and not outcome.computed
+
+
+def _fail_rest(
+    cells: Sequence[Plan], reason: str, error: Exception, progress: Progress, outcome: Outcome
+) -> None:
+    """Fail the cells of a model that cannot be loaded, without trying it again for each."""
+    for plan in cells:
+        progress.fail(plan.cell, reason)
+        outcome.failures.append((str(plan.cell), reason, error))
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, UsageError) else f"{type(error).__name__}: {text}"[:500]

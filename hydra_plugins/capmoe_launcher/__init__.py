@@ -1,0 +1,1 @@
+"""The launcher of capmoe_eval's sweeps, where Hydra looks for plugins."""

@@ -1,0 +1,78 @@
+"""A Hydra launcher that computes all jobs of a sweep in this process, each model loaded once.
+
+Hydra's own launcher runs job after job: it would load the model for each, and count nothing.
+``hydra/launcher=submitit_slurm``, ``ray`` and others still work; they call the task function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf
+
+from capmoe_eval.application import execute
+from capmoe_eval.configuration import check_overrides, merge, plans
+
+
+class CellLauncher(Launcher):
+    """Turns the jobs of a sweep into cells, drops the duplicates and computes the rest."""
+
+    def __init__(self) -> None:
+        self._context: HydraContext | None = None
+        self._config: DictConfig | None = None
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Remember what Hydra gives."""
+        del task_function
+        self._context, self._config = hydra_context, config
+
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
+        """Compute all jobs.
+
+        Raises:
+            SystemExit: With status 1 if a cell failed.
+            UsageError: For a value that cannot be.
+        """
+        assert self._context is not None
+        loader = self._context.config_loader
+        batches = []
+        for number, overrides in enumerate(job_overrides):
+            config = loader.load_sweep_config(self._config, list(overrides))
+            OmegaConf.set_readonly(config, False)
+            config.hydra.job.id = str(initial_job_idx + number)
+            config.hydra.job.num = initial_job_idx + number
+            task_config = config.copy()
+            OmegaConf.set_struct(task_config, False)
+            task_config.pop("hydra")
+            check_overrides(task_config, overrides)
+            batches.append(plans(task_config))
+        status = execute(merge(batches))
+        if status:
+            raise SystemExit(status)
+        return [_completed(overrides) for overrides in job_overrides]
+
+
+def _completed(overrides: Sequence[str]) -> JobReturn:
+    done = JobReturn()
+    done.overrides = list(overrides)
+    done.status = JobStatus.COMPLETED
+    done.return_value = None
+    return done
+
+
+_store: Any = ConfigStore.instance()
+_store.store(
+    group="hydra/launcher",
+    name="capmoe",
+    node={"_target_": f"{__name__}.{CellLauncher.__name__}"},
+    provider="capmoe_eval",
+)

@@ -1,0 +1,213 @@
+"""Cells on synthetic and on real documents."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from lm_eval.evaluator import evaluate as lm_eval_evaluate
+from lm_eval.models.huggingface import HFLM
+
+from capmoe_eval.cell import Cell, ModelId, TaskId
+from capmoe_eval.configuration import load_option, options
+from capmoe_eval.datasource import DataSource, data_source
+from capmoe_eval.errors import UsageError
+from capmoe_eval.harness.evaluate import _prepare, evaluate
+from capmoe_eval.harness.lm import CapmoeLM
+from capmoe_eval.harness.loading import Placement, load_lm
+from capmoe_eval.harness.tasks import TaskLibrary
+from capmoe_eval.method import Method
+from capmoe_eval.record import Record, read_record
+
+SINGLE_TASKS = [name for name in options("tasks") if "defaults" not in load_option("tasks", name)]
+TEN = [name for name in SINGLE_TASKS if not name.startswith("longicl") or name == "longicl_1"]
+TINY = ModelId("tiny_olmoe", "tiny:olmoe", dtype="float32")
+
+
+def task(name: str) -> TaskId:
+    spec = load_option("tasks", name)[name]
+    return TaskId(name, spec.lm_eval, spec.dataset, spec.metric, spec.fewshot, spec.filter)
+
+
+@pytest.fixture(scope="module")
+def lm() -> CapmoeLM:
+    return load_lm(TINY, Placement("cpu"), 4)
+
+
+@pytest.fixture(scope="module")
+def library() -> TaskLibrary:
+    return TaskLibrary()
+
+
+def run(
+    lm: CapmoeLM,
+    library: TaskLibrary,
+    source: DataSource,
+    name: str,
+    method: Method,
+    **cell: object,
+) -> Record:
+    settings: dict[str, object] = {"batch_size": 4, "limit": 2, "data": source.name} | cell
+    planned = Cell(TINY, method, task(name), **settings)  # type: ignore[arg-type]
+    return evaluate(planned, lm, library, source, root=Path("unused"))
+
+
+def test_table_5_shots_and_metrics() -> None:
+    """Table 5 of the paper; OBQA … HellaSwag normalised, GSM8K flexible as released."""
+    assert {name: (task(name).fewshot, task(name).metric) for name in TEN} == {
+        "boolq": (0, "acc"),
+        "rte": (0, "acc"),
+        "obqa": (0, "acc_norm"),
+        "piqa": (0, "acc_norm"),
+        "mmlu": (5, "acc"),
+        "winogrande": (5, "acc"),
+        "gsm8k": (5, "exact_match"),
+        "hellaswag": (10, "acc_norm"),
+        "arc_c": (25, "acc_norm"),
+        "longicl_1": (None, "exact_match"),
+    }
+
+
+@pytest.mark.parametrize("name", ["obqa", "gsm8k"])
+def test_a_record_is_whole_and_can_be_read_again(
+    name: str, lm: CapmoeLM, library: TaskLibrary, hub: Path, tmp_path: Path
+) -> None:
+    source = DataSource("synthetic", hub)
+    record = run(lm, library, source, name, Method("score", 1.0, ep_size=2))
+    record = Record(record.content, record.cell.path(tmp_path))
+    record.write()
+    again = read_record(record.path)
+    assert again.content == record.content
+    assert again.cell == record.cell
+    part = again.capmoe
+    assert all(proof["passed"] for proof in part["proofs"].values())
+    assert part["load"]["drop_rate"] > 0
+    assert part["n"] == 2 and len(part["documents"][task(name).lm_eval]["correct"]) == 2
+    assert part["provenance"]["data_fingerprint"] == source.fingerprint(task(name).dataset)
+    assert again.content["results"][task(name).lm_eval]  # lm-eval's own result is there, too
+    assert "samples" not in again.content
+
+
+def test_a_score_does_not_depend_on_what_ran_before(
+    lm: CapmoeLM, library: TaskLibrary, hub: Path
+) -> None:
+    source = DataSource("synthetic", hub)
+    method = Method("random", 1.0, seed=1)
+    first = run(lm, library, source, "winogrande", method)
+    for name in ("gsm8k", "mmlu", "winogrande"):
+        run(lm, library, source, name, Method("score", 0.5), limit=1)
+    again = run(lm, library, source, "winogrande", method)
+    fresh = run(load_lm(TINY, Placement("cpu"), 4), TaskLibrary(), source, "winogrande", method)
+    for other in (again, fresh):
+        assert other.capmoe["documents"] == first.capmoe["documents"]
+        assert other.capmoe["layers"] == first.capmoe["layers"]
+
+
+def test_value_is_the_mean_over_the_documents(
+    lm: CapmoeLM, library: TaskLibrary, hub: Path
+) -> None:
+    record = run(lm, library, DataSource("synthetic", hub), "mmlu", Method("baseline"))
+    documents = record.capmoe["documents"]
+    assert len(documents) == 57
+    correct = [score for part in documents.values() for score in part["correct"]]
+    assert record.n == len(correct) == 57 * 2
+    assert record.value == pytest.approx(sum(correct) / len(correct))
+
+
+def test_two_roots_with_the_same_layout_are_not_confused(
+    lm: CapmoeLM, library: TaskLibrary, hub: Path, tmp_path: Path
+) -> None:
+    """datasets keys its cache by names alone and would give one root's rows for the other's."""
+    sources = []
+    for name in ("one", "two"):
+        dataset = tmp_path / name / "baber/piqa"
+        shutil.copytree(hub / "baber/piqa", dataset)
+        (file,) = dataset.glob("default/validation*.parquet")
+        rows = pq.read_table(file).to_pylist()
+        for row in rows:
+            row["goal"] = f"{name}: {row['goal']}"
+        pq.write_table(pa.Table.from_pylist(rows, schema=pq.read_schema(file)), file)
+        sources.append(data_source(str(tmp_path / name)))
+    goals = [library.get("piqa", s)["tasks"]["piqa"].eval_docs[0]["goal"][:5] for s in sources]
+    assert goals == ["one: ", "two: "]
+    assert sources[0].fingerprint("baber/piqa") != sources[1].fingerprint("baber/piqa")
+
+
+def test_a_dataset_that_is_not_in_the_root_gives_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no dataset 'openai/gsm8k'") as error:
+        TaskLibrary().get("gsm8k", data_source(str(tmp_path)))
+    assert "\n" not in str(error.value)
+
+
+def test_an_unreachable_hub_gives_one_line(library: TaskLibrary) -> None:
+    with pytest.raises(UsageError, match=r"task=piqa: .*set data\.root=DIR") as error:
+        library.get("piqa", DataSource("hub"))
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_metric_or_task_is_refused_by_name(
+    lm: CapmoeLM, library: TaskLibrary, hub: Path
+) -> None:
+    source = DataSource("synthetic", hub)
+    with pytest.raises(UsageError, match="did you mean 'openbookqa'"):
+        library.get("openbokqa", source)
+    wrong = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_nrm", 0)
+    cell = Cell(TINY, Method("baseline"), wrong, 4, 1, "synthetic")
+    with pytest.raises(UsageError, match="did you mean 'acc_norm,none'"):
+        evaluate(cell, lm, library, source, root=Path("unused"))
+
+
+@pytest.fixture(scope="module")
+def real(real_hub: Path, real_tokenizer: Path) -> tuple[CapmoeLM, HFLM, DataSource]:
+    """A tiny OLMoE with OLMoE's tokenizer, as ours and as lm-eval's."""
+    model = ModelId(
+        "tiny_olmoe", "tiny:olmoe", dtype="float32", tokenizer=str(real_tokenizer), max_length=3072
+    )
+    ours = load_lm(model, Placement("cpu"), 4)
+    stock = HFLM(ours.model, tokenizer=ours.tokenizer, batch_size=4, max_length=3072)
+    return ours, stock, data_source(str(real_hub))
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize("name", TEN)
+def test_real_documents(
+    name: str, real: tuple[CapmoeLM, HFLM, DataSource], library: TaskLibrary
+) -> None:
+    """All ten tasks run on real data; the baseline answers exactly as lm-eval's own model does."""
+    ours, stock, source = real
+    limit = 1 if name in ("mmlu", "longicl_1") else 2
+    baseline = run(ours, library, source, name, Method("baseline"), limit=limit)
+    cell = baseline.cell
+    tasks = library.get(cell.task.lm_eval, source)
+    _prepare(tasks, cell)
+    expected = lm_eval_evaluate(stock, tasks, limit=limit, bootstrap_iters=0)
+    key = f"{cell.task.metric},{cell.task.filter}"
+    assert baseline.value == expected["results"][cell.task.lm_eval][key]
+    dropped = run(ours, library, source, name, Method("score", 1.0, ep_size=2), limit=limit)
+    assert dropped.capmoe["load"]["drop_rate"] > 0.01
+    assert dropped.n == baseline.n == (57 if name == "mmlu" else limit)
+    assert all(proof["passed"] for proof in dropped.capmoe["proofs"].values())
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize("name", ["piqa", "mmlu", "arc_c"])
+def test_real_log_likelihoods_are_those_of_lm_eval(
+    name: str, real: tuple[CapmoeLM, HFLM, DataSource], library: TaskLibrary
+) -> None:
+    ours, stock, source = real
+    cell = Cell(TINY, Method("baseline"), task(name), 4)
+    tasks = library.get(cell.task.lm_eval, source)
+    _prepare(tasks, cell)
+    built = next(iter(tasks["tasks"].values()))
+    built.build_all_requests(limit=4)
+    ours.route(cell.method)
+    ours.batch_size_per_gpu = 4
+    try:
+        assert ours.loglikelihood(built.instances) == stock.loglikelihood(
+            built.instances, disable_tqdm=True
+        )
+    finally:
+        ours.release()

@@ -1,0 +1,365 @@
+"""What a user types, and what comes back."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from capmoe_eval import __main__ as commandline
+from capmoe_eval import lm_eval as lm_eval_commandline
+from capmoe_eval import tables
+from capmoe_eval.configuration import options
+from capmoe_eval.method import METHODS
+from capmoe_eval.record import read_record
+
+
+class Shell:
+    """Runs a command line in this process, from an empty directory."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cwd: Path
+    ) -> None:
+        self._monkeypatch, self._capsys, self.cwd = monkeypatch, capsys, cwd
+        monkeypatch.chdir(cwd)
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+
+    def __call__(self, *words: str, main: object = commandline.main) -> tuple[int, str, str]:
+        self._monkeypatch.setattr(sys, "argv", ["capmoe_eval", *words])
+        with pytest.raises(SystemExit) as done:
+            main()  # type: ignore[operator]
+        out, err = self._capsys.readouterr()
+        return int(done.value.code or 0), out, err
+
+    def left_behind(self) -> list[str]:
+        return sorted(path.name for path in self.cwd.iterdir())
+
+
+@pytest.fixture
+def shell(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Shell:
+    return Shell(monkeypatch, capsys, tmp_path)
+
+
+def test_one_evaluation_prints_a_result_table(shell: Shell) -> None:
+    status, out, err = shell("gamma=1.0", "method=score", "tasks=[obqa,rte]", "limit=4")
+    assert status == 0
+    heading, obqa, rte, count, note = out.splitlines()
+    assert heading.split() == [
+        "task",
+        "model",
+        "method",
+        "score",
+        "±",
+        "n",
+        "dropped",
+        "peak",
+        "record",
+    ]
+    assert obqa.startswith("obqa  tiny_olmoe  score-g1-ep8") and rte.startswith("rte")
+    path = shell.cwd / obqa.split()[-1]
+    record = read_record(path)
+    assert f"{100 * record.value:.1f}" in obqa
+    assert f"{100 * record.capmoe['load']['drop_rate']:.1f} %" in obqa
+    assert f"{record.capmoe['load']['peak_before']:.2f} → " in obqa
+    assert count == "2 computed, 0 finished before, 0 failed"
+    assert "untrained" in note
+    assert "[2/2] tiny_olmoe rte" in err
+    assert shell.left_behind() == ["results"]
+
+
+def test_every_method_name_works(shell: Shell) -> None:
+    status, out, _ = shell(
+        "-m", f"method={','.join(METHODS)}", "gamma=1.0", "tasks=obqa", "limit=2"
+    )
+    assert status == 0
+    assert f"{len(METHODS)} computed" in out
+    assert shell.left_behind() == ["results"]
+
+
+def test_a_sweep_runs_each_cell_once(shell: Shell) -> None:
+    status, out, _ = shell(
+        "-m", "gamma=1.0,1.5,2.0", "method=baseline,score", "tasks=obqa", "limit=2"
+    )
+    assert status == 0
+    assert "4 computed, 0 finished before, 0 failed" in out  # the baseline has no γ
+
+
+def test_variants_are_presets(shell: Shell) -> None:
+    status, _, _ = shell(
+        "-m",
+        "variant=paper,released_code,algorithms",
+        "method=expanded_drop",
+        "tasks=obqa",
+        "limit=2",
+    )
+    assert status == 0
+    methods = [
+        json.loads(path.read_text())["capmoe"]["cell"]["method"]
+        for path in shell.cwd.glob("results/*/*/*/*.json")
+    ]
+    told_apart = {
+        (m["count_padding"], m["ep_size"], m["candidates"], m["rounding"]) for m in methods
+    }
+    assert told_apart == {
+        (False, 8, "local", "ceil"),
+        (True, 1, "global", "ceil"),
+        (False, 1, "local", "floor"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["gamma=-1"], "gamma=-1: the capacity factor must be a number of at least 0"),
+        (["gamma=abc"], "gamma=abc: the capacity factor must be a number"),
+        (["method=scroe"], "method=scroe: did you mean 'score'?"),
+        (["model=tiny_olmo"], "model=tiny_olmo: did you mean 'tiny_olmoe'?"),
+        (["model=nope"], "model=nope: choose one of"),
+        (["tasks=obqq"], "tasks=obqq: did you mean 'obqa'?"),
+        (["gama=1.0"], "key=gama: did you mean 'gamma'?"),
+        (["limit=many"], "limit=many: must be a whole number of documents"),
+        (["limit=0"], "limit=0: must be"),
+        (["batch_size=auto"], "batch_size=auto: under a capacity"),
+        (["batch_size=0"], "batch_size=0: must be"),
+        (["ep_size=7", "tasks=obqa"], "ep_size=7: 32 experts cannot be spread evenly over 7 ranks"),
+        (["data.root=/no/such"], "data.root=/no/such: no such directory"),
+        (["dtype=float31", "tasks=obqa"], "dtype=float31: did you mean 'float32'?"),
+        (["device=qpu", "tasks=obqa"], "device=qpu: not usable here"),
+        (["experiment=table1", "gamma=1"], "gamma=1: gamma is set by the experiment's grid"),
+        (["experiment=table1", "grid.gama=[1]"], "key=gama"),
+        (["experiment=table1", "grid.gamma=1"], "grid.gamma=1: must be a list of values"),
+        (["experiment=table1", "grid.model=[x]"], "model=x: choose one of"),
+        (["model.pretrained=tiny:nope", "tasks=obqa"], "model.pretrained=tiny:nope: did you mean"),
+        (["-m", "gamma=1.0,abc", "tasks=obqa"], "gamma=abc: the capacity factor must be"),
+        (["-m", "model=tiny_olmoe,nope"], "model=nope: choose one of"),
+        (["gamma=[1"], ""),
+    ],
+)
+def test_bad_input_gives_one_line_and_status_2(shell: Shell, words: list[str], line: str) -> None:
+    status, out, err = shell(*words)
+    assert status == 2
+    assert out == ""
+    said = [text for text in err.splitlines() if text]
+    assert len(said) == 1, err
+    assert said[0].startswith("error: ") and line in said[0]
+    assert not list(shell.cwd.rglob("*.json"))
+
+
+def test_an_unreachable_hub_says_what_to_do(shell: Shell) -> None:
+    status, _, err = shell("model=olmoe", "tasks=obqa", "data.root=synthetic")
+    assert status == 2
+    assert err.count("\n") == 1
+    for remedy in ("model.pretrained=PATH", "HF_ENDPOINT", "model=tiny_olmoe"):
+        assert remedy in err
+
+
+def test_an_unwritable_results_directory_gives_one_line(shell: Shell) -> None:
+    (shell.cwd / "file").write_text("")
+    status, _, err = shell("tasks=obqa", "results_dir=file/results")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "results_dir=file/results: cannot be written" in err
+
+
+def test_a_truncated_record_gives_one_line_and_is_left_alone(shell: Shell) -> None:
+    words = ("tasks=obqa", "limit=2")
+    shell(*words)
+    (path,) = shell.cwd.rglob("*.json")
+    path.write_text(path.read_text()[:1000])
+    status, _, err = shell(*words)
+    assert (status, err.count("\n")) == (2, 1)
+    assert "not a whole record" in err and path.name in err
+    assert len(path.read_text()) == 1000
+    assert shell(*words, "overwrite=true")[0] == 0
+
+
+def test_a_dataset_missing_from_the_root_gives_one_line(shell: Shell, hub: Path) -> None:
+    root = shell.cwd / "root"
+    (root / "allenai").mkdir(parents=True)
+    (root / "allenai/openbookqa").symlink_to(hub / "allenai/openbookqa")
+    status, _, err = shell("tasks=[obqa,piqa]", f"data.root={root}", "limit=2")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "no dataset 'baber/piqa'" in err and "it has allenai/openbookqa" in err
+    assert not list(shell.cwd.rglob("*.json")), "checked before anything is computed"
+    status, _, _ = shell("tasks=obqa", f"data.root={root}", "limit=2")
+    assert status == 0
+    (record,) = map(read_record, (shell.cwd / "results").rglob("*.json"))
+    assert record.cell.data == "root"
+
+
+def test_a_failing_cell_gives_status_1_and_keeps_the_others(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, out, err = shell(
+        "-m", "model=olmoe,tiny_mixtral", "tasks=obqa", "limit=2", "data.root=synthetic"
+    )
+    assert status == 1
+    assert "1 computed, 0 finished before, 1 failed" in out
+    assert "failed: olmoe obqa score-g2-ep8: model.pretrained=allenai/OLMoE" in err
+
+
+def test_an_interrupt_is_no_traceback(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commandline, "execute", interrupt)
+    status, _, err = shell("tasks=obqa")
+    assert (status, err) == (
+        130,
+        "interrupted: finished cells are kept, the same command continues\n",
+    )
+
+
+@pytest.mark.parametrize("name", options("experiment"))
+def test_every_shipped_experiment_runs(shell: Shell, name: str) -> None:
+    """A slice of each grid: its first model, one document per task."""
+    model = "tiny_olmoe"
+    status, out, _ = shell(
+        f"experiment={name}", f"grid.model=[{model}]", "limit=1", "tasks=[obqa,gsm8k]"
+    )
+    assert status == 0, out
+    assert " 0 failed" in out
+
+
+@pytest.mark.parametrize("name", options("model"))
+def test_every_shipped_model_composes(name: str) -> None:
+    """The paper's checkpoints cannot be loaded here; their cells can be planned."""
+    config = tables._compose([f"model={name}", "gamma=2.0"])
+    planned = tables.plans(config)
+    assert len(planned) == 9
+    assert {plan.cell.model.name for plan in planned} == {name}
+    assert planned[0].cell.data == ("synthetic" if name.startswith("tiny") else "hub")
+
+
+def test_paper_profiles_plan_the_papers_grids() -> None:
+    """Table 1: a baseline and 3 γ × (3 metrics + random with 3 seeds); Table 2: 4 models × 4."""
+    one = tables.plans(tables._compose(["experiment=table1", "profile=paper"]))
+    assert len(one) == 8 * (1 + 3 * (3 + 3))
+    two = tables.plans(tables._compose(["experiment=table2", "profile=paper"]))
+    assert len(two) == 9 * 4 * 4
+    gammas = {
+        plan.cell.model.name: plan.cell.method.gamma for plan in two if plan.cell.method.gamma
+    }
+    assert gammas == {
+        "olmoe_instruct": 2.0,
+        "qwen1_5_moe_chat": 1.5,
+        "deepseek_v2_lite_chat": 2.0,
+        "mixtral_8x7b_instruct": 1.5,
+    }
+    ranks = {
+        plan.cell.model.name: plan.cell.method.ep_size for plan in two if plan.cell.method.gamma
+    }
+    assert set(ranks.values()) == {6, 8} and ranks["qwen1_5_moe_chat"] == 6
+
+
+# Tables.
+
+
+def test_a_table_shows_what_is_there_and_how_to_fill_the_rest(shell: Shell) -> None:
+    words = ("grid.model=[tiny_olmoe]", "limit=2")
+    shell("experiment=table2", *words, "tasks=[obqa,rte]")
+    shell("tasks=obqa", "limit=1")  # a finished cell that is none of the table's
+    status, out, _ = shell("table2", *words, main=tables.main)
+    assert status == 0
+    rows = [row for row in out.splitlines() if row.startswith("| ") and "Baseline" in row]
+    assert len(rows) == 1
+    cells = [cell.strip() for cell in rows[0].strip("|").split("|")]
+    assert cells[2] != "—" and cells[3] == "—" and cells[-1] == "—"
+    assert "python -m capmoe_eval limit=2 model=tiny_olmoe method=baseline 'tasks=[piqa," in out
+    assert "untrained" in out
+    written = sorted(path.name for path in (shell.cwd / "reports/tiny").iterdir())
+    assert written == ["table2.csv", "table2.html", "table2.md", "table2.tex"]
+
+
+def test_the_command_of_a_missing_cell_fills_it(shell: Shell) -> None:
+    words = ("grid.model=[tiny_olmoe]", "limit=1", "tasks=table1")
+    _, out, _ = shell("table1", *words, main=tables.main)
+    line = next(line for line in out.splitlines() if "method=random" in line)
+    command = line[line.index("-m capmoe_eval") :].strip("` \n").replace("'", "").split()[2:]
+    status, _, _ = shell(*command)
+    assert status == 0
+    _, out, _ = shell("table1", *words, main=tables.main)
+    row = next(row for row in out.splitlines() if row.startswith("| Random |"))
+    assert "—" not in row
+
+
+def test_a_damaged_record_is_a_hole_with_a_reason(shell: Shell) -> None:
+    words = ("grid.model=[tiny_olmoe]", "limit=1", "tasks=[obqa]")
+    shell("experiment=table2", *words)
+    path = next((shell.cwd / "results").rglob("baseline*.json"))
+    path.write_text("{")
+    status, out, _ = shell("table2", *words, main=tables.main)
+    assert status == 0
+    assert "left out:" in out and path.name.replace("_", r"\_") in out.replace("\\-", "-")
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_published_tables_are_rendered_by_the_same_command(shell: Shell, version: str) -> None:
+    status, out, _ = shell("table2", "--published", version, main=tables.main)
+    assert status == 0
+    assert "| OLMoE-Instruct | Baseline |" in out
+    assert (shell.cwd / f"reports/published/table2_published_{version}.md").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["tabel2"], "did you mean 'table2'"),
+        (["table2", "profile=tinny"], "did you mean 'tiny'"),
+        (["table2", "--published", "v3"], "v3"),
+    ],
+)
+def test_a_bad_table_gives_one_line(shell: Shell, words: list[str], line: str) -> None:
+    status, _, err = shell(*words, main=tables.main)
+    assert (status, err.count("\n")) == (2, 1)
+    assert line in err
+
+
+# lm-eval's own command line.
+
+
+def test_lm_evals_command_line_knows_capmoe(shell: Shell, tmp_path: Path, hub: Path) -> None:
+    from capmoe_eval.tiny import tiny_model, tiny_tokenizer
+
+    tokenizer = tiny_tokenizer()
+    tiny_model("olmoe", vocab_size=len(tokenizer)).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    task = tmp_path / "task.yaml"
+    task.write_text(
+        f"task: tiny_piqa\ndataset_path: {hub}/baber/piqa\noutput_type: multiple_choice\n"
+        'validation_split: validation\ndoc_to_text: "{{goal}}"\ndoc_to_target: label\n'
+        'doc_to_choice: "{{[sol1, sol2]}}"\n'
+    )
+    shell._monkeypatch.setattr(
+        sys,
+        "argv",
+        [
+            *("lm_eval", "run", "--model", "capmoe", "--tasks", str(task), "--limit", "4"),
+            *("--model_args", f"pretrained={tmp_path}/model,method=score,gamma=0.5,ep_size=2"),
+            *("--output_path", str(tmp_path / "out"), "--device", "cpu", "--batch_size", "4"),
+        ],
+    )
+    lm_eval_commandline.main()
+    (path,) = (tmp_path / "out").rglob("results*.json")
+    told = json.loads(path.read_text())["config"]["capmoe"]
+    assert told["method"]["gamma"] == 0.5 and told["method"]["ep_size"] == 2
+    assert told["summary"]["dropped"] > 0
+    assert all(proof["passed"] for proof in told["proofs"].values())
+
+
+def test_lm_evals_command_line_refuses_in_one_line(shell: Shell) -> None:
+    words = (
+        "run",
+        "--model",
+        "capmoe",
+        "--model_args",
+        "pretrained=x,method=scroe",
+        "--tasks",
+        "piqa",
+    )
+    status, _, err = shell(*words, main=lm_eval_commandline.main)
+    assert status == 2
+    assert err.splitlines()[-1].startswith("error: method=scroe: did you mean 'score'?")

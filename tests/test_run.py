@@ -1,0 +1,179 @@
+"""Grids: the finished is skipped, the failed reported, and a kill leaves whole records."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from capmoe_eval import run as run_module
+from capmoe_eval.cell import Cell, ModelId, TaskId
+from capmoe_eval.configuration import Plan
+from capmoe_eval.datasource import data_source
+from capmoe_eval.errors import UsageError
+from capmoe_eval.harness import evaluate as evaluate_module
+from capmoe_eval.harness import loading
+from capmoe_eval.method import Method
+from capmoe_eval.record import read_record
+from capmoe_eval.run import run
+
+OBQA = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
+
+
+def plan(root: Path, method: Method, *, model: str = "tiny:olmoe", **changes: object) -> Plan:
+    cell = Cell(
+        ModelId(model.replace(":", "_"), model, dtype="float32"), method, OBQA, 4, 2, "synthetic"
+    )
+    return dataclasses.replace(
+        Plan(cell, data_source("synthetic"), root, device="cpu"),
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+def grid(root: Path) -> list[Plan]:
+    return [plan(root, Method(name, 1.0)) for name in ("baseline", "order", "score")]
+
+
+def test_finished_cells_are_skipped_and_kept_as_they_are(tmp_path: Path) -> None:
+    first = run(grid(tmp_path))
+    assert (first.computed, len(first.records), first.failures) == (3, 3, [])
+    before = {record.path: record.path.stat().st_mtime_ns for record in first.records}
+    missing = first.records[1].path
+    missing.unlink()
+    second = run(grid(tmp_path))
+    assert (second.computed, len(second.records)) == (1, 3)
+    after = {record.path: record.path.stat().st_mtime_ns for record in second.records}
+    assert {path for path in before if before[path] != after[path]} == {missing}
+
+
+def test_overwrite_computes_again(tmp_path: Path) -> None:
+    run(grid(tmp_path)[:1])
+    again = run([dataclasses.replace(grid(tmp_path)[0], overwrite=True)])
+    assert again.computed == 1
+
+
+def test_a_model_is_loaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = []
+    load_lm = loading.load_lm
+
+    def counting(model: ModelId, *args: object, **kwargs: object) -> object:
+        loads.append(model.name)
+        return load_lm(model, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(loading, "load_lm", counting)
+    methods = [Method("baseline"), Method("score", 1.0)]
+    mixed = [plan(tmp_path, m, model=f"tiny:{f}") for m in methods for f in ("olmoe", "mixtral")]
+    assert run(mixed).computed == 4
+    assert loads == ["tiny_olmoe", "tiny_mixtral"]
+
+
+def test_a_failed_cell_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate = evaluate_module.evaluate
+
+    def failing(cell: Cell, *args: object, **kwargs: object) -> object:
+        if cell.method.name == "order":
+            raise RuntimeError("boom\nsecond line")
+        return evaluate(cell, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(evaluate_module, "evaluate", failing)
+    outcome = run(grid(tmp_path))
+    assert [record.method for record in outcome.records] == ["baseline", "score"]
+    ((cell, reason, _),) = outcome.failures
+    assert (cell, reason) == ("tiny_olmoe obqa order-g1", "RuntimeError: boom second line")
+    monkeypatch.undo()
+    assert run(grid(tmp_path)).computed == 1
+
+
+def test_a_model_that_cannot_be_loaded_fails_its_cells_once(tmp_path: Path) -> None:
+    absent = [
+        plan(tmp_path, m, model="/no/model") for m in (Method("baseline"), Method("score", 1))
+    ]
+    outcome = run([*absent, *grid(tmp_path)[:1]])
+    assert [record.method for record in outcome.records] == ["baseline"]
+    assert len(outcome.failures) == 2
+    assert "model.pretrained=/no/model: cannot be loaded" in outcome.failures[0][1]
+    with pytest.raises(UsageError, match=r"model\.pretrained=/no/model"):
+        run(absent)
+
+
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        (lambda text: text[: len(text) // 2], "not a whole record"),
+        (lambda text: "[]", "no record of this suite"),
+        (
+            lambda text: text.replace('"schema": 1', '"schema": 99'),
+            "schema 99, this version reads 1",
+        ),
+        (lambda text: text.replace('"proofs"', '"prooofs"'), "field 'capmoe.proofs' is missing"),
+        (lambda text: text.replace('"digest": "', '"digest": "0'), "its cell has digest"),
+        (lambda text: text.replace('"gamma": 1.0', '"gamma": -1.0'), "its cell cannot be read"),
+    ],
+)
+def test_a_damaged_record_is_named_before_anything_is_computed(
+    damage: Callable[[str], str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans = grid(tmp_path)
+    run(plans[2:])
+    path = plans[2].path
+    path.write_text(damage(path.read_text(encoding="utf-8")), encoding="utf-8")
+    monkeypatch.setattr(run_module, "_compute", lambda *_: pytest.fail("something was computed"))
+    with pytest.raises(UsageError, match=line) as error:
+        run(plans)
+    assert str(path) in str(error.value) and "delete it" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_record_of_other_documents_is_not_taken(tmp_path: Path) -> None:
+    plans = grid(tmp_path)[:1]
+    run(plans)
+    content = json.loads(plans[0].path.read_text(encoding="utf-8"))
+    content["capmoe"]["provenance"]["data_fingerprint"] = "0123"
+    plans[0].path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(UsageError, match="computed from other documents"):
+        run(plans)
+    assert run([dataclasses.replace(plans[0], overwrite=True)]).computed == 1
+
+
+def test_an_unwritable_directory_gives_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"results_dir=.*file/results: cannot be written"):
+        run(grid(tmp_path / "file/results"))
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_leaves_whole_records_and_continues(tmp_path: Path) -> None:
+    command = [
+        *(sys.executable, "-m", "capmoe_eval", "-m", "limit=2", "tasks=obqa,piqa"),
+        *("method=baseline,order,reverse_order,score,expert_drop", "gamma=1.0,2.0"),
+        f"results_dir={tmp_path / 'results'}",
+    ]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while len(list(tmp_path.glob("results/*/*/*.json"))) < 3 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    whole = sorted(tmp_path.glob("results/*/*/*.json"))
+    assert 3 <= len(whole) < 16, "the kill came in the middle"
+    for path in whole:
+        read_record(path)
+    times = {path: path.stat().st_mtime_ns for path in whole}
+    started = time.time()
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    # baseline and expert_drop have no γ: 2 tasks × (2 + 3 methods × 2 γ) cells.
+    assert f"{16 - len(whole)} computed, {len(whole)} finished before, 0 failed" in done.stdout
+    assert len(list(tmp_path.glob("results/*/*/*.json"))) == 16
+    assert times == {path: path.stat().st_mtime_ns for path in whole}
+    assert [p.name for p in tmp_path.iterdir()] == ["results"], "Hydra left something behind"
+    temporary = [path for path in tmp_path.rglob(".*") if path.stat().st_mtime > started]
+    assert not temporary, "the second run left a temporary file"
