@@ -53,13 +53,17 @@ def weights_hash(model: nn.Module) -> str:
     """Return a hash of the weights: name, type, shape and up to 65,536 evenly spaced values each.
 
     A whole tensor is hashed where it has no more values than that, so small models are hashed
-    whole; a large one takes seconds instead of minutes, and every tensor takes part.
+    whole; a large one takes seconds instead of minutes, and every tensor takes part. Of a tensor
+    that is offloaded to disk, name, type and shape take part.
     """
     known = getattr(model, "capmoe_weights_hash", None)
     if known is None:
         digest = hashlib.sha256()
         for name, tensor in sorted(model.state_dict().items()):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            if tensor.is_meta:
+                digest.update(b"offloaded")
+                continue
             flat = tensor.detach().reshape(-1)
             step = max(1, -(-flat.numel() // _SAMPLE))
             sample = flat[::step].contiguous().cpu()

@@ -278,6 +278,12 @@ class _Session:
         return hook
 
 
+def _input_device(model: nn.Module) -> torch.device:
+    """Return where inputs go; parameters that are offloaded say ``meta``."""
+    devices = (parameter.device for parameter in model.parameters())
+    return next((d for d in devices if d.type != "meta"), torch.device("cpu"))
+
+
 def _prove_stock_at_infinity(
     model: nn.Module, layers: list[MoeLayer], method: Method
 ) -> dict[str, Any]:
@@ -294,7 +300,7 @@ def _prove_stock_at_infinity(
     }
     config: Any = model.config
     vocabulary = int(config.get_text_config().vocab_size)
-    device = next(model.parameters()).device
+    device = _input_device(model)
     tokens = (torch.arange(16) * 7919 % vocabulary).view(2, 8).to(device)
     padded_BS = torch.ones(2, 8, dtype=torch.bool, device=device)
     padded_BS[1, 5:] = False

@@ -1,0 +1,87 @@
+"""``python -m capmoe_eval.loads RECORD.json OUT.png``: a layer's expert load, asked and served."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from capmoe_eval.application import run_command
+from capmoe_eval.atomic import write_bytes
+from capmoe_eval.errors import UsageError
+from capmoe_eval.record import Record, read_record
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_ASKED, _SERVED = "#c8c8c8", "#1f4e79"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Draw a record's load and exit: 0 drawn, 2 bad input."""
+    parser = argparse.ArgumentParser(prog="python -m capmoe_eval.loads", description=__doc__)
+    parser.add_argument("record", type=Path)
+    parser.add_argument("out", type=Path, help="a .png, .svg or .pdf file")
+    parser.add_argument("--layer", type=int, help="number of the MoE layer (default: the busiest)")
+    given = parser.parse_args(arguments)
+
+    def draw() -> int:
+        figure = draw_load(read_record(given.record), given.layer)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=given.out.suffix.lstrip(".") or "png", dpi=160)
+        write_bytes(given.out, buffer.getvalue())
+        print(f"written: {given.out}")
+        return 0
+
+    sys.exit(run_command(draw))
+
+
+def draw_load(record: Record, layer: int | None = None) -> Figure:
+    """Draw the load of each expert over the mean load N̄, before and after (paper Figure 1).
+
+    Args:
+        record: A finished evaluation.
+        layer: Number of the MoE layer; None for the one with the fullest expert.
+
+    Raises:
+        UsageError: If there is no such layer.
+    """
+    from matplotlib.figure import Figure
+
+    layers = record.capmoe["layers"]
+    if layer is None:
+        layer = max(range(len(layers)), key=lambda i: max(layers[i]["load_before"]))
+    if not 0 <= layer < len(layers):
+        raise UsageError(f"layer={layer}: the record has MoE layers 0 to {len(layers) - 1}")
+    chosen = layers[layer]
+    mean = chosen["assignments"] / chosen["n_experts"]
+    order = sorted(range(chosen["n_experts"]), key=lambda e: -chosen["load_before"][e])
+    asked = [chosen["load_before"][e] / mean for e in order]
+    served = [chosen["load_after"][e] / mean for e in order]
+
+    figure = Figure(figsize=(6.4, 2.6), layout="constrained")
+    axes = figure.subplots()
+    axes.bar(range(len(order)), asked, color=_ASKED, width=0.9, label="asked for by the router")
+    axes.bar(range(len(order)), served, color=_SERVED, width=0.55, label="computed by the experts")
+    gamma = record.gamma
+    if gamma is not None and gamma < max(asked):
+        axes.axhline(gamma, color="black", linewidth=0.8, linestyle="--")
+        axes.annotate(f"γ = {gamma:g}", (len(order) - 0.5, gamma), ha="right", va="bottom")
+    axes.set_xlabel("experts, busiest first")
+    axes.set_ylabel("load / mean load")
+    axes.set_xticks([])
+    axes.set_xlim(-0.7, len(order) - 0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    title = f"{record.model}, {record.task}, {chosen['name']}: {record.cell.label}"
+    axes.set_title(
+        f"{title}, {100 * chosen['drop_rate']:.0f} % of assignments dropped", fontsize=9, loc="left"
+    )
+    return figure
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""What must stay light stays light, and what must not be imported is not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "transformers", "lm_eval", "datasets", "pandas", "matplotlib")
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "capmoe_eval",
+        "capmoe_eval.__main__",
+        "capmoe_eval.tables",
+        "capmoe_eval.loads",
+        "capmoe_eval.record",
+        "hydra_plugins.capmoe_launcher.launcher",
+    ],
+)
+def test_it_starts_without_the_heavy_libraries(module: str) -> None:
+    code = f"import {module}, sys; print([m for m in {HEAVY} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
