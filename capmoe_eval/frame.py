@@ -13,9 +13,9 @@ def load_frame(root: Path | str) -> pd.DataFrame:
     """Return one row per record under a results directory, in the order of their paths.
 
     Columns: ``model``, ``task``, ``label``, the method's own knobs (``method``, ``gamma``, …;
-    missing where a method has no such knob), ``value`` and ``stderr`` (fractions), ``n`` (documents),
-    ``drop_rate``, ``pad_waste``, ``peak_before``, ``peak_after`` (highest expert load over the
-    mean), ``proven`` (no promise was broken), ``seconds`` and ``path``.
+    missing where a method has no such knob), ``value`` and ``stderr`` (fractions), ``n``
+    (documents), ``drop_rate``, ``pad_waste``, ``peak_before``, ``peak_after`` (highest expert load
+    over the mean), ``proven`` (no promise was broken), ``seconds`` and ``path``.
 
     Raises:
         UsageError: If a file there is no whole record.
