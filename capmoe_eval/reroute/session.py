@@ -15,12 +15,14 @@ from capmoe_eval.reroute.kernel import KERNEL
 from capmoe_eval.reroute.layers import MoeLayer, expected_moe_layers, find_moe_layers
 from capmoe_eval.reroute.meter import LayerMeter, Meter
 from capmoe_eval.reroute.plan import ForwardPlan
-from capmoe_eval.routing import Method, assign, experts_per_rank
+from capmoe_eval.routing import Assignment, Method, Scores, assign, experts_per_rank
 
 # Shape suffixes: B sequences, S positions (of a batch) or slots (of a token), N = B·S rows,
 # T counted tokens, K = top-k, E experts.
 
 _ACTIVE = "capmoe_active"
+
+RouterOutput = tuple[Tensor, Tensor, Tensor]  # logits [N, E], weights [N, K], indices [N, K]
 
 
 @contextmanager
@@ -215,51 +217,41 @@ class _Session:
 
     def _router_hook(
         self, number: int, layer: MoeLayer, meter: LayerMeter
-    ) -> Callable[..., tuple[Tensor, Tensor, Tensor] | None]:
+    ) -> Callable[..., RouterOutput | None]:
         method = self._meter.method
         experts: Any = layer.experts
 
-        def hook(
-            _router: nn.Module, _args: Any, output: tuple[Tensor, Tensor, Tensor]
-        ) -> tuple[Tensor, Tensor, Tensor] | None:
+        def hook(_router: nn.Module, _args: Any, output: RouterOutput) -> RouterOutput | None:
             plan = self._running_plan(number, "router")
-            logits_NE, weight_NK, topk_NK = output
             experts.capmoe_untouched = True
             if not plan.constrained:
                 return None
+            logits_NE, weight_NK, topk_NK = output
             groups = plan.groups_on(topk_NK.device)
             if len(topk_NK) != groups.n_rows:
                 raise EnforcementError(
                     f"{layer.name}: {len(topk_NK)} rows for {groups.n_rows} tokens"
                 )
-            whole = groups.n_tokens == groups.n_rows
-            rows = slice(None) if whole else groups.rows_T
-            topk_TK, weight_TK = topk_NK[rows], weight_NK[rows]
+            everyone = groups.n_tokens == groups.n_rows
+            rows = slice(None) if everyone else groups.rows_T
+            weight_TK, topk_TK = weight_NK[rows], topk_NK[rows]
             scores = layer.recipe.scores(layer.router, logits_NE[rows], topk_TK)
             deviation = layer.recipe.deviation(layer.router, scores, weight_TK, topk_TK)
             meter.note_router(topk_TK, groups, deviation, weight_TK.dtype)
             if method.is_stock:
                 return None
             assignment = assign(scores, method, groups, stream=(number, plan.number))
-            index_TS, keep_TS = assignment.index_TS, assignment.keep_TS
-            n_added = index_TS.shape[1] - layer.top_k
-            changed_T = ~keep_TS[:, : layer.top_k].all(1) | keep_TS[:, layer.top_k :].any(1)
-            if whole and not bool(changed_T.any()):
+            changed_T = assignment.changed_T(layer.top_k)
+            if everyone and not bool(changed_T.any()):
                 return None
-            weight_TS = torch.cat([weight_TK, weight_TK.new_zeros(len(weight_TK), n_added)], dim=1)
-            if n_added or method.renormalize == "after":
-                over_TS = keep_TS if method.renormalize == "after" else None
-                own_TS = layer.recipe.weights(layer.router, scores, index_TS, over_TS)
-                own_TS = own_TS.to(weight_TS.dtype)
-                if over_TS is None or not layer.recipe.normalises:
-                    weight_TS[:, layer.top_k :] = own_TS[:, layer.top_k :]
-                else:
-                    weight_TS = torch.where(changed_T[:, None], own_TS, weight_TS)
             experts.capmoe_untouched = False
-            index_NS = topk_NK.new_full((groups.n_rows, index_TS.shape[1]), layer.n_experts)
-            index_NS[rows] = index_TS.masked_fill(~keep_TS, layer.n_experts)
+            weight_TS = _combine_weights(layer, method, scores, assignment, weight_TK, changed_T)
+            # A row that does not count goes to no expert: it takes no slot and is not computed.
+            dropped_TS = ~assignment.keep_TS
+            index_NS = topk_NK.new_full((groups.n_rows, dropped_TS.shape[1]), layer.n_experts)
+            index_NS[rows] = assignment.index_TS.masked_fill(dropped_TS, layer.n_experts)
             weight_NS = weight_NK.new_zeros(index_NS.shape)
-            weight_NS[rows] = weight_TS.masked_fill(~keep_TS, 0.0)
+            weight_NS[rows] = weight_TS.masked_fill(dropped_TS, 0.0)
             return logits_NE, weight_NS, index_NS
 
         return hook
@@ -276,6 +268,32 @@ class _Session:
             meter.note_experts(index_NS, plan, untouched=bool(layer.experts.capmoe_untouched))
 
         return hook
+
+
+def _combine_weights(
+    layer: MoeLayer,
+    method: Method,
+    scores: Scores,
+    assignment: Assignment,
+    weight_TK: Tensor,
+    changed_T: Tensor,
+) -> Tensor:
+    """Return the weight of every slot [T, S] in the router's own precision.
+
+    The router's own pairs keep the router's own weights, to the bit; what is added gets its score
+    over the same denominator. With ``renormalize="after"``, where the family normalises, the rows
+    that changed are normalised over what they kept.
+    """
+    index_TS, keep_TS = assignment.index_TS, assignment.keep_TS
+    n_added = index_TS.shape[1] - layer.top_k
+    anew = method.renormalize == "after" and layer.recipe.normalises
+    if not n_added and not anew:
+        return weight_TK
+    computed_TS = layer.recipe.weights(
+        layer.router, scores, index_TS, over_TS=keep_TS if anew else None
+    ).to(weight_TK.dtype)
+    own_TS = torch.cat([weight_TK, computed_TS[:, layer.top_k :]], dim=1)
+    return torch.where(changed_T[:, None], computed_TS, own_TS) if anew else own_TS
 
 
 def _input_device(model: nn.Module) -> torch.device:

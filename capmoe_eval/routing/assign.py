@@ -61,6 +61,10 @@ class Assignment:
     index_TS: Tensor
     keep_TS: Tensor
 
+    def changed_T(self, top_k: int) -> Tensor:
+        """Return which tokens [T] lost one of their own pairs or got another."""
+        return ~self.keep_TS[:, :top_k].all(dim=1) | self.keep_TS[:, top_k:].any(dim=1)
+
 
 def bucket_limits(
     method: Method, groups: TokenGroups, *, top_k: int, n_experts: int
