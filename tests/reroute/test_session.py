@@ -281,6 +281,26 @@ def test_a_refilled_slot_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
             run(model, batch())
 
 
+def test_one_pair_too_many_is_caught() -> None:
+    model = make("olmoe")
+    with capacity_aware(model, "score", gamma=0.5) as meter:
+        layer = meter.layers[0].layer
+        own: list[Tensor] = []
+        layer.router.register_forward_hook(lambda _m, _a, out: own.append(out[2]), prepend=True)
+
+        def refill_one(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            index_TK = args[1].clone()
+            load = torch.bincount(index_TK.reshape(-1), minlength=9)[:8]
+            full = load.argmax()
+            token, slot = ((index_TK == 8) & (own[0] == full)).nonzero()[0]
+            index_TK[token, slot] = full
+            return args[0], index_TK, *args[2:]
+
+        layer.experts.register_forward_pre_hook(refill_one, prepend=True)
+        with pytest.raises(EnforcementError, match="bound exceeded in 1 buckets"):
+            run(model, batch())
+
+
 def test_a_decision_that_keeps_too_much_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def keep_all(scores: Any, *_: Any, **__: Any) -> Assignment:
         return Assignment(scores.topk_TK, torch.ones_like(scores.topk_TK, dtype=torch.bool))
@@ -324,6 +344,22 @@ def test_a_part_of_the_model_cannot_run_alone() -> None:
         pytest.raises(EnforcementError, match="outside a forward"),
     ):
         model.model(batch())
+
+
+def test_random_draws_by_layer_and_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams: list[tuple[int, int]] = []
+    assign = session.assign
+
+    def noting(*args: Any, stream: tuple[int, int]) -> Assignment:
+        streams.append(stream)
+        return assign(*args, stream=stream)
+
+    model = make("olmoe")
+    with capacity_aware(model, "random", gamma=0.5):
+        monkeypatch.setattr(session, "assign", noting)
+        run(model, batch())
+        run(model, batch())
+    assert streams == [(0, 0), (1, 0), (0, 1), (1, 1)]
 
 
 def test_random_is_untouched_by_probe_forwards() -> None:

@@ -17,9 +17,13 @@ from tests.routing.problems import Case, cases, kept_pairs
 CAPPED = tuple(name for name in METHODS if name not in ("baseline", "expert_drop", "device_drop"))
 
 
-@settings(max_examples=400, deadline=None)
-@given(cases(METHODS), st.tuples(st.integers(0, 3), st.integers(0, 3)))
-def test_tensors_agree_with_the_definition(case: Case, stream: tuple[int, int]) -> None:
+@pytest.mark.parametrize("name", METHODS)
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), stream=st.tuples(st.integers(0, 3), st.integers(0, 3)))
+def test_tensors_agree_with_the_definition(
+    name: str, data: st.DataObject, stream: tuple[int, int]
+) -> None:
+    case = data.draw(cases((name,)))
     assignment = assign(case.scores, case.method, case.groups, stream=stream)
     pairs = kept_pairs(assignment.index_TS, assignment.keep_TS)
     assert len(pairs) == len(set(pairs)), "a pair is kept twice"
@@ -188,6 +192,19 @@ def test_reroute_sends_overflow_to_the_next_best_expert() -> None:
     assert kept_pairs(two.index_TS, two.keep_TS) == [(0, 1), (2, 0)]
     three = assign(scores, Method("token_reroute", gamma=1.0, rounds=3), groups)
     assert kept_pairs(three.index_TS, three.keep_TS) == [(0, 1), (1, 2), (2, 0)]
+
+
+def test_local_candidates_are_those_of_the_rank_also_per_sequence() -> None:
+    """With a group per sequence, group 3 of rank 1 still has the experts of rank 1."""
+    score_TE = torch.full((4, 4), 0.25)
+    scores = Scores(score_TE, torch.tensor([[2], [3], [0], [1]]))
+    method = Method("expanded_drop", gamma=100.0, ep_size=2, scope="sequence")
+    groups = group_tokens(torch.ones(4, 1, dtype=torch.bool), ep_size=2, scope="sequence")
+    assignment = assign(scores, method, groups)
+    assert kept_pairs(assignment.index_TS, assignment.keep_TS) == [
+        *((0, 2), (0, 0), (0, 1), (1, 3), (1, 0), (1, 1)),
+        *((2, 0), (2, 2), (2, 3), (3, 1), (3, 2), (3, 3)),
+    ]
 
 
 def test_global_candidates_are_expert_choice_routing() -> None:
