@@ -6,14 +6,19 @@ import dataclasses
 import itertools
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from capmoe_eval.cell import ModelId
 from capmoe_eval.configuration import Plan
 from capmoe_eval.errors import UsageError
 from capmoe_eval.progress import Progress
 from capmoe_eval.record import Record, read_record, unwritable
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass
@@ -55,7 +60,8 @@ def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
     outcome = Outcome()
     if missing:
         progress = progress or Progress(len(missing))
-        finished |= {record.path: record for record in _compute(missing, progress, outcome)}
+        known = {r.cell.model: r for r in finished.values() if r is not None}
+        finished |= {r.path: r for r in _compute(missing, known, progress, outcome)}
     outcome.records = [record for plan in plans if (record := finished[plan.path]) is not None]
     return outcome
 
@@ -84,8 +90,17 @@ def _check_writable(root: Path) -> None:
         raise unwritable(root, error) from error
 
 
-def _compute(plans: Iterable[Plan], progress: Progress, outcome: Outcome) -> Iterable[Record]:
-    """Yield the record of each cell as it is written."""
+def _compute(
+    plans: Sequence[Plan], known: Mapping[ModelId, Record], progress: Progress, outcome: Outcome
+) -> Iterator[Record]:
+    """Yield the record of each cell as it is written.
+
+    Args:
+        plans: The missing cells.
+        known: A finished record of each model that has one.
+        progress: The display.
+        outcome: Where counts and failures go.
+    """
     from capmoe_eval.harness.evaluate import evaluate
     from capmoe_eval.harness.loading import Placement, load_lm, quiet_libraries
     from capmoe_eval.harness.tasks import TaskLibrary
@@ -109,7 +124,9 @@ def _compute(plans: Iterable[Plan], progress: Progress, outcome: Outcome) -> Ite
             try:
                 if lm is None:
                     placement = Placement(first.device, first.device_map, first.threads)
-                    lm = load_lm(first.cell.model, placement, batch_size=1)
+                    loaded = load_lm(first.cell.model, placement, batch_size=1)
+                    _check_weights(loaded.model, known.get(first.cell.model))
+                    lm = loaded
                     lm.on_rows = progress.rows
                 progress.start(plan.cell)
                 record = evaluate(plan.cell, lm, library, plan.source, root=plan.root)
@@ -130,6 +147,20 @@ def _compute(plans: Iterable[Plan], progress: Progress, outcome: Outcome) -> Ite
             progress.finish(record)
             yield record
         del lm  # before the next model needs the memory
+
+
+def _check_weights(model: nn.Module, record: Record | None) -> None:
+    """Refuse to put two models into one grid because they go by one name."""
+    from capmoe_eval.harness.provenance import weights_hash
+
+    if record is None:
+        return
+    recorded, now = record.capmoe["provenance"]["model"]["weights"], weights_hash(model)
+    if recorded != now:
+        raise UsageError(
+            f"{record.path}: computed with other weights (hash {recorded}, now {now}); choose "
+            "another results_dir, or compute all of it anew with overwrite=true"
+        )
 
 
 def _hopeless(error: Exception, plans: Sequence[Plan], loaded: bool, outcome: Outcome) -> bool:

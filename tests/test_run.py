@@ -144,6 +144,17 @@ def test_a_record_of_other_documents_is_not_taken(tmp_path: Path) -> None:
     assert run([dataclasses.replace(plans[0], overwrite=True)]).computed == 1
 
 
+def test_other_weights_under_the_same_name_are_not_mixed_in(tmp_path: Path) -> None:
+    plans = grid(tmp_path)
+    run(plans[:1])
+    content = json.loads(plans[0].path.read_text(encoding="utf-8"))
+    content["capmoe"]["provenance"]["model"]["weights"] = "0123"
+    plans[0].path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(UsageError, match="computed with other weights"):
+        run(plans)
+    assert not plans[1].path.exists()
+
+
 def test_an_unwritable_directory_gives_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"results_dir=.*file/results: cannot be written"):

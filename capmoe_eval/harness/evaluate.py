@@ -63,6 +63,9 @@ def evaluate(
     report = meter.report()
     # Prompts and documents stay out of the record: they would make it a hundred times as large.
     content = {key: part for key, part in result.items() if key != "samples"}
+    content["configs"] = {
+        name: _portable(config, source) for name, config in result["configs"].items()
+    }
     content["capmoe"] = {
         "schema": SCHEMA,
         "cell": cell.identity(),
@@ -95,6 +98,21 @@ def _prepare(tasks: dict[str, Any], cell: Cell) -> None:
         if shots is not None or task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=shots or 0)
         task.set_fewshot_seed(seed=cell.eval_seed)
+
+
+def _portable(config: dict[str, Any], source: DataSource) -> dict[str, Any]:
+    """Return a task's configuration without the paths of this machine.
+
+    What they stand for is recorded: the dataset by name and by its files' hash.
+    """
+    config = {key: part for key, part in config.items() if key != "dataset_kwargs"}
+    path = config.get("dataset_path")
+    if source.root is not None and isinstance(path, str) and Path(path).is_relative_to(source.root):
+        config["dataset_path"] = Path(path).relative_to(source.root).as_posix()
+    metadata = config.get("metadata")
+    if isinstance(metadata, dict):
+        config["metadata"] = {k: v for k, v in metadata.items() if k != "config_source"}
+    return config
 
 
 def _headline(cell: Cell, results: dict[str, Any]) -> tuple[float, float | None]:

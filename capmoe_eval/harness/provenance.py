@@ -92,7 +92,7 @@ def _versions() -> dict[str, str]:
 
 @functools.cache
 def _git_revision() -> str | None:
-    """Return the commit of this code, ``-dirty`` if it was changed; None outside a checkout."""
+    """Return the commit of this code, ``-dirty`` if it was changed; None outside its checkout."""
     here = Path(__file__).parent
 
     def git(*words: str) -> str:
@@ -102,6 +102,8 @@ def _git_revision() -> str | None:
         return done.stdout.strip()
 
     try:
+        # Installed into an environment inside someone's repository, we are not part of that.
+        git("ls-files", "--error-unmatch", __file__)
         dirty = git("status", "--porcelain", "--", str(here.parent))
         return git("rev-parse", "HEAD") + ("-dirty" if dirty else "")
     except (OSError, subprocess.CalledProcessError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -89,6 +90,9 @@ def test_a_record_is_whole_and_can_be_read_again(
     assert part["provenance"]["data_fingerprint"] == source.fingerprint(task(name).dataset)
     assert again.content["results"][task(name).lm_eval]  # lm-eval's own result is there, too
     assert "samples" not in again.content
+    text = json.dumps(again.content)
+    assert str(hub) not in text and "site-packages" not in text, "a path of this machine"
+    assert again.content["configs"][task(name).lm_eval]["dataset_path"] == task(name).dataset
 
 
 def test_a_score_does_not_depend_on_what_ran_before(
