@@ -22,7 +22,7 @@ def execute(plans: Sequence[Plan]) -> int:
         0 if every cell is finished, 1 if some failed.
 
     Raises:
-        UsageError: If nothing could be computed because of one and the same mistake.
+        UsageError: For a mistake that concerns all that was asked for.
     """
     # lm-eval's bars would tear our own display; tqdm reads this when it is first imported.
     os.environ.setdefault("TQDM_DISABLE", "1")
@@ -30,11 +30,6 @@ def execute(plans: Sequence[Plan]) -> int:
     from capmoe_eval.summary import summary
 
     outcome = run(plans)
-    reasons = {reason for _, reason, _ in outcome.failures}
-    if len(reasons) == 1 and not outcome.records:
-        error = outcome.failures[0][2]
-        if isinstance(error, UsageError):
-            raise error
     if outcome.records:
         print(summary(outcome.records))
         skipped = len(outcome.records) - outcome.computed
@@ -43,7 +38,7 @@ def execute(plans: Sequence[Plan]) -> int:
     for note in sorted({plan.note for plan in plans if plan.note}):
         models = sorted({plan.cell.model.name for plan in plans if plan.note == note})
         print(f"Note: {', '.join(models)}: {note}.")
-    for cell, reason, _ in outcome.failures:
+    for cell, reason in outcome.failures:
         print(f"failed: {cell}: {reason}", file=sys.stderr)
     return 1 if outcome.failures else 0
 

@@ -28,12 +28,12 @@ class Outcome:
     Attributes:
         records: The records of all cells that are finished now, in the plans' order.
         computed: How many of them this run computed.
-        failures: (cell, reason, error) of each cell that failed.
+        failures: (cell, reason) of each cell that failed.
     """
 
     records: list[Record] = field(default_factory=list)
     computed: int = 0
-    failures: list[tuple[str, str, Exception]] = field(default_factory=list)
+    failures: list[tuple[str, str]] = field(default_factory=list)
 
 
 def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
@@ -47,8 +47,9 @@ def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
         progress: The display; a new one on standard error by default.
 
     Raises:
-        UsageError: For an unwritable results directory, a file there that is no whole record, or a
-            dataset that is not in ``data.root``. Nothing was computed.
+        UsageError: For an unwritable results directory, a file there that is no whole record, a
+            dataset that is not in ``data.root``, or a mistake that concerns all cells, such as a
+            model that cannot be loaded. Nothing was computed.
     """
     from capmoe_eval.harness.tasks import ready
 
@@ -138,9 +139,9 @@ def _compute(
                     raise
                 reason = _one_line(error)
                 progress.fail(plan.cell, reason)
-                outcome.failures.append((str(plan.cell), reason, error))
+                outcome.failures.append((str(plan.cell), reason))
                 if lm is None:
-                    _fail_rest(cells[cells.index(plan) + 1 :], reason, error, progress, outcome)
+                    _fail_rest(cells[cells.index(plan) + 1 :], reason, progress, outcome)
                     break
                 continue
             outcome.computed += 1
@@ -171,13 +172,11 @@ def _hopeless(error: Exception, plans: Sequence[Plan], loaded: bool, outcome: Ou
     return isinstance(error, UsageError) and alike and not outcome.computed
 
 
-def _fail_rest(
-    cells: Sequence[Plan], reason: str, error: Exception, progress: Progress, outcome: Outcome
-) -> None:
+def _fail_rest(cells: Sequence[Plan], reason: str, progress: Progress, outcome: Outcome) -> None:
     """Fail the cells of a model that cannot be loaded, without trying it again for each."""
     for plan in cells:
         progress.fail(plan.cell, reason)
-        outcome.failures.append((str(plan.cell), reason, error))
+        outcome.failures.append((str(plan.cell), reason))
 
 
 def _one_line(error: Exception) -> str:

@@ -87,7 +87,7 @@ def test_a_failed_cell_does_not_stop_the_others(
     monkeypatch.setattr(evaluate_module, "evaluate", failing)
     outcome = run(grid(tmp_path))
     assert [record.method for record in outcome.records] == ["baseline", "score"]
-    ((cell, reason, _),) = outcome.failures
+    ((cell, reason),) = outcome.failures
     assert (cell, reason) == ("tiny_olmoe obqa order-g1", "RuntimeError: boom second line")
     monkeypatch.undo()
     assert run(grid(tmp_path)).computed == 1
