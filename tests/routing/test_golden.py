@@ -1,8 +1,8 @@
 """One small routing problem under every method, drawn so that a person can check it.
 
-`golden.txt` shows a row per token and a column per expert: ``#`` a pair of the token's own top-k that
-is kept, ``x`` one that is dropped, ``+`` an added pair. To accept a change of meaning, write what
-:func:`drawing` returns into the file and read the diff.
+`golden.txt` shows a row per token and a column per expert: ``#`` a pair of the token's own top-k
+that is kept, ``x`` one that is dropped, ``+`` an added pair. To accept a change of meaning, write
+what :func:`drawing` returns into the file and read the diff.
 """
 
 from __future__ import annotations
