@@ -21,10 +21,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-table1: install  ## run what Table 1 lacks, then render it (PROFILE=tiny|paper)
+table1: install  ## run what Table 1 lacks, then render it (PROFILE=tiny|zoo|paper)
 	$(call run-and-render,table1)
 
-table2: install  ## run what Table 2 lacks, then render it (PROFILE=tiny|paper)
+table2: install  ## run what Table 2 lacks, then render it (PROFILE=tiny|zoo|paper)
 	$(call run-and-render,table2)
 
 # A failed cell leaves a hole in the table, not no table; the status still tells.

@@ -20,7 +20,8 @@ class ModelId:
 
     Attributes:
         name: Key of the model, as in ``model=`` and in ``conf/model/``.
-        pretrained: Hub id, local path, or ``tiny:<family>`` for an embedded model.
+        pretrained: Hub id, local path, or an embedded model: ``zoo:<family>``, trained,
+            or ``tiny:<family>``, with random weights.
         revision: Branch, tag or commit on the hub.
         dtype: Precision of the weights.
         max_length: Most tokens of an input; None for the model's own.
@@ -66,7 +67,7 @@ class Cell:
         task: The task.
         batch_size: Sequences per forward; under a capacity it is part of the result.
         limit: Documents per (sub)task; None for all.
-        data: Where documents come from: ``hub``, ``synthetic`` or the name of a local root.
+        data: Where documents come from: ``hub``, an embedded source, or a local root's name.
         eval_seed: Seed of few-shot sampling.
     """
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from capmoe_eval.errors import UsageError
 
-SYNTHETIC = "synthetic"
+EMBEDDED = ("miniworld", "synthetic")
+"""Sources that the suite makes on the spot."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class DataSource:
     """A place that evaluation sets are read from.
 
     Attributes:
-        name: ``hub``, ``synthetic`` or the name that a local root goes by in results.
+        name: ``hub``, one of :data:`EMBEDDED`, or the name that a local root goes by in results.
         root: The directory in hub layout (``<org>/<dataset>/README.md`` with a ``configs:`` header,
             parquet files beside it), or None for the hub.
     """
@@ -72,11 +73,11 @@ def cache_directory() -> Path:
 def data_source(root: str | None, name: str | None = None) -> DataSource:
     """Return the source that ``data.root`` and ``data.name`` say.
 
-    The directory of ``synthetic`` is written when it is first read, not here: whoever only names
-    cells needs no documents.
+    The directory of an embedded source is written when it is first read, not here: whoever only
+    names cells needs no documents.
 
     Args:
-        root: None for the hub, ``synthetic``, or a directory.
+        root: None for the hub, one of :data:`EMBEDDED`, or a directory.
         name: What a local root goes by in results; the directory's name if not given.
 
     Raises:
@@ -84,12 +85,12 @@ def data_source(root: str | None, name: str | None = None) -> DataSource:
     """
     if root is None:
         return DataSource("hub")
-    if root == SYNTHETIC:
-        return DataSource(SYNTHETIC, Path(SYNTHETIC))
+    if root in EMBEDDED:
+        return DataSource(root, Path(root))
     path = Path(root).expanduser()
     if not path.is_dir():
         raise UsageError(
-            f"data.root={root}: no such directory; give one in hub layout, {SYNTHETIC!r}, or null "
-            "for the hub"
+            f"data.root={root}: no such directory; give one in hub layout, "
+            f"{' or '.join(EMBEDDED)}, or null for the hub"
         )
     return DataSource(name or path.resolve().name, path.resolve())

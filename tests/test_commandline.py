@@ -232,7 +232,8 @@ def test_every_shipped_model_composes(name: str) -> None:
     planned = tables.plans(config)
     assert len(planned) == 9
     assert {plan.cell.model.name for plan in planned} == {name}
-    assert planned[0].cell.data == ("synthetic" if name.startswith("tiny") else "hub")
+    home = {"tiny": "synthetic", "zoo": "miniworld"}.get(name.partition("_")[0], "hub")
+    assert planned[0].cell.data == home
 
 
 def test_a_model_of_ones_own_needs_a_name_and_a_path(shell: Shell, tmp_path: Path) -> None:
@@ -252,6 +253,16 @@ def test_a_model_of_ones_own_needs_a_name_and_a_path(shell: Shell, tmp_path: Pat
     )
     assert status == 0
     assert "results/custom/mine/obqa/score-g1-ep4-" in out
+
+
+@pytest.mark.parametrize("name", [name for name in options("model") if name.startswith("zoo_")])
+def test_the_zoo_knows_its_world(shell: Shell, name: str) -> None:
+    """Four choices, 25 % by chance; and dropping everything costs a model what it knows."""
+    words = (f"model={name}", "tasks=mmlu", "limit=1")
+    assert shell("method=baseline", *words)[0] == shell("method=score", "gamma=0", *words)[0] == 0
+    values = {r.method: r.value for r in map(read_record, shell.cwd.rglob("*.json"))}
+    assert values["baseline"] > 0.4
+    assert values["score"] < values["baseline"]
 
 
 def test_paper_profiles_plan_the_papers_grids() -> None:

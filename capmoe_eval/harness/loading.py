@@ -14,10 +14,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from capmoe_eval.cell import ModelId
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.harness.lm import CapmoeLM
+from capmoe_eval.miniworld import miniworld_tokenizer
 from capmoe_eval.tiny import TINY_FAMILIES, tiny_model, tiny_tokenizer
+from capmoe_eval.zoo import trained_model
 
-TINY = "tiny:"
-"""Prefix of an embedded model's ``pretrained``."""
+ZOO, TINY = "zoo:", "tiny:"
+"""Prefixes of an embedded model's ``pretrained``: trained, and with random weights."""
 
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -50,7 +52,7 @@ def load_lm(model: ModelId, placement: Placement, batch_size: int | str) -> Capm
     if placement.threads is not None:
         torch.set_num_threads(placement.threads)
     tokenizer = _tokenizer(model)
-    if model.pretrained.startswith(TINY):
+    if model.pretrained.startswith((ZOO, TINY)):
         loaded = _embedded(model, tokenizer).to(device)
     else:
         loaded = _pretrained(model, placement, device)
@@ -78,10 +80,14 @@ def _device(name: str) -> torch.device:
 
 
 def _embedded(model: ModelId, tokenizer: Any) -> Any:
-    family = model.pretrained.removeprefix(TINY)
+    prefix, _, family = model.pretrained.partition(":")
     if family not in TINY_FAMILIES:
-        raise bad_choice("model.pretrained", model.pretrained, [TINY + f for f in TINY_FAMILIES])
-    return tiny_model(family, vocab_size=len(tokenizer), dtype=getattr(torch, model.dtype))
+        names = [f"{prefix}:{family}" for family in TINY_FAMILIES]
+        raise bad_choice("model.pretrained", model.pretrained, names)
+    dtype = getattr(torch, model.dtype)
+    if model.pretrained.startswith(ZOO):
+        return trained_model(family, dtype=dtype)
+    return tiny_model(family, vocab_size=len(tokenizer), dtype=dtype)
 
 
 def _pretrained(model: ModelId, placement: Placement, device: torch.device) -> Any:
@@ -102,6 +108,8 @@ def _pretrained(model: ModelId, placement: Placement, device: torch.device) -> A
 
 
 def _tokenizer(model: ModelId) -> Any:
+    if model.tokenizer is None and model.pretrained.startswith(ZOO):
+        return miniworld_tokenizer()
     if model.tokenizer is None and model.pretrained.startswith(TINY):
         return tiny_tokenizer()
     name = model.tokenizer or model.pretrained

@@ -10,17 +10,19 @@ from typing import Any
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._factory import TaskFactory
 
-from capmoe_eval.datasource import SYNTHETIC, DataSource, cache_directory
+from capmoe_eval.datasource import EMBEDDED, DataSource, cache_directory
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.longicl import TASKS_DIR
+from capmoe_eval.miniworld import miniworld_hub
 from capmoe_eval.tiny import synthetic_hub
 
 
 def ready(source: DataSource) -> DataSource:
-    """Return the source with its documents in place; synthetic ones are written on first use."""
-    if source.name == SYNTHETIC and source.root == Path(SYNTHETIC):
-        return DataSource(SYNTHETIC, synthetic_hub())
-    return source
+    """Return the source with its documents in place; embedded ones are written on first use."""
+    if source.name not in EMBEDDED or source.root != Path(source.name):
+        return source
+    made = miniworld_hub() if source.name == "miniworld" else synthetic_hub()
+    return DataSource(source.name, made)
 
 
 class TaskLibrary:

@@ -14,6 +14,7 @@ import hashlib
 import json
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -104,24 +105,34 @@ _SCHEMAS = {
 
 
 def synthetic_hub() -> Path:
-    """Return the directory of the synthetic documents in the user's cache; write it if absent.
+    """Return the directory of the synthetic documents in the cache; see :func:`cached_hub`."""
+    return cached_hub("synthetic", documents(), title="synthetic stand-in")
 
-    The directory is ``$XDG_CACHE_HOME`` (or ``~/.cache``) ``/capmoe_eval/synthetic-<hash>``, where
+
+def cached_hub(name: str, content: Mapping[str, Configs], *, title: str) -> Path:
+    """Return a directory of data sets in the user's cache; write it if absent.
+
+    The directory is ``$XDG_CACHE_HOME`` (or ``~/.cache``) ``/capmoe_eval/<name>-<hash>``, where
     the hash covers every document and column type: another version of the documents is another
     directory. It is built beside its place and renamed, so it is there whole or not at all, however
     many processes start at once.
+
+    Args:
+        name: What the directory's name begins with.
+        content: Data set → configuration → split → rows, with the columns of the real data sets.
+        title: What the data sets' cards say they are.
 
     Raises:
         OSError: If the cache cannot be written.
     """
     cache = cache_directory()
-    directory = cache / f"synthetic-{_content_hash()}"
+    directory = cache / f"{name}-{_content_hash(content)}"
     if directory.is_dir():
         return directory
     cache.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(dir=cache, prefix=f".{directory.name}."))
     try:
-        write_hub(building)
+        write_documents(building, content, title=title)
         building.rename(directory)
     except OSError:
         # A directory cannot replace one that has files: another process was first, and its
@@ -144,22 +155,36 @@ def write_hub(directory: Path) -> None:
     Raises:
         OSError: If a file cannot be written.
     """
-    version = _content_hash()
-    for path, configs in documents().items():
+    write_documents(directory, documents(), title="synthetic stand-in")
+
+
+def write_documents(directory: Path, content: Mapping[str, Configs], *, title: str) -> None:
+    """Write data sets under ``directory``, in the layout of the hub.
+
+    Args:
+        directory: Where the organisations' directories go; it is created, files in it are replaced.
+        content: Data set → configuration → split → rows, with the columns of the real data sets.
+        title: What the data sets' cards say they are.
+
+    Raises:
+        OSError: If a file cannot be written.
+    """
+    version = _content_hash(content)
+    for path, configs in content.items():
         dataset = directory / path
         for config, splits in configs.items():
             (dataset / config).mkdir(parents=True, exist_ok=True)
             for split, rows in splits.items():
                 table = pa.Table.from_pylist(list(rows), schema=_SCHEMAS[path])
                 pq.write_table(table, dataset / _file(config, split, version))
-        (dataset / "README.md").write_text(_card(path, configs, version), encoding="utf-8")
+        (dataset / "README.md").write_text(_card(path, configs, version, title), encoding="utf-8")
 
 
 def _file(config: str, split: str, version: str) -> str:
     return f"{config}/{split}-{version}.parquet"
 
 
-def _card(path: str, configs: Configs, version: str) -> str:
+def _card(path: str, configs: Configs, version: str, title: str) -> str:
     header = ["configs:"]
     counts = []
     for config, splits in configs.items():
@@ -168,11 +193,11 @@ def _card(path: str, configs: Configs, version: str) -> str:
             header += [f"  - split: {split}", f"    path: {_file(config, split, version)}"]
         rows = ", ".join(f"{split} {len(rows)}" for split, rows in splits.items())
         counts.append(f"- {config}: {rows}")
-    lines = ["---", *header, "---", "", f"# {path}: synthetic stand-in", "", "Rows per split:", ""]
+    lines = ["---", *header, "---", "", f"# {path}: {title}", "", "Rows per split:", ""]
     return "\n".join([*lines, *counts, ""])
 
 
-def _content_hash() -> str:
+def _content_hash(content: Mapping[str, Configs]) -> str:
     schemas = {path: str(schema) for path, schema in _SCHEMAS.items()}
-    content = json.dumps([documents(), schemas], sort_keys=True)
-    return hashlib.sha256(content.encode("utf-8")).hexdigest()[:16]
+    canonical = json.dumps([content, schemas], sort_keys=True)
+    return hashlib.sha256(canonical.encode("utf-8")).hexdigest()[:16]

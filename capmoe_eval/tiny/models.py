@@ -125,12 +125,13 @@ _FAMILIES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
 TINY_FAMILIES = tuple(_FAMILIES)
 
 
-def tiny_config(family: str, vocab_size: int) -> PretrainedConfig:
+def tiny_config(family: str, vocab_size: int, **changes: Any) -> PretrainedConfig:
     """Return the configuration of a tiny model: the shape of the family's original in small.
 
     Args:
         family: One of ``TINY_FAMILIES``.
         vocab_size: Number of tokens.
+        **changes: Fields of the configuration that are to differ.
 
     Raises:
         UsageError: If the family is unknown.
@@ -138,7 +139,7 @@ def tiny_config(family: str, vocab_size: int) -> PretrainedConfig:
     if family not in _FAMILIES:
         raise bad_choice("family", family, TINY_FAMILIES)
     config_class, own = _FAMILIES[family]
-    return config_class(vocab_size=vocab_size, **{**_COMMON, **own})
+    return config_class(vocab_size=vocab_size, **{**_COMMON, **own, **changes})
 
 
 def tiny_model(

@@ -61,7 +61,7 @@ def test_it_is_written_once(hub, tmp_path, monkeypatch):
     directory = synthetic_hub()
     assert directory.parent == tmp_path / "capmoe_eval"
     assert digest(directory) == digest(hub)
-    monkeypatch.setattr(hub_module, "write_hub", None)
+    monkeypatch.setattr(hub_module, "write_documents", None)
     assert synthetic_hub() == directory
 
 
@@ -88,12 +88,12 @@ def test_datasets_does_not_mix_up_two_directories(hub, tmp_path, monkeypatch):
 
 
 def test_a_failure_leaves_nothing(tmp_path, monkeypatch):
-    def fail(directory):
+    def fail(directory, *_, **__):
         (directory / "half").write_text("half", encoding="utf-8")
         raise OSError("no space left")
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(hub_module, "write_hub", fail)
+    monkeypatch.setattr(hub_module, "write_documents", fail)
     with pytest.raises(OSError, match="no space left"):
         synthetic_hub()
     assert list((tmp_path / "capmoe_eval").iterdir()) == []
@@ -102,11 +102,13 @@ def test_a_failure_leaves_nothing(tmp_path, monkeypatch):
 def test_a_second_process_that_comes_later_takes_the_directory_of_the_first(tmp_path, monkeypatch):
     first: list[object] = []
 
-    def overtaken(directory):
-        monkeypatch.setattr(hub_module, "write_hub", write_hub)
+    write_documents = hub_module.write_documents
+
+    def overtaken(directory, content, *, title):
+        monkeypatch.setattr(hub_module, "write_documents", write_documents)
         first.append(synthetic_hub())
-        write_hub(directory)
+        write_documents(directory, content, title=title)
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(hub_module, "write_hub", overtaken)
+    monkeypatch.setattr(hub_module, "write_documents", overtaken)
     assert [synthetic_hub()] == first == list((tmp_path / "capmoe_eval").iterdir())

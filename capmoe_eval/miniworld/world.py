@@ -1,0 +1,167 @@
+"""The mini-world: which entities there are and what is true of them.
+
+A fact is an entity, a relation and a value; it is drawn once, from the seed, and never changes. A
+fact is told in several *wordings*: those of ``TRAIN_WORDINGS`` are in the corpus for every fact.
+One more wording belongs to each evaluation split. Half of the facts, the split's own, are not in
+the corpus in that wording; the other half teach the model what the wording means. So no question
+of a split is in the corpus, and the two splits share neither a wording nor a fact.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from capmoe_eval.miniworld.draw import Draw
+from capmoe_eval.miniworld.lexicon import (
+    ACTIONS,
+    MATERIALS,
+    POPULATION,
+    RELATIONS,
+    THINGS,
+    TOOLS,
+    Relation,
+)
+
+#: Words that names are made of: a first and a second word.
+FIRST_WORDS, SECOND_WORDS = 40, 24
+
+#: Seed of the world that the shipped models know.
+WORLD_SEED = 7
+
+TRAIN_WORDINGS = (0, 1, 2, 3)
+#: The wording that asks the questions of each evaluation split.
+SPLIT_WORDING = {"dev": 4, "test": 5}
+SPLITS = tuple(SPLIT_WORDING)
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One thing that is true.
+
+    Attributes:
+        entity: Name of the entity.
+        relation: Its attribute.
+        value: The attribute's value, one word.
+        split: The evaluation split that may ask for it.
+    """
+
+    entity: str
+    relation: Relation
+    value: str
+    split: str
+
+    @property
+    def holds(self) -> bool:
+        """Whether the relation's broader truth follows; it must have one."""
+        assert self.relation.broader is not None
+        return self.value in self.relation.broader.values
+
+    def allows(self, wording: int) -> bool:
+        """Return whether the corpus may tell this fact in that wording."""
+        return wording != SPLIT_WORDING[self.split]
+
+
+@dataclass(frozen=True)
+class World:
+    """All facts.
+
+    Attributes:
+        seed: What they were drawn from.
+        facts: Facts about creatures, plants, machines and islands, entity by entity.
+        rules: Which tool does what to which thing; the relation's noun is the action. The tool
+            follows from the action and the thing's material.
+    """
+
+    seed: int
+    facts: tuple[Fact, ...]
+    rules: tuple[Fact, ...]
+
+    @functools.cached_property
+    def by_entity(self) -> Mapping[str, Sequence[Fact]]:
+        """The facts of each entity."""
+        groups: dict[str, list[Fact]] = {}
+        for fact in self.facts:
+            groups.setdefault(fact.entity, []).append(fact)
+        return groups
+
+    @functools.cached_property
+    def by_relation(self) -> Mapping[Relation, Sequence[Fact]]:
+        """The facts of each relation."""
+        groups: dict[Relation, list[Fact]] = {relation: [] for relation in RELATIONS}
+        for fact in self.facts:
+            groups[fact.relation].append(fact)
+        return groups
+
+    def rivals(self, fact: Fact) -> Sequence[Fact]:
+        """Return facts with another value of entities that share a word of the name."""
+        words = set(fact.entity.split())
+        return [
+            other
+            for other in self.by_relation[fact.relation]
+            if other.value != fact.value and words & set(other.entity.split())
+        ]
+
+    def broader(self, holds: bool) -> Sequence[Fact]:
+        """Return the facts from which a broader truth follows, or its opposite."""
+        return self._broader[holds]
+
+    @functools.cached_property
+    def _broader(self) -> Mapping[bool, Sequence[Fact]]:
+        facts = [fact for fact in self.facts if fact.relation.broader]
+        return {holds: [f for f in facts if f.holds == holds] for holds in (False, True)}
+
+    @functools.cached_property
+    def scripted(self) -> Sequence[Fact]:
+        """The facts that an activity depends on."""
+        return [fact for fact in self.facts if fact.relation.script]
+
+
+@functools.cache
+def world(seed: int = WORLD_SEED) -> World:
+    """Return the world of a seed; equal seeds give equal worlds in every process."""
+    draw = Draw(f"world-{seed}")
+    names = iter(_names(draw, sum(POPULATION.values())))
+    entities = {kind: [next(names) for _ in range(count)] for kind, count in POPULATION.items()}
+    told = [
+        (entity, relation, draw.one(relation.values))
+        for kind, members in entities.items()
+        for entity in members
+        for relation in RELATIONS
+        if relation.kind == kind
+    ]
+    materials = {thing: draw.one(MATERIALS) for thing in THINGS}
+    used = []
+    for place, action in enumerate(ACTIONS):
+        tools = TOOLS[place * len(MATERIALS) : (place + 1) * len(MATERIALS)]
+        relation = Relation("thing", action, action, "the {v}", tuple(dict.fromkeys(tools)))
+        used += [(thing, relation, tools[MATERIALS.index(materials[thing])]) for thing in THINGS]
+    return World(seed, _halved(draw, told), _halved(draw, used))
+
+
+def _halved(draw: Draw, told: Sequence[tuple[str, Relation, str]]) -> tuple[Fact, ...]:
+    """Give each evaluation split one half of the facts, relation by relation."""
+    split = {}
+    for relation in dict.fromkeys(relation for _, relation, _ in told):
+        places = [place for place, (_, own, _) in enumerate(told) if own == relation]
+        for order, place in enumerate(draw.shuffled(places)):
+            split[place] = SPLITS[order % len(SPLITS)]
+    return tuple(Fact(*parts, split=split[place]) for place, parts in enumerate(told))
+
+
+def _names(draw: Draw, count: int) -> list[str]:
+    """Draw made-up names of two words.
+
+    Few words make many names, and what is true of an entity follows from neither word alone. One
+    word per entity could be looked up without any expert: attention copies what its embedding says.
+    """
+    known = {"kebab", "topaz", "felix", "galop", "relax"}
+    words: dict[str, None] = {}
+    while len(words) < FIRST_WORDS + SECOND_WORDS:
+        letters = ("bdfgklmnprtvz", "aeiou", "bdfgklmnprtvz", "aeiou", "bgkpx")
+        word = "".join(draw.one(choices) for choices in letters)
+        if word not in known:
+            words[word] = None
+    first, second = list(words)[:FIRST_WORDS], list(words)[FIRST_WORDS:]
+    return draw.some([f"{one} {other}" for one in first for other in second], count)

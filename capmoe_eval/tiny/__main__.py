@@ -1,0 +1,80 @@
+"""``python -m capmoe_eval.tiny train <name>`` trains a model of the zoo and writes its weights."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from capmoe_eval.datasource import cache_directory
+from capmoe_eval.errors import UsageError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; return its exit status.
+
+    Args:
+        arguments: The words of the command line; None for those of the process.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        _train(options) if options.command == "train" else _card(options)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m capmoe_eval.tiny", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    train = commands.add_parser("train", help="train a model and write its weights and card")
+    card = commands.add_parser("card", help="measure a trained model anew and write its card")
+    for command in (train, card):
+        command.add_argument("name", help="olmoe, deepseek_v2, mixtral, qwen2_moe or qwen3_moe")
+        command.add_argument(
+            "--out", type=Path, help="directory of the weights (default: the shipped ones)"
+        )
+    train.add_argument("--steps", type=int, help="fewer steps give a worse model sooner")
+    train.add_argument("--seed", type=int, help="another seed of weights and corpus")
+    train.add_argument(
+        "--work",
+        type=Path,
+        default=cache_directory() / "training",
+        help="directory of the checkpoints; a killed training goes on from there",
+    )
+    train.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
+    return parser
+
+
+def _train(options: argparse.Namespace) -> None:
+    import torch
+
+    from capmoe_eval import cards
+    from capmoe_eval.zoo import recipes
+
+    torch.set_num_threads(options.threads)
+    steps = recipes.STEPS if options.steps is None else options.steps
+    directory = options.out or recipes.WEIGHTS / options.name
+    model, losses = recipes.build(
+        options.name, options.work, steps=steps, seed=options.seed, say=_say
+    )
+    recipes.save(model, directory)
+    cards.write(options.name, directory, cards.Training(steps, options.seed, losses), say=_say)
+
+
+def _card(options: argparse.Namespace) -> None:
+    from capmoe_eval import cards
+    from capmoe_eval.zoo import recipes
+
+    recipes.recipe(options.name)
+    cards.write(options.name, options.out or recipes.WEIGHTS / options.name, None, say=_say)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

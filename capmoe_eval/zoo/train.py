@@ -1,0 +1,143 @@
+"""Training a tiny model on the mini-world: plain AdamW on the model's own loss.
+
+``python -m capmoe_eval.tiny train <name>`` runs it. A checkpoint is written every so many steps,
+whole or not at all; a training that was killed goes on from it and ends with the same weights.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from capmoe_eval.miniworld.packing import Batches
+
+# Sorts tokens by expert; on a CPU it trains 1.2 times as fast as the loop over experts.
+TRAINING_KERNEL = "grouped_mm"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long and how fast a model is trained.
+
+    Attributes:
+        steps: Number of steps.
+        rate: Highest learning rate, reached after ``warmup`` steps.
+        warmup: Steps of linear rise; after them a cosine falls to a fiftieth of ``rate``.
+        decay: AdamW's weight decay of matrices.
+        clip: Largest norm of a gradient.
+    """
+
+    steps: int
+    rate: float = 3e-3
+    warmup: int = 100
+    decay: float = 0.05
+    clip: float = 1.0
+
+    def rate_at(self, step: int) -> float:
+        """Return the learning rate of a step."""
+        if step < self.warmup:
+            return self.rate * (step + 1) / self.warmup
+        done = (step - self.warmup) / max(1, self.steps - self.warmup)
+        return self.rate * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def train(
+    model: PreTrainedModel,
+    batches: Batches,
+    schedule: Schedule,
+    *,
+    checkpoint: Path | None = None,
+    every: int = 200,
+    first: int = 0,
+    say: Callable[[str], None] = print,
+) -> list[float]:
+    """Train a model in place.
+
+    Args:
+        model: A causal language model in float32; its class computes the loss, with the router's
+            auxiliary loss where it has one.
+        batches: What it is trained on.
+        schedule: Steps and learning rate.
+        checkpoint: File of the state; read if it is there, written every ``every`` steps and at the
+            end. None for none.
+        every: Steps between checkpoints and between progress lines.
+        first: Number of the first batch; a model that goes on from another one sees new documents.
+        say: What becomes of progress lines.
+
+    Returns:
+        The loss of every step, those before a resumption included.
+    """
+    optimizer = _optimizer(model, schedule)
+    losses: list[float] = []
+    if checkpoint is not None and checkpoint.is_file():
+        state = torch.load(checkpoint, weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        losses = state["losses"]
+        say(f"resumed at step {len(losses)}")
+    _kernel(model, TRAINING_KERNEL)
+    model.train()
+    started, counted = time.perf_counter(), 0
+    for step in range(len(losses), schedule.steps):
+        batch = batches[first + step]
+        for group in optimizer.param_groups:
+            group["lr"] = schedule.rate_at(step)
+        loss = model(
+            input_ids=batch.input_ids_BS,
+            position_ids=batch.position_ids_BS,
+            labels=batch.labels_BS,
+            use_cache=False,
+        ).loss
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), schedule.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+        counted += batch.input_ids_BS.numel()
+        done = step + 1
+        if done % every == 0 or done == schedule.steps:
+            seconds = time.perf_counter() - started
+            recent = losses[-every:]
+            say(
+                f"step {done}/{schedule.steps}  loss {sum(recent) / len(recent):.4f}  "
+                f"{counted / seconds:.0f} tokens/s"
+            )
+            if checkpoint is not None:
+                _save(checkpoint, model, optimizer, losses)
+    _kernel(model, "eager")
+    model.eval()
+    return losses
+
+
+def _optimizer(model: nn.Module, schedule: Schedule) -> torch.optim.AdamW:
+    parameters = list(model.parameters())
+    groups: Iterable[dict[str, Any]] = (
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": schedule.decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    )
+    return torch.optim.AdamW(groups, lr=schedule.rate, betas=(0.9, 0.95), fused=True)
+
+
+def _kernel(model: PreTrainedModel, name: str) -> None:
+    """Choose the experts' kernel; a dense model has none."""
+    if any(hasattr(module, "num_experts") for module in model.modules()):
+        model.set_experts_implementation(name)
+
+
+def _save(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, losses: list[float]
+) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    building = path.with_name(f".{path.name}.{os.getpid()}")
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "losses": losses}
+    torch.save(state, building)
+    building.replace(path)

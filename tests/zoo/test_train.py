@@ -1,0 +1,201 @@
+"""A miniature learns, a killed training ends as a whole one does, the zoo is as its cards say."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, MistralConfig
+
+from capmoe_eval import cards
+from capmoe_eval.errors import UsageError
+from capmoe_eval.miniworld import miniworld_tokenizer, world, write_miniworld
+from capmoe_eval.miniworld.packing import Batches, Shape
+from capmoe_eval.tiny.__main__ import main
+from capmoe_eval.tiny.models import tiny_config
+from capmoe_eval.zoo import recipes
+from capmoe_eval.zoo.train import Schedule, train
+from capmoe_eval.zoo.upcycle import upcycle
+
+SHIPPED = [name for name in recipes.ZOO if (recipes.WEIGHTS / name / "model.safetensors").is_file()]
+
+
+def miniature(family="olmoe", **changes):
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    vocabulary = len(miniworld_tokenizer())
+    torch.manual_seed(0)
+    config = tiny_config(family, vocabulary, **{**small, **changes})
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def olmoe():
+    routed = {"output_router_logits": True, "router_aux_loss_coef": 0.01}
+    return miniature(
+        num_experts=8, num_experts_per_tok=2, intermediate_size=16, num_key_value_heads=2, **routed
+    )
+
+
+@pytest.fixture(scope="module")
+def batches():
+    shape = Shape(short=(4, 96), long=(1, 448), every=3)
+    return Batches(world(), miniworld_tokenizer(), seed=1, shape=shape)
+
+
+class KilledError(Exception):
+    pass
+
+
+def killed_after(step):
+    def say(line):
+        if line.startswith(f"step {step + 2}/"):
+            raise KilledError
+
+    return say
+
+
+def quiet(_line):
+    pass
+
+
+def test_a_miniature_learns_and_every_router_does(batches):
+    model = olmoe()
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    losses = train(model, batches, Schedule(40, rate=5e-3, warmup=5), say=quiet)
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+    assert not model.training
+    for name, weight in model.named_parameters():
+        assert not torch.equal(weight, before[name]), name
+
+
+def test_the_auxiliary_loss_is_part_of_the_loss(batches):
+    def first_loss(coefficient):
+        model = olmoe()
+        model.router_aux_loss_coef = coefficient
+        return train(model, batches, Schedule(1), say=quiet)[0]
+
+    assert first_loss(1.0) > first_loss(0.0) + 1.0
+
+
+def test_a_killed_training_ends_with_the_same_weights(batches, tmp_path):
+    schedule = Schedule(6, warmup=2)
+    whole = olmoe()
+    losses = train(whole, batches, schedule, say=quiet)
+    state = tmp_path / "state.pt"
+    with pytest.raises(KilledError):
+        train(olmoe(), batches, schedule, checkpoint=state, every=2, say=killed_after(2))
+    lines = []
+    resumed = olmoe()
+    again = train(resumed, batches, schedule, checkpoint=state, every=2, say=lines.append)
+    assert lines[0] == "resumed at step 2"
+    assert again == losses
+    for name, weight in resumed.state_dict().items():
+        assert torch.equal(weight, whole.state_dict()[name]), name
+    assert [path.name for path in tmp_path.iterdir()] == ["state.pt"]
+
+
+def test_a_finished_training_is_not_done_again(batches, tmp_path):
+    state = tmp_path / "state.pt"
+    losses = train(olmoe(), batches, Schedule(2), checkpoint=state, say=quiet)
+    model = olmoe()
+    assert train(model, batches, Schedule(2), checkpoint=state, say=quiet) == losses
+
+
+def test_the_rate_rises_and_falls():
+    schedule = Schedule(100, rate=1.0, warmup=10)
+    rates = [schedule.rate_at(step) for step in range(100)]
+    assert rates[:10] == sorted(rates[:10])
+    assert rates[9] == rates[10] == 1.0
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert 0.0 < rates[-1] < 0.05
+
+
+def dense(width):
+    config = MistralConfig(
+        vocab_size=len(miniworld_tokenizer()),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        intermediate_size=width,
+        sliding_window=None,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    torch.manual_seed(1)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+def test_an_upcycled_mixtral_begins_as_the_dense_model():
+    source = dense(24)
+    alike = {key: getattr(source.config, key) for key in ("rope_parameters", "rms_norm_eps")}
+    target = miniature("mixtral", intermediate_size=24, num_key_value_heads=2, **alike)
+    upcycle(source, target.eval(), noise=0.0, seed=0)
+    tokens = torch.arange(40).view(2, 20)
+    with torch.no_grad():
+        expected, actual = source(tokens).logits, target(tokens).logits
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_noise_makes_the_experts_different():
+    source, target = dense(24), miniature("mixtral", intermediate_size=24, num_key_value_heads=2)
+    upcycle(source, target, noise=0.5, seed=0)
+    down_EHI = target.model.layers[0].mlp.experts.down_proj
+    assert not torch.equal(down_EHI[0], down_EHI[1])
+
+
+def test_an_upcycled_qwen_shares_the_neurons_out():
+    source = dense(32)
+    widths = {"moe_intermediate_size": 8, "shared_expert_intermediate_size": 16}
+    target = miniature("qwen2_moe", num_key_value_heads=2, **widths)
+    upcycle(source, target, noise=0.0, seed=0)
+    mlp, whole = target.model.layers[1].mlp, source.model.layers[1].mlp
+    assert torch.equal(mlp.shared_expert.up_proj.weight, whole.up_proj.weight[:16])
+    for expert in range(4):
+        start = 16 + 8 * (expert % 2)
+        down_HI = mlp.experts.down_proj[expert]
+        assert torch.equal(down_HI, whole.down_proj.weight[:, start : start + 8])
+
+
+def test_widths_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="dense width 30"):
+        upcycle(
+            dense(30),
+            miniature("mixtral", intermediate_size=24, num_key_value_heads=2),
+            noise=0,
+            seed=0,
+        )
+
+
+def test_an_unknown_name_is_refused(capsys):
+    assert main(["train", "olmo"]) == 2
+    assert "did you mean 'olmoe'" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="did you mean 'mixtral'"):
+        recipes.trained_model("mixtrall")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", recipes.ZOO)
+def test_the_recipes_train(name, tmp_path):
+    model, losses = recipes.build(name, tmp_path, steps=4, say=quiet)
+    assert len(losses) == 4
+    recipes.save(model, tmp_path / "weights")
+    assert (tmp_path / "weights" / "model.safetensors").is_file()
+
+
+def test_the_weights_are_small():
+    files = [path for path in recipes.WEIGHTS.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 25e6
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_model_is_as_its_card_says(name, tmp_path):
+    said = json.loads((recipes.WEIGHTS / name / "card.json").read_text())
+    model = recipes.trained_model(name, dtype=torch.float32)
+    assert sum(parameter.numel() for parameter in model.parameters()) == said["parameters"]
+    write_miniworld(tmp_path / "dev", "dev")
+    tasks = [task for task in cards.TASKS if task.name in ("openbookqa", "piqa", "boolq")]
+    method = cards.Method("baseline")
+    results = cards.measure(name, model, tmp_path / "dev", method, limit=cards.FIRST, tasks=tasks)
+    for task, part in results.items():
+        # Another processor may turn a near tie.
+        assert abs(sum(part["right"]) - said["first_right"][task]) <= 1, task
