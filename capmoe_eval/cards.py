@@ -139,7 +139,7 @@ def measure(
     lm.release()
     lm.quiet = True
     library, source = TaskLibrary(), DataSource("miniworld", root)
-    identity = ModelId(name, f"tiny:{name}", dtype="float32")
+    identity = ModelId(name, f"zoo:{name}", dtype="float32")
     results = {}
     for task in tasks:
         cell = Cell(identity, method, task, BATCH_SIZE, limit, source.name)

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from capmoe_eval.miniworld.corpus import corpus
 from capmoe_eval.miniworld.world import World, world
+from capmoe_eval.tiny.tokenizer import wrapped
 
 #: Upper bound on the number of tokens, the two special ones and the 256 bytes included.
 MAX_VOCABULARY = 2048
@@ -31,19 +32,7 @@ def miniworld_tokenizer() -> PreTrainedTokenizerFast:
 
     All callers of a process share one object.
     """
-    return wrapped(Tokenizer.from_file(str(_FILE)))
-
-
-def wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """Return the tokenizer as transformers has them."""
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=END_OF_TEXT,
-        eos_token=END_OF_TEXT,
-        pad_token=PADDING,
-        clean_up_tokenization_spaces=False,
-        model_max_length=MAX_POSITIONS,
-    )
+    return wrapped(Tokenizer.from_file(str(_FILE)), MAX_POSITIONS)
 
 
 def train_tokenizer(known: World | None = None) -> Tokenizer:

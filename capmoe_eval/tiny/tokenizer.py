@@ -35,11 +35,21 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts(), trainer=trainer)
+    return wrapped(tokenizer, MAX_POSITIONS)
+
+
+def wrapped(tokenizer: Tokenizer, max_positions: int) -> PreTrainedTokenizerFast:
+    """Return a tokenizer with OLMoE's special tokens as transformers has them.
+
+    Args:
+        tokenizer: It has the tokens ``<|endoftext|>`` and ``<|padding|>``.
+        max_positions: Longest sequence in tokens.
+    """
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token="<|endoftext|>",
         eos_token="<|endoftext|>",
         pad_token="<|padding|>",
         clean_up_tokenization_spaces=False,
-        model_max_length=MAX_POSITIONS,
+        model_max_length=max_positions,
     )
