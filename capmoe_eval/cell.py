@@ -14,6 +14,9 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.method import Method
 
 
+_OTHERS = ("batch_size", "limit", "data", "eval_seed", "shuffle")
+
+
 @dataclass(frozen=True)
 class ModelId:
     """Which weights, in which precision.
@@ -43,7 +46,7 @@ class TaskId:
     Attributes:
         name: Key of the task, as in ``tasks=`` and in ``conf/tasks/``.
         lm_eval: Name of the task or group in lm-eval.
-        dataset: Dataset on the hub, ``<org>/<name>``.
+        dataset: Dataset on the hub, ``<org>/<name>``; several are joined by ``+``.
         fewshot: Few-shot examples (Table 5); None leaves what the lm-eval task says.
         metric: Metric of the task (Table 5).
         filter: lm-eval's filter of the answers that the metric is taken of.
@@ -69,6 +72,7 @@ class Cell:
         limit: Documents per (sub)task; None for all.
         data: Where documents come from: ``hub``, an embedded source, or a local root's name.
         eval_seed: Seed of few-shot sampling.
+        shuffle: Seed of batches that are dealt at random; None for lm-eval's own, by length.
     """
 
     model: ModelId
@@ -78,6 +82,7 @@ class Cell:
     limit: int | None = None
     data: str = "hub"
     eval_seed: int = 1234
+    shuffle: int | None = None
 
     def __post_init__(self) -> None:
         auto = isinstance(self.batch_size, str) and self.batch_size.startswith("auto")
@@ -92,6 +97,18 @@ class Cell:
             raise UsageError(
                 f"limit={self.limit}: must be a whole number of documents, or null for all"
             )
+        if self.shuffle is not None and (
+            isinstance(self.shuffle, bool) or not isinstance(self.shuffle, int) or self.shuffle < 0
+        ):
+            raise UsageError(
+                f"shuffle={self.shuffle}: must be a seed, a whole number of at least 0, or null "
+                "for lm-eval's own batches"
+            )
+        if self.shuffle is not None and auto:
+            raise UsageError(
+                f"batch_size={self.batch_size}: batches that are dealt at random (shuffle="
+                f"{self.shuffle}) need a number, such as batch_size=16"
+            )
 
     def identity(self) -> dict[str, Any]:
         """Return what makes this cell this cell, JSON-ready."""
@@ -103,6 +120,7 @@ class Cell:
             "limit": self.limit,
             "data": self.data,
             "eval_seed": self.eval_seed,
+            "shuffle": self.shuffle,
         }
 
     @property
@@ -135,7 +153,7 @@ class Cell:
             model=ModelId(**identity["model"]),
             method=method,
             task=TaskId(**identity["task"]),
-            **{key: identity[key] for key in ("batch_size", "limit", "data", "eval_seed")},
+            **{key: identity[key] for key in _OTHERS},
         )
 
 

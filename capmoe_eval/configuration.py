@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,26 +83,40 @@ def load_option(group: str, name: str) -> DictConfig:
 
 
 def expand(config: DictConfig) -> Iterator[DictConfig]:
-    """Yield the configuration at every point of its ``grid``, the first key slowest.
+    """Yield the configuration at every point of its grids, the first key slowest.
+
+    ``grid`` is one grid. Where ``parts`` names several, each of them is expanded together with
+    ``grid``, one after the other. A ``tasks`` key of a grid chooses among the composed tasks.
 
     Raises:
-        UsageError: If the grid has a key that the configuration has not, or an empty list.
+        UsageError: If a grid has a key that the configuration has not, or an empty list.
     """
-    grid: dict[str, Any] = OmegaConf.to_container(config.grid, resolve=True)  # type: ignore[assignment]
+    shared: dict[str, Any] = OmegaConf.to_container(config.grid, resolve=True)  # type: ignore[assignment]
+    parts: dict[str, Any] = OmegaConf.to_container(config.parts, resolve=True)  # type: ignore[assignment]
+    grids = {f"parts.{name}": shared | part for name, part in parts.items()} or {"grid": shared}
+    for name, grid in grids.items():
+        yield from _expand(config, grid, name)
+
+
+def _expand(config: DictConfig, grid: Mapping[str, Any], name: str) -> Iterator[DictConfig]:
     for key, values in grid.items():
-        if key not in config or key == "grid":
-            raise bad_choice("grid", key, [str(k) for k in config])
+        if key not in config or key in ("grid", "parts"):
+            raise bad_choice(name, key, [str(k) for k in config])
         if not isinstance(values, list) or not values:
             raise UsageError(
-                f"grid.{key}={values}: must be a list of values, for example [1.0, 2.0]"
+                f"{name}.{key}={values}: must be a list of values, for example [1.0, 2.0]"
             )
-    models = {name: load_option("model", name) for name in grid.get("model", [])}
+    models = {choice: load_option("model", choice) for choice in grid.get("model", [])}
     for point in itertools.product(*grid.values()):
         variant = config.copy()
-        variant.grid = {}
+        variant.grid, variant.parts = {}, {}
         for key, value in zip(grid, point, strict=True):
             if key == "model":
                 variant.model = models[value]
+            elif key == "tasks":
+                if value not in config.tasks:
+                    raise bad_choice(f"{name}.tasks", value, [str(k) for k in config.tasks])
+                variant.tasks = {value: config.tasks[value]}
             else:
                 variant[key] = value
         yield variant
@@ -121,10 +135,12 @@ def check_overrides(config: DictConfig, overrides: Sequence[str]) -> None:
     for override in overrides:
         key = override.lstrip("+~").partition("=")[0]
         top = key.partition(".")[0]
-        if top in config.grid:
+        grids = {"grid": config.grid} | {f"parts.{n}": part for n, part in config.parts.items()}
+        setting = [name for name, grid in grids.items() if top in grid]
+        if setting:
             raise UsageError(
                 f"{override}: {top} is set by the experiment's grid; change the grid instead: "
-                f"'grid.{top}=[…]'"
+                f"'{setting[0]}.{top}=[…]'"
             )
 
 
@@ -174,6 +190,7 @@ def _plan(config: DictConfig, task_name: str) -> Plan:
         limit=config.limit,
         data=source.name,
         eval_seed=config.eval_seed,
+        shuffle=config.shuffle,
     )
     return Plan(
         cell=cell,

@@ -49,11 +49,19 @@ class DataSource:
     def fingerprint(self, dataset: str) -> str | None:
         """Return a hash of the dataset's files, or None for the hub.
 
+        Args:
+            dataset: Its name on the hub, or several, joined by ``+``.
+
         Raises:
             UsageError: If the dataset is not in the root.
         """
-        directory = self.directory(dataset)
-        return None if directory is None else _hash_files(directory)
+        hashes = []
+        for name in dataset.split("+"):
+            directory = self.directory(name.strip())
+            if directory is None:
+                return None
+            hashes.append(_hash_files(directory))
+        return "+".join(hashes)
 
 
 @functools.cache

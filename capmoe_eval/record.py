@@ -12,7 +12,7 @@ from capmoe_eval.atomic import write_text
 from capmoe_eval.cell import Cell
 from capmoe_eval.errors import UsageError
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the record's ``capmoe`` part; ``docs/results.md`` describes it."""
 
 # Field of the capmoe part → the types that it may have.

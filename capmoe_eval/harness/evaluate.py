@@ -51,6 +51,7 @@ def evaluate(
     started = time.perf_counter()
     meter = lm.route(cell.method)
     lm.batch_size_per_gpu = cell.batch_size
+    lm.shuffle = cell.shuffle
     try:
         # Not `simple_evaluate`: around this call it only picks the model, the tasks and the seeds,
         # as we do, and then spends seconds on describing the machine.

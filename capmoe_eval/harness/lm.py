@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.harness.batching import deal
 from capmoe_eval.method import Method
 from capmoe_eval.reroute import Meter, capacity_aware
 
@@ -59,6 +60,7 @@ class CapmoeLM(HFLM):
         self._lengths: list[int] = []
         self._routing = ExitStack()
         self.quiet = False  # whether lm-eval's own progress bars stay away
+        self.shuffle: int | None = None  # seed of random batches; None for lm-eval's, by length
         self.on_rows: Callable[[int], None] = lambda _rows: None
         self.meter = self.route(chosen)
 
@@ -93,11 +95,35 @@ class CapmoeLM(HFLM):
 
     def generate_until(self, requests: Any, disable_tqdm: bool = False) -> Any:
         """Return lm-eval's continuations."""
-        return super().generate_until(requests, disable_tqdm or self.quiet)
+        quiet = disable_tqdm or self.quiet
+        if self.shuffle is None:
+            return super().generate_until(requests, quiet)
+        plain = super().generate_until
+        return self._dealt(requests, range(len(requests)), lambda part: plain(part, True))
 
-    def _loglikelihood_tokens(self, *args: Any, **kwargs: Any) -> Any:
+    def _loglikelihood_tokens(self, requests: Any, *args: Any, **kwargs: Any) -> Any:
+        plain = super()._loglikelihood_tokens
         with _padded_lengths(self._lengths):
-            return super()._loglikelihood_tokens(*args, **kwargs)
+            if self.shuffle is None:
+                return plain(requests, *args, **kwargs)
+            # One-token continuations of a context share a row, as in lm-eval.
+            rows = [
+                (*context, *continuation[:-1]) if self.logits_cache else number
+                for number, (_, context, continuation) in enumerate(requests)
+            ]
+            return self._dealt(requests, rows, lambda part: plain(part, disable_tqdm=True))
+
+    def _dealt(
+        self, requests: Any, rows: Sequence[Hashable], evaluate: Callable[[Any], list[Any]]
+    ) -> list[Any]:
+        """Evaluate requests in random batches; return the answers in the order of the requests."""
+        assert self.shuffle is not None
+        answers: list[Any] = [None] * len(requests)
+        for batch in deal(rows, int(self.batch_size), self.shuffle):
+            answered = evaluate([requests[index] for index in batch])
+            for index, answer in zip(batch, answered, strict=True):
+                answers[index] = answer
+        return answers
 
     def _model_call(
         self, inps: Tensor, attn_mask: Tensor | None = None, labels: Tensor | None = None

@@ -12,8 +12,9 @@ from lm_eval.tasks._factory import TaskFactory
 
 from capmoe_eval.datasource import EMBEDDED, DataSource, cache_directory
 from capmoe_eval.errors import UsageError, bad_choice
-from capmoe_eval.longicl import TASKS_DIR
+from capmoe_eval.longicl import TASKS_DIR as LONGICL
 from capmoe_eval.miniworld import miniworld_hub
+from capmoe_eval.mixtures import TASKS_DIR as MIXTURES
 from capmoe_eval.tiny import synthetic_hub
 
 
@@ -71,7 +72,7 @@ class TaskLibrary:
 @functools.cache
 def _all_tasks() -> TaskManager:
     """Return lm-eval's task manager; it reads thousands of files, once per process."""
-    return TaskManager(include_path=str(TASKS_DIR))
+    return TaskManager(include_path=[str(LONGICL), str(MIXTURES)])
 
 
 class _RootedFactory(TaskFactory):

@@ -31,7 +31,7 @@ SHORT = {
     "boolq": 14.0,
     "winogrande": 4.0,
     "hellaswag": 6.0,
-    "gsm8k": 3.0,
+    "gsm8k": 6.0,
 }
 #: The same in the second part: letters and yes or no are learned of facts that are known, and need
 #: more of the documents because they give one token to learn for thirty to read.
@@ -45,7 +45,7 @@ LATE = {
     "boolq": 28.0,
     "winogrande": 3.0,
     "hellaswag": 4.0,
-    "gsm8k": 3.0,
+    "gsm8k": 8.0,
 }
 #: Shares of the long documents.
 LONG = {

@@ -319,19 +319,8 @@ RELATIONS = (*ATTRIBUTES, *SCALES)
 
 MATERIALS = _words("wooden metal glass cloth clay paper leather stone rubber wax")
 ACTIONS = _words("cut clean join lift dry paint heat carry polish open")
-#: The tool for each action, by material (the order is that of MATERIALS).
-TOOLS = _words(
-    "saw file blade scissors wire shears knife chisel razor thread "
-    "broom brush sponge soap scraper eraser cream hose cloth spray "
-    "nail bolt glue needle slip tape stitch mortar patch flame "
-    "rope magnet cup hook tray clip strap crane net spoon "
-    "stove towel fan line oven press rack breeze rag shade "
-    "stain enamel marker dye glaze crayon varnish chalk spray pigment "
-    "grill torch kiln iron furnace bulb steamer bonfire radiator match "
-    "cart truck basket sack crate folder belt sled bucket jar "
-    "plane grinder tissue steam buffer feather butter pumice powder scarf "
-    "crowbar wrench hammer zipper mallet finger button drill lever oven"
-)
+#: As many tools as there are materials. Every action uses all of them, each for one material.
+TOOLS = _words("hammer brush rope torch sponge knife wire lever clamp roller")
 THINGS = _words(
     "door boat chair table fence ladder box shelf pot plate bowl vase tile brick jug window mirror "
     "bottle lens dome curtain shirt tent flag sail book letter poster card kite shoe saddle belt "

@@ -24,8 +24,9 @@ from capmoe_eval.miniworld.lexicon import (
     Relation,
 )
 
-#: Words that names are made of: a first and a second word.
-FIRST_WORDS, SECOND_WORDS = 40, 24
+#: Words that names are made of: a first and a second word. Nearly all pairs are names, so that
+#: neither word alone says much about an entity.
+FIRST_WORDS, SECOND_WORDS = 15, 15
 
 #: Seed of the world that the shipped models know.
 WORLD_SEED = 7
@@ -71,7 +72,7 @@ class World:
         seed: What they were drawn from.
         facts: Facts about creatures, plants, machines and islands, entity by entity.
         rules: Which tool does what to which thing; the relation's noun is the action. The tool
-            follows from the action and the thing's material.
+            follows from the action and the thing's material together, and from neither alone.
     """
 
     seed: int
@@ -133,10 +134,10 @@ def world(seed: int = WORLD_SEED) -> World:
     ]
     materials = {thing: draw.one(MATERIALS) for thing in THINGS}
     used = []
-    for place, action in enumerate(ACTIONS):
-        tools = TOOLS[place * len(MATERIALS) : (place + 1) * len(MATERIALS)]
-        relation = Relation("thing", action, action, "the {v}", tuple(dict.fromkeys(tools)))
-        used += [(thing, relation, tools[MATERIALS.index(materials[thing])]) for thing in THINGS]
+    for action in ACTIONS:
+        tool = dict(zip(MATERIALS, draw.shuffled(TOOLS), strict=True))
+        relation = Relation("thing", action, action, "the {v}", TOOLS)
+        used += [(thing, relation, tool[materials[thing]]) for thing in THINGS]
     return World(seed, _halved(draw, told), _halved(draw, used))
 
 

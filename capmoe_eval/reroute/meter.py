@@ -46,6 +46,7 @@ class LayerMeter:
         self._peaks: dict[str, list[Tensor]] = {}
         self._demand_GE: Tensor | None = None
         self._deviation: Tensor | None = None
+        self._score_by_rank_E: Tensor | None = None
         self._tolerance = 0.0
 
     def _add(self, name: str, amount: Tensor | int) -> None:
@@ -63,6 +64,12 @@ class LayerMeter:
         self._tolerance = tolerance(dtype)
         worst = deviation if self._deviation is None else torch.maximum(self._deviation, deviation)
         self._deviation = worst
+
+    def note_scores(self, score_TE: Tensor) -> None:
+        """Sum the gate scores by rank, a token's highest first (Figure 8)."""
+        ranked_E = score_TE.double().sort(dim=-1, descending=True).values.sum(dim=0)
+        known = self._score_by_rank_E
+        self._score_by_rank_E = ranked_E if known is None else known + ranked_E
 
     def note_experts(self, index_NS: Tensor, plan: ForwardPlan, *, untouched: bool) -> None:
         """Count what the experts were called with, and hold it against the bound."""
@@ -158,6 +165,7 @@ class LayerMeter:
             "pad_waste": counts["unused_slots"] / counts["slots"] if counts["slots"] else None,
             "load_before": self._list("load_before"),
             "load_after": self._list("load_after"),
+            "score_by_rank": self._scores(),
             "peak": {name: _summary(peaks) for name, peaks in sorted(self._peaks.items())},
             "grid": {
                 "gamma": list(GAMMA_GRID),
@@ -171,6 +179,13 @@ class LayerMeter:
             },
             "weight_deviation": 0.0 if self._deviation is None else float(self._deviation),
         }
+
+    def _scores(self) -> list[float] | None:
+        """Return the mean gate score by rank, or None where it was not noted."""
+        if self._score_by_rank_E is None:
+            return None
+        mean_E = self._score_by_rank_E / max(self.count("tokens"), 1)
+        return [round(score, 8) for score in mean_E.tolist()]
 
     def _list(self, name: str) -> list[int]:
         return [int(n) for n in self._sums[name].tolist()] if name in self._sums else []

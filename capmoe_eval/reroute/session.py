@@ -239,6 +239,7 @@ class _Session:
             deviation = layer.recipe.deviation(layer.router, scores, weight_TK, topk_TK)
             meter.note_router(topk_TK, groups, deviation, weight_TK.dtype)
             if method.is_stock:
+                meter.note_scores(scores.score_TE)
                 return None
             assignment = assign(scores, method, groups, stream=(number, plan.number))
             changed_T = assignment.changed_T(layer.top_k)

@@ -32,6 +32,7 @@ _COMMON: dict[str, Any] = {
     "num_attention_heads": _HEADS,
     "max_position_embeddings": 2048,
     "initializer_range": 0.06,
+    "rms_norm_eps": 1e-5,  # of all, so that an upcycled model begins as its dense one
 }
 
 
@@ -78,16 +79,16 @@ ZOO: Mapping[str, Recipe] = {
     "mixtral": Recipe(
         "mixtral",
         {"intermediate_size": _DENSE_WIDTH, "num_key_value_heads": 4, "rope_parameters": _ROPE},
-        dense_steps=STEPS // 2,
+        dense_steps=STEPS // 3,
     ),
     "qwen2_moe": Recipe(
         "qwen2_moe",
         {
             "moe_intermediate_size": 32,
-            "shared_expert_intermediate_size": 64,
+            "shared_expert_intermediate_size": 32,
             "rope_parameters": _ROPE,
         },
-        dense_steps=STEPS // 2,
+        dense_steps=STEPS // 3,
         ep_size=6,
     ),
     "qwen3_moe": Recipe(

@@ -1,0 +1,30 @@
+"""Which requests share a batch, and with it a capacity.
+
+lm-eval sorts requests by length, so that a batch holds its task's questions of one length. Dealt at
+random, the same requests meet other companions: what an answer then loses is the company's doing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable, Sequence
+
+
+def deal(keys: Sequence[Hashable], size: int, seed: int) -> list[list[int]]:
+    """Deal requests into batches at random.
+
+    Args:
+        keys: What each request is evaluated in: requests with equal keys share one row of a batch.
+        size: Rows of a batch; the last one may have fewer.
+        seed: Seed; equal seeds deal equal keys equally.
+
+    Returns:
+        The batches, each with the indices of its requests.
+    """
+    rows: dict[Hashable, list[int]] = {}
+    for index, key in enumerate(keys):
+        rows.setdefault(key, []).append(index)
+    draw = random.Random(seed).random  # the one method whose sequence Python promises to keep
+    dealt = sorted(rows.values(), key=lambda _: draw())
+    batches = [dealt[start : start + size] for start in range(0, len(dealt), size)]
+    return [[index for row in batch for index in row] for batch in batches]

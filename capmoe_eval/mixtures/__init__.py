@@ -1,0 +1,11 @@
+"""Groups of tasks whose requests lm-eval pools, so that one batch can hold several tasks.
+
+``TaskManager(include_path=TASKS_DIR)`` finds ``zero_shot_mix``: OBQA, PIQA, RTE and BoolQ.
+"""
+
+from pathlib import Path
+
+#: The directory of the groups' YAML files.
+TASKS_DIR = Path(__file__).parent
+
+__all__ = ["TASKS_DIR"]
