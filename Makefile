@@ -1,8 +1,10 @@
-# `make help` lists the targets. Overrides of the command line go into ARGS:
-#   make table2 PROFILE=paper ARGS="device_map=auto"
+# `make help` lists the targets. Overrides of the command line go into ARGS; JOBS processes share the
+# cells of an experiment:
+#   make table2 PROFILE=paper ARGS="device_map=auto" JOBS=1
 
 PROFILE ?= tiny
 ARGS    ?=
+JOBS    ?= $(if $(filter paper,$(PROFILE)),1,2)
 PYTHON  ?= python3
 VENV    ?= .venv
 BIN      = $(VENV)/bin
@@ -27,10 +29,16 @@ table1: install  ## run what Table 1 lacks, then render it (PROFILE=tiny|zoo|pap
 table2: install  ## run what Table 2 lacks, then render it (PROFILE=tiny|zoo|paper)
 	$(call run-and-render,table2)
 
+# Computes an experiment in JOBS processes; the highest status is kept.
+run = status=0; pids=; \
+	for i in $$(seq $(JOBS)); do \
+	  $(PY) -m capmoe_eval experiment=$(1) profile=$(PROFILE) shard=$$i/$(JOBS) $(ARGS) & pids="$$pids $$!"; \
+	done; \
+	for pid in $$pids; do s=0; wait $$pid || s=$$?; [ $$s -le $$status ] || status=$$s; done
+
 # A failed cell leaves a hole in the table, not no table; the status still tells.
 define run-and-render
-	@status=0; \
-	$(PY) -m capmoe_eval experiment=$(1) profile=$(PROFILE) $(ARGS) || status=$$?; \
+	@$(call run,$(1)); \
 	if [ $$status -le 1 ]; then $(PY) -m capmoe_eval.tables $(1) profile=$(PROFILE) $(ARGS) || status=$$?; fi; \
 	exit $$status
 endef

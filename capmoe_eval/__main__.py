@@ -11,7 +11,13 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from capmoe_eval.application import execute, run_command
-from capmoe_eval.configuration import check_overrides, config_directory, plans, register_resolvers
+from capmoe_eval.configuration import (
+    check_overrides,
+    config_directory,
+    plans,
+    register_resolvers,
+    share,
+)
 
 
 def _task(config: DictConfig) -> None:
@@ -19,7 +25,7 @@ def _task(config: DictConfig) -> None:
 
     def compute() -> int:
         check_overrides(config, list(HydraConfig.get().overrides.task))
-        return execute(plans(config))
+        return execute(share(plans(config), config.shard))
 
     # Here and not only around Hydra, which adds a line of its own to any exception of a job.
     status = run_command(compute)

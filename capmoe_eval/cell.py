@@ -13,7 +13,6 @@ from typing import Any
 from capmoe_eval.errors import UsageError
 from capmoe_eval.method import Method
 
-
 _OTHERS = ("batch_size", "limit", "data", "eval_seed", "shuffle")
 
 

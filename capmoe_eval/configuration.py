@@ -154,10 +154,34 @@ def plans(config: DictConfig) -> list[Plan]:
     """
     found: dict[str, Plan] = {}
     for point in expand(config):
+        OmegaConf.resolve(point)  # once, not at every key that is read
         for name in point.tasks:
             plan = _plan(point, str(name))
             found.setdefault(plan.cell.digest, plan)
     return list(found.values())
+
+
+def share(planned: Sequence[Plan], shard: str | None) -> list[Plan]:
+    """Return the part of the plans that one of several processes computes.
+
+    Plans go round in the order of their digests, so that every process gets its mixture of cheap
+    and dear tasks, and together they compute each plan once.
+
+    Args:
+        planned: All plans.
+        shard: ``i/n``, the i-th of n processes, from 1; None for all plans.
+
+    Raises:
+        UsageError: If ``shard`` is something else.
+    """
+    if shard is None:
+        return list(planned)
+    number, slash, count = str(shard).partition("/")
+    whole = bool(slash) and number.isdecimal() and count.isdecimal()
+    if not whole or not 1 <= int(number) <= int(count):
+        raise UsageError(f"shard={shard}: must be i/n with 1 ≤ i ≤ n, for example shard=1/2")
+    mine = sorted(plan.cell.digest for plan in planned)[int(number) - 1 :: int(count)]
+    return [plan for plan in planned if plan.cell.digest in mine]
 
 
 def merge(batches: Sequence[Sequence[Plan]]) -> list[Plan]:

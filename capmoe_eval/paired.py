@@ -119,7 +119,7 @@ def mcnemar(gained: int, lost: int) -> float:
     if not count:
         return 1.0
     tail = sum(math.comb(count, k) for k in range(least + 1))
-    return min(1.0, 2 * tail / 2**count)
+    return min(1.0, 2 * tail / (1 << count))
 
 
 def holm(ps: Sequence[float]) -> list[float]:

@@ -1,4 +1,8 @@
-"""``python -m capmoe_eval.tiny train <name>`` trains a model of the zoo and writes its weights."""
+"""``python -m capmoe_eval.tiny train <name>`` trains a model of the zoo and writes its weights.
+
+``origins`` trains upcycled models and their like from scratch with several seeds, and compares how
+balanced they are.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = _parser().parse_args(arguments)
     try:
-        _train(options) if options.command == "train" else _card(options)
+        {"train": _train, "card": _card, "origins": _origins}[options.command](options)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -38,13 +42,19 @@ def _parser() -> argparse.ArgumentParser:
         )
     train.add_argument("--steps", type=int, help="fewer steps give a worse model sooner")
     train.add_argument("--seed", type=int, help="another seed of weights and corpus")
-    train.add_argument(
-        "--work",
-        type=Path,
-        default=cache_directory() / "training",
-        help="directory of the checkpoints; a killed training goes on from there",
-    )
-    train.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
+    origins = commands.add_parser("origins", help="from scratch against upcycled, several seeds")
+    origins.add_argument("--names", nargs="+", default=["qwen2_moe", "mixtral"])
+    origins.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    origins.add_argument("--steps", type=int, default=1000, help="of each training (default: 1000)")
+    origins.add_argument("--out", type=Path, default=Path("results/training_seeds.json"))
+    for command in (train, origins):
+        command.add_argument(
+            "--work",
+            type=Path,
+            default=cache_directory() / "training",
+            help="directory of the checkpoints; a killed training goes on from there",
+        )
+        command.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
     return parser
 
 
@@ -70,6 +80,20 @@ def _card(options: argparse.Namespace) -> None:
 
     recipes.recipe(options.name)
     cards.write(options.name, options.out or recipes.WEIGHTS / options.name, None, say=_say)
+
+
+def _origins(options: argparse.Namespace) -> None:
+    import torch
+
+    from capmoe_eval.origins import Study, study
+
+    torch.set_num_threads(options.threads)
+    study(
+        Study(tuple(options.names), tuple(options.seeds), options.steps),
+        options.out,
+        work=options.work,
+        say=_say,
+    )
 
 
 def _say(line: str) -> None:

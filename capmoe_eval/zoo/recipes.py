@@ -21,7 +21,7 @@ from capmoe_eval.zoo.upcycle import upcycle
 WEIGHTS = Path(__file__).parent / "weights"
 
 #: Training steps of every model; for an upcycled one, those of its dense model are among them.
-STEPS = 3000
+STEPS = 4000
 
 _HIDDEN, _LAYERS, _HEADS = 96, 4, 4
 _DENSE_WIDTH = 128
@@ -79,7 +79,7 @@ ZOO: Mapping[str, Recipe] = {
     "mixtral": Recipe(
         "mixtral",
         {"intermediate_size": _DENSE_WIDTH, "num_key_value_heads": 4, "rope_parameters": _ROPE},
-        dense_steps=STEPS // 3,
+        dense_steps=STEPS // 4,
     ),
     "qwen2_moe": Recipe(
         "qwen2_moe",
@@ -88,7 +88,7 @@ ZOO: Mapping[str, Recipe] = {
             "shared_expert_intermediate_size": 32,
             "rope_parameters": _ROPE,
         },
-        dense_steps=STEPS // 3,
+        dense_steps=STEPS // 4,
         ep_size=6,
     ),
     "qwen3_moe": Recipe(
@@ -138,6 +138,7 @@ def build(
     *,
     steps: int = STEPS,
     seed: int | None = None,
+    scratch: bool = False,
     say: Callable[[str], None] = print,
 ) -> tuple[PreTrainedModel, list[float]]:
     """Train a model of the zoo; a call that was killed goes on where it was.
@@ -147,6 +148,7 @@ def build(
         work: Directory of the checkpoints.
         steps: Steps in all; fewer give a worse model sooner.
         seed: Seed of the first weights and of the corpus; None for those of the shipped model.
+        scratch: Whether a model that the zoo upcycles is trained from scratch instead.
         say: What becomes of progress lines.
 
     Returns:
@@ -161,7 +163,7 @@ def build(
     start = chosen.seed if seed is None else seed
     shape = Shape(early=steps // 2)
     batches = Batches(world(), tokenizer, seed=corpus_seed(seed), shape=shape)
-    dense_steps = chosen.dense_steps * steps // STEPS
+    dense_steps = 0 if scratch else chosen.dense_steps * steps // STEPS
     aux = {"output_router_logits": True, "router_aux_loss_coef": chosen.aux}
     routed = {} if chosen.family == "deepseek_v2" else aux  # its class has no such loss
     config = tiny_config(chosen.family, len(tokenizer), **{**_COMMON, **chosen.changes, **routed})
@@ -180,7 +182,7 @@ def build(
         model,
         batches,
         Schedule(steps - dense_steps, rate=chosen.rate),
-        checkpoint=work / f"{name}-{start}-{steps}.pt",
+        checkpoint=work / f"{name}-{start}-{steps}{'-scratch' if scratch else ''}.pt",
         first=dense_steps,
         say=say,
     )

@@ -16,7 +16,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from capmoe_eval.application import execute
-from capmoe_eval.configuration import check_overrides, merge, plans
+from capmoe_eval.configuration import check_overrides, merge, plans, share
 
 
 class CellLauncher(Launcher):
@@ -42,7 +42,7 @@ class CellLauncher(Launcher):
             SystemExit: With status 1 if a cell failed.
             UsageError: For a value that cannot be.
         """
-        assert self._context is not None
+        assert self._context is not None and self._config is not None
         loader = self._context.config_loader
         batches = []
         for number, overrides in enumerate(job_overrides):
@@ -55,7 +55,7 @@ class CellLauncher(Launcher):
             task_config.pop("hydra")
             check_overrides(task_config, overrides)
             batches.append(plans(task_config))
-        status = execute(merge(batches))
+        status = execute(share(merge(batches), self._config.shard))
         if status:
             raise SystemExit(status)
         return [_completed(overrides) for overrides in job_overrides]

@@ -9,6 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from jinja2 import Environment
+from lm_eval import utils
 from lm_eval.evaluator import evaluate as lm_eval_evaluate
 from lm_eval.models.huggingface import HFLM
 
@@ -24,7 +26,11 @@ from capmoe_eval.method import Method
 from capmoe_eval.record import Record, read_record
 
 SINGLE_TASKS = [name for name in options("tasks") if "defaults" not in load_option("tasks", name)]
-TEN = [name for name in SINGLE_TASKS if not name.startswith("longicl") or name == "longicl_1"]
+TEN = [
+    name
+    for name in SINGLE_TASKS
+    if name != "zero_shot_mix" and (not name.startswith("longicl") or name == "longicl_1")
+]
 TINY = ModelId("tiny_olmoe", "tiny:olmoe", dtype="float32")
 
 
@@ -215,3 +221,30 @@ def test_real_log_likelihoods_are_those_of_lm_eval(
         )
     finally:
         ours.release()
+
+
+def test_a_template_is_compiled_once_and_says_the_same(library: TaskLibrary, hub: Path) -> None:
+    library.get("arc_challenge", DataSource("synthetic", hub))
+    kept = utils.env.from_string
+    before = kept.cache_info().misses
+    docs = [{"a": n} for n in range(5)]
+    said = [utils.apply_template("{{a}} and {{a + 1}}", doc) for doc in docs]
+    assert said == ["0 and 1", "1 and 2", "2 and 3", "3 and 4", "4 and 5"]
+    assert kept.cache_info().misses == before + 1
+    plain = Environment.from_string(utils.env, "{{a}} and {{a + 1}}")
+    assert said == [plain.render(**doc) for doc in docs]
+
+
+def test_a_mixture_pools_the_requests_of_its_tasks(
+    lm: CapmoeLM, library: TaskLibrary, hub: Path
+) -> None:
+    source = DataSource("synthetic", hub)
+    method = Method("score", 0.5)
+    record = run(lm, library, source, "zero_shot_mix", method, batch_size=8, shuffle=0)
+    assert set(record.capmoe["documents"]) == {"openbookqa", "piqa", "rte", "boolq"}
+    correct = [part["correct"] for part in record.capmoe["documents"].values()]
+    assert record.value == pytest.approx(sum(map(sum, correct)) / 8)
+    singly = [run(lm, library, source, name, method, batch_size=8) for name in ("obqa", "rte")]
+    assert record.capmoe["load"]["forwards"] < 2 * len(correct)
+    assert record.cell.shuffle == 0 and record.cell.digest != singly[0].cell.digest
+    assert record.capmoe["provenance"]["data_fingerprint"].count("+") == 3

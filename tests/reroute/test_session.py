@@ -425,3 +425,25 @@ def test_bad_knobs_are_refused_before_anything_happens(knobs: dict[str, Any], li
     with pytest.raises(UsageError, match=line), capacity_aware(model, **knobs):
         pass
     assert not any(m._forward_hooks for m in model.modules())
+
+
+def test_gate_scores_are_averaged_rank_by_rank() -> None:
+    """The baseline's meter notes Figure 8; pads are left out."""
+    model = make("olmoe")
+    mask = torch.ones(2, 6, dtype=torch.long)
+    mask[1, 4:] = 0
+    logits: list[torch.Tensor] = []
+    layer = model.model.layers[0].mlp.gate
+    handle = layer.register_forward_hook(lambda _m, _a, out: logits.append(out[0]))
+    with torch.no_grad(), capacity_aware(model, "baseline", verify=False) as meter:
+        model(input_ids=torch.arange(12).view(2, 6), attention_mask=mask)
+    handle.remove()
+    rows = [sorted(row.softmax(-1).tolist(), reverse=True) for row in logits[-1].double()]
+    real = [row for row, yes in zip(rows, mask.flatten().tolist(), strict=True) if yes]
+    expected = [sum(ranked) / len(real) for ranked in zip(*real, strict=True)]
+    report = meter.report()["layers"][0]
+    assert report["score_by_rank"] == pytest.approx(expected, abs=1e-6)
+    assert sum(report["score_by_rank"]) == pytest.approx(1.0, abs=1e-5)
+    with torch.no_grad(), capacity_aware(model, "score", 1.0, verify=False) as meter:
+        model(input_ids=torch.arange(12).view(2, 6))
+    assert meter.report()["layers"][0]["score_by_rank"] is None

@@ -1,0 +1,75 @@
+"""What is finished of an experiment: the records of its cells, no others.
+
+An evaluation with other settings that happens to lie in the results directory is not mixed in.
+Needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+from capmoe_eval.configuration import config_directory, plans, register_resolvers
+from capmoe_eval.errors import UsageError
+from capmoe_eval.record import Record, read_record
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The records of an experiment that are there.
+
+    Attributes:
+        config: The composed configuration.
+        planned: How many cells the experiment has.
+        records: Those that are finished, in the plans' order.
+        broken: A note for each file that cannot be read.
+        notes: What must be said of the models' numbers.
+    """
+
+    config: DictConfig
+    planned: int
+    records: list[Record]
+    broken: list[str]
+    notes: list[str]
+
+
+def finished(overrides: Sequence[str]) -> Finished:
+    """Return what is finished of the experiment that a command line names.
+
+    Args:
+        overrides: As for ``python -m capmoe_eval``, for example ``experiment=table2``.
+
+    Raises:
+        UsageError: For a value that cannot be.
+        HydraException: For an override that does not exist.
+    """
+    config = composed(overrides)
+    planned = plans(config)
+    records, broken = [], []
+    for plan in planned:
+        if plan.path.exists():
+            try:
+                records.append(read_record(plan.path))
+            except UsageError as error:
+                broken.append(f"left out: {error}")
+    models: dict[str, dict[str, None]] = {}
+    for plan in planned:
+        if plan.note:
+            models.setdefault(plan.note, {})[plan.cell.model.name] = None
+    notes = [f"{', '.join(names)}: {note}." for note, names in models.items()]
+    return Finished(config, len(planned), records, broken, notes)
+
+
+def composed(overrides: Sequence[str]) -> DictConfig:
+    """Return the configuration that a command line composes.
+
+    Raises:
+        HydraException: For an override that does not exist.
+    """
+    register_resolvers()
+    with initialize_config_dir(str(config_directory()), version_base="1.3"):
+        config: DictConfig = compose("config", overrides=list(overrides))
+    return config

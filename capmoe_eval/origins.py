@@ -1,0 +1,94 @@
+"""From scratch or upcycled: how balanced is the routing, over several training seeds?
+
+The paper compares models that differ in everything (Figures 1, 2 and 13). Here the class, the data,
+the total number of steps and the seeds are the same; only the first weights differ.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from capmoe_eval.atomic import write_text
+from capmoe_eval.cards import TASKS, measure
+from capmoe_eval.errors import UsageError
+from capmoe_eval.method import Method
+from capmoe_eval.miniworld import write_miniworld
+from capmoe_eval.zoo import recipes
+
+#: What the load is measured on: tasks without shots and one of 25.
+_MEASURED = ("openbookqa", "boolq", "arc_challenge")
+_DOCUMENTS = 60
+
+
+@dataclass(frozen=True)
+class Study:
+    """Which trainings.
+
+    Attributes:
+        names: Models of the zoo that are upcycled.
+        seeds: Seeds of weights and corpus.
+        steps: Steps of each training; of an upcycled one, its dense model's are among them.
+    """
+
+    names: tuple[str, ...]
+    seeds: tuple[int, ...]
+    steps: int
+
+
+def study(asked: Study, out: Path, *, work: Path, say: Callable[[str], None] = print) -> None:
+    """Train what is missing in the file and measure it; the file grows training by training.
+
+    Args:
+        asked: Which trainings.
+        out: File of the results.
+        work: Directory of the checkpoints.
+        say: What becomes of progress lines.
+
+    Raises:
+        UsageError: If a model is unknown, or is not upcycled in the zoo.
+        OSError: If the file cannot be written.
+    """
+    for name in asked.names:
+        if not recipes.recipe(name).dense_steps:
+            upcycled = [key for key, recipe in recipes.ZOO.items() if recipe.dense_steps]
+            raise UsageError(f"names={name}: not upcycled; choose among {', '.join(upcycled)}")
+    kept = json.loads(out.read_text(encoding="utf-8"))["trainings"] if out.is_file() else []
+    done = {(t["name"], t["origin"], t["seed"], t["steps"]) for t in kept}
+    with tempfile.TemporaryDirectory() as hub:
+        root = Path(hub) / "dev"
+        write_miniworld(root, "dev")
+        points = itertools.product(asked.names, asked.seeds, ("scratch", "upcycled"))
+        for name, seed, origin in points:
+            if (name, origin, seed, asked.steps) in done:
+                continue
+            say(f"{name}, {origin}, seed {seed}")
+            model, losses = recipes.build(
+                name, work, steps=asked.steps, seed=seed, scratch=origin == "scratch", say=say
+            )
+            kept.append(
+                {"name": name, "origin": origin, "seed": seed, "steps": asked.steps}
+                | {"loss": round(sum(losses[-100:]) / len(losses[-100:]), 4)}
+                | _measured(name, model, root)
+            )
+            write_text(out, json.dumps({"trainings": kept}, indent=1) + "\n")
+
+
+def _measured(name: str, model: Any, root: Path) -> dict[str, Any]:
+    """Return accuracy and, by layer, the highest load over the mean load."""
+    tasks = [task for task in TASKS if task.name in _MEASURED]
+    results = measure(name, model, root, Method("baseline"), limit=_DOCUMENTS, tasks=tasks)
+    layers = [part["layers"] for part in results.values()]
+    peaks = [
+        sum(own[number]["peak"]["expert_before"]["mean"] for own in layers) / len(layers)
+        for number in range(len(layers[0]))
+    ]
+    return {
+        "accuracy": {task: part["value"] for task, part in results.items()},
+        "peaks": [round(peak, 3) for peak in peaks],
+    }

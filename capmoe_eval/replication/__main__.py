@@ -1,0 +1,95 @@
+"""``python -m capmoe_eval.replication profile=zoo``: verdicts from the finished records."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from capmoe_eval.application import run_command
+from capmoe_eval.atomic import write_bytes, write_text
+from capmoe_eval.errors import UsageError
+from capmoe_eval.finished import finished
+from capmoe_eval.replication.claims import CLAIMS
+from capmoe_eval.replication.evidence import Evidence
+from capmoe_eval.replication.measures import MEASURES, Trainings
+from capmoe_eval.replication.render import draw, to_json, to_markdown, to_png
+from capmoe_eval.replication.verdict import Judgement, judge
+
+#: Where the balance of models of several training seeds is kept.
+TRAININGS = Path("results/training_seeds.json")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Judge and exit: 0 written, 2 bad input."""
+    parser = argparse.ArgumentParser(
+        prog="python -m capmoe_eval.replication",
+        description="Judge the paper's claims by the finished records of experiment=replicate.",
+    )
+    parser.add_argument("--results", type=Path, default=Path("results"), help="for the JSON")
+    parser.add_argument("--out", type=Path, default=Path("reports"), help="for the report")
+    parser.add_argument("--trainings", type=Path, default=TRAININGS, help="training seeds' balance")
+    parser.add_argument("overrides", nargs="*", help="as for python -m capmoe_eval")
+    given = parser.parse_args(arguments)
+
+    def report() -> int:
+        found = finished(["experiment=replicate", *given.overrides])
+        profile = str(found.config.profile.name)
+        if not found.records:
+            raise UsageError(
+                f"profile={profile}: no finished evaluation of experiment=replicate; run "
+                f"`python -m capmoe_eval experiment=replicate {' '.join(given.overrides)}` first"
+            )
+        evidence, trainings = Evidence(found.records), _trainings(given.trainings)
+        judgements = [
+            Judgement(
+                claim,
+                (
+                    *judge(evidence, claim),
+                    *(MEASURES[claim.measure](evidence, trainings) if claim.measure else ()),
+                ),
+            )
+            for claim in CLAIMS
+        ]
+        about = {
+            "profile": profile,
+            "models": list(evidence.models),
+            "records": len(found.records),
+            "missing": found.planned - len(found.records),
+            "notes": [*found.notes, *found.broken],
+        }
+        write_text(given.results / "replication.json", to_json(judgements, about))
+        text = to_markdown(judgements, about)
+        write_text(given.out / "replication.md", text)
+        title = f"What routing costs: {len(evidence.models)} models, profile {profile}"
+        write_bytes(given.out / "replication.png", to_png(draw(judgements, title)))
+        print(text.partition("\n## ")[0])
+        if about["missing"]:
+            print(f"{about['missing']} of {found.planned} evaluations are missing")
+        print(
+            f"written: {given.results / 'replication.json'}, {given.out / 'replication.md'}, .png"
+        )
+        return 0
+
+    sys.exit(run_command(report))
+
+
+def _trainings(path: Path) -> Trainings:
+    if not path.is_file():
+        return []
+    try:
+        trainings: Trainings = json.loads(path.read_text(encoding="utf-8"))["trainings"]
+        for training in trainings:
+            float(training["peaks"][0]), training["name"], training["origin"], training["seed"]
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise UsageError(
+            f"{path}: not a whole file of trainings ({error}); delete it, or make it anew with "
+            "`python -m capmoe_eval.tiny origins`"
+        ) from error
+    return trainings
+
+
+if __name__ == "__main__":
+    main()

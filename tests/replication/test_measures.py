@@ -1,0 +1,84 @@
+"""Measures of load and of company, by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from capmoe_eval.method import Method
+from capmoe_eval.replication.evidence import Evidence
+from capmoe_eval.replication.measures import balance, companions, decay, removed
+from tests.replication.records import record
+
+
+def test_the_share_that_expert_drop_removes_is_held_against_token_drops() -> None:
+    records = [
+        record(Method("score", 1.0), [1.0], drop_rate=0.3),
+        record(Method("score", 1.0), [1.0], task="rte", drop_rate=0.5),
+        record(Method("expert_drop"), [1.0], drop_rate=0.1),
+    ]
+    one, *others = removed(Evidence(records), [])
+    assert (one.verdict, one.effect) == ("confirmed", pytest.approx(30.0))
+    assert [finding.verdict for finding in others] == ["not measured"] * 2
+
+
+def trainings(scratch: list[float], upcycled: list[float]) -> list[dict[str, object]]:
+    return [
+        {"name": "mixtral", "origin": origin, "seed": seed, "peaks": [peak, peak + 2]}
+        for origin, peaks in (("scratch", scratch), ("upcycled", upcycled))
+        for seed, peak in enumerate(peaks)
+    ]
+
+
+def test_balance_has_students_interval_over_seeds() -> None:
+    (found,) = balance(Evidence([]), trainings([4.0, 4.0, 4.3], [2.0, 2.1, 2.0]))
+    differences = [2.0, 1.9, 2.3]
+    mean = sum(differences) / 3
+    deviation = math.sqrt(sum((d - mean) ** 2 for d in differences) / 2)
+    assert found.effect == pytest.approx(mean)
+    assert found.low == pytest.approx(mean - 4.303 * deviation / math.sqrt(3))
+    assert found.verdict == "confirmed"
+    assert found.models["seed 2"] == pytest.approx(2.3)
+    (found,) = balance(Evidence([]), trainings([2.0, 2.1, 2.0], [4.0, 4.0, 4.3]))
+    assert found.verdict == "contradicted"
+    (found,) = balance(Evidence([]), trainings([2.0, 4.0, 3.0], [3.0, 3.0, 3.0]))
+    assert found.verdict == "not shown"
+
+
+def test_balance_needs_two_seeds() -> None:
+    assert [f.verdict for f in balance(Evidence([]), [])] == ["not measured"]
+    assert [f.verdict for f in balance(Evidence([]), trainings([1.0], [2.0]))] == ["not measured"]
+
+
+@pytest.mark.parametrize(
+    ("scores", "verdict"),
+    [([0.4, 0.2, 0.15, 0.1], "confirmed"), ([0.4, 0.3, 0.01], "contradicted")],
+)
+def test_decay_compares_the_step_behind_the_top_k_with_those_inside(
+    scores: list[float], verdict: str
+) -> None:
+    layers = [{"top_k": 2, "score_by_rank": scores}]
+    (found,) = decay(Evidence([record(Method("baseline"), [1.0], layers=layers)]), [])
+    assert found.verdict == verdict
+    inside, behind = math.log(scores[0] / scores[1]), math.log(scores[1] / scores[2])
+    assert found.effect == pytest.approx(inside - behind)
+    assert f"m {scores[2] / scores[1]:.2f}" in found.note
+
+
+def test_flips_are_counted_between_batches_of_the_same_documents() -> None:
+    mix = {"task": "zero_shot_mix"}
+    records = [
+        record(Method("order", 1.0), {"piqa": [1.0, 0.0, 1.0, 1.0]}, shuffle=0, **mix),
+        record(Method("order", 1.0), {"piqa": [1.0, 1.0, 1.0, 1.0]}, shuffle=1, **mix),
+        record(Method("order", 1.0), {"piqa": [1.0, 0.0, 0.0, 1.0]}, shuffle=2, **mix),
+        record(Method("order", 1.0), {"piqa": [0.0, 0.0, 0.0, 0.0]}, batch_size=4, **mix),
+        record(Method("baseline"), {"piqa": [1.0, 1.0]}, shuffle=0, **mix),
+        record(Method("baseline"), {"piqa": [1.0, 1.0]}, shuffle=1, **mix),
+    ]
+    baseline, order = companions(Evidence(records), [])
+    # Pairs of batches differ in 1, 1 and 2 of 4 documents.
+    assert order.effect == pytest.approx(100 * (1 + 1 + 2) / 3 / 4)
+    assert order.label == "order γ=1: more than 1 % of the answers change with the company"
+    assert (order.verdict, baseline.verdict) == ("confirmed", "confirmed")
+    assert baseline.effect == 0.0

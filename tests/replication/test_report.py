@@ -1,0 +1,110 @@
+"""The command, from records to a report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from capmoe_eval.configuration import plans
+from capmoe_eval.finished import composed
+from capmoe_eval.record import Record
+from capmoe_eval.replication import __main__ as command
+from tests.replication.records import record
+
+WORDS = ("profile=zoo", "grid.model=[zoo_olmoe]", "limit=2")
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Half of the cells of the experiment; dropping by order has everything wrong."""
+    monkeypatch.chdir(tmp_path)
+    for plan in plans(composed(["experiment=replicate", *WORDS]))[::2]:
+        right = 0.0 if plan.cell.method.keep == "order" else 1.0
+        layers = [{"top_k": 2, "score_by_rank": [0.5, 0.2, 0.1]}]
+        made = record(plan.cell.method, [right] * 12, layers=layers)
+        content = dict(made.capmoe)
+        content |= {"cell": plan.cell.identity(), "digest": plan.cell.digest}
+        if plan.cell.task.name == "zero_shot_mix":
+            content["documents"] = {
+                name: {"documents": "h", "correct": [right] * 12}
+                for name in ("openbookqa", "piqa", "rte", "boolq")
+            }
+        Record({"capmoe": content}, plan.path).write()
+    return tmp_path
+
+
+def run(*words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as done:
+        command.main(words)
+    out, err = capsys.readouterr()
+    return int(done.value.code or 0), out, err
+
+
+def test_records_become_verdicts(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(*WORDS, capsys=capsys)
+    assert status == 0
+    found = json.loads((results / "results/replication.json").read_text())
+    verdicts = {claim["id"]: claim["verdict"] for claim in found["claims"]}
+    assert verdicts["f"] == "not measured"
+    assert found["models"] == ["zoo_olmoe"] and found["missing"] > 0
+    by_label = {c["label"]: c for claim in found["claims"] for c in claim["contrasts"]}
+    contrast = by_label["score γ=1 > order γ=1, mixed batches"]
+    assert contrast["effect"] in (100.0, None)
+    text = (results / "reports/replication.md").read_text()
+    for claim in found["claims"]:
+        assert f"| ({claim['id']}) | {claim['statement']} | " in text
+    assert "closed mini-world" in text and "evaluations are missing" in out
+    assert (results / "reports/replication.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_same_records_give_the_same_bytes(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("results/replication.json", "reports/replication.md", "reports/replication.png")
+    run(*WORDS, capsys=capsys)
+    before = [(results / name).read_bytes() for name in names]
+    run(*WORDS, capsys=capsys)
+    assert [(results / name).read_bytes() for name in names] == before
+
+
+def test_a_damaged_record_is_said_and_left_out(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = next((results / "results/zoo").rglob("baseline*.json"))
+    path.write_text("{")
+    status, _, _ = run(*WORDS, capsys=capsys)
+    assert status == 0
+    assert (
+        f"left out: {path.relative_to(results)}" in (results / "reports/replication.md").read_text()
+    )
+
+
+def test_training_seeds_are_read_and_a_damaged_file_is_refused(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = results / "results/training_seeds.json"
+    seeds = [
+        {"name": "mixtral", "origin": origin, "seed": seed, "peaks": [peak + seed / 100]}
+        for origin, peak in (("scratch", 3.0), ("upcycled", 2.0))
+        for seed in range(3)
+    ]
+    file.write_text(json.dumps({"trainings": seeds}))
+    assert run(*WORDS, capsys=capsys)[0] == 0
+    found = json.loads((results / "results/replication.json").read_text())
+    (balance,) = (claim for claim in found["claims"] if claim["id"] == "f")
+    assert balance["verdict"] == "confirmed"
+    file.write_text('{"trainings": [{}]}')
+    status, _, err = run(*WORDS, capsys=capsys)
+    assert status == 2
+    assert err.startswith("error: results/training_seeds.json: not a whole file of trainings")
+
+
+def test_nothing_to_judge_gives_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, _, err = run("profile=tiny", capsys=capsys)
+    assert status == 2
+    assert err.count("\n") == 1 and "experiment=replicate profile=tiny" in err
