@@ -101,7 +101,8 @@ class Measured:
     not shrink with their number: it is the mean of their standard errors, to which the standard
     error of the mean over seeds is added in quadrature. One seed alone shows no spread between
     seeds. The average over n tasks is missing where a task is, and its standard error is
-    sqrt(Σ se²) / n: the tasks share no documents.
+    sqrt(Σ se²) / n: the tasks share no documents. Where they do (``Layout.same_documents``) it is
+    the mean of theirs, an upper bound.
 
     Each entry is compared with the same model's baseline on the same documents
     (:mod:`capmoe_eval.report.significance`); what the paper prints for the same model stands
@@ -151,10 +152,10 @@ class Measured:
         cells: list[Entry | Missing] = [_entry(ms, layout.scale) if ms else missing for ms in found]
         if layout.average is not None:
             measured = [cell for cell in cells if isinstance(cell, Entry)]
-            cells.append(missing if absent else _average(measured))
+            cells.append(missing if absent else _average(measured, layout.same_documents))
         if spec.method != "baseline":
             baselines = [self._runs(slot, "baseline", None, t.task, {}) for t in layout.tasks]
-            cells = _tested(cells, found, baselines, layout.scale)
+            cells = _tested(cells, found, baselines, layout)
         if self._printed is not None and all(m.data not in EMBEDDED for ms in found for m in ms):
             cells = _beside(cells, self._printed, layout, slot, spec, gamma)
         return tuple(cells)
@@ -233,7 +234,7 @@ def fill(layout: Layout, slots: Sequence[ModelSlot], source: Source) -> Table:
         notes=(
             *layout.notes,
             *_gamma_note(layout, slots),
-            *_symbol_note(slots),
+            *_symbol_note(layout, slots),
             *_seed_note(blocks),
             *_document_note(columns, blocks),
             *_test_note(blocks),
@@ -309,13 +310,19 @@ def _entry(measurements: Sequence[Measurement], scale: float) -> Entry:
     )
 
 
-def _average(entries: Sequence[Entry]) -> Entry:
-    errors = [entry.stderr for entry in entries if entry.stderr is not None]
-    complete = len(errors) == len(entries)
+def _average(entries: Sequence[Entry], same_documents: bool) -> Entry:
     return Entry(
         value=statistics.fmean(entry.value for entry in entries),
-        stderr=math.hypot(*errors) / len(entries) if complete else None,
+        stderr=_error_of_mean([entry.stderr for entry in entries], same_documents),
     )
+
+
+def _error_of_mean(errors: Sequence[float | None], same_documents: bool) -> float | None:
+    """Return the standard error of a mean over tasks, or None where one of theirs is not known."""
+    known = [error for error in errors if error is not None]
+    if len(known) < len(errors):
+        return None
+    return statistics.fmean(known) if same_documents else math.hypot(*known) / len(known)
 
 
 def _describe(m: Measurement) -> str:
@@ -335,13 +342,13 @@ def _tested(
     cells: Sequence[Entry | Missing],
     found: Sequence[Sequence[Measurement]],
     baselines: Sequence[Sequence[Measurement]],
-    scale: float,
+    layout: Layout,
 ) -> list[Entry | Missing]:
     """Compare a row's entries, and its average if it has one, with the baseline's."""
     from capmoe_eval.report import significance
 
     def test(entry: Entry, tasks: Sequence[significance.Floats]) -> Entry:
-        effect = scale * statistics.fmean(float(task.mean()) for task in tasks)
+        effect = layout.scale * statistics.fmean(float(task.mean()) for task in tasks)
         return dataclasses.replace(entry, test=PairedTest(effect, significance.p_value(tasks)))
 
     compared: list[Entry | Missing] = []
@@ -363,7 +370,8 @@ def _tested(
         if isinstance(cell, Missing):
             compared.append(cell)
         elif len(paired) == len(found):
-            compared.append(test(cell, paired))
+            together = significance.by_document(paired) if layout.same_documents else paired
+            compared.append(test(cell, together))
         else:
             compared.append(dataclasses.replace(cell, untested="a task has no paired test"))
     return compared
@@ -413,9 +421,7 @@ def _beside(
         for cell, number in zip(cells, numbers, strict=True)
     ]
     if layout.average is not None:
-        known = [error for error in errors[:-1] if error is not None]
-        complete = len(known) == len(errors) - 1
-        errors[-1] = math.hypot(*known) / len(known) if complete else None
+        errors[-1] = _error_of_mean(errors[:-1], layout.same_documents)
     return [
         dataclasses.replace(cell, published=_comparison(cell, number, error))
         if isinstance(cell, Entry)
@@ -446,12 +452,14 @@ def _gamma_note(layout: Layout, slots: Sequence[ModelSlot]) -> list[str]:
     return ["γ: " + ", ".join(f"{slot.title} {slot.gamma}" for slot in slots) + "."]
 
 
-def _symbol_note(slots: Sequence[ModelSlot]) -> list[str]:
-    return [
-        f"On {slot.title}, " + ", ".join(f"{s} = {n}" for s, n in slot.symbols.items()) + "."
-        for slot in slots
-        if slot.symbols
-    ]
+def _symbol_note(layout: Layout, slots: Sequence[ModelSlot]) -> list[str]:
+    used = {v for block in layout.blocks for spec in block for v in spec.knobs.values()}
+    notes = []
+    for slot in slots:
+        told = [f"{symbol} = {n}" for symbol, n in slot.symbols.items() if symbol in used]
+        if told:
+            notes.append(f"On {slot.title}, {', '.join(told)}.")
+    return notes
 
 
 def _seed_note(blocks: Sequence[Block]) -> list[str]:

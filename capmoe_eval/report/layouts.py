@@ -91,6 +91,7 @@ class Layout:
         decimals: Number of printed decimals.
         notes: What must be said of it, measured or published.
         states_gamma: Whether the paper says which γ it took.
+        same_documents: Whether all tasks ask the same documents, in the same order.
     """
 
     name: str
@@ -107,6 +108,7 @@ class Layout:
     decimals: int = 1
     notes: tuple[str, ...] = ()
     states_gamma: bool = True
+    same_documents: bool = False
 
     @property
     def key(self) -> str:
@@ -285,8 +287,11 @@ def _table6() -> Layout:
         notes=(
             "The paper heads 1 to 5 shots by their context length, the last 11K (its text: 14K), "
             "evaluates 100 documents and states no γ.",
+            "All columns ask the same documents: the standard error of the average is the mean of "
+            "theirs, an upper bound.",
         ),
         states_gamma=False,
+        same_documents=True,
     )
 
 

@@ -44,7 +44,7 @@ def to_markdown(table: Table) -> str:
         for labels, row in zip(_printed_labels(block), _marked(table, block), strict=True):
             cells = [*map(_markdown_text, labels), *(text(*entry) for entry in row)]
             lines.append(_pipe_row(cells))
-            beside = _published(table, row)
+            beside = _published(table, row, _compared)
             if any(beside):
                 lines.append(_pipe_row([*_beside_labels(table, f"_{_BESIDE}_"), *beside]))
     parts = [
@@ -63,7 +63,7 @@ def to_latex(table: Table) -> str:
     r"""Return a LaTeX ``table`` that needs the booktabs package and nothing else.
 
     The best entries of a block are bold, daggers mark what differs from the baseline, blocks are
-    set apart by ``\midrule``, standard errors and published numbers (a line below) are small. The
+    set apart by ``\midrule``, standard errors and published numbers (below) are small. The
     commands that fill the missing entries are comments.
     """
 
@@ -81,8 +81,8 @@ def to_latex(table: Table) -> str:
     def line(cells: list[str]) -> str:
         return " & ".join(cells) + r" \\"
 
-    def small(text: str) -> str:
-        return rf"{{\scriptsize {_latex_text(text)}}}" if text else ""
+    def small(texts: list[str]) -> str:
+        return line([rf"{{\scriptsize {_latex_text(text)}}}" if text else "" for text in texts])
 
     alignment = "l" * len(table.label_headings)
     alignment += "".join("l" if words else "r" for words in _columns_of_words(table))
@@ -99,9 +99,12 @@ def to_latex(table: Table) -> str:
         lines.append(r"\midrule")
         for labels, row in zip(_printed_labels(block), _marked(table, block), strict=True):
             lines.append(line([*map(_latex_text, labels), *(text(*entry) for entry in row)]))
-            beside = _published(table, row)
-            if any(beside):
-                lines.append(line([*map(small, (*_beside_labels(table, _BESIDE), *beside))]))
+            # Two short lines, for a page is narrow.
+            printed = _published(table, row, _value)
+            if any(printed):
+                compared = _published(table, row, _difference)
+                lines.append(small([*_beside_labels(table, _BESIDE), *printed]))
+                lines.append(small([*_beside_labels(table, "difference, z"), *compared]))
     lines += [r"\bottomrule", r"\end{tabular}"]
     lines += [rf"\par\smallskip{{\footnotesize {_latex_text(note)}}}" for note in table.notes]
     lines += [f"% missing: {_one_line(command)}" for command in table.missing_commands]
@@ -241,22 +244,31 @@ def _mark(entry: Entry) -> str:
     return _MARKS[entry.test.verdict if entry.test else None]
 
 
-def _published(table: Table, row: list[tuple[Cell, bool]]) -> list[str]:
-    """Return what stands below each entry of a row: the published number, or nothing."""
+def _published(
+    table: Table, row: list[tuple[Cell, bool]], text: Callable[[Published, int], str]
+) -> list[str]:
+    """Return what stands below each entry of a row: of the published number, or nothing."""
     return [
-        _compared(entry.published, table.decimals)
+        text(entry.published, table.decimals)
         if isinstance(entry, Entry) and entry.published
         else ""
         for entry, _ in row
     ]
 
 
+def _value(published: Published, decimals: int) -> str:
+    return f"{published.value:.{decimals}f}"
+
+
+def _difference(published: Published, decimals: int) -> str:
+    difference = _signed(published.difference, decimals)
+    return difference if published.z is None else f"{difference}, {_signed(published.z, 1)}"
+
+
 def _compared(published: Published, decimals: int) -> str:
     """Return a published number with our difference to it, and its z."""
-    parts = [_signed(published.difference, decimals)]
-    if published.z is not None:
-        parts.append(f"z {_signed(published.z, 1)}")
-    return f"{published.value:.{decimals}f} ({', '.join(parts)})"
+    difference = _difference(published, decimals).replace(", ", ", z ")
+    return f"{_value(published, decimals)} ({difference})"
 
 
 def _signed(number: float, decimals: int) -> str:

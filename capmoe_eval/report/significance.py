@@ -38,6 +38,17 @@ def differences(runs: Sequence[Scores], baseline: Scores) -> Floats | None:
     return np.round(moved, 9)
 
 
+def by_document(tasks: Sequence[Floats]) -> Sequence[Floats]:
+    """Return tasks that ask the same documents as one: each document's mean over the tasks.
+
+    Tasks of different numbers of documents stay as they are.
+    """
+    if len({len(task) for task in tasks}) != 1:
+        return tasks
+    mean: Floats = np.mean(tasks, axis=0)
+    return [np.round(mean, 9)]
+
+
 def p_value(tasks: Sequence[Floats]) -> float:
     """Return the two-sided p of so large a difference if signs were random.
 

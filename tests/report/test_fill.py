@@ -269,7 +269,7 @@ def test_symbols_stand_for_the_models_own_numbers() -> None:
     ]
     table = of_row(TWO_M, *runs, symbols={"2k": 8, "3k": 12})
     assert entry(table, 0).value == pytest.approx(8.0)
-    assert "On tiny OLMoE (untrained), 2k = 8, 3k = 12." in table.notes
+    assert "On tiny OLMoE (untrained), 2k = 8." in table.notes
     missing = of_row(TWO_M, *runs, symbols={"2k": 12, "3k": 18}).missing_commands
     assert "m=12 max_k=true" in missing[0]
 
@@ -413,6 +413,21 @@ def test_average_is_tested_where_every_task_is() -> None:
     )
     assert entry(table, SCORE, 0).test is not None
     assert [entry(table, SCORE, column).test for column in (1, 2)] == [None, None]
+
+
+def test_tasks_of_the_same_documents_are_one_sample() -> None:
+    """Ten documents lost in both tasks are ten and not twenty; errors do not shrink."""
+    layout = dataclasses.replace(LAYOUT, same_documents=True)
+    results = [
+        graded(method, score * 10, task=task, stderr=error)
+        for method, score in (("baseline", "1"), ("score", "0"))
+        for task, error in (("obqa", 0.03), ("piqa", 0.05))
+    ]
+    average = entry(fill(layout, [TINY], Measured(results)), SCORE, 2)
+    assert average.stderr == pytest.approx(4.0)
+    assert average.test is not None
+    assert average.test.p == 2 / 2**10
+    assert average.test.effect == pytest.approx(-100.0)
 
 
 # Published numbers beside ours.
