@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -89,9 +90,27 @@ class Record:
         return self.cell.method.seed if self.cell.method.keep == "random" else None
 
     @property
-    def variant(self) -> str:
-        """Empty: which records belong to a table is decided by their cells."""
-        return ""
+    def knobs(self) -> Mapping[str, object]:
+        """The method's knobs that have an effect, without name, γ and seed."""
+        named = ("method", "gamma", "seed")
+        knobs = self.cell.method.identity().items()
+        return {knob: value for knob, value in knobs if knob not in named}
+
+    @property
+    def data(self) -> str:
+        """Where its documents came from."""
+        return self.cell.data
+
+    @cached_property
+    def documents(self) -> Mapping[str, tuple[str, Sequence[float]]]:
+        """Per subtask the hash over its documents and their scores; empty if unreadable."""
+        try:
+            return {
+                name: (str(part["documents"]), [float(score) for score in part["correct"]])
+                for name, part in sorted(self.capmoe["documents"].items())
+            }
+        except (AttributeError, KeyError, TypeError, ValueError):
+            return {}
 
     @property
     def value(self) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,33 +18,44 @@ from omegaconf import DictConfig
 
 from capmoe_eval.application import run_command
 from capmoe_eval.configuration import Plan, config_directory, load_option, plans, register_resolvers
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.record import Record, read_record
 from capmoe_eval.report import (
-    LAYOUTS,
+    TABLES,
+    Entry,
     Measured,
+    Missing,
     ModelSlot,
+    Printed,
+    SettingsLayout,
     Table,
+    TaskSettings,
     fill,
-    get_layout,
+    find_layout,
     published_table,
+    settings_table,
     to_markdown,
     write,
 )
 
+ALL = "all"
+_VERSIONS = ("v1", "v2")
+_LEFT_OUT = "left out"
+_GRIDS = ("grid.", "parts.")  # overrides of an experiment, which say nothing to a single cell
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Render a table and exit: 0 rendered, 2 bad input."""
+    """Render tables and exit: 0 rendered, 2 bad input."""
     parser = argparse.ArgumentParser(
         prog="python -m capmoe_eval.tables",
         description="Render a table of the paper from finished results, or as it was published.",
     )
-    names = sorted({layout.name for layout in LAYOUTS})
-    parser.add_argument("name", metavar="TABLE", help=f"one of {', '.join(names)}")
+    names = ", ".join(layout.key for layout in TABLES)
+    parser.add_argument("name", metavar="TABLE", help=f"one of {names}; or {ALL}, each of them")
     parser.add_argument(
         "--published",
         metavar="VERSION",
-        help="render the printed numbers instead: v1 (arXiv) or v2 (ICLR 2026)",
+        help=f"render the printed numbers instead: v1 (arXiv), v2 (ICLR 2026) or {ALL}",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("reports"), help="directory (default: reports)"
@@ -52,41 +64,126 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "overrides", nargs="*", help="as for python -m capmoe_eval, e.g. profile=paper limit=100"
     )
     given = parser.parse_args(arguments)
+    reader = Reader()
 
-    def render() -> int:
-        if given.published:
-            table, folder = published_table(given.name, given.published), "published"
+    def render(key: str, version: str | None) -> int:
+        if version:
+            table, folder = published_table(key, version), "published"
         else:
-            table, folder = measured_table(given.name, given.overrides)
+            table, folder = measured_table(key, given.overrides, reader)
         paths = write(table, given.out / folder)
-        print(to_markdown(table))
-        print("written: " + ", ".join(str(path) for path in paths))
+        if given.name == ALL:
+            print(f"{_summary(table)}: {paths[0]}")
+        else:
+            print(to_markdown(table))
+            print("written: " + ", ".join(str(path) for path in paths))
         return 0
 
-    sys.exit(run_command(render))
+    def render_all() -> int:
+        # One table that cannot be rendered takes no other with it.
+        wanted = _wanted(given.name, given.published)
+        return max([run_command(functools.partial(render, *table)) for table in wanted])
+
+    sys.exit(run_command(render_all))
 
 
-def measured_table(name: str, overrides: Sequence[str] = ()) -> tuple[Table, str]:
+class Reader:
+    """Reads each record once, whatever the number of tables that show it."""
+
+    def __init__(self) -> None:
+        self._read: dict[Path, Record | UsageError] = {}
+
+    def __call__(self, path: Path) -> Record:
+        """Return the record at a path.
+
+        Raises:
+            UsageError: If it is no whole record.
+        """
+        if path not in self._read:
+            try:
+                self._read[path] = read_record(path)
+            except UsageError as error:
+                self._read[path] = error
+        found = self._read[path]
+        if isinstance(found, UsageError):
+            raise found
+        return found
+
+
+def measured_table(
+    name: str, overrides: Sequence[str] = (), reader: Reader | None = None
+) -> tuple[Table, str]:
     """Return a table filled with this suite's own results, and the name of its profile.
 
     Args:
-        name: A table whose experiment is in ``conf/experiment/``.
+        name: A table; those of results have an experiment in ``conf/experiment/``.
         overrides: What was said on the command line of the run.
+        reader: Reads the records; shared between tables, it reads none of them twice.
 
     Raises:
         UsageError: For a table or an override that does not exist.
     """
-    layout = get_layout(name)
+    layout = find_layout(name)
+    if isinstance(layout, SettingsLayout):
+        config = _compose([word for word in overrides if not word.startswith(_GRIDS)])
+        return settings_table(layout, _settings(layout)), config.profile.name
     config = _compose([f"experiment={name}", *overrides])
     planned = plans(config)
-    records, broken = _finished(planned)
+    records, broken = _finished(planned, reader or Reader())
     profile = config.profile
     models = [load_option("model", key) for key in config.grid.model]
-    slots = [ModelSlot(model.name, model.title, float(model.gamma)) for model in models]
-    fills = [word for word in overrides if not word.startswith(("grid.", "profile="))]
-    table = fill(layout, slots, Measured(records, overrides=fills, seeds=list(profile.seeds)))
+    symbols = dict(profile.get(f"{name}_m", {}))
+    slots = [ModelSlot(model.name, model.title, float(model.gamma), symbols) for model in models]
+    fills = [word for word in overrides if not word.startswith((*_GRIDS, "profile="))]
+    source = Measured(records, overrides=fills, seeds=list(profile.seeds), printed=Printed())
+    table = fill(layout, slots, source)
     notes = {f"{plan.cell.model.name}: {plan.note}." for plan in planned if plan.note}
     return dataclasses.replace(table, notes=(*table.notes, *sorted(notes), *broken)), profile.name
+
+
+def _settings(layout: SettingsLayout) -> dict[str, TaskSettings]:
+    """Return what ``conf/tasks`` says of a table's tasks."""
+    found = {}
+    for setting in layout.settings:
+        task = load_option("tasks", setting.task)[setting.task]
+        found[setting.task] = TaskSettings(task.fewshot, task.metric, task.filter)
+    return found
+
+
+def _wanted(name: str, published: str | None) -> list[tuple[str, str | None]]:
+    """Return the tables asked for: measured ones by key, published ones by name and version.
+
+    Raises:
+        UsageError: For a table or a version that does not exist.
+    """
+    if published is None:
+        return [(layout.key, None) for layout in TABLES] if name == ALL else [(name, None)]
+    if published not in (*_VERSIONS, ALL):
+        raise bad_choice("--published", published, (*_VERSIONS, ALL))
+    if ALL not in (name, published):
+        return [(name, published)]
+    names = [layout.name for layout in TABLES]
+    if name not in (*names, ALL):
+        raise bad_choice("table", name, dict.fromkeys((*names, ALL)))
+    found: list[tuple[str, str | None]] = [
+        (layout.name, layout.version)
+        for layout in TABLES
+        if name in (layout.name, ALL) and published in (layout.version, ALL)
+    ]
+    if not found:
+        raise bad_choice(f"{name} --published", published, _VERSIONS)
+    return found
+
+
+def _summary(table: Table) -> str:
+    """Say in one line how much of a table is there."""
+    cells = [cell for row in table.rows for cell in row.entries]
+    entries = sum(isinstance(cell, Entry) for cell in cells)
+    missing = sum(isinstance(cell, Missing) for cell in cells)
+    broken = sum(note.startswith(_LEFT_OUT) for note in table.notes)
+    told = f"{entries} of {entries + missing} entries" if entries + missing else "settings"
+    noun = "record" if broken == 1 else "records"
+    return f"{table.name}: {told}" + (f", {broken} {noun} left out" if broken else "")
 
 
 def _compose(overrides: Sequence[str]) -> DictConfig:
@@ -96,15 +193,15 @@ def _compose(overrides: Sequence[str]) -> DictConfig:
     return config
 
 
-def _finished(planned: Sequence[Plan]) -> tuple[list[Record], list[str]]:
+def _finished(planned: Sequence[Plan], reader: Reader) -> tuple[list[Record], list[str]]:
     """Return the records that are there, and a note for each that cannot be read."""
     records, broken = [], []
     for plan in planned:
         if plan.path.exists():
             try:
-                records.append(read_record(plan.path))
+                records.append(reader(plan.path))
             except UsageError as error:
-                broken.append(f"left out: {error}")
+                broken.append(f"{_LEFT_OUT}: {error}")
     return records, broken
 
 

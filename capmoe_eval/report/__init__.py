@@ -2,21 +2,50 @@
 
 A table rebuilds in seconds from JSON alone: nothing here imports torch, transformers or lm_eval.
 
-    layouts    which rows and columns a table has (data)
-    fill       puts measured numbers into a layout
-    published  puts the printed numbers into the same layout
-    table      what comes out: typed, independent of source and format
-    render     Markdown, LaTeX, CSV, HTML
+    layouts       which rows and columns a table has (data)
+    fill          puts measured numbers into a layout
+    significance  tests them against the baseline, document by document
+    published     puts the printed numbers into the same layout
+    settings      the table of evaluation settings
+    table         what comes out: typed, independent of source and format
+    render        Markdown, LaTeX, CSV, HTML
 """
 
 from capmoe_eval.report.fill import Measured, Measurement, Source, fill
-from capmoe_eval.report.layouts import LAYOUTS, Layout, ModelSlot, RowSpec, TaskColumn, get_layout
-from capmoe_eval.report.published import PublishedNumber, lookup, published_numbers, published_table
+from capmoe_eval.report.layouts import (
+    LAYOUTS,
+    TABLES,
+    Layout,
+    ModelSlot,
+    RowSpec,
+    SettingsLayout,
+    TaskColumn,
+    find_layout,
+    get_layout,
+)
+from capmoe_eval.report.published import (
+    Printed,
+    PublishedNumber,
+    lookup,
+    published_numbers,
+    published_table,
+)
 from capmoe_eval.report.render import to_csv, to_html, to_latex, to_markdown, write
-from capmoe_eval.report.table import Block, Entry, Missing, Row, Table
+from capmoe_eval.report.settings import TaskSettings, settings_table
+from capmoe_eval.report.table import (
+    Block,
+    Entry,
+    Missing,
+    PairedTest,
+    Published,
+    Row,
+    Table,
+    Text,
+)
 
 __all__ = [
     "LAYOUTS",
+    "TABLES",
     "Block",
     "Entry",
     "Layout",
@@ -24,17 +53,25 @@ __all__ = [
     "Measurement",
     "Missing",
     "ModelSlot",
+    "PairedTest",
+    "Printed",
+    "Published",
     "PublishedNumber",
     "Row",
     "RowSpec",
+    "SettingsLayout",
     "Source",
     "Table",
     "TaskColumn",
+    "TaskSettings",
+    "Text",
     "fill",
+    "find_layout",
     "get_layout",
     "lookup",
     "published_numbers",
     "published_table",
+    "settings_table",
     "to_csv",
     "to_html",
     "to_latex",

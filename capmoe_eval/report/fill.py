@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import shlex
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+from capmoe_eval.datasource import EMBEDDED
 from capmoe_eval.errors import UsageError
 from capmoe_eval.report.layouts import OWN, Layout, ModelSlot, RowSpec
-from capmoe_eval.report.table import Block, Entry, Missing, Row, Table
+from capmoe_eval.report.table import (
+    ALPHA,
+    Block,
+    Cell,
+    Entry,
+    Missing,
+    PairedTest,
+    Published,
+    Row,
+    Table,
+)
 
 NO_LIMIT = "+∞"
 """How γ is printed where there is no capacity limit."""
@@ -42,8 +54,16 @@ class Measurement(Protocol):
         """Seed of a random method; None for a deterministic one."""
 
     @property
-    def variant(self) -> str:
-        """Empty for the default meaning of every term; only these enter Tables 1 and 2."""
+    def knobs(self) -> Mapping[str, object]:
+        """The method's other knobs that have an effect on it."""
+
+    @property
+    def data(self) -> str:
+        """Where its documents came from: ``hub``, an embedded source, or a local root's name."""
+
+    @property
+    def documents(self) -> Mapping[str, tuple[str, Sequence[float]]]:
+        """Per subtask a hash over its documents, and their scores; empty where not known."""
 
     @property
     def value(self) -> float:
@@ -81,13 +101,19 @@ class Measured:
     not shrink with their number: it is the mean of their standard errors, to which the standard
     error of the mean over seeds is added in quadrature. One seed alone shows no spread between
     seeds. The average over n tasks is missing where a task is, and its standard error is
-    sqrt(Σ se²) / n: the tasks share no documents.
+    sqrt(Σ se²) / n: the tasks share no documents. Where they do (``Layout.same_documents``) it is
+    the mean of theirs, an upper bound.
+
+    Each entry is compared with the same model's baseline on the same documents
+    (:mod:`capmoe_eval.report.significance`); what the paper prints for the same model stands
+    beside it, unless the documents are embedded ones.
 
     Args:
         measurements: Any evaluations; those which no row asks for are passed over.
         command: The start of the commands that fill missing entries.
         overrides: Further words for them, such as the choice of a profile.
         seeds: The seeds which they ask for where a method is random.
+        printed: The paper's numbers, or None to leave them away.
     """
 
     def __init__(
@@ -97,13 +123,15 @@ class Measured:
         command: str = "python -m capmoe_eval",
         overrides: Sequence[str] = (),
         seeds: Sequence[int] = (0,),
+        printed: Source | None = None,
     ) -> None:
         self._command = command
         self._overrides = tuple(overrides)
         self._seeds = tuple(seeds)
+        self._printed = printed
         self._found: defaultdict[tuple[object, ...], list[Measurement]] = defaultdict(list)
         for m in measurements:
-            self._found[m.model, m.method, m.gamma, m.variant, m.task].append(m)
+            self._found[m.model, m.method, m.gamma, m.task].append(m)
 
     def row(
         self, layout: Layout, slot: ModelSlot, spec: RowSpec, gamma: float | None
@@ -114,27 +142,47 @@ class Measured:
 
         Raises:
             UsageError: If two evaluations claim one entry and no seed tells them apart, if the
-                seeds of one entry saw different numbers of documents, or if a number is not finite.
+                seeds of one entry have different knobs or saw different numbers of documents, or
+                if a number is not finite.
         """
-        found = [
-            self._found.get((slot.key, spec.method, gamma, spec.variant, column.task), [])
-            for column in layout.tasks
-        ]
+        knobs = {knob: slot.symbols.get(str(v), v) for knob, v in spec.knobs.items()}
+        found = [self._runs(slot, spec.method, gamma, task.task, knobs) for task in layout.tasks]
         absent = [column.task for column, ms in zip(layout.tasks, found, strict=True) if not ms]
-        missing = Missing(self._fill_command(slot, spec, gamma, absent))
-        entries = [_entry(ms, layout.scale) if ms else missing for ms in found]
+        missing = Missing(self._fill_command(slot, spec, gamma, knobs, absent))
+        cells: list[Entry | Missing] = [_entry(ms, layout.scale) if ms else missing for ms in found]
         if layout.average is not None:
-            measured = [entry for entry in entries if isinstance(entry, Entry)]
-            entries.append(missing if absent else _average(measured))
-        return tuple(entries)
+            measured = [cell for cell in cells if isinstance(cell, Entry)]
+            cells.append(missing if absent else _average(measured, layout.same_documents))
+        if spec.method != "baseline":
+            baselines = [self._runs(slot, "baseline", None, t.task, {}) for t in layout.tasks]
+            cells = _tested(cells, found, baselines, layout)
+        if self._printed is not None and all(m.data not in EMBEDDED for ms in found for m in ms):
+            cells = _beside(cells, self._printed, layout, slot, spec, gamma)
+        return tuple(cells)
+
+    def _runs(
+        self,
+        slot: ModelSlot,
+        method: str,
+        gamma: float | None,
+        task: str,
+        knobs: Mapping[str, object],
+    ) -> list[Measurement]:
+        found = self._found.get((slot.key, method, gamma, task), [])
+        return [m for m in found if knobs.items() <= m.knobs.items()]
 
     def _fill_command(
-        self, slot: ModelSlot, spec: RowSpec, gamma: float | None, tasks: Sequence[str]
+        self,
+        slot: ModelSlot,
+        spec: RowSpec,
+        gamma: float | None,
+        knobs: Mapping[str, object],
+        tasks: Sequence[str],
     ) -> str:
         words = [*self._overrides, f"model={slot.key}", f"method={spec.method}"]
         if gamma is not None:
             words.append(f"gamma={float(gamma)}")
-        words += spec.overrides
+        words += [f"{knob}={_word(value)}" for knob, value in knobs.items()]
         # Hydra reads a bare comma as a sweep, so several tasks are a list in brackets.
         words.append(f"tasks={tasks[0]}" if len(tasks) == 1 else f"tasks=[{','.join(tasks)}]")
         if spec.method == "random":
@@ -142,6 +190,10 @@ class Measured:
             if len(self._seeds) > 1:
                 words.insert(0, "-m")
         return f"{self._command} {shlex.join(words)}"
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def fill(layout: Layout, slots: Sequence[ModelSlot], source: Source) -> Table:
@@ -167,11 +219,12 @@ def fill(layout: Layout, slots: Sequence[ModelSlot], source: Source) -> Table:
         for slot in slots
         for block in layout.blocks
     )
+    blocks = _corrected(blocks)
     columns = tuple(column.heading for column in layout.tasks)
     if layout.average is not None:
         columns += (layout.average,)
     return Table(
-        name=layout.name,
+        name=layout.key,
         title=layout.title.format(model=", ".join(slot.title for slot in slots)),
         caption=layout.caption,
         label_headings=tuple(heading for heading, _ in layout.labels),
@@ -179,9 +232,13 @@ def fill(layout: Layout, slots: Sequence[ModelSlot], source: Source) -> Table:
         blocks=blocks,
         decimals=layout.decimals,
         notes=(
+            *layout.notes,
             *_gamma_note(layout, slots),
+            *_symbol_note(layout, slots),
             *_seed_note(blocks),
             *_document_note(columns, blocks),
+            *_test_note(blocks),
+            *_published_note(blocks),
         ),
     )
 
@@ -194,6 +251,7 @@ def _row(layout: Layout, slot: ModelSlot, spec: RowSpec, source: Source) -> Row:
             name=spec.name,
             variant=spec.printed_variant,
             gamma=_gamma_label(spec.method, gamma),
+            **spec.labels,
         )
         for _, template in layout.labels
     )
@@ -221,8 +279,17 @@ def _entry(measurements: Sequence[Measurement], scale: float) -> Entry:
             raise UsageError(f"not a number: {_describe(m)}; run it again")
     for one, other in itertools.combinations(measurements, 2):
         if one.seed == other.seed or None in (one.seed, other.seed):
+            settings = [_differing(one, other), _differing(other, one)]
+            names = [
+                f"{_describe(m)}{' with ' if knobs else ''}{knobs}"
+                for m, knobs in zip((one, other), settings, strict=True)
+            ]
+            raise UsageError(f"two results for one entry: {names[0]} and {names[1]}; keep one")
+        if one.knobs != other.knobs:
             raise UsageError(
-                f"two results for one entry: {_describe(one)} and {_describe(other)}; keep one"
+                f"seeds of one entry have different settings: {_describe(one)} with "
+                f"{_differing(one, other)} and {_describe(other)} with {_differing(other, one)}; "
+                "keep one setting"
             )
         if one.n != other.n:
             raise UsageError(
@@ -243,13 +310,19 @@ def _entry(measurements: Sequence[Measurement], scale: float) -> Entry:
     )
 
 
-def _average(entries: Sequence[Entry]) -> Entry:
-    errors = [entry.stderr for entry in entries if entry.stderr is not None]
-    complete = len(errors) == len(entries)
+def _average(entries: Sequence[Entry], same_documents: bool) -> Entry:
     return Entry(
         value=statistics.fmean(entry.value for entry in entries),
-        stderr=math.hypot(*errors) / len(entries) if complete else None,
+        stderr=_error_of_mean([entry.stderr for entry in entries], same_documents),
     )
+
+
+def _error_of_mean(errors: Sequence[float | None], same_documents: bool) -> float | None:
+    """Return the standard error of a mean over tasks, or None where one of theirs is not known."""
+    known = [error for error in errors if error is not None]
+    if len(known) < len(errors):
+        return None
+    return statistics.fmean(known) if same_documents else math.hypot(*known) / len(known)
 
 
 def _describe(m: Measurement) -> str:
@@ -259,10 +332,134 @@ def _describe(m: Measurement) -> str:
     )
 
 
+def _differing(one: Measurement, other: Measurement) -> str:
+    """Return the knobs in which one evaluation differs from another."""
+    knobs = one.knobs.items()
+    return " ".join(f"{k}={_word(v)}" for k, v in knobs if other.knobs.get(k, None) != v)
+
+
+def _tested(
+    cells: Sequence[Entry | Missing],
+    found: Sequence[Sequence[Measurement]],
+    baselines: Sequence[Sequence[Measurement]],
+    layout: Layout,
+) -> list[Entry | Missing]:
+    """Compare a row's entries, and its average if it has one, with the baseline's."""
+    from capmoe_eval.report import significance
+
+    def test(entry: Entry, tasks: Sequence[significance.Floats]) -> Entry:
+        effect = layout.scale * statistics.fmean(float(task.mean()) for task in tasks)
+        return dataclasses.replace(entry, test=PairedTest(effect, significance.p_value(tasks)))
+
+    compared: list[Entry | Missing] = []
+    paired: list[significance.Floats] = []
+    for cell, runs, baseline in zip(cells, found, baselines, strict=False):
+        if isinstance(cell, Missing):
+            compared.append(cell)
+        elif len(baseline) != 1:
+            compared.append(dataclasses.replace(cell, untested="the baseline is missing"))
+        else:
+            moved = significance.differences([m.documents for m in runs], baseline[0].documents)
+            if moved is None:
+                reason = "the baseline saw other documents, or scores by document are not known"
+                compared.append(dataclasses.replace(cell, untested=reason))
+            else:
+                compared.append(test(cell, [moved]))
+                paired.append(moved)
+    for cell in cells[len(found) :]:
+        if isinstance(cell, Missing):
+            compared.append(cell)
+        elif len(paired) == len(found):
+            together = significance.by_document(paired) if layout.same_documents else paired
+            compared.append(test(cell, together))
+        else:
+            compared.append(dataclasses.replace(cell, untested="a task has no paired test"))
+    return compared
+
+
+def _corrected(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+    """Return the blocks with every test's p corrected for the number of tests."""
+    cells = (cell for block in blocks for row in block.rows for cell in row.entries)
+    tests = [cell.test for cell in cells if isinstance(cell, Entry) and cell.test]
+    if not tests:
+        return blocks
+    from capmoe_eval.paired import holm
+
+    corrected = iter(holm([test.p for test in tests]))
+
+    def correct(cell: Cell) -> Cell:
+        if not isinstance(cell, Entry) or cell.test is None:
+            return cell
+        test = dataclasses.replace(cell.test, corrected=next(corrected))
+        return dataclasses.replace(cell, test=test)
+
+    return tuple(
+        Block(tuple(Row(row.labels, tuple(map(correct, row.entries))) for row in block.rows))
+        for block in blocks
+    )
+
+
+def _beside(
+    cells: Sequence[Entry | Missing],
+    source: Source,
+    layout: Layout,
+    slot: ModelSlot,
+    spec: RowSpec,
+    gamma: float | None,
+) -> list[Entry | Missing]:
+    """Put what the paper prints for the same model beside a row's entries."""
+    papers = [model for model in layout.paper_models if model.key == slot.key]
+    try:
+        printed = source.row(layout, papers[0], spec, gamma) if papers else ()
+    except LookupError:  # a γ that the paper did not take
+        printed = ()
+    if not printed:
+        return list(cells)
+    numbers = [cell.value for cell in printed if isinstance(cell, Entry)]
+    errors = [
+        _sampling_error(cell, number, layout.scale)
+        for cell, number in zip(cells, numbers, strict=True)
+    ]
+    if layout.average is not None:
+        errors[-1] = _error_of_mean(errors[:-1], layout.same_documents)
+    return [
+        dataclasses.replace(cell, published=_comparison(cell, number, error))
+        if isinstance(cell, Entry)
+        else cell
+        for cell, number, error in zip(cells, numbers, errors, strict=True)
+    ]
+
+
+def _sampling_error(cell: Entry | Missing, printed: float, scale: float) -> float | None:
+    """Return the standard error of a printed share, had it been measured on our documents."""
+    if isinstance(cell, Missing) or not cell.documents:
+        return None
+    share = printed / scale
+    return scale * math.sqrt(share * (1 - share) / cell.documents)
+
+
+def _comparison(entry: Entry, printed: float, sampling_error: float | None) -> Published:
+    difference = entry.value - printed
+    error = 0.0
+    if entry.stderr is not None and sampling_error is not None:
+        error = math.hypot(entry.stderr, sampling_error)
+    return Published(printed, difference, difference / error if error else None)
+
+
 def _gamma_note(layout: Layout, slots: Sequence[ModelSlot]) -> list[str]:
     if all(spec.gamma != OWN for block in layout.blocks for spec in block):
         return []
     return ["γ: " + ", ".join(f"{slot.title} {slot.gamma}" for slot in slots) + "."]
+
+
+def _symbol_note(layout: Layout, slots: Sequence[ModelSlot]) -> list[str]:
+    used = {v for block in layout.blocks for spec in block for v in spec.knobs.values()}
+    notes = []
+    for slot in slots:
+        told = [f"{symbol} = {n}" for symbol, n in slot.symbols.items() if symbol in used]
+        if told:
+            notes.append(f"On {slot.title}, {', '.join(told)}.")
+    return notes
 
 
 def _seed_note(blocks: Sequence[Block]) -> list[str]:
@@ -286,3 +483,31 @@ def _document_note(columns: Sequence[str], blocks: Sequence[Block]) -> list[str]
         if counts:
             parts.append(f"{heading} {' or '.join(f'{count:,}' for count in counts)}")
     return [f"Documents: {', '.join(parts)}."] if parts else []
+
+
+def _test_note(blocks: Sequence[Block]) -> list[str]:
+    cells = [c for b in blocks for row in b.rows for c in row.entries if isinstance(c, Entry)]
+    count = sum(cell.test is not None for cell in cells)
+    untested = sum(bool(cell.untested) for cell in cells)
+    notes = []
+    if count:
+        notes.append(
+            f"▼ worse, ▲ better than the same model's baseline: p < {ALPHA} in a paired test over "
+            "the documents (McNemar's exact test; random sign flips for averages over seeds or "
+            f"tasks), Holm-corrected for the {count} tests of this table."
+        )
+    if untested:
+        noun = "entry has" if untested == 1 else "entries have"
+        notes.append(f"{untested} {noun} no paired test: no baseline on the same documents.")
+    return notes
+
+
+def _published_note(blocks: Sequence[Block]) -> list[str]:
+    cells = (cell for block in blocks for row in block.rows for cell in row.entries)
+    if not any(isinstance(cell, Entry) and cell.published for cell in cells):
+        return []
+    return [
+        "published: what the paper prints, and in parentheses our difference to it and its z: over "
+        "our standard error and the sampling error of the printed value on as many documents, as "
+        "if they were other documents; on the same ones z is too small."
+    ]

@@ -6,7 +6,8 @@ measured and published ones into the same layout.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from capmoe_eval.errors import bad_choice
@@ -23,19 +24,28 @@ class ModelSlot:
         key: Its name in results and on the command line (``model=``).
         title: Its printed name.
         gamma: The capacity factor of rows that use the model's own, or None where no row does.
+        symbols: What the symbols of a row's knobs stand for on this model, such as "2k".
     """
 
     key: str
     title: str
     gamma: float | None = None
+    symbols: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class TaskColumn:
-    """A column of one task: its key in results (``tasks=``) and its printed heading."""
+    """A column of one task.
+
+    Attributes:
+        task: Its key in results (``tasks=``).
+        heading: Its heading.
+        printed: The paper's heading, where ours says something else.
+    """
 
     task: str
     heading: str
+    printed: str | None = None
 
 
 @dataclass(frozen=True)
@@ -46,17 +56,19 @@ class RowSpec:
         name: The method as this table prints it.
         method: The method's key (``method=``).
         gamma: The capacity factor, :data:`OWN`, or None for a method without one.
-        variant: ``Measurement.variant`` of the runs; empty for the default meaning of every term.
+        knobs: Knobs of the method that tell this row's runs from others' (``granularity=``, …); a
+            knob that is not named may have any one value. A text that is one of
+            ``ModelSlot.symbols`` stands for that number.
         printed_variant: The variant as the paper prints it.
-        overrides: Further command-line words that select the variant.
+        labels: Further fields for the templates of ``Layout.labels``.
     """
 
     name: str
     method: str
     gamma: float | Literal["own"] | None = None
-    variant: str = ""
+    knobs: Mapping[str, str | int | bool] = field(default_factory=dict)
     printed_variant: str = ""
-    overrides: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -70,13 +82,16 @@ class Layout:
         title: One line; ``{model}`` stands for the model's title in a table of one model.
         caption: What the numbers are, true of measured and published ones alike.
         labels: (heading, template) of each label column; a template may use ``{model}``,
-            ``{name}``, ``{variant}`` (as printed) and ``{gamma}``.
+            ``{name}``, ``{variant}`` (as printed), ``{gamma}`` and the fields of its rows.
         tasks: The measured columns.
         blocks: The rows; repeated for each model.
         paper_models: The models of the paper's own table.
         average: Heading of the mean over the tasks, or None for a table without it.
         scale: Display units per fraction (100: percent).
         decimals: Number of printed decimals.
+        notes: What must be said of it, measured or published.
+        states_gamma: Whether the paper says which γ it took.
+        same_documents: Whether all tasks ask the same documents, in the same order.
     """
 
     name: str
@@ -91,6 +106,54 @@ class Layout:
     average: str | None = "Avg."
     scale: float = 100.0
     decimals: int = 1
+    notes: tuple[str, ...] = ()
+    states_gamma: bool = True
+    same_documents: bool = False
+
+    @property
+    def key(self) -> str:
+        """Its name among all versions: that of v2 alone, others with their version."""
+        return table_key(self.name, self.version)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How one task is evaluated, as the paper prints it.
+
+    Attributes:
+        task: Its key (``tasks=``).
+        heading: Its printed name.
+        shots: Few-shot examples.
+        metric: The printed metric.
+    """
+
+    task: str
+    heading: str
+    shots: int
+    metric: str
+
+
+@dataclass(frozen=True)
+class SettingsLayout:
+    """A table of evaluation settings; ``metrics`` names the printed metric of each of ours."""
+
+    name: str
+    version: str
+    number: int
+    title: str
+    caption: str
+    settings: tuple[Setting, ...]
+    metrics: Mapping[str, str]
+
+    @property
+    def key(self) -> str:
+        """See :attr:`Layout.key`."""
+        return table_key(self.name, self.version)
+
+
+def table_key(name: str, version: str) -> str:
+    """Return the name of a table among those of all versions, such as ``table1_v1``."""
+    return name if version == "v2" else f"{name}_{version}"
 
 
 MULTIPLE_CHOICE: Final = (
@@ -168,16 +231,152 @@ def _table2(version: str, expansion: RowSpec) -> Layout:
     )
 
 
+def _table3() -> Layout:
+    def expanded(granularity: str, gamma: float) -> RowSpec:
+        return RowSpec(
+            "Expanded Drop",
+            "expanded_drop",
+            gamma,
+            knobs={"granularity": granularity},
+            printed_variant=granularity.capitalize(),
+        )
+
+    return Layout(
+        name="table3",
+        version="v2",
+        number=3,
+        title="Table 3: device-level and expert-level capacity on {model}",
+        caption=(
+            "Accuracy (%; exact match for GSM8K) of Expanded Drop when a capacity bounds each "
+            "expert, or the sum over the experts of each device."
+        ),
+        labels=(("Method", "{name}"), ("Granularity", "{variant}"), ("γ", "{gamma}")),
+        tasks=ALL_TASKS,
+        blocks=((_BASELINE,), (expanded("expert", 1.5), expanded("device", 1.0))),
+        paper_models=(ModelSlot("qwen3_30b_a3b", "Qwen3-MoE"),),
+        notes=("Granularity and γ change together: the rows do not tell one from the other.",),
+    )
+
+
+def _table6() -> Layout:
+    lengths = ("2K", "4K", "7K", "9K", "11K")
+    return Layout(
+        name="table6",
+        version="v2",
+        number=6,
+        title="Table 6: long in-context learning on {model}",
+        caption=(
+            "Accuracy (a fraction) on BANKING77 as LongICLBench asks it, with 1 to 5 "
+            "demonstrations of each label in the prompt."
+        ),
+        labels=(("Method", "{name}"),),
+        tasks=tuple(
+            TaskColumn(f"longicl_{shots}", f"{shots}-shot", length)
+            for shots, length in enumerate(lengths, start=1)
+        ),
+        blocks=(
+            (
+                _BASELINE,
+                RowSpec("Token Drop", "score", OWN),
+                RowSpec("Expanded Drop", "expanded_drop", OWN),
+            ),
+        ),
+        paper_models=(ModelSlot("deepseek_v2_lite", "DeepSeek-V2-Lite", 2.0),),
+        scale=1.0,
+        decimals=2,
+        notes=(
+            "The paper heads 1 to 5 shots by their context length, the last 11K (its text: 14K), "
+            "evaluates 100 documents and states no γ.",
+            "All columns ask the same documents: the standard error of the average is the mean of "
+            "theirs, an upper bound.",
+        ),
+        states_gamma=False,
+        same_documents=True,
+    )
+
+
+def _table11() -> Layout:
+    def ranked(m: str, max_k: bool) -> RowSpec:
+        limit = "w/ max" if max_k else "w/o max"
+        return RowSpec(
+            "Expanded Drop",
+            "expanded_drop",
+            1.0,
+            knobs={"candidates": "ranked", "m": m, "max_k": max_k},
+            printed_variant=f"m={m}, {limit}",
+            labels={"m": m, "limit": limit},
+        )
+
+    return Layout(
+        name="table11",
+        version="v2",
+        number=11,
+        title="Table 11: limiting the experts of a token on {model}",
+        caption=(
+            "Accuracy (%) of Expanded Drop at γ = 1.0 when the candidates of a token are its top-k "
+            "and the next m experts by score, with and without a limit of k experts in the end."
+        ),
+        labels=(("m", "{m}"), ("Method", "{limit}")),
+        tasks=MULTIPLE_CHOICE,
+        blocks=(
+            (ranked("2k", True), ranked("2k", False)),
+            (ranked("3k", True), ranked("3k", False)),
+        ),
+        paper_models=(ModelSlot("olmoe", "OLMoE"),),
+    )
+
+
 LAYOUTS: Final = (
     _table1("v1", (3.0, 2.0, 1.5, 1.0)),
     _table1("v2", (2.0, 1.5, 1.0)),
     _table2("v1", RowSpec("Token Reroute", "token_reroute", OWN)),
     _table2("v2", RowSpec("Expanded Drop", "expanded_drop", OWN)),
+    _table3(),
+    _table6(),
+    _table11(),
 )
+"""Every table of results that is laid out."""
+
+TABLE5: Final = SettingsLayout(
+    name="table5",
+    version="v2",
+    number=5,
+    title="Table 5: evaluation settings of the language tasks",
+    caption="Few-shot examples and metric of each task; Norm divides by the length of an answer.",
+    settings=(
+        Setting("boolq", "BoolQ", 0, "Accuracy"),
+        Setting("rte", "RTE", 0, "Accuracy"),
+        Setting("obqa", "OBQA", 0, "Accuracy (Norm)"),
+        Setting("piqa", "PIQA", 0, "Accuracy (Norm)"),
+        Setting("mmlu", "MMLU", 5, "Accuracy"),
+        Setting("winogrande", "WinoGrande", 5, "Accuracy"),
+        Setting("gsm8k", "GSM8K", 5, "Exact Match"),
+        Setting("hellaswag", "HellaSwag", 10, "Accuracy (Norm)"),
+        Setting("arc_c", "ARC-C", 25, "Accuracy (Norm)"),
+    ),
+    metrics={"acc": "Accuracy", "acc_norm": "Accuracy (Norm)", "exact_match": "Exact Match"},
+)
+"""The one table without results (Table 3 of v1)."""
+
+_EVERY: tuple[Layout | SettingsLayout, ...] = (*LAYOUTS, TABLE5)
+TABLES: Final = tuple(sorted(_EVERY, key=lambda table: (table.version != "v2", table.number)))
+"""Every table, those of v2 first."""
+
+
+def find_layout(key: str) -> Layout | SettingsLayout:
+    """Return a table's layout by its :attr:`Layout.key`.
+
+    Raises:
+        UsageError: If there is none of that key.
+    """
+    layouts = {layout.key: layout for layout in TABLES}
+    if key not in layouts:
+        raise bad_choice("table", key, layouts)
+    return layouts[key]
 
 
 def get_layout(name: str, version: str = "v2") -> Layout:
-    """Return the layout of a table in a version of the paper.
+    """Return the layout of a table of results in a version of the paper.
 
     Raises:
         UsageError: If there is none of that name or version.

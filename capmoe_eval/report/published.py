@@ -10,8 +10,10 @@ from functools import cache
 from importlib import resources
 from typing import Final
 
+from capmoe_eval.errors import bad_choice
 from capmoe_eval.report.fill import fill
-from capmoe_eval.report.layouts import Layout, ModelSlot, RowSpec, get_layout
+from capmoe_eval.report.layouts import TABLES, Layout, ModelSlot, RowSpec, SettingsLayout
+from capmoe_eval.report.settings import settings_table
 from capmoe_eval.report.table import Entry, Table
 
 _VERSIONS: Final = {"v1": "v1, arXiv", "v2": "v2, ICLR 2026"}
@@ -104,12 +106,32 @@ def published_table(name: str, version: str = "v2") -> Table:
     Raises:
         UsageError: If there is no such layout.
     """
-    layout = get_layout(name, version)
-    table = fill(layout, layout.paper_models, Printed())
-    note = f"Published numbers ({_VERSIONS[version]}), averages as printed."
+    versions = {layout.version: layout for layout in TABLES if layout.name == name}
+    if not versions:
+        raise bad_choice("table", name, dict.fromkeys(layout.name for layout in TABLES))
+    if version not in versions:
+        raise bad_choice("version", version, sorted(versions))
+    layout = versions[version]
+    if isinstance(layout, SettingsLayout):
+        table, note = settings_table(layout), f"As published ({_VERSIONS[version]})."
+    else:
+        table = fill(as_printed(layout), layout.paper_models, Printed())
+        note = f"Published numbers ({_VERSIONS[version]}), averages as printed."
     return dataclasses.replace(
         table, name=f"{name}_published_{version}", notes=(note, *table.notes)
     )
+
+
+def as_printed(layout: Layout) -> Layout:
+    """Return a layout with the headings of the paper, and no γ where the paper states none."""
+    tasks = tuple(
+        dataclasses.replace(column, heading=column.printed or column.heading)
+        for column in layout.tasks
+    )
+    blocks = layout.blocks
+    if not layout.states_gamma:
+        blocks = tuple(tuple(dataclasses.replace(s, gamma=None) for s in b) for b in blocks)
+    return dataclasses.replace(layout, tasks=tasks, blocks=blocks)
 
 
 class Printed:
@@ -123,7 +145,7 @@ class Printed:
         Raises:
             LookupError: If the paper does not print the row.
         """
-        headings = [column.heading for column in layout.tasks]
+        headings = [column.printed or column.heading for column in layout.tasks]
         if layout.average is not None:
             headings.append(layout.average)
         return tuple(

@@ -4,6 +4,47 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+ALPHA = 0.05
+"""A paired test is significant where its p, corrected for the table's tests, is below this."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """What the paper prints for the same model and task, in the entry's units.
+
+    Attributes:
+        value: The printed number.
+        difference: Ours minus the printed one.
+        z: The difference over its standard error, or None where ours is not known.
+    """
+
+    value: float
+    difference: float
+    z: float | None = None
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """The same documents with and without the method.
+
+    Attributes:
+        effect: Mean difference to the baseline over the documents, in the entry's units.
+        p: Two-sided p of the test alone.
+        corrected: p after Holm's correction for all tests of the table; None before it.
+    """
+
+    effect: float
+    p: float
+    corrected: float | None = None
+
+    @property
+    def verdict(self) -> Literal["better", "worse"] | None:
+        """Whether the entry differs significantly from its baseline, and how."""
+        if self.corrected is None or not self.corrected < ALPHA or not self.effect:
+            return None
+        return "better" if self.effect > 0 else "worse"
 
 
 @dataclass(frozen=True)
@@ -15,6 +56,9 @@ class Entry:
         stderr: One standard error in the same units, or None where it is not known.
         seeds: The seeds averaged in ``value``; empty for a deterministic method or a derived entry.
         documents: Number of evaluated documents, or None where it is not known.
+        published: The paper's number for the same, where there is one.
+        test: The comparison with the same model's baseline, or None where there is none.
+        untested: Why there is none, where there should be.
 
     Raises:
         ValueError: If a number is not finite; a failed run is a :class:`Missing`, never a NaN.
@@ -24,6 +68,9 @@ class Entry:
     stderr: float | None = None
     seeds: tuple[int, ...] = ()
     documents: int | None = None
+    published: Published | None = None
+    test: PairedTest | None = None
+    untested: str = ""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.value) or not math.isfinite(self.stderr or 0.0):
@@ -38,11 +85,22 @@ class Missing:
 
 
 @dataclass(frozen=True)
+class Text:
+    """A cell of words, such as the name of a metric."""
+
+    text: str
+
+
+Cell: TypeAlias = Entry | Missing | Text
+"""What may stand in a column."""
+
+
+@dataclass(frozen=True)
 class Row:
-    """One line: the labels that name it, and one entry per column."""
+    """One line: the labels that name it, and one cell per column."""
 
     labels: tuple[str, ...]
-    entries: tuple[Entry | Missing, ...]
+    entries: tuple[Cell, ...]
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 import dataclasses
 import math
 import shlex
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -13,6 +13,7 @@ from capmoe_eval.report import (
     Measured,
     Missing,
     ModelSlot,
+    Printed,
     RowSpec,
     Table,
     TaskColumn,
@@ -32,8 +33,10 @@ class Result:
     stderr: float | None = 0.02
     seed: int | None = None
     model: str = "tiny_olmoe"
-    variant: str = ""
+    knobs: Mapping[str, object] = field(default_factory=dict)
     n: int = 500
+    data: str = "hub"
+    documents: Mapping[str, tuple[str, Sequence[float]]] = field(default_factory=dict)
 
 
 LAYOUT = Layout(
@@ -74,7 +77,7 @@ def test_fractions_become_percent_in_their_row_and_column() -> None:
     assert sum(isinstance(e, Entry) for row in table.rows for e in row.entries) == 2
     assert table.columns == ("OBQA", "PIQA", "Avg.")
     assert table.title == "Toy on tiny OLMoE (untrained)"
-    assert table.notes == ("Documents: OBQA 500, PIQA 1,838.",)
+    assert table.notes[0] == "Documents: OBQA 500, PIQA 1,838."
 
 
 def test_gamma_is_named_as_in_print() -> None:
@@ -91,7 +94,6 @@ def test_gamma_is_named_as_in_print() -> None:
     [
         Result("score", 2.0),
         Result("score", math.inf),
-        Result("score", 1.0, variant="ep_size=1"),
         Result("score", 1.0, model="tiny_mixtral"),
         Result("order", 1.0),
         Result("score", 1.0, "gsm8k"),
@@ -176,7 +178,7 @@ def test_result_that_is_no_number_is_refused_by_name(broken: dict[str, float]) -
 
 def test_differing_document_counts_of_a_column_are_told() -> None:
     table = toy(Result("baseline", None), Result("score", 1.0, n=100))
-    assert table.notes == ("Documents: OBQA 100 or 500.",)
+    assert table.notes[0] == "Documents: OBQA 100 or 500."
 
 
 def commands(table: Table) -> Iterator[list[str]]:
@@ -232,17 +234,56 @@ def test_a_row_is_filled_by_one_command() -> None:
     assert row[1] == row[2] == Missing(table.missing_commands[2])
 
 
-def test_variants_are_asked_for_by_their_overrides() -> None:
-    spec = RowSpec("Device", "score", 1.0, "granularity=device", overrides=("granularity=device",))
+DEVICE = RowSpec("Device", "score", 1.0, {"granularity": "device"})
+TWO_M = RowSpec("2k", "score", 1.0, {"m": "2k", "max_k": True})
+
+
+def of_row(spec: RowSpec, *results: Result, symbols: Mapping[str, int] | None = None) -> Table:
     layout = dataclasses.replace(LAYOUT, blocks=((spec,),), tasks=LAYOUT.tasks[:1])
-    default, device = Result("score", 1.0), Result("score", 1.0, variant="granularity=device")
-    assert list(commands(fill(layout, [TINY], Measured([default])))) == [
+    slot = dataclasses.replace(TINY, symbols=symbols or {})
+    return fill(layout, [slot], Measured(results))
+
+
+def test_knobs_of_a_row_are_asked_for_by_name() -> None:
+    expert = Result("score", 1.0, knobs={"granularity": "expert", "ep_size": 8})
+    assert list(commands(of_row(DEVICE, expert))) == [
         shlex.split(
             "python -m capmoe_eval model=tiny_olmoe method=score gamma=1.0 granularity=device "
             "tasks=obqa"
         )
     ]
-    assert not list(commands(fill(layout, [TINY], Measured([device]))))
+
+
+def test_knobs_of_a_row_find_its_runs_alone() -> None:
+    expert = Result("score", 1.0, knobs={"granularity": "expert", "ep_size": 8}, value=0.1)
+    device = Result("score", 1.0, knobs={"granularity": "device", "ep_size": 8}, value=0.2)
+    assert entry(of_row(DEVICE, expert, device), 0).value == pytest.approx(20.0)
+
+
+def test_symbols_stand_for_the_models_own_numbers() -> None:
+    runs = [
+        Result("score", 1.0, knobs={"m": m, "max_k": limited}, value=m / 100)
+        for m in (8, 12)
+        for limited in (True, False)
+        if (m, limited) != (12, True)
+    ]
+    table = of_row(TWO_M, *runs, symbols={"2k": 8, "3k": 12})
+    assert entry(table, 0).value == pytest.approx(8.0)
+    assert "On tiny OLMoE (untrained), 2k = 8." in table.notes
+    missing = of_row(TWO_M, *runs, symbols={"2k": 12, "3k": 18}).missing_commands
+    assert "m=12 max_k=true" in missing[0]
+
+
+def test_two_settings_of_a_knob_that_no_row_names_are_refused_by_name() -> None:
+    pair = [Result("score", 1.0, knobs={"ep_size": size}) for size in (1, 8)]
+    with pytest.raises(UsageError, match=r"two results.*with ep_size=1 and .*with ep_size=8;"):
+        toy(*pair)
+
+
+def test_seeds_of_different_settings_are_not_averaged() -> None:
+    pair = [Result("random", 1.0, seed=size, knobs={"ep_size": size}) for size in (1, 8)]
+    with pytest.raises(UsageError, match=r"different settings.*with ep_size=1.*with ep_size=8;"):
+        toy(*pair)
 
 
 def test_table2_takes_each_models_own_gamma_and_says_so() -> None:
@@ -276,3 +317,181 @@ def test_table_of_one_model_refuses_others(slots: list[ModelSlot]) -> None:
 def test_table_without_average() -> None:
     table = fill(dataclasses.replace(LAYOUT, average=None), [TINY], Measured([]))
     assert table.columns == ("OBQA", "PIQA")
+
+
+# Paired tests against the baseline.
+
+
+def graded(method: str, scores: str, **given: object) -> Result:
+    """A run whose documents are right ("1") or wrong ("0")."""
+    correct = [float(score) for score in scores]
+    gamma = None if method == "baseline" else 1.0
+    given = {"documents": {"t": ("hash", correct)}, "value": sum(correct) / len(correct)} | given
+    return Result(method, gamma, n=len(correct), **given)  # type: ignore[arg-type]
+
+
+def test_documents_are_paired_with_the_baselines() -> None:
+    """Ten lost and none gained: McNemar's p is 2 / 2¹⁰."""
+    table = toy(graded("baseline", "1" * 12 + "0"), graded("score", "0" * 10 + "110"))
+    test = entry(table, SCORE).test
+    assert test is not None
+    assert test.p == test.corrected == 2 / 2**10
+    assert test.effect == pytest.approx(100 * -10 / 13)
+    assert test.verdict == "worse"
+    assert entry(table, BASELINE).test is None
+
+
+def test_gains_are_better_and_small_differences_are_nothing() -> None:
+    better = toy(graded("baseline", "0" * 10), graded("score", "1" * 10))
+    assert entry(better, SCORE).test.verdict == "better"  # type: ignore[union-attr]
+    # Five lost: p = 2 / 2⁵ = 0.0625.
+    same = toy(graded("baseline", "1" * 9), graded("score", "0" * 5 + "1" * 4))
+    assert entry(same, SCORE).test.verdict is None  # type: ignore[union-attr]
+
+
+def test_tests_are_corrected_for_their_number() -> None:
+    """Holm: the smallest of three p counts three times, the next twice; never less than before.
+
+    On one task 7 documents are lost (p = 2/2⁷), on the other 6 (2/2⁶); their average is the third
+    test.
+    """
+    table = toy(
+        graded("baseline", "1" * 10),
+        graded("baseline", "1" * 10, task="piqa"),
+        graded("score", "0" * 7 + "111"),
+        graded("score", "0" * 6 + "1111", task="piqa"),
+    )
+    tests = [entry(table, SCORE, column).test for column in range(3)]
+    assert [test.p for test in tests[:2]] == [2 / 2**7, 2 / 2**6]  # type: ignore[union-attr]
+    both = tests[2]
+    assert both is not None
+    assert both.effect == pytest.approx(-65.0)
+    assert both.p == pytest.approx(2 / 2**13, abs=1e-3)
+    assert tests[0].corrected == pytest.approx(2 * 2 / 2**7)  # type: ignore[union-attr]
+    assert tests[1].corrected == pytest.approx(2 * 2 / 2**7)  # type: ignore[union-attr]
+    assert both.corrected == pytest.approx(3 * both.p)
+    note = next(note for note in table.notes if note.startswith("▼ worse, ▲ better"))
+    assert "for the 3 tests of this table" in note
+
+
+def test_seeds_are_averaged_by_document_before_they_are_tested() -> None:
+    """Every document is lost under one of two seeds: ten differences of −½, all of one sign."""
+    table = toy(
+        graded("baseline", "1" * 10),
+        graded("random", "0" * 5 + "1" * 5, seed=0),
+        graded("random", "1" * 5 + "0" * 5, seed=1),
+    )
+    test = entry(table, RANDOM).test
+    assert test is not None
+    assert test.effect == pytest.approx(-50.0)
+    assert test.p == pytest.approx(2 / 2**10, abs=1.5e-3)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "reason"),
+    [
+        ([], "the baseline is missing"),
+        ([graded("baseline", "1111", documents={"t": ("other", [1.0] * 4)})], "other documents"),
+        ([graded("baseline", "1111", documents={"u": ("hash", [1.0] * 4)})], "other documents"),
+        ([graded("baseline", "111")], "other documents"),
+        ([graded("baseline", "1111", documents={})], "other documents"),
+        ([graded("baseline", "1111", model="tiny_mixtral")], "the baseline is missing"),
+    ],
+)
+def test_only_the_same_documents_are_paired(baseline: list[Result], reason: str) -> None:
+    table = toy(*baseline, graded("score", "1111"))
+    assert entry(table, SCORE).test is None
+    assert reason in entry(table, SCORE).untested
+    assert "1 entry has no paired test: no baseline on the same documents." in table.notes
+
+
+def test_average_is_tested_where_every_task_is() -> None:
+    table = toy(
+        graded("baseline", "1" * 10),
+        graded("score", "0" * 10),
+        graded("score", "0" * 10, task="piqa"),
+    )
+    assert entry(table, SCORE, 0).test is not None
+    assert [entry(table, SCORE, column).test for column in (1, 2)] == [None, None]
+
+
+def test_tasks_of_the_same_documents_are_one_sample() -> None:
+    """Ten documents lost in both tasks are ten and not twenty; errors do not shrink."""
+    layout = dataclasses.replace(LAYOUT, same_documents=True)
+    results = [
+        graded(method, score * 10, task=task, stderr=error)
+        for method, score in (("baseline", "1"), ("score", "0"))
+        for task, error in (("obqa", 0.03), ("piqa", 0.05))
+    ]
+    average = entry(fill(layout, [TINY], Measured(results)), SCORE, 2)
+    assert average.stderr == pytest.approx(4.0)
+    assert average.test is not None
+    assert average.test.p == 2 / 2**10
+    assert average.test.effect == pytest.approx(-100.0)
+
+
+# Published numbers beside ours.
+
+
+PAPER = ModelSlot("olmoe", "OLMoE")
+PUBLISHED_LAYOUT = dataclasses.replace(
+    LAYOUT,
+    tasks=(TaskColumn("obqa", "OBQA"), TaskColumn("rte", "RTE")),
+    blocks=((RowSpec("Baseline", "baseline"), RowSpec("Score", "score", 1.0)),),
+    paper_models=(PAPER,),
+    average=None,
+)
+
+
+def beside(*results: Result, slot: ModelSlot = PAPER, layout: Layout = PUBLISHED_LAYOUT) -> Table:
+    return fill(layout, [slot], Measured(results, printed=Printed()))
+
+
+def test_published_numbers_stand_beside_ours() -> None:
+    """Table 1 prints 45.6 for the baseline on OBQA; we have 43.6 ± 2.2 on 500 documents."""
+    table = beside(Result("baseline", None, value=0.436, stderr=0.022, model="olmoe"))
+    published = entry(table, 0).published
+    assert published is not None
+    assert published.value == 45.6
+    assert published.difference == pytest.approx(-2.0)
+    sampling = 100 * math.sqrt(0.456 * 0.544 / 500)
+    assert published.z == pytest.approx(-2.0 / math.sqrt(2.2**2 + sampling**2))
+    assert any(note.startswith("published: ") for note in table.notes)
+
+
+def test_published_average_has_the_sampling_errors_of_its_tasks() -> None:
+    layout = get_layout("table1")
+    results = [
+        Result("baseline", None, task.task, 0.65, 0.02, model="olmoe") for task in layout.tasks
+    ]
+    published = entry(beside(*results, layout=layout), 0, 8).published
+    assert published is not None
+    shares = (0.456, 0.801, 0.537, 0.712, 0.747, 0.545, 0.794, 0.525)
+    sampling = 100 * math.sqrt(sum(p * (1 - p) / 500 for p in shares)) / 8
+    assert published.z == pytest.approx(1.0 / math.hypot(sampling, 2.0 / math.sqrt(8)))
+
+
+def test_without_an_error_there_is_a_difference_and_no_z() -> None:
+    table = beside(Result("baseline", None, value=0.436, stderr=None, model="olmoe"))
+    published = entry(table, 0).published
+    assert published is not None and published.z is None
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        beside(Result("baseline", None), slot=TINY),
+        beside(Result("baseline", None, model="olmoe", data="synthetic")),
+        beside(
+            Result("score", 1.25, model="olmoe"),
+            layout=dataclasses.replace(
+                PUBLISHED_LAYOUT, blocks=((RowSpec("Score", "score", 1.25),),)
+            ),
+        ),
+    ],
+    ids=["another model", "other documents", "another γ"],
+)
+def test_what_was_not_published_has_nothing_beside_it(table: Table) -> None:
+    (found,) = [e for row in table.rows for e in row.entries if isinstance(e, Entry)]
+    assert found.published is None
+    assert not any(note.startswith("published: ") for note in table.notes)

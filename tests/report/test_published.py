@@ -1,26 +1,29 @@
 import dataclasses
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.report import (
+    TABLES,
+    Entry,
     Layout,
     Measured,
-    ModelSlot,
-    RowSpec,
+    Printed,
     Table,
-    TaskColumn,
+    TaskSettings,
+    Text,
     fill,
-    get_layout,
     lookup,
     published_numbers,
     published_table,
+    settings_table,
     to_markdown,
 )
-from capmoe_eval.report.published import Printed
+from capmoe_eval.report.layouts import LAYOUTS, TABLE5
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -38,10 +41,21 @@ def golden_rows(name: str, version: str) -> list[list[str]]:
     return [line.split("\t") for line in text.splitlines()]
 
 
-@pytest.mark.parametrize("version", ["v1", "v2"])
-@pytest.mark.parametrize("name", ["table1", "table2"])
+@pytest.mark.parametrize(("name", "version"), [(table.name, table.version) for table in TABLES])
 def test_table_comes_out_as_printed(name: str, version: str) -> None:
     assert printed_rows(published_table(name, version)) == golden_rows(name, version)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.key)
+def test_every_number_of_a_printed_table_is_in_it_once(layout: Layout) -> None:
+    table = published_table(layout.name, layout.version)
+    shown = [e.value for row in table.rows for e in row.entries if isinstance(e, Entry)]
+    printed = [
+        number.value
+        for number in published_numbers()
+        if (number.table, number.version) == (layout.number, layout.version)
+    ]
+    assert sorted(shown) == sorted(printed)
 
 
 METHODS = {
@@ -66,7 +80,20 @@ TASKS = {
     "MMLU": "mmlu",
     "GSM8K": "gsm8k",
 }
+LENGTHS = {"2K": 1, "4K": 2, "7K": 3, "9K": 4, "11K": 5}
+TASKS |= {length: f"longicl_{shots}" for length, shots in LENGTHS.items()}
+VARIANTS: dict[str, dict[str, object]] = {
+    "": {},
+    "Expert": {"granularity": "expert"},
+    "Device": {"granularity": "device"},
+    "m=2k, w/ max": {"candidates": "ranked", "m": 16, "max_k": True},
+    "m=2k, w/o max": {"candidates": "ranked", "m": 16, "max_k": False},
+    "m=3k, w/ max": {"candidates": "ranked", "m": 24, "max_k": True},
+    "m=3k, w/o max": {"candidates": "ranked", "m": 24, "max_k": False},
+}
 MODELS = {
+    "Qwen3-MoE": "qwen3_30b_a3b",
+    "DeepSeek-V2-Lite": "deepseek_v2_lite",
     "OLMoE": "olmoe",
     "OLMoE-Instruct": "olmoe_instruct",
     "Qwen1.5-MoE-Chat": "qwen1_5_moe_chat",
@@ -83,35 +110,46 @@ class Result:
     task: str
     value: float
     seed: int | None = None
-    variant: str = ""
     stderr: float | None = None
     n: int = 500
+    knobs: Mapping[str, object] = field(default_factory=dict)
+    data: str = "hub"
+    documents: Mapping[str, tuple[str, Sequence[float]]] = field(default_factory=dict)
 
 
-@pytest.mark.parametrize("version", ["v1", "v2"])
-@pytest.mark.parametrize("name", ["table1", "table2"])
-def test_runs_that_measure_the_papers_numbers_give_the_papers_table(
-    name: str, version: str
-) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.key)
+def test_runs_that_measure_the_papers_numbers_give_the_papers_table(layout: Layout) -> None:
+    unstated = 2.0 if layout.name == "table6" else None  # where the paper states no γ
     results = [
         Result(
             model=MODELS[number.model],
             method=METHODS[number.method],
-            gamma=None if number.method == "Baseline" else number.gamma,
+            gamma=None if number.method == "Baseline" else number.gamma or unstated,
             task=TASKS[number.column],
-            value=number.value / 100,
+            value=number.value / layout.scale,
             seed=0 if number.method == "Random" else None,
+            knobs={"ep_size": 8, **VARIANTS[number.variant]},
         )
         for number in published_numbers()
-        if (f"table{number.table}", number.version) == (name, version) and number.column != "Avg."
+        if (number.table, number.version) == (layout.number, layout.version)
+        and number.column != "Avg."
     ]
-    layout = get_layout(name, version)
-    rows = printed_rows(fill(layout, layout.paper_models, Measured(results)))
-    golden = golden_rows(name, version)
-    assert [row[:-1] for row in rows] == [row[:-1] for row in golden]
+    slots = [
+        dataclasses.replace(slot, symbols={"2k": 16, "3k": 24}) for slot in layout.paper_models
+    ]
+    table = fill(layout, slots, Measured(results, printed=Printed()))
+    rows = [row for row in printed_rows(table) if "_published_" not in row]
+    golden = golden_rows(layout.name, layout.version)
+    assert [row[:-1] for row in rows[1:]] == [row[:-1] for row in golden[1:]]
     # The paper truncates some averages and rounds others.
+    last = 0.11 if layout.decimals == 1 else 0.006
     for row, printed in zip(rows[1:], golden[1:], strict=True):
-        assert float(row[-1]) == pytest.approx(float(printed[-1]), abs=0.11), printed
+        assert float(row[-1]) == pytest.approx(float(printed[-1]), abs=last), printed
+    # The same numbers stand below, each with no difference.
+    for row in table.rows:
+        for entry in row.entries[:-1]:
+            assert isinstance(entry, Entry) and entry.published is not None
+            assert entry.published.difference == pytest.approx(0.0, abs=1e-9)
 
 
 def test_averages_are_printed_and_not_computed() -> None:
@@ -176,44 +214,39 @@ def test_unknown_tables_are_refused_with_the_choices() -> None:
         published_table("table1", "v3")
 
 
-# The tables below are not laid out yet; a layout needs nothing but data.
+def test_no_gamma_is_said_where_the_paper_says_none() -> None:
+    notes = published_table("table6").notes
+    assert not any(note.startswith("γ:") for note in notes)
+    assert any("states no γ" in note for note in notes)
 
 
-def test_table_with_a_variant_is_data() -> None:
-    table3 = dataclasses.replace(
-        get_layout("table2"),
-        name="table3",
-        number=3,
-        labels=(("Method", "{name}"), ("Granularity", "{variant}"), ("γ", "{gamma}")),
-        blocks=(
-            (RowSpec("Baseline", "baseline"),),
-            (
-                RowSpec("Expanded Drop", "expanded_drop", 1.5, printed_variant="Expert"),
-                RowSpec("Expanded Drop", "expanded_drop", 1.0, "device", "Device"),
-            ),
-        ),
-        paper_models=(ModelSlot("qwen3_moe", "Qwen3-MoE"),),
+SETTINGS = {
+    setting.task: TaskSettings(
+        setting.shots,
+        {"Accuracy": "acc", "Accuracy (Norm)": "acc_norm", "Exact Match": "exact_match"}[
+            setting.metric
+        ],
     )
-    rows = printed_rows(fill(table3, table3.paper_models, Printed()))
-    assert rows == golden_rows("table3", "v2")
+    for setting in TABLE5.settings
+}
 
 
-def test_table_of_fractions_is_data() -> None:
-    table6 = Layout(
-        name="table6",
-        version="v2",
-        number=6,
-        title="Table 6",
-        caption="Accuracy.",
-        labels=(("Method", "{name}"),),
-        tasks=tuple(TaskColumn(f"longicl_{n}", n) for n in ("2K", "4K", "7K", "9K", "11K")),
-        blocks=((RowSpec("Baseline", "baseline"), RowSpec("Token Drop", "score", 1.0)),),
-        paper_models=(ModelSlot("deepseek_v2_lite", "DeepSeek-V2-Lite"),),
-        scale=1.0,
-        decimals=2,
+def test_settings_stand_beside_the_printed_ones() -> None:
+    table = settings_table(TABLE5, SETTINGS)
+    row = next(row for row in table.rows if row.labels == ("HellaSwag",))
+    assert row.entries == tuple(map(Text, ("10", "Accuracy (Norm)", "–", "10", "Accuracy (Norm)")))
+    assert table.notes == ("All settings are the paper's. It names no filter of the answers.",)
+
+
+def test_settings_that_differ_are_told() -> None:
+    ours = SETTINGS | {
+        "boolq": TaskSettings(None, "acc"),
+        "gsm8k": TaskSettings(5, "f1", "strict-match"),
+    }
+    table = settings_table(TABLE5, ours)
+    assert table.notes == (
+        "BoolQ differs: ours lm-eval's, Accuracy; paper 0, Accuracy.",
+        "GSM8K differs: ours 5, f1; paper 5, Exact Match.",
     )
-    assert printed_rows(fill(table6, table6.paper_models, Printed())) == [
-        ["Method", "2K", "4K", "7K", "9K", "11K", "Avg."],
-        ["Baseline", "0.28", "0.44", "0.56", "0.62", "0.70", "0.52"],
-        ["Token Drop", "0.27", "0.43", "0.57", "0.65", "0.71", "0.53"],
-    ]
+    row = next(row for row in table.rows if row.labels == ("GSM8K",))
+    assert row.entries[2] == Text("strict-match")

@@ -15,8 +15,11 @@ from capmoe_eval.report import (
     Block,
     Entry,
     Missing,
+    PairedTest,
+    Published,
     Row,
     Table,
+    Text,
     to_csv,
     to_html,
     to_latex,
@@ -28,6 +31,9 @@ from capmoe_eval.report.render import RENDERERS
 GOLDEN = Path(__file__).parent / "golden"
 
 RUN_RANDOM = "python -m capmoe_eval method=random 'tasks=[b&q,c]'"
+worse = PairedTest(-3.6, 0.0001, 0.0004)
+better = PairedTest(5.0, 0.001, 0.002)
+same = PairedTest(-0.6, 0.03, 0.06)
 TOY = Table(
     name="toy",
     title="R&D <toy>",
@@ -50,6 +56,55 @@ TOY = Table(
     notes=("Untrained: 50 % is chance.",),
 )
 
+BESIDE = Table(
+    name="beside",
+    title="Beside",
+    caption="Accuracy (%).",
+    label_headings=("Model", "Method"),
+    columns=("A", "B"),
+    blocks=(
+        Block(
+            (
+                Row(
+                    ("OLMoE", "Baseline"),
+                    (
+                        Entry(43.6, 2.2, published=Published(45.6, -2.0, -0.64)),
+                        Entry(50.0, published=Published(49.96, 0.04, None)),
+                    ),
+                ),
+                Row(
+                    ("OLMoE", "Score"),
+                    (
+                        Entry(40.0, 2.0, (), 500, Published(38.5, 1.5, 0.5), worse),
+                        Entry(55.0, 2.0, test=better),
+                    ),
+                ),
+                Row(
+                    ("OLMoE", "Random"),
+                    (Entry(43.0, 1.0, test=same), Entry(1.0, untested="the baseline is missing")),
+                ),
+                Row(("OLMoE", "Order"), (Missing("run"), Missing("run"))),
+            )
+        ),
+    ),
+    notes=("▼ worse, ▲ better.",),
+)
+WORDS = Table(
+    name="words",
+    title="Words",
+    caption="Settings.",
+    label_headings=("Task",),
+    columns=("Shots", "Metric"),
+    blocks=(
+        Block(
+            (
+                Row(("BoolQ",), (Text("0"), Text("Accuracy"))),
+                Row(("R&D",), (Text("0"), Text("a < b | 100 %"))),
+            )
+        ),
+    ),
+)
+
 any_text = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=12)
 
 
@@ -59,8 +114,22 @@ def table_of(label: str, heading: str, note: str) -> Table:
 
 
 @pytest.mark.parametrize("suffix", RENDERERS)
-def test_toy_table(suffix: str) -> None:
-    assert RENDERERS[suffix](TOY) == (GOLDEN / f"toy.{suffix}").read_text(encoding="utf-8")
+@pytest.mark.parametrize("table", [TOY, BESIDE, WORDS], ids=lambda table: table.name)
+def test_table_is_the_golden_file(table: Table, suffix: str) -> None:
+    golden = (GOLDEN / f"{table.name}.{suffix}").read_text(encoding="utf-8")
+    assert RENDERERS[suffix](table) == golden
+
+
+def test_csv_of_published_numbers_and_tests_is_what_pandas_reads() -> None:
+    frame = pd.read_csv(io.StringIO(to_csv(BESIDE)))
+    of_a = [name for name in frame.columns if name == "A" or name.startswith("A ")]
+    assert of_a == [
+        *("A", "A stderr", "A published", "A difference", "A z"),
+        *("A effect", "A p", "A p corrected"),
+    ]
+    assert frame["A z"][0] == -0.64
+    assert frame["A p corrected"].tolist()[1:3] == [0.0004, 0.06]
+    assert frame["B z"].isna().all()
 
 
 def test_csv_is_what_pandas_reads() -> None:
