@@ -2,19 +2,22 @@
 # cells of an experiment:
 #   make table2 PROFILE=paper ARGS="device_map=auto" JOBS=1
 
-PROFILE ?= tiny
+PROFILE ?= zoo
 ARGS    ?=
 JOBS    ?= $(if $(filter paper,$(PROFILE)),1,2)
 PYTHON  ?= python3
 VENV    ?= .venv
 BIN      = $(VENV)/bin
 PY       = $(BIN)/python
+TABLES   = table1 table2 table3 table6 table11 table1_v1 table2_v1
 
 .DEFAULT_GOAL := help
-.PHONY: help install table1 table2 smoke test check clean
+.PHONY: help install $(TABLES) table5 tables replicate smoke test check clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@sed 's/^$$(TABLES):/table1:/' $(firstword $(MAKEFILE_LIST)) | grep -hE '^[a-z0-9-]+:.*## ' \
+	  | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@echo "  tables: $(TABLES)"
 
 install: $(VENV)/.installed  ## create .venv from the pinned constraints
 
@@ -23,11 +26,20 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-table1: install  ## run what Table 1 lacks, then render it (PROFILE=tiny|zoo|paper)
-	$(call run-and-render,table1)
+$(TABLES): install  ## run what the table lacks, then render it (PROFILE=zoo|tiny|paper)
+	$(call run-and-render,$@)
 
-table2: install  ## run what Table 2 lacks, then render it (PROFILE=tiny|zoo|paper)
-	$(call run-and-render,table2)
+table5: install  ## the evaluation settings, beside the paper's
+	$(PY) -m capmoe_eval.tables table5 profile=$(PROFILE)
+
+tables: install  ## render every table from finished results, and as published
+	$(PY) -m capmoe_eval.tables all profile=$(PROFILE) $(ARGS)
+	$(PY) -m capmoe_eval.tables all --published all
+
+replicate: install  ## test the paper's claims on every model of the profile, and report
+	@$(call run,replicate); \
+	if [ $$status -le 1 ]; then $(PY) -m capmoe_eval.replication profile=$(PROFILE) $(ARGS) || status=$$?; fi; \
+	exit $$status
 
 # Computes an experiment in JOBS processes; the highest status is kept.
 run = status=0; pids=; \

@@ -8,13 +8,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from capmoe_eval.configuration import config_directory, plans, register_resolvers
+from capmoe_eval.configuration import Plan, config_directory, plans, register_resolvers
 from capmoe_eval.errors import UsageError
 from capmoe_eval.record import Record, read_record
+
+LEFT_OUT = "left out"
+"""How a note on a record that cannot be read begins."""
+
+
+class Reader:
+    """Reads each record once, whatever the number of tables that show it."""
+
+    def __init__(self) -> None:
+        self._read: dict[Path, Record | UsageError] = {}
+
+    def __call__(self, path: Path) -> Record:
+        """Return the record at a path.
+
+        Raises:
+            UsageError: If it is no whole record.
+        """
+        if path not in self._read:
+            try:
+                self._read[path] = read_record(path)
+            except UsageError as error:
+                self._read[path] = error
+        found = self._read[path]
+        if isinstance(found, UsageError):
+            raise found
+        return found
 
 
 @dataclass(frozen=True)
@@ -23,44 +50,45 @@ class Finished:
 
     Attributes:
         config: The composed configuration.
-        planned: How many cells the experiment has.
+        plans: All cells of the experiment.
         records: Those that are finished, in the plans' order.
         broken: A note for each file that cannot be read.
         notes: What must be said of the models' numbers.
     """
 
     config: DictConfig
-    planned: int
+    plans: list[Plan]
     records: list[Record]
     broken: list[str]
     notes: list[str]
 
 
-def finished(overrides: Sequence[str]) -> Finished:
+def finished(overrides: Sequence[str], reader: Reader | None = None) -> Finished:
     """Return what is finished of the experiment that a command line names.
 
     Args:
         overrides: As for ``python -m capmoe_eval``, for example ``experiment=table2``.
+        reader: Reads the records; shared between experiments, it reads none of them twice.
 
     Raises:
         UsageError: For a value that cannot be.
         HydraException: For an override that does not exist.
     """
-    config = composed(overrides)
+    config, reader = composed(overrides), reader or Reader()
     planned = plans(config)
     records, broken = [], []
     for plan in planned:
         if plan.path.exists():
             try:
-                records.append(read_record(plan.path))
+                records.append(reader(plan.path))
             except UsageError as error:
-                broken.append(f"left out: {error}")
+                broken.append(f"{LEFT_OUT}: {error}")
     models: dict[str, dict[str, None]] = {}
     for plan in planned:
         if plan.note:
             models.setdefault(plan.note, {})[plan.cell.model.name] = None
     notes = [f"{', '.join(names)}: {note}." for note, names in models.items()]
-    return Finished(config, len(planned), records, broken, notes)
+    return Finished(config, planned, records, broken, notes)
 
 
 def composed(overrides: Sequence[str]) -> DictConfig:

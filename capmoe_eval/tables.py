@@ -13,13 +13,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
-
 from capmoe_eval.application import run_command
-from capmoe_eval.configuration import Plan, config_directory, load_option, plans, register_resolvers
-from capmoe_eval.errors import UsageError, bad_choice
-from capmoe_eval.record import Record, read_record
+from capmoe_eval.configuration import load_option
+from capmoe_eval.errors import bad_choice
+from capmoe_eval.finished import LEFT_OUT, Reader, composed, finished
 from capmoe_eval.report import (
     TABLES,
     Entry,
@@ -40,7 +37,6 @@ from capmoe_eval.report import (
 
 ALL = "all"
 _VERSIONS = ("v1", "v2")
-_LEFT_OUT = "left out"
 _GRIDS = ("grid.", "parts.")  # overrides of an experiment, which say nothing to a single cell
 
 
@@ -87,29 +83,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(run_command(render_all))
 
 
-class Reader:
-    """Reads each record once, whatever the number of tables that show it."""
-
-    def __init__(self) -> None:
-        self._read: dict[Path, Record | UsageError] = {}
-
-    def __call__(self, path: Path) -> Record:
-        """Return the record at a path.
-
-        Raises:
-            UsageError: If it is no whole record.
-        """
-        if path not in self._read:
-            try:
-                self._read[path] = read_record(path)
-            except UsageError as error:
-                self._read[path] = error
-        found = self._read[path]
-        if isinstance(found, UsageError):
-            raise found
-        return found
-
-
 def measured_table(
     name: str, overrides: Sequence[str] = (), reader: Reader | None = None
 ) -> tuple[Table, str]:
@@ -125,20 +98,18 @@ def measured_table(
     """
     layout = find_layout(name)
     if isinstance(layout, SettingsLayout):
-        config = _compose([word for word in overrides if not word.startswith(_GRIDS)])
+        config = composed([word for word in overrides if not word.startswith(_GRIDS)])
         return settings_table(layout, _settings(layout)), config.profile.name
-    config = _compose([f"experiment={name}", *overrides])
-    planned = plans(config)
-    records, broken = _finished(planned, reader or Reader())
-    profile = config.profile
-    models = [load_option("model", key) for key in config.grid.model]
+    found = finished([f"experiment={name}", *overrides], reader)
+    profile = found.config.profile
+    models = [load_option("model", key) for key in found.config.grid.model]
     symbols = dict(profile.get(f"{name}_m", {}))
     slots = [ModelSlot(model.name, model.title, float(model.gamma), symbols) for model in models]
     fills = [word for word in overrides if not word.startswith((*_GRIDS, "profile="))]
-    source = Measured(records, overrides=fills, seeds=list(profile.seeds), printed=Printed())
+    source = Measured(found.records, overrides=fills, seeds=list(profile.seeds), printed=Printed())
     table = fill(layout, slots, source)
-    notes = {f"{plan.cell.model.name}: {plan.note}." for plan in planned if plan.note}
-    return dataclasses.replace(table, notes=(*table.notes, *sorted(notes), *broken)), profile.name
+    notes = (*table.notes, *found.notes, *found.broken)
+    return dataclasses.replace(table, notes=notes), profile.name
 
 
 def _settings(layout: SettingsLayout) -> dict[str, TaskSettings]:
@@ -180,29 +151,10 @@ def _summary(table: Table) -> str:
     cells = [cell for row in table.rows for cell in row.entries]
     entries = sum(isinstance(cell, Entry) for cell in cells)
     missing = sum(isinstance(cell, Missing) for cell in cells)
-    broken = sum(note.startswith(_LEFT_OUT) for note in table.notes)
+    broken = sum(note.startswith(LEFT_OUT) for note in table.notes)
     told = f"{entries} of {entries + missing} entries" if entries + missing else "settings"
     noun = "record" if broken == 1 else "records"
     return f"{table.name}: {told}" + (f", {broken} {noun} left out" if broken else "")
-
-
-def _compose(overrides: Sequence[str]) -> DictConfig:
-    register_resolvers()
-    with initialize_config_dir(str(config_directory()), version_base="1.3"):
-        config: DictConfig = compose("config", overrides=list(overrides))
-    return config
-
-
-def _finished(planned: Sequence[Plan], reader: Reader) -> tuple[list[Record], list[str]]:
-    """Return the records that are there, and a note for each that cannot be read."""
-    records, broken = [], []
-    for plan in planned:
-        if plan.path.exists():
-            try:
-                records.append(reader(plan.path))
-            except UsageError as error:
-                broken.append(f"{_LEFT_OUT}: {error}")
-    return records, broken
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "profile": profile,
             "models": list(evidence.models),
             "records": len(found.records),
-            "missing": found.planned - len(found.records),
+            "missing": len(found.plans) - len(found.records),
             "notes": [*found.notes, *found.broken],
         }
         write_text(given.results / "replication.json", to_json(judgements, about))
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_bytes(given.out / "replication.png", to_png(draw(judgements, title)))
         print(text.partition("\n## ")[0])
         if about["missing"]:
-            print(f"{about['missing']} of {found.planned} evaluations are missing")
+            print(f"{about['missing']} of {len(found.plans)} evaluations are missing")
         print(
             f"written: {given.results / 'replication.json'}, {given.out / 'replication.md'}, .png"
         )

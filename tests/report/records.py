@@ -8,8 +8,8 @@ from pathlib import Path
 
 from capmoe_eval.cell import Cell
 from capmoe_eval.configuration import Plan, plans
+from capmoe_eval.finished import composed
 from capmoe_eval.record import Record
-from capmoe_eval.tables import _compose
 
 _PROOFS = (
     *("bound_holds", "stock_at_infinity", "pads_take_no_slot", "overload_drops"),
@@ -19,7 +19,7 @@ _PROOFS = (
 
 def planned(*overrides: str) -> list[Plan]:
     """The plans of a command line."""
-    return plans(_compose(overrides))
+    return plans(composed(overrides))
 
 
 def record(cell: Cell, root: Path, correct: Sequence[int], documents: str = "hash") -> Record:
