@@ -90,7 +90,7 @@ FIGURES: Final[tuple[FigureSpec, ...]] = (
         name="fig7",
         place="Figure 7 (v1: 5)",
         title="Dropped share of assignments by γ and dataset",
-        caption=_GRID,
+        caption=f"{_GRID} All tasks: every assignment counts equally, so long prompts weigh more.",
         parts=("routing",),
         measure=dropped.measure_by_task,
         draw=dropped.draw_by_task,
@@ -114,8 +114,9 @@ FIGURES: Final[tuple[FigureSpec, ...]] = (
         title="Expert load after Token Drop and Expanded Drop: {model}",
         caption=(
             "What the experts of one layer compute, over the mean load N̄ before any drop, sorted "
-            "for each method by itself. m is the number of added candidates per token. A line that "
-            "stays at γ uses every slot."
+            "for each method by itself; dotted: γ. m is the number of added candidates per token. "
+            "A flat line uses every slot. Capacities are rounded up on each rank, so that with few "
+            "tokens a line can lie above γ."
         ),
         parts=("token_drop", "ranked", "all_experts"),
         measure=expert_load.measure_after_drop,

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import shlex
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from capmoe_eval.cell import Cell
 from capmoe_eval.configuration import load_option
 from capmoe_eval.method import Method
 
-_COMMAND = "python -m capmoe_eval"
+_COMMAND: Final = "python -m capmoe_eval"
+# What a sweep can run over, in the order in which cells are joined: tasks share one evaluation of
+# the configuration, and all else is a comma list.
+_SWEPT: Final = (
+    "tasks",
+    "seed",
+    "gamma",
+    "m",
+    "rounds",
+    "shuffle",
+    "batch_size",
+    "method",
+    "model",
+)
+
+Words = dict[str, tuple[Any, ...]]
+"""Keys of the configuration and the values that each runs over."""
 
 
 def commands(cells: Iterable[Cell], overrides: Sequence[str] = ()) -> list[str]:
@@ -23,20 +38,10 @@ def commands(cells: Iterable[Cell], overrides: Sequence[str] = ()) -> list[str]:
     """
     kept = [word for word in overrides if not _is_of_the_experiment(word)]
     said = {word.lstrip("+").partition("=")[0] for word in kept}
-    # Cells that differ in nothing but the task share a run; then seeds, then γ are swept.
-    tasks: dict[tuple[Any, ...], list[str]] = defaultdict(list)
-    for cell in cells:
-        gamma, seed = cell.method.gamma, _seed(cell.method)
-        tasks[tuple(_words(cell, said)), gamma, seed].append(cell.task.name)
-    seeds: dict[tuple[Any, ...], list[Any]] = defaultdict(list)
-    for (words, gamma, seed), names in tasks.items():
-        seeds[words, gamma, tuple(names)].append(seed)
-    gammas: dict[tuple[Any, ...], list[Any]] = defaultdict(list)
-    for (words, gamma, names), several in seeds.items():
-        gammas[words, names, tuple(several)].append(gamma)
-    return [
-        _line(kept, words, names, gamma, seed) for (words, names, seed), gamma in gammas.items()
-    ]
+    found = [_words(cell, said) for cell in cells]
+    for key in _SWEPT:
+        found = _joined(found, key)
+    return [_line(kept, words) for words in found]
 
 
 def _is_of_the_experiment(word: str) -> bool:
@@ -44,40 +49,51 @@ def _is_of_the_experiment(word: str) -> bool:
     return word.lstrip("+~").startswith(("grid", "parts", "profile"))
 
 
-def _seed(method: Method) -> int | None:
-    return method.seed if method.keep == "random" else None
-
-
-def _words(cell: Cell, said: set[str]) -> list[str]:
-    """Return the words that set a cell's model and method, without γ, seed and task."""
+def _words(cell: Cell, said: set[str]) -> Words:
+    """Return what sets a cell: what may be swept, and what is not as usual."""
     model, method = load_option("model", cell.model.name), cell.method
-    words = [f"model={cell.model.name}", f"method={method.name}"]
-    defaults = Method(method.name, method.gamma)
-    for knob, value in method.identity().items():
-        usual = model.ep_size if knob == "ep_size" else getattr(defaults, knob, None)
-        if knob not in ("method", "gamma", "seed") and value != usual and knob not in said:
-            words.append(f"{knob}={str(value).lower() if isinstance(value, bool) else value}")
-    if cell.batch_size != model.batch_size and "batch_size" not in said:
-        words.append(f"batch_size={cell.batch_size}")
-    if cell.shuffle is not None and "shuffle" not in said:
-        words.append(f"shuffle={cell.shuffle}")
-    return words
+    usual = Method(method.name, method.gamma).identity() | {"ep_size": model.ep_size}
+    words: dict[str, Any] = {"model": cell.model.name, "method": method.name}
+    words |= {
+        knob: value
+        for knob, value in method.identity().items()
+        if knob in _SWEPT or value != usual.get(knob)
+    }
+    words |= {"batch_size": cell.batch_size, "shuffle": cell.shuffle, "tasks": cell.task.name}
+    return {key: (value,) for key, value in words.items() if key not in said}
 
 
-def _line(
-    overrides: Sequence[str],
-    words: Sequence[str],
-    tasks: Sequence[str],
-    gammas: Sequence[float | None],
-    seeds: Sequence[int | None],
-) -> str:
-    line = [*overrides, *words]
-    if gammas[0] is not None:
-        line.append("gamma=" + ",".join(f"{gamma}" for gamma in gammas))
-    if seeds[0] is not None:
-        line.append("seed=" + ",".join(f"{seed}" for seed in seeds))
-    # Hydra reads a bare comma as a sweep, so several tasks are a list in brackets.
-    line.append(f"tasks={tasks[0]}" if len(tasks) == 1 else f"tasks=[{','.join(tasks)}]")
-    if len(gammas) > 1 or len(seeds) > 1:
+def _joined(found: Iterable[Words], key: str) -> list[Words]:
+    """Join those that differ in one key alone."""
+    groups: dict[Any, Words] = {}
+    for words in found:
+        rest = tuple(sorted((name, values) for name, values in words.items() if name != key))
+        identity = (key in words, repr(rest))
+        if identity not in groups:
+            groups[identity] = dict(words)
+        elif key in words:
+            more = [value for value in words[key] if value not in groups[identity][key]]
+            groups[identity][key] = (*groups[identity][key], *more)
+    return list(groups.values())
+
+
+def _line(overrides: Sequence[str], words: Words) -> str:
+    usual_batch = {load_option("model", name).batch_size for name in words["model"]}
+    quiet = {"shuffle": {None}, "batch_size": usual_batch if len(usual_batch) == 1 else set()}
+    line = list(overrides)
+    for key, values in words.items():
+        if key in ("method", "tasks") or set(values) != quiet.get(key):
+            # Hydra reads a bare comma as a sweep, so several tasks are a list in brackets.
+            listed = key == "tasks" and len(values) > 1
+            text = ",".join(map(_spelled, values))
+            line.append(f"{key}=[{text}]" if listed else f"{key}={text}")
+    if any(len(values) > 1 for key, values in words.items() if key != "tasks"):
         line.insert(0, "-m")
     return f"{_COMMAND} {shlex.join(line)}"
+
+
+def _spelled(value: Any) -> str:
+    """Return a value as Hydra reads it."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

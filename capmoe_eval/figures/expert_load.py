@@ -231,7 +231,6 @@ def draw_after_drop(numbers: Numbers) -> Figure:
             label=line["label"],
         )
     axes.axhline(gamma, color=BLACK, linewidth=0.6, linestyle=":")
-    axes.annotate(f"γ = {gamma:g}", (len(asked) - 0.5, gamma), ha="right", va="bottom")
     # What matters is below γ; the bars may be many times as high.
     top = 2.2 * gamma
     if asked[0] > top > 0:
@@ -248,6 +247,7 @@ def draw_after_drop(numbers: Numbers) -> Figure:
     axes.set_xticks([])
     axes.set_xlabel("experts, busiest first")
     axes.set_ylabel("load / mean load N̄")
-    axes.set_title(f"{numbers['model']}, {numbers['task']}, MoE layer {numbers['layer'] + 1}")
+    where = f"{numbers['task']}, MoE layer {numbers['layer'] + 1}"
+    axes.set_title(f"{numbers['model']}, {where}, γ = {gamma:g}")
     legend_below(figure, axes, columns=2)
     return figure

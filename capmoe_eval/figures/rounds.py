@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from capmoe_eval.figures.evidence import Evidence
@@ -32,7 +34,7 @@ def measure_rounds(evidence: Evidence) -> Measured:
                 "value": score.value,
                 "stderr": score.stderr,
                 "drop_rate": mean_load(groups[rounds], tasks, "drop_rate"),
-                "unserved": _unserved(groups[rounds]),
+                "unserved": _unserved(groups[rounds], tasks),
             }
         )
     stock = mean_score(evidence.of("baseline", model=model), tasks)
@@ -53,11 +55,17 @@ def _rounds(record: Record) -> int:
     return record.cell.method.rounds if record.method == "token_reroute" else 1
 
 
-def _unserved(records: list[Record]) -> float:
-    """Return the share of T·K that no expert computes: dropped pairs less rerouted ones."""
-    layers = [layer for record in records for layer in record.capmoe["layers"]]
-    computed = sum(sum(layer["load_after"]) for layer in layers)
-    return 1 - computed / float(sum(layer["assignments"] for layer in layers))
+def _unserved(records: Sequence[Record], tasks: Sequence[str]) -> float:
+    """Return the share of T·K that no expert computes, tasks counting equally.
+
+    Dropped pairs less those computed elsewhere instead; after one round, the drop rate.
+    """
+    shares = []
+    for task in tasks:
+        layers = [x for record in records if record.task == task for x in record.capmoe["layers"]]
+        computed = sum(sum(layer["load_after"]) for layer in layers)
+        shares.append(1 - computed / float(sum(layer["assignments"] for layer in layers)))
+    return statistics.fmean(shares)
 
 
 def draw_rounds(numbers: Numbers) -> Figure:

@@ -202,6 +202,16 @@ def test_rounds_begin_with_token_drop_and_count_what_nobody_computes() -> None:
     assert shown == [(1, 50.0, 0.375, 0.375), (2, 60.0, 0.375, 0.125)]
 
 
+def test_lost_shares_of_rounds_count_tasks_equally() -> None:
+    drop = Method("score", 1.0)
+    records = [
+        record(cell(drop, "a"), ROOT, [layer([10, 1, 2, 3], [4, 1, 2, 3])], drop_rate=0.375),
+        record(cell(drop, "b"), ROOT, [layer([100, 100, 100, 100])], drop_rate=0.0),
+    ]
+    (point,) = rounds.measure_rounds(evidence(one_round=records)).numbers["points"]
+    assert point["unserved"] == point["drop_rate"] == 0.1875
+
+
 def test_the_front_is_drawn_over_complete_methods_and_seeds_are_averaged() -> None:
     def one(method: Method, value: float, peak: float, task: str = "a") -> Record:
         return record(cell(method, task), ROOT, [EVEN], value=value, peak=peak)
