@@ -102,11 +102,6 @@ def panels(
     return figure, flat[:count]
 
 
-def ink(value: float, most: float) -> str:
-    """Return the colour of a number written on :data:`SHADES`."""
-    return "white" if value > 0.6 * most else "black"
-
-
 def legend_below(figure: Figure, axes: Axes, *, columns: int) -> None:
     """Put the legend of one panel under the whole figure."""
     handles, labels = axes.get_legend_handles_labels()
