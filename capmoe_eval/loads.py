@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from capmoe_eval.application import run_command
 from capmoe_eval.atomic import write_bytes
 from capmoe_eval.errors import UsageError
+from capmoe_eval.figures.expert_load import draw_bars
+from capmoe_eval.figures.pooling import normalised
 from capmoe_eval.record import Record, read_record
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_ASKED, _SERVED = "#c8c8c8", "#1f4e79"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -57,24 +57,12 @@ def draw_load(record: Record, layer: int | None = None) -> Figure:
     if not 0 <= layer < len(layers):
         raise UsageError(f"layer={layer}: the record has MoE layers 0 to {len(layers) - 1}")
     chosen = layers[layer]
-    mean = chosen["assignments"] / chosen["n_experts"]
-    order = sorted(range(chosen["n_experts"]), key=lambda e: -chosen["load_before"][e])
-    asked = [chosen["load_before"][e] / mean for e in order]
-    served = [chosen["load_after"][e] / mean for e in order]
+    asked, served = normalised(chosen), normalised(chosen, "load_after")
+    order = sorted(range(len(asked)), key=lambda expert: -asked[expert])
 
     figure = Figure(figsize=(6.4, 2.6), layout="constrained")
     axes = figure.subplots()
-    axes.bar(range(len(order)), asked, color=_ASKED, width=0.9, label="asked for by the router")
-    axes.bar(range(len(order)), served, color=_SERVED, width=0.55, label="computed by the experts")
-    gamma = record.gamma
-    if gamma is not None and gamma < max(asked):
-        axes.axhline(gamma, color="black", linewidth=0.8, linestyle="--")
-        axes.annotate(f"γ = {gamma:g}", (len(order) - 0.5, gamma), ha="right", va="bottom")
-    axes.set_xlabel("experts, busiest first")
-    axes.set_ylabel("load / mean load")
-    axes.set_xticks([])
-    axes.set_xlim(-0.7, len(order) - 0.3)
-    axes.spines[["top", "right"]].set_visible(False)
+    draw_bars(axes, [asked[e] for e in order], [served[e] for e in order], record.gamma)
     axes.legend(frameon=False)
     title = f"{record.model}, {record.task}, {chosen['name']}: {record.cell.label}"
     axes.set_title(

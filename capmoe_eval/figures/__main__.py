@@ -1,0 +1,96 @@
+"""``python -m capmoe_eval.figures fig7 profile=zoo``: figures from finished records."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from capmoe_eval.application import run_command
+from capmoe_eval.errors import UsageError
+from capmoe_eval.figures.catalogue import FIGURES, get_figure
+from capmoe_eval.figures.evidence import Experiment, gather
+from capmoe_eval.figures.spec import FigureSpec
+from capmoe_eval.figures.write import FORMATS, write_figure
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Draw figures and exit: 0 drawn, 1 some of all could not be, 2 bad input."""
+    names = ["all", *(spec.name for spec in FIGURES)]
+    parser = argparse.ArgumentParser(
+        prog="python -m capmoe_eval.figures",
+        description="Draw a figure of the paper, or one that it lacks, from finished results.",
+        epilog=f"Figures: {', '.join(names)}.",
+    )
+    parser.add_argument("name", metavar="FIGURE", help="a figure, or all")
+    parser.add_argument(
+        "--out", type=Path, default=Path("reports"), help="directory (default: reports)"
+    )
+    parser.add_argument(
+        "--formats",
+        default=",".join(FORMATS),
+        help="pictures to write beside the JSON (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--missing",
+        action="store_true",
+        help="draw nothing; print the commands that measure what is missing, one a line",
+    )
+    parser.add_argument(
+        "overrides", nargs="*", help="as for python -m capmoe_eval, e.g. profile=paper limit=100"
+    )
+    given = parser.parse_intermixed_args(arguments)
+
+    def command() -> int:
+        chosen = list(FIGURES) if given.name == "all" else [get_figure(given.name)]
+        experiment = Experiment(given.overrides)
+        formats = [word for word in given.formats.split(",") if word]
+        if given.missing:
+            return _print_missing(chosen, experiment)
+        if given.name == "all":
+            return _draw_all(chosen, experiment, given.out, formats)
+        _draw(chosen[0], experiment, given.out, formats)
+        return 0
+
+    sys.exit(run_command(command))
+
+
+def _draw(spec: FigureSpec, experiment: Experiment, out: Path, formats: Sequence[str]) -> None:
+    evidence = gather(spec, experiment)
+    paths = write_figure(spec, evidence, out / experiment.profile / "figures", formats)
+    print("written: " + ", ".join(str(path) for path in paths))
+    for note in evidence.notes:
+        if note.startswith("Left out"):
+            print(f"{spec.name}: {note}", file=sys.stderr)
+    if evidence.n_absent:
+        print(
+            f"{spec.name}: {evidence.n_absent} of {evidence.planned} records are missing; their "
+            "commands: add --missing",
+            file=sys.stderr,
+        )
+
+
+def _draw_all(
+    chosen: Sequence[FigureSpec], experiment: Experiment, out: Path, formats: Sequence[str]
+) -> int:
+    """Draw what can be drawn; one figure's lack of records leaves the others alone."""
+    failed = 0
+    for spec in chosen:
+        try:
+            _draw(spec, experiment, out, formats)
+        except UsageError as error:
+            failed += 1
+            print(f"error: {error}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _print_missing(chosen: Sequence[FigureSpec], experiment: Experiment) -> int:
+    lines = [line for spec in chosen for line in gather(spec, experiment).absent]
+    for line in dict.fromkeys(lines):
+        print(line)
+    return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""The records of a figure: which there should be, which there are, and how to get the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+
+from capmoe_eval.configuration import Plan, config_directory, load_option, plans, register_resolvers
+from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.figures.commands import commands
+from capmoe_eval.figures.spec import FigureSpec
+from capmoe_eval.record import Record, read_record
+
+# What the figures read of each layer, beside what `read_record` checks.
+_LAYER_LISTS = ("load_before", "load_after")
+_LAYER_NUMBERS = ("n_experts", "top_k", "tokens", "assignments", "drop_rate")
+_GRID = ("gamma", "drop_rate", "pad_waste")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The records that a figure shows.
+
+    Attributes:
+        records: By part, in the order of the plan; only those that are there and whole.
+        profile: Name of the profile.
+        models: Titles of the models by their keys, in the order of the plan.
+        tasks: Titles of the tasks by their keys, in the order of the plan.
+        planned: Number of planned cells.
+        absent: Commands that measure what is missing.
+        n_absent: Number of missing records, those that cannot be read included.
+        notes: Of each record that cannot be read, and of models whose numbers need a word.
+    """
+
+    records: Mapping[str, tuple[Record, ...]]
+    profile: str
+    models: Mapping[str, str]
+    tasks: Mapping[str, str]
+    planned: int
+    absent: tuple[str, ...] = ()
+    n_absent: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def all(self) -> tuple[Record, ...]:
+        """Every record once, in the order of the plan."""
+        found = {record.path: record for records in self.records.values() for record in records}
+        return tuple(found.values())
+
+    @property
+    def model(self) -> str:
+        """The one model of a figure of one model: the first that is planned."""
+        return next(iter(self.models))
+
+    def of(self, *parts: str, model: str | None = None) -> list[Record]:
+        """Return the records of some parts, for one model or all, each once."""
+        found = {record.path: record for part in parts for record in self.records.get(part, ())}
+        return [record for record in found.values() if model in (None, record.model)]
+
+
+@dataclass
+class Experiment:
+    """The composed experiment ``figures``; its parts are planned once, when first asked for.
+
+    Args:
+        overrides: As for ``python -m capmoe_eval``: ``profile=zoo``, ``limit=100``.
+
+    Raises:
+        UsageError: If ``experiment=`` is among them.
+    """
+
+    overrides: Sequence[str] = ()
+    _plans: dict[str, list[Plan]] = field(default_factory=dict)
+    _read: dict[Path, Record | str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for word in self.overrides:
+            if word.lstrip("+~").startswith("experiment"):
+                raise UsageError(f"{word}: the experiment of the figures is figures; leave it out")
+        register_resolvers()
+        with initialize_config_dir(str(config_directory()), version_base="1.3"):
+            self.config: DictConfig = compose(
+                "config", overrides=["experiment=figures", *self.overrides]
+            )
+
+    @property
+    def profile(self) -> str:
+        """Name of the profile."""
+        return str(self.config.profile.name)
+
+    @property
+    def models(self) -> list[str]:
+        """Keys of the models that Figures 13 to 16 show, in this order."""
+        return [str(name) for name in self.config.profile.figures.models]
+
+    def plan(self, part: str) -> list[Plan]:
+        """Return the plans of one part.
+
+        Raises:
+            UsageError: If the experiment has no such part.
+        """
+        if part not in self._plans:
+            if part not in self.config.parts:
+                raise bad_choice("parts", part, [str(name) for name in self.config.parts])
+            grid: dict[str, Any] = OmegaConf.to_container(self.config.parts[part], resolve=True)  # type: ignore[assignment]
+            config = self.config.copy()
+            # The tasks of a point are planned together: a copy of the configuration is not cheap.
+            tasks = grid.pop("tasks", list(config.tasks))
+            unknown = [task for task in tasks if task not in config.tasks]
+            if unknown:
+                raise bad_choice(f"parts.{part}.tasks", unknown[0], [str(k) for k in config.tasks])
+            config.tasks = {task: self.config.tasks[task] for task in tasks}
+            config.parts, config.grid = {}, grid
+            self._plans[part] = plans(config)
+        return self._plans[part]
+
+    def record(self, path: Path) -> Record | str | None:
+        """Return a record, or what is wrong with it, or None; each file is read once."""
+        if path not in self._read:
+            if not path.exists():
+                return None
+            try:
+                record = read_record(path)
+                problem = _problem(record)
+            except UsageError as error:
+                self._read[path] = str(error)
+            else:
+                wrong = f"{path}: {problem}; delete it to compute it anew"
+                self._read[path] = wrong if problem else record
+        return self._read[path]
+
+
+def gather(spec: FigureSpec, experiment: Experiment) -> Evidence:
+    """Return the records of a figure.
+
+    A record that lies there and belongs to none of the figure's cells is not looked at. One that
+    cannot be read is left out, named in a note and counted as missing.
+
+    Raises:
+        UsageError: If the profile does not name the model that the figure shows.
+    """
+    chosen = {part: _chosen(spec, experiment, part) for part in spec.parts}
+    planned = {plan.path: plan for listed in chosen.values() for plan in listed}
+    found = {path: experiment.record(path) for path in planned}
+    read = {path: record for path, record in found.items() if isinstance(record, Record)}
+    broken = [f"Left out: {wrong}." for wrong in found.values() if isinstance(wrong, str)]
+    absent = [plan.cell for path, plan in planned.items() if path not in read]
+    order = [plan.cell for plan in planned.values()]
+    words = list(experiment.overrides)
+    return Evidence(
+        records={
+            part: tuple(read[plan.path] for plan in listed if plan.path in read)
+            for part, listed in chosen.items()
+        },
+        profile=experiment.profile,
+        models={cell.model.name: str(_model(cell.model.name).title) for cell in order},
+        tasks={cell.task.name: _task_title(experiment, cell.task.name) for cell in order},
+        planned=len(planned),
+        absent=tuple(commands(absent, words)),
+        n_absent=len(absent),
+        notes=(*broken, *_model_notes(planned.values())),
+    )
+
+
+def _chosen(spec: FigureSpec, experiment: Experiment, part: str) -> list[Plan]:
+    found = experiment.plan(part)
+    if spec.tasks:
+        found = [plan for plan in found if plan.cell.task.name in spec.tasks]
+    if spec.model is not None:
+        models = experiment.models
+        if spec.model >= len(models):
+            raise UsageError(
+                f"{spec.name}: shows model {spec.model + 1} of the profile, and profile "
+                f"{experiment.profile} names {len(models)} under figures.models"
+            )
+        found = [plan for plan in found if plan.cell.model.name == models[spec.model]]
+    return found
+
+
+def _problem(record: Record) -> str | None:
+    """Return what a record lacks that figures need, or None."""
+    layers = record.capmoe["layers"]
+    if not layers:
+        return "it has no MoE layers"
+    for number, layer in enumerate(layers):
+        where = f"field 'capmoe.layers[{number}]"
+        if not isinstance(layer, dict):
+            return f"{where}' is not an object"
+        for name in _LAYER_NUMBERS:
+            if not isinstance(layer.get(name), (int, float)):
+                return f"{where}.{name}' is no number"
+        if not layer["assignments"]:
+            return f"{where}' counted no tokens"
+        for name in _LAYER_LISTS:
+            values = layer.get(name)
+            if not isinstance(values, list) or len(values) != layer["n_experts"]:
+                return f"{where}.{name}' is not a list of {layer['n_experts']} loads"
+        grid = layer.get("grid")
+        if not isinstance(grid, dict) or any(
+            not isinstance(grid.get(name), list) or len(grid[name]) != len(grid["gamma"])
+            for name in _GRID
+        ):
+            return f"{where}.grid' is not whole"
+        if not isinstance(layer.get("peak"), dict) or "expert_before" not in layer["peak"]:
+            return f"{where}.peak' is not whole"
+    return None
+
+
+def _model(name: str) -> DictConfig:
+    return load_option("model", name)
+
+
+def _task_title(experiment: Experiment, name: str) -> str:
+    return str(experiment.config.tasks[name].title)
+
+
+def _model_notes(planned: Iterable[Plan]) -> list[str]:
+    """Return what must be said of the models' numbers, each sentence once."""
+    models: dict[str, list[str]] = {}
+    for plan in planned:
+        if plan.note:
+            named = models.setdefault(plan.note, [])
+            title = str(_model(plan.cell.model.name).title)
+            if title not in named:
+                named.append(title)
+    return [f"{', '.join(titles)}: {note}." for note, titles in models.items()]

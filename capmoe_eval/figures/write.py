@@ -1,0 +1,140 @@
+"""A figure as files: SVG, PDF and PNG for readers, JSON for everything else."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from capmoe_eval.atomic import write_bytes, write_text
+from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.figures.evidence import Evidence
+from capmoe_eval.figures.spec import FigureSpec, Measured
+from capmoe_eval.figures.style import house_style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Without dates and versions: the same numbers give the same bytes.
+_METADATA: Final[dict[str, dict[str, Any]]] = {
+    "svg": {"Date": None, "Creator": None},
+    "pdf": {"CreationDate": None, "ModDate": None, "Creator": None, "Producer": None},
+    "png": {"Software": None},
+}
+FORMATS: Final = tuple(_METADATA)
+_DIGITS = 6
+
+
+def write_figure(
+    spec: FigureSpec, evidence: Evidence, directory: Path, formats: Sequence[str] = FORMATS
+) -> list[Path]:
+    """Measure, draw and write one figure.
+
+    Args:
+        spec: The figure.
+        evidence: Its records.
+        directory: Where ``<name>.json``, ``.svg``, ``.pdf`` and ``.png`` go.
+        formats: Which of the three pictures.
+
+    Returns:
+        The written files, the JSON first.
+
+    Raises:
+        UsageError: If there is no record to draw from, or the directory cannot be written.
+    """
+    description, images = render(spec, evidence, formats)
+    paths = [directory / f"{spec.name}.{suffix}" for suffix in ("json", *formats)]
+    try:
+        text = json.dumps(description, indent=1, ensure_ascii=False, allow_nan=False)
+        write_text(paths[0], text + "\n")
+        for path in paths[1:]:
+            write_bytes(path, images[path.suffix[1:]])
+    except OSError as error:
+        raise UsageError(
+            f"--out: {directory} cannot be written ({error.strerror or error}); choose another"
+        ) from error
+    return paths
+
+
+def render(
+    spec: FigureSpec, evidence: Evidence, formats: Sequence[str] = FORMATS
+) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Return a figure's description, JSON-ready, and its bytes by format.
+
+    Raises:
+        UsageError: If a format is unknown, or there is no record to draw from.
+    """
+    for suffix in formats:
+        if suffix not in FORMATS:
+            raise bad_choice("--formats", suffix, FORMATS)
+    if not evidence.all:
+        raise nothing_to_draw(spec, evidence)
+    found = spec.measure(evidence)
+    description = describe(spec, evidence, found)
+    with house_style():
+        figure = spec.draw(description["numbers"])
+        width, height = (round(float(side), 3) for side in figure.get_size_inches())
+        # Lay out once: the three formats agree, and it takes longer than drawing.
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+        images = {suffix: image(figure, suffix) for suffix in formats}
+    return description | {"inches": [width, height]}, images
+
+
+def nothing_to_draw(spec: FigureSpec, evidence: Evidence) -> UsageError:
+    """Return the error for a figure that has no record, with the command that makes the first."""
+    broken = [note for note in evidence.notes if note.startswith("Left out")]
+    why = f" ({broken[0].rstrip('.')})" if broken else ""
+    return UsageError(
+        f"{spec.name}: none of its {evidence.planned} records is there{why}; measure them: "
+        f"{evidence.absent[0]}"
+        + (f" (and {len(evidence.absent) - 1} more: add --missing)" if evidence.absent[1:] else "")
+    )
+
+
+def describe(spec: FigureSpec, evidence: Evidence, found: Measured) -> dict[str, Any]:
+    """Return what the JSON beside a figure says."""
+    notes = list(dict.fromkeys((*found.notes, *evidence.notes)))
+    if evidence.n_absent:
+        notes.append(
+            f"{evidence.n_absent} of {evidence.planned} records are missing; "
+            + ("the command" if len(evidence.absent) == 1 else "the first command")
+            + f" that measures them: {evidence.absent[0]}"
+        )
+    names = {"model": evidence.models[evidence.model], "profile": evidence.profile}
+    return {
+        "figure": spec.name,
+        "place": spec.place,
+        "profile": evidence.profile,
+        "title": spec.title.format(**names),
+        "caption": spec.caption.format(**names),
+        "notes": notes,
+        "missing": {
+            "records": evidence.n_absent,
+            "of": evidence.planned,
+            "commands": list(evidence.absent),
+        },
+        "records": [record.cell.digest for record in evidence.all],
+        "numbers": _plain(found.numbers),
+    }
+
+
+def image(figure: Figure, suffix: str) -> bytes:
+    """Return a figure's bytes in one format, the same for the same figure."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=suffix, metadata=_METADATA[suffix])
+    return buffer.getvalue()
+
+
+def _plain(value: Any) -> Any:
+    """Return numbers with few digits: what the last bits say differs between machines."""
+    if isinstance(value, dict):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    if isinstance(value, float):
+        return round(value, _DIGITS) if math.isfinite(value) else None
+    return value
