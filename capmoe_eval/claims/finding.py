@@ -120,8 +120,8 @@ def conclude(entry: Entry, findings: Sequence[Finding], profile: str) -> Verdict
     """Return the verdict that follows from an entry's findings.
 
     What the paper's own numbers refute is inconsistent in print, whatever was measured. Else
-    measurements decide: one that fails contradicts, all that hold confirm, anything between is not
-    shown. Without a measurement, arithmetic that holds confirms in print.
+    measurements decide: one that fails contradicts, all that hold confirm, anything between, or
+    half measured, is not shown. Without a measurement, arithmetic that holds confirms in print.
     """
 
     def verdict(word: str, scope: str = "") -> Verdict:
@@ -132,9 +132,8 @@ def conclude(entry: Entry, findings: Sequence[Finding], profile: str) -> Verdict
         return verdict(INCONSISTENT)
     for sources in _MEASURED:
         outcomes = [f.outcome for f in findings if f.source in sources]
-        decided = [outcome for outcome in outcomes if outcome in _WORD]
-        if decided:
-            word = _WORD[combine(decided)]
+        if any(outcome in _WORD for outcome in outcomes):
+            word = _WORD[combine(outcomes)]
             return verdict(word, SCOPES.get(profile, f"in profile {profile}"))
     if Outcome.UNDECIDED in printed:
         return verdict(NOT_SHOWN, _IN_PRINT)

@@ -166,7 +166,9 @@ def check(raw: Mapping[str, Any], evidence: Evidence) -> Finding:
         return Finding("load", Outcome.ABSENT, f"No records of: {question.label}.")
     outcome, text = _groups(question, values) if question.higher else _bounds(question, values)
     mean = sum(values.values()) / len(values)
-    detail = Detail(question.label, mean, models=values, records=tuple(sorted(paths)))
+    detail = Detail(
+        question.label, mean, unit=question.quantity, models=values, records=tuple(sorted(paths))
+    )
     return Finding("load", outcome, text, (detail,))
 
 
@@ -250,4 +252,9 @@ def check_promise(name: str, evidence: Evidence) -> Finding:
         return Finding("promise", Outcome.ABSENT, f"No record to which {name} applies.")
     text = f"{name}: kept in {kept} records, broken in {len(broken)}."
     outcome = Outcome.FAILS if broken else Outcome.HOLDS
-    return Finding("promise", outcome, text, (Detail(name, float(kept), records=tuple(broken)),))
+    return Finding(
+        "promise",
+        outcome,
+        text,
+        (Detail(name, float(kept), unit="records", records=tuple(broken)),),
+    )

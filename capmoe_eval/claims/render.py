@@ -102,11 +102,11 @@ class Report:
         return Path(os.path.relpath(path, self.base)).as_posix()
 
 
-def ours(verdict: Verdict) -> Detail | None:
-    """Return the number to show beside the published one: the first of the first measurement."""
+def ours(verdict: Verdict) -> tuple[Detail, int] | None:
+    """Return the number to show beside the published one, and of how many it is the first."""
     for finding in verdict.findings:
         if finding.details:
-            return finding.details[0]
+            return finding.details[0], len(finding.details)
     return None
 
 
@@ -115,6 +115,16 @@ def number(detail: Detail) -> str:
     if detail.unit == "points":
         return f"{detail.effect:+.2f} points"
     return f"{detail.effect:.3g}" + (f" {detail.unit}" if detail.unit else "")
+
+
+def _shown(verdict: Verdict) -> tuple[str, str]:
+    """Return the number beside the published one and its interval, both empty without any."""
+    found = ours(verdict)
+    if found is None:
+        return "", ""
+    detail, count = found
+    more = f" (first of {count})" if count > 1 else ""
+    return number(detail) + more, interval(detail)
 
 
 def interval(detail: Detail) -> str:
@@ -160,13 +170,12 @@ def _paragraphs(texts: Sequence[str]) -> Iterator[str]:
 
 
 def _markdown_row(verdict: Verdict) -> str:
-    entry, detail = verdict.entry, ours(verdict)
+    entry = verdict.entry
     cells = [
         f"{entry.place} ({entry.version})",
         f"“{entry.quote}”",
         str(entry.published or ""),
-        number(detail) if detail else "",
-        interval(detail) if detail else "",
+        *_shown(verdict),
     ]
     label = f"[{verdict.label}](#{_id(entry.id)})"
     return f"| {' | '.join(_md(cell) for cell in cells)} | {label} |"
@@ -238,7 +247,7 @@ def html_body(report: Report) -> str:
 
 
 def _html_row(verdict: Verdict, report: Report) -> str:
-    entry, detail = verdict.entry, ours(verdict)
+    entry, (value, bounds) = verdict.entry, _shown(verdict)
     found = "".join(f"<li>{_html_finding(f, report)}</li>" for f in verdict.findings)
     note = f"<li>note: {html.escape(entry.note)}</li>" if entry.note else ""
     return (
@@ -246,8 +255,8 @@ def _html_row(verdict: Verdict, report: Report) -> str:
         f"<td>“{html.escape(entry.quote)}”<details><summary>what was found</summary>"
         f"<ul>{found}{note}</ul></details></td>"
         f"<td>{html.escape(str(entry.published or ''))}</td>"
-        f"<td>{html.escape(number(detail) if detail else '')}</td>"
-        f"<td>{html.escape(interval(detail) if detail else '')}</td>"
+        f"<td>{html.escape(value)}</td>"
+        f"<td>{html.escape(bounds)}</td>"
         f"<td>{_badge(verdict.word, verdict.label)}</td></tr>"
     )
 

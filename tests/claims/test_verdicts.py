@@ -323,6 +323,8 @@ def finding(source: str, outcome: Outcome) -> Finding:
         ),
         ([("replication", Outcome.ABSENT), ("measured", Outcome.HOLDS)], "confirmed at toy scale"),
         ([("measured", Outcome.HOLDS), ("load", Outcome.UNDECIDED)], "not shown at toy scale"),
+        ([("load", Outcome.HOLDS), ("load", Outcome.ABSENT)], "not shown at toy scale"),
+        ([("load", Outcome.FAILS), ("load", Outcome.ABSENT)], "contradicted at toy scale"),
         ([("agree", Outcome.FAILS)], "inconsistent in print"),
         ([("none", Outcome.IMPOSSIBLE), ("measured", Outcome.ABSENT)], "not measured"),
         ([("none", Outcome.IMPOSSIBLE)], "not testable here"),
