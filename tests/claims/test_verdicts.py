@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from capmoe_eval.claims import Evidence, Finding, Outcome, Verdict, ledger, read_claims
-from capmoe_eval.claims.evidence import Choice, read_evidence, read_replication
+from capmoe_eval.claims.evidence import TASKS, Choice, read_evidence, read_replication
 from capmoe_eval.claims.finding import combine, conclude
 from capmoe_eval.claims.ledger import replicated
 from capmoe_eval.claims.measured import Contrasts, Expectation, document_scores, pool, task_mean
+from capmoe_eval.claims.rows import find_row
 from capmoe_eval.record import Record
 from tests.claims.fabricate import HOME, evidence, record
 
@@ -153,6 +156,25 @@ def test_expectations_are_intervals() -> None:
     assert Expectation.of("greater").judge(0.1, 2.0, 0.06) is Outcome.UNDECIDED
     with pytest.raises(ValueError, match="expect"):
         Expectation.of({"within": 1, "at_least": 2})
+
+
+@given(
+    st.sampled_from(["greater", "less"]) | st.floats(0.1, 5),
+    st.floats(-9, 9),
+    st.floats(0, 9),
+    st.floats(0, 1),
+)
+def test_an_expectation_and_its_mirror_image_agree(
+    raw: str | float, low: float, width: float, p: float
+) -> None:
+    mirrored = {"greater": "less", "less": "greater"}
+    expect = Expectation.of({"at_least": -raw} if isinstance(raw, float) else raw)
+    mirror = Expectation.of({"at_most": raw} if isinstance(raw, float) else mirrored[raw])
+    high = low + width
+    assert expect.judge(low, high, p) is mirror.judge(-high, -low, p)
+    # A wider interval never decides what a narrower one left open.
+    if expect.judge(low, high, p) is Outcome.UNDECIDED:
+        assert expect.judge(low - 1, high + 1, p) is Outcome.UNDECIDED
 
 
 # Choices among records.
@@ -300,6 +322,19 @@ def test_published_values_are_compared_with_their_own_checkpoint_only() -> None:
     assert "1 of 8 numbers have records" in partly.findings[0].text
     assert "z = -2.62" in partly.findings[0].details[0].label
     assert judge(check, evidence(profile="paper")).word == "not measured"
+
+
+@pytest.mark.parametrize(("shift", "word"), [(0.0, "confirmed"), (5.0, "contradicted")])
+def test_a_whole_table_is_judged_by_how_many_numbers_lie_beyond(shift: float, word: str) -> None:
+    # Baseline of Table 1, with a standard error of 1 point: 5 points away is z = 3.5 in all eight.
+    printed = find_row({"table": 1, "method": "Baseline"}).tasks
+    keys = dict(zip(printed, TASKS, strict=False))
+    rows = [
+        record("baseline", None, [(printed[name] + shift) / 100] * 2, model="olmoe", task=task)
+        for name, task in keys.items()
+    ]
+    verdict = judge("{value: {table: 1, method: Baseline}}", evidence(*rows, profile="paper"))
+    assert verdict.label == f"{word} on the paper's checkpoints"
 
 
 # Words from findings.
