@@ -72,7 +72,7 @@ def test_score_rows_are_the_ones_that_changed_between_the_versions(
 
 def test_rounding_is_half_up_and_truncation_cuts() -> None:
     assert (rounded(61.175, 1), truncated(61.175, 1)) == (61.2, 61.1)
-    assert rounded(65.65, 1) == 65.7  # 65.65 is not exact in binary
+    assert rounded(1.005, 2) == 1.01  # 1.005 × 100 is 100.49999999999999 in binary
     assert truncated(64.0, 1) == 64.0
 
 
