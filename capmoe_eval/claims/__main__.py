@@ -1,0 +1,102 @@
+"""``python -m capmoe_eval.claims profile=zoo``: every claim of the paper with its verdict."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from capmoe_eval.application import run_command
+from capmoe_eval.atomic import write_text
+from capmoe_eval.claims.entries import paper_claims
+from capmoe_eval.claims.evidence import Evidence, Home, read_evidence
+from capmoe_eval.claims.ledger import ledger
+from capmoe_eval.claims.render import RENDERERS, Report
+from capmoe_eval.configuration import load_option, options
+from capmoe_eval.errors import UsageError, bad_choice
+
+_KEYS = ("profile", "results_dir")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the ledger and exit: 0 written, 2 bad input."""
+    parser = argparse.ArgumentParser(
+        prog="python -m capmoe_eval.claims",
+        description="Judge every claim of the paper by finished results and by its own numbers.",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("reports"), help="directory (default: reports)"
+    )
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="profile=zoo (the default), tiny or paper; results_dir=DIR (default: results/PROFILE)",
+    )
+    given = parser.parse_args(arguments)
+
+    def write() -> int:
+        settings = _settings(given.overrides)
+        profile = settings.get("profile", "zoo")
+        known = options("profile")
+        if profile not in known:
+            raise bad_choice("profile", profile, known)
+        results = Path(settings.get("results_dir", f"results/{profile}"))
+        if not results.is_dir() and "results_dir" in settings:
+            raise UsageError(f"results_dir={results}: no such directory; name one that has records")
+        folder = given.out / profile
+        report = build(results, profile, folder)
+        for line in report.evidence.broken:
+            print(f"left out: {line}", file=sys.stderr)
+        try:
+            for suffix, renderer in RENDERERS.items():
+                write_text(folder / f"claims.{suffix}", renderer(report))
+        except OSError as error:
+            raise UsageError(
+                f"--out={given.out}: cannot be written ({error.strerror or error}); choose another"
+            ) from error
+        print(f"{len(report.evidence.records)} records of profile {profile}")
+        for word, count in report.counts.items():
+            print(f"{count:4} {word}")
+        print("written: " + ", ".join(str(folder / f"claims.{suffix}") for suffix in RENDERERS))
+        return 0
+
+    sys.exit(run_command(write))
+
+
+def build(results: Path, profile: str, folder: Path) -> Report:
+    """Return the ledger of a results directory, with links as seen from ``folder``."""
+    evidence = read_evidence(results, profile, {})
+    evidence = Evidence(
+        profile, evidence.records, evidence.broken, homes(evidence), evidence.replication
+    )
+    return Report(ledger(paper_claims(), evidence), evidence, folder)
+
+
+def homes(evidence: Evidence) -> dict[str, Home]:
+    """Return the settings of each model that has records and a file in ``conf/model``."""
+    configured = set(options("model"))
+    found = {}
+    for model in {record.model for record in evidence.records} & configured:
+        option = load_option("model", model)
+        sizes = (option.ep_size, option.batch_size, option.gamma)
+        if None not in sizes:
+            found[model] = Home(int(sizes[0]), sizes[1], float(sizes[2]))
+    return found
+
+
+def _settings(overrides: Sequence[str]) -> Mapping[str, str]:
+    settings = {}
+    for word in overrides:
+        key, equals, value = word.partition("=")
+        if not equals or not value:
+            raise UsageError(f"{word}: expected KEY=VALUE, such as profile=zoo")
+        if key not in _KEYS:
+            raise bad_choice("key", key, _KEYS)
+        settings[key] = value
+    return settings
+
+
+if __name__ == "__main__":
+    main()
