@@ -94,8 +94,10 @@ def expand(config: DictConfig) -> Iterator[DictConfig]:
     shared: dict[str, Any] = OmegaConf.to_container(config.grid, resolve=True)  # type: ignore[assignment]
     parts: dict[str, Any] = OmegaConf.to_container(config.parts, resolve=True)  # type: ignore[assignment]
     grids = {f"parts.{name}": shared | part for name, part in parts.items()} or {"grid": shared}
+    point = config.copy()
+    point.grid, point.parts = {}, {}
     for name, grid in grids.items():
-        yield from _expand(config, grid, name)
+        yield from _expand(point, grid, name)
 
 
 def _expand(config: DictConfig, grid: Mapping[str, Any], name: str) -> Iterator[DictConfig]:
@@ -109,7 +111,6 @@ def _expand(config: DictConfig, grid: Mapping[str, Any], name: str) -> Iterator[
     models = {choice: load_option("model", choice) for choice in grid.get("model", [])}
     for point in itertools.product(*grid.values()):
         variant = config.copy()
-        variant.grid, variant.parts = {}, {}
         for key, value in zip(grid, point, strict=True):
             if key == "model":
                 variant.model = models[value]

@@ -19,6 +19,8 @@ Floats = NDArray[np.float64]
 #: Resamples of the bootstrap, and sign flips of the test.
 RESAMPLES = 10_000
 _SEED = 20260101
+# Up to so many distinct differences are counted, not drawn one by one.
+_FEW = 64
 # Resamples are drawn in parts of this many numbers, so that memory does not grow with documents.
 _PART = 4_000_000
 
@@ -75,8 +77,17 @@ def compare(differences: Mapping[str, Sequence[float]]) -> Comparison:
 
 
 def _resampled_means(values: Floats, rng: np.random.Generator) -> Floats:
-    """Return the means of bootstrap samples."""
+    """Return the means of bootstrap samples.
+
+    Scores take few values, so how often each is drawn (a multinomial) says all that the documents
+    drawn would say, many times faster.
+    """
     count = len(values)
+    distinct, times = np.unique(values.round(12), return_counts=True)
+    if len(distinct) <= _FEW:
+        drawn = rng.multinomial(count, times / count, size=RESAMPLES)
+        means: Floats = drawn @ distinct / count
+        return means
     rows = max(1, _PART // count)
     parts = [
         values[rng.integers(count, size=(min(rows, RESAMPLES - start), count))].mean(axis=1)
@@ -86,9 +97,17 @@ def _resampled_means(values: Floats, rng: np.random.Generator) -> Floats:
 
 
 def _flipped_means(values: Floats, rng: np.random.Generator) -> Floats:
-    """Return the means under random signs; differences of 0 have none."""
+    """Return the means under random signs; differences of 0 have none.
+
+    Of n differences of one size, the number with a positive sign is binomial.
+    """
     moved = values[values != 0]
-    rows = max(1, _PART // max(1, len(moved)))
+    sizes, times = np.unique(np.abs(moved).round(12), return_counts=True)
+    if len(sizes) <= _FEW:
+        positive = rng.binomial(times, 0.5, size=(RESAMPLES, len(times)))
+        means: Floats = (2.0 * positive - times) @ sizes / len(values)
+        return means
+    rows = max(1, _PART // len(moved))
     parts = []
     for start in range(0, RESAMPLES, rows):
         shape = (min(rows, RESAMPLES - start), len(moved))
@@ -119,7 +138,7 @@ def mcnemar(gained: int, lost: int) -> float:
     if not count:
         return 1.0
     tail = sum(math.comb(count, k) for k in range(least + 1))
-    return min(1.0, 2 * tail / (1 << count))
+    return min(1.0, float(2 * tail / 2**count))
 
 
 def holm(ps: Sequence[float]) -> list[float]:
