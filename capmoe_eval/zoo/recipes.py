@@ -70,6 +70,8 @@ ZOO: Mapping[str, Recipe] = {
             "intermediate_size": 128,
             "moe_intermediate_size": 32,
             "n_shared_experts": 1,
+            # As the larger DeepSeek-V2 (16) has: three weights of a softmax over 32 are small.
+            "routed_scaling_factor": 4.0,
             "kv_lora_rank": 48,
             "qk_nope_head_dim": 16,
             "qk_rope_head_dim": 16,
