@@ -10,14 +10,16 @@ VENV    ?= .venv
 BIN      = $(VENV)/bin
 PY       = $(BIN)/python
 TABLES   = table1 table2 table3 table6 table11 table1_v1 table2_v1
+FIGURES  = fig1 fig2 fig7 fig8 fig9 fig12 fig13 fig14 fig15 fig16 fig17 fig18 fig19 fig20 v1_fig7 \
+           pareto waste companions
 
 .DEFAULT_GOAL := help
-.PHONY: help install $(TABLES) table5 tables replicate smoke test check clean
+.PHONY: help install $(TABLES) table5 tables $(FIGURES) figures replicate claims smoke test check clean
 
 help:  ## list the targets
 	@sed 's/^$$(TABLES):/table1:/' $(firstword $(MAKEFILE_LIST)) | grep -hE '^[a-z0-9-]+:.*## ' \
 	  | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
-	@echo "  tables: $(TABLES)"
+	@echo "  also: $(TABLES) $(FIGURES)"
 
 install: $(VENV)/.installed  ## create .venv from the pinned constraints
 
@@ -35,6 +37,16 @@ table5: install  ## the evaluation settings, beside the paper's
 tables: install  ## render every table from finished results, and as published
 	$(PY) -m capmoe_eval.tables all profile=$(PROFILE) $(ARGS)
 	$(PY) -m capmoe_eval.tables all --published all
+
+figures: install  ## run what the figures lack, then draw all of them
+	@$(call run,figures); \
+	if [ $$status -le 1 ]; then $(PY) -m capmoe_eval.figures all profile=$(PROFILE) $(ARGS) || status=$$?; fi; \
+	exit $$status
+
+# Runs the cells of this figure alone.
+$(FIGURES): install
+	@$(PY) -m capmoe_eval.figures $@ --missing profile=$(PROFILE) $(ARGS) | PATH="$(CURDIR)/$(BIN):$$PATH" sh
+	$(PY) -m capmoe_eval.figures $@ profile=$(PROFILE) $(ARGS)
 
 replicate: install  ## test the paper's claims on every model of the profile, and report
 	@$(call run,replicate); \
@@ -54,6 +66,9 @@ define run-and-render
 	if [ $$status -le 1 ]; then $(PY) -m capmoe_eval.tables $(1) profile=$(PROFILE) $(ARGS) || status=$$?; fi; \
 	exit $$status
 endef
+
+claims: install  ## every claim of the paper with its verdict, from finished results
+	$(PY) -m capmoe_eval.claims profile=$(PROFILE) $(ARGS)
 
 smoke: install  ## every method on every embedded family, a few documents each
 	$(PY) -m capmoe_eval experiment=smoke results_dir=$$(mktemp -d)/smoke

@@ -30,13 +30,14 @@ _FIELDS: dict[str, tuple[type, ...]] = {
     "proofs": (dict,),
     "provenance": (dict,),
 }
-_PROOFS = (
+PROOFS = (
     "bound_holds",
     "stock_at_infinity",
     "pads_take_no_slot",
     "overload_drops",
     "every_layer_hooked",
 )
+"""What every record proves; see ``docs/methods.md``."""
 
 
 @dataclass(frozen=True)
@@ -192,5 +193,5 @@ def _problem(content: object) -> str | None:
             return f"field 'capmoe.{field}' is missing"
         if not isinstance(part[field], types) or isinstance(part[field], bool):
             return f"field 'capmoe.{field}' has the wrong type ({type(part[field]).__name__})"
-    missing = [name for name in _PROOFS if not isinstance(part["proofs"].get(name), dict)]
+    missing = [name for name in PROOFS if not isinstance(part["proofs"].get(name), dict)]
     return f"proofs {', '.join(missing)} are missing" if missing else None

@@ -16,6 +16,8 @@ HEAVY = ("torch", "transformers", "lm_eval", "datasets", "pandas", "matplotlib")
         "capmoe_eval",
         "capmoe_eval.__main__",
         "capmoe_eval.tables",
+        "capmoe_eval.claims.__main__",
+        "capmoe_eval.figures.__main__",
         "capmoe_eval.loads",
         "capmoe_eval.record",
         "hydra_plugins.capmoe_launcher.launcher",

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from capmoe_eval.configuration import Plan, config_directory, load_option, plans, register_resolvers
+from capmoe_eval.configuration import Plan, load_option, plans
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.figures.commands import commands
 from capmoe_eval.figures.spec import FigureSpec
+from capmoe_eval.finished import composed
 from capmoe_eval.record import Record, read_record
 
 # What the figures read of each layer, beside what `read_record` checks.
@@ -82,11 +82,7 @@ class Experiment:
         for word in self.overrides:
             if word.lstrip("+~").startswith("experiment"):
                 raise UsageError(f"{word}: the experiment of the figures is figures; leave it out")
-        register_resolvers()
-        with initialize_config_dir(str(config_directory()), version_base="1.3"):
-            self.config: DictConfig = compose(
-                "config", overrides=["experiment=figures", *self.overrides]
-            )
+        self.config: DictConfig = composed(["experiment=figures", *self.overrides])
 
     @property
     def profile(self) -> str:

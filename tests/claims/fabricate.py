@@ -11,16 +11,9 @@ from typing import Any
 from capmoe_eval.cell import Cell, ModelId, TaskId
 from capmoe_eval.claims import Evidence, Home
 from capmoe_eval.method import Method
-from capmoe_eval.record import SCHEMA, Record
+from capmoe_eval.record import PROOFS, SCHEMA, Record
 
 HOME = Home(ep_size=2, batch_size=16, gamma=1.5)
-_PROOFS = (
-    "bound_holds",
-    "stock_at_infinity",
-    "pads_take_no_slot",
-    "overload_drops",
-    "every_layer_hooked",
-)
 
 
 def record(
@@ -58,7 +51,7 @@ def record(
             "documents": {task: {"documents": documents, "correct": list(correct)}},
             "load": {**loads, "mean_peak_before": 3.0, **(load or {})},
             "layers": [{**layers, **(layer or {})}],
-            "proofs": {name: {"passed": name != broken_promise} for name in _PROOFS},
+            "proofs": {name: {"passed": name != broken_promise} for name in PROOFS},
             "provenance": {},
         }
     }

@@ -9,16 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from capmoe_eval.cell import Cell
-from capmoe_eval.record import SCHEMA, Record
+from capmoe_eval.record import PROOFS, SCHEMA, Record
 
 GAMMAS = [step / 4 for step in range(17)]
-PROOFS = (
-    "bound_holds",
-    "stock_at_infinity",
-    "pads_take_no_slot",
-    "overload_drops",
-    "every_layer_hooked",
-)
 
 
 def layer(

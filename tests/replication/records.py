@@ -8,15 +8,7 @@ from typing import Any
 
 from capmoe_eval.cell import Cell, ModelId, TaskId
 from capmoe_eval.method import Method
-from capmoe_eval.record import SCHEMA, Record
-
-PROOFS = (
-    "bound_holds",
-    "stock_at_infinity",
-    "pads_take_no_slot",
-    "overload_drops",
-    "every_layer_hooked",
-)
+from capmoe_eval.record import PROOFS, SCHEMA, Record
 
 
 def record(
