@@ -67,7 +67,8 @@ ZOO: Mapping[str, Recipe] = {
     "deepseek_v2": Recipe(
         "deepseek_v2",
         {
-            "intermediate_size": 128,
+            "num_hidden_layers": _LAYERS + 1,  # the first has no experts
+            "intermediate_size": 192,
             "moe_intermediate_size": 32,
             "n_shared_experts": 1,
             # As the larger DeepSeek-V2 (16) has: three weights of a softmax over 32 are small.
