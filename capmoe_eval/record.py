@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,6 +39,9 @@ PROOFS = (
     "every_layer_hooked",
 )
 """What every record proves; see ``docs/methods.md``."""
+
+# A list of numbers as json indents it. No string of JSON holds a bare line break.
+_NUMBERS = re.compile(r'\[\n([^\[\]{}"]+)\n *\]')
 
 
 @dataclass(frozen=True)
@@ -137,9 +141,13 @@ class Record:
         """
         text = json.dumps(self.content, indent=1, sort_keys=True, ensure_ascii=False)
         try:
-            write_text(self.path, text + "\n")
+            write_text(self.path, _NUMBERS.sub(_on_one_line, text) + "\n")
         except OSError as error:
             raise unwritable(self.path.parent, error) from error
+
+
+def _on_one_line(numbers: re.Match[str]) -> str:
+    return f"[{' '.join(numbers[1].split())}]"
 
 
 def unwritable(directory: Path, error: OSError) -> UsageError:

@@ -25,7 +25,7 @@ FORMATS = ("svg", "pdf", "png", "json")
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Plausible records of every planned cell of the profile tiny."""
+    """Plausible records of every planned cell of the default profile."""
     root = tmp_path_factory.mktemp("figures") / "results"
     experiment = Experiment([f"results_dir={root}"])
     for part in experiment.config.parts:
@@ -46,7 +46,7 @@ def drawn(results: Path) -> Path:
     """Everything drawn once."""
     out = results.parent / "reports"
     assert run("all", f"results_dir={results}", "--out", out) == 0
-    return out / "tiny" / "figures"
+    return out / "zoo" / "figures"
 
 
 def test_every_declared_figure_has_its_files(drawn: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_missing_a_broken_and_a_foreign_record(
     assert run("fig2", "--formats=svg", f"results_dir={root}", "--out", tmp_path) == 0
     errors = capsys.readouterr().err
     assert "fig2: 3 of 6 records are missing" in errors and str(cut) in errors
-    told = json.loads((tmp_path / "tiny/figures/fig2.json").read_text())
+    told = json.loads((tmp_path / "zoo/figures/fig2.json").read_text())
     assert [row["task"] for row in told["numbers"]["rows"]] == ["WinoGrande", "BoolQ", "MMLU"]
     notes = "\n".join(told["notes"])
     assert f"Left out: {cut}: not a whole record" in notes
@@ -148,7 +148,7 @@ def test_nothing_to_draw_is_an_error_of_that_figure_alone(
     plan = experiment.plan("baseline")[0]
     plausible(plan.cell, only).write()
     assert run("all", "--formats", "svg", f"results_dir={only}", "--out", tmp_path) == 1
-    files = {path.stem for path in (tmp_path / "tiny/figures").glob("*.svg")}
+    files = {path.stem for path in (tmp_path / "zoo/figures").glob("*.svg")}
     # One baseline record, of OBQA, serves the figures of load and routing of that model.
     assert files == {"fig1", "fig13", "waste"}
     assert "error: companions: none of its 28 records" in capsys.readouterr().err

@@ -9,12 +9,7 @@ from pathlib import Path
 from capmoe_eval.cell import Cell
 from capmoe_eval.configuration import Plan, plans
 from capmoe_eval.finished import composed
-from capmoe_eval.record import Record
-
-_PROOFS = (
-    *("bound_holds", "stock_at_infinity", "pads_take_no_slot", "overload_drops"),
-    "every_layer_hooked",
-)
+from capmoe_eval.record import PROOFS, SCHEMA, Record
 
 
 def planned(*overrides: str) -> list[Plan]:
@@ -26,7 +21,7 @@ def record(cell: Cell, root: Path, correct: Sequence[int], documents: str = "has
     """A whole record of a cell whose documents are right (1) or wrong (0)."""
     share, n = sum(correct) / len(correct), len(correct)
     part = {
-        "schema": 2,
+        "schema": SCHEMA,
         "cell": cell.identity(),
         "digest": cell.digest,
         "value": share,
@@ -35,7 +30,7 @@ def record(cell: Cell, root: Path, correct: Sequence[int], documents: str = "has
         "documents": {cell.task.lm_eval: {"documents": documents, "correct": list(correct)}},
         "load": {},
         "layers": [],
-        "proofs": {name: {"passed": True} for name in _PROOFS},
+        "proofs": {name: {"passed": True} for name in PROOFS},
         "provenance": {},
     }
     return Record({"capmoe": part}, cell.path(root))

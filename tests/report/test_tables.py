@@ -102,7 +102,7 @@ def test_marks_say_what_a_capacity_did(command: Command) -> None:
     # γ = 2: 2 of 40 lost; γ = 1.5: not there; γ = 1: 30 of 40 lost.
     assert [score.split(" ±")[0].replace("**", "") for score in scores] == ["70.0", "—", "0.0▼"]
     assert "Holm-corrected for the 72 tests" in out
-    rows = list(csv.DictReader(Path("reports/tiny/table1.csv").read_text().splitlines()))
+    rows = list(csv.DictReader(Path("reports/zoo/table1.csv").read_text().splitlines()))
     assert float(rows[-1]["OBQA effect"]) == -75.0
     assert float(rows[-1]["OBQA p"]) == pytest.approx(2 / 2**30)
     assert float(rows[-1]["OBQA p corrected"]) > float(rows[-1]["OBQA p"])
@@ -132,10 +132,10 @@ def test_all_tables_are_rendered_by_one_command(
     assert status == 0
     lines = dict(line.split(": ", 1) for line in out.splitlines())
     assert list(lines) == ["table3", "table5", "table6", "table2_v1"]
-    assert lines["table3"] == "30 of 30 entries: reports/tiny/table3.md"
-    assert lines["table5"] == "settings: reports/tiny/table5.md"
-    assert lines["table6"] == "0 of 18 entries: reports/tiny/table6.md"
-    written = sorted(path.name for path in Path("reports/tiny").iterdir())
+    assert lines["table3"] == "30 of 30 entries: reports/zoo/table3.md"
+    assert lines["table5"] == "settings: reports/zoo/table5.md"
+    assert lines["table6"] == "0 of 18 entries: reports/zoo/table6.md"
+    written = sorted(path.name for path in Path("reports/zoo").iterdir())
     assert written == sorted(f"{t}.{s}" for t in lines for s in ("md", "tex", "csv", "html"))
 
 
@@ -143,8 +143,8 @@ def test_the_same_records_give_the_same_bytes(command: Command) -> None:
     write_all(planned("experiment=table3"), graded)
     command("table3", "--out", "one")
     command("table3", "--out", "two")
-    for path in Path("one/tiny").iterdir():
-        assert path.read_bytes() == (Path("two/tiny") / path.name).read_bytes()
+    for path in Path("one/zoo").iterdir():
+        assert path.read_bytes() == (Path("two/zoo") / path.name).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -187,11 +187,11 @@ def test_a_table_that_cannot_be_rendered_takes_no_other_with_it(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep(monkeypatch, "table2", "table5", "table6")
-    status, out, err = command("all", "grid.model=[tiny_olmoe,tiny_mixtral]")
+    status, out, err = command("all", "grid.model=[zoo_olmoe,zoo_mixtral]")
     assert status == 2
     assert "table6 is a table of one model, got 2" in err
     assert "table2: 0 of 80 entries" in out and "table5: settings" in out
-    assert not Path("reports/tiny/table6.md").exists()
+    assert not Path("reports/zoo/table6.md").exists()
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_a_record_gives_what_a_table_needs(tmp_path: Path) -> None:
     found = read_record(written.path)
     assert found.knobs.items() >= {"candidates": "ranked", "m": 8, "max_k": True}.items()
     assert not found.knobs.keys() & {"method", "gamma", "seed"}
-    assert found.data == "synthetic"
+    assert found.data == "miniworld"
     assert found.documents == {"openbookqa": ("hash", [1.0, 0.0, 1.0])}
 
 
