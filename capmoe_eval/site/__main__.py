@@ -1,0 +1,53 @@
+"""``python -m capmoe_eval.site profile=zoo``: a report to browse, from finished records."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from capmoe_eval.application import run_command
+from capmoe_eval.site.build import build, write_site
+from capmoe_eval.site.inventory import take_inventory
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Build and exit: 0 written, 2 bad input."""
+    parser = argparse.ArgumentParser(
+        prog="python -m capmoe_eval.site",
+        description="Make one static site of finished results: OUT/index.html.",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("reports"), help="directory (default: reports)"
+    )
+    parser.add_argument(
+        "--replication",
+        type=Path,
+        default=Path("results/replication.json"),
+        help="verdicts of the replication (default: results/replication.json)",
+    )
+    parser.add_argument("overrides", nargs="*", help="as for python -m capmoe_eval: profile=paper")
+    given = parser.parse_intermixed_args(arguments)
+
+    def report() -> int:
+        inventory = take_inventory(given.overrides)
+        pages = build(inventory, given.out, given.replication)
+        deleted = write_site(pages, given.out)
+        told = [f"{len(inventory.records)} records"]
+        if inventory.broken:
+            told.append(f"{len(inventory.broken)} files that are none")
+        missing = sum(experiment.missing for experiment in inventory.experiments)
+        if missing:
+            told.append(f"{missing} cells of tables missing")
+        if deleted:
+            told.append(f"{deleted} old pages deleted")
+        print(f"profile {inventory.profile}: {', '.join(told)}")
+        print(f"written: {given.out / 'index.html'}")
+        return 0
+
+    sys.exit(run_command(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,287 @@
+"""The page of one record: what came out, under which load, and how to get it again."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from capmoe_eval.record import Record
+from capmoe_eval.site import page
+from capmoe_eval.site.command import DIRECTORY, Reproduction
+from capmoe_eval.site.inventory import Inventory
+from capmoe_eval.site.loose import ABSENT, mapping, number, sequence, shown, text
+from capmoe_eval.site.markup import Child, Markup, element, join
+from capmoe_eval.site.names import gamma_text, method_name
+from capmoe_eval.site.page import Address, Heading
+
+_AGAIN: Final = "again"
+
+_LOAD: Final = (
+    ("drop_rate", "Dropped share of all assignments", "{:.2f}\u00a0%", 100.0),
+    ("pad_waste", "Empty share of all slots", "{:.2f}\u00a0%", 100.0),
+    ("peak_before", "Peak load over the mean, as the router asked", "{:.2f}", 1.0),
+    ("peak_after", "Peak load over the mean, as it was computed", "{:.2f}", 1.0),
+    ("mean_peak_before", "Peak before, mean over layers and batches", "{:.2f}", 1.0),
+    ("mean_peak_after", "Peak after, mean over layers and batches", "{:.2f}", 1.0),
+    ("tokens", "Tokens, of one layer", "{:,.0f}", 1.0),
+    ("dropped", "Dropped assignments, all layers", "{:,.0f}", 1.0),
+    ("added", "Assignments beyond a token's own top-k", "{:,.0f}", 1.0),
+    ("lost_all", "Tokens without any expert, summed over layers", "{:,.0f}", 1.0),
+    ("forwards", "Forwards under the method", "{:,.0f}", 1.0),
+    ("decode_forwards", "Decode steps without a capacity", "{:,.0f}", 1.0),
+)
+_PROMISES: Final = {
+    "bound_holds": "No rank sends an expert (or a device) more than its capacity.",
+    "stock_at_infinity": "With γ = ∞ the method is the stock model, bit for bit.",
+    "pads_take_no_slot": "Pads take no slot.",
+    "overload_drops": "Where a load exceeds its bound, something was dropped.",
+    "every_layer_hooked": "Every MoE layer was under the method, once in every forward.",
+}
+_STATES: Final = {True: "kept", False: "broken", None: "does not apply"}
+
+
+class Relatives:
+    """Finds the records that are the same but for the seed, and a record's baseline.
+
+    Args:
+        records: All records.
+    """
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self._seeds: defaultdict[str, list[Record]] = defaultdict(list)
+        self._baselines: dict[str, Record] = {}
+        for record in records:
+            self._seeds[_key(record, "seed")].append(record)
+            if record.method == "baseline":
+                self._baselines[_key(record)] = record
+
+    def seeds(self, record: Record) -> list[Record]:
+        """Return the records of the other seeds."""
+        found = self._seeds[_key(record, "seed")]
+        others = [other for other in found if other is not record]
+        return sorted(others, key=lambda other: (other.seed or 0, other.cell.digest))
+
+    def baseline(self, record: Record) -> Record | None:
+        """Return the same model's baseline on the same task, in the same batches."""
+        return None if record.method == "baseline" else self._baselines.get(_key(record))
+
+
+def _key(record: Record, *leave_out: str) -> str:
+    """Return a record's identity without its method, or without some of its knobs."""
+    identity = record.cell.identity()
+    if leave_out:
+        knobs = identity["method"].items()
+        identity["method"] = {knob: value for knob, value in knobs if knob not in leave_out}
+    else:
+        del identity["method"]
+    return json.dumps(identity, sort_keys=True)
+
+
+def record_page(
+    record: Record,
+    inventory: Inventory,
+    relatives: Relatives,
+    reproduction: Reproduction,
+    address: Address,
+) -> str:
+    """Return a record's page."""
+    gamma = gamma_text(record.method, record.gamma)
+    named = f"{method_name(record.method)}, γ = {gamma}"
+    if record.gamma is None:
+        named = method_name(record.method)
+    knobs = ", ".join(f"{knob}={_word(value)}" for knob, value in record.knobs.items())
+    if record.seed is not None:
+        knobs += f", seed={record.seed}"
+    return page.frame(
+        address,
+        f"{record.model} on {record.task}: {named}",
+        inventory.profile,
+        element("p", knobs) if knobs else None,
+        _result(record, relatives, address),
+        _command(record, reproduction),
+        _load(record),
+        _layers(record),
+        _proofs(record),
+        _tree("Cell", record.cell.identity()),
+        _tree("Provenance", mapping(record.capmoe["provenance"])),
+        _file(record, address),
+    )
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _result(record: Record, relatives: Relatives, address: Address) -> Markup:
+    error = shown(record.stderr, "± {:.2f} points, over documents", 100)
+    found: list[tuple[str, Child]] = [
+        (f"Score ({record.cell.task.metric})", element("strong", f"{100 * record.value:.2f} %")),
+        ("Standard error", error),
+        ("Documents", f"{record.n:,}"),
+    ]
+    baseline = relatives.baseline(record)
+    if baseline is not None:
+        moved = shown(record.value - baseline.value, "{:+.2f}", 100)
+        value = f"{100 * baseline.value:.2f} %"
+        link = element("a", value, href=address.to(page.cell_path(baseline)))
+        found.append(("Baseline", [link, f"; this is {moved} points to it"]))
+    others = relatives.seeds(record)
+    if others:
+        links = [
+            [
+                ", " if index else "",
+                element("a", f"seed {other.seed}", href=address.to(page.cell_path(other))),
+                f" {100 * other.value:.2f} %",
+            ]
+            for index, other in enumerate(others)
+        ]
+        found.append(("Other seeds", links))
+    return _section("Result", page.pairs(found))
+
+
+def _command(record: Record, reproduction: Reproduction) -> Markup:
+    command = reproduction.command(record.cell, _AGAIN)
+    if command is None:
+        name = record.task
+        told = f"This version has no task {name!r}: the cell cannot be named on its command line."
+        return _section("Compute it again", page.notice(element("p", told)))
+    told = f"It writes to {_AGAIN}/ and leaves the record of this page as it is."
+    if DIRECTORY in command:
+        told += f" {DIRECTORY} is where the evaluation sets lie; a record does not say where."
+    return _section(
+        "Compute it again",
+        element("pre", element("code", command), tabindex="0", class_="command"),
+        element("p", told),
+    )
+
+
+def _load(record: Record) -> Markup:
+    load = mapping(record.capmoe["load"])
+    found = [(name, shown(load.get(key), pattern, scale)) for key, name, pattern, scale in _LOAD]
+    return _section("Load", page.pairs(found))
+
+
+def _layers(record: Record) -> Markup:
+    layers = [mapping(layer) for layer in sequence(record.capmoe["layers"])]
+    if not layers:
+        return _section("Layers", element("p", "The record has no load of its layers."))
+    headings = (
+        Heading("Layer"),
+        Heading("Load of the experts, busiest first"),
+        Heading("Dropped (%)", numeric=True),
+        Heading("Empty slots (%)", numeric=True),
+        Heading("Mean peak before", numeric=True),
+        Heading("Mean peak after", numeric=True),
+    )
+    body = []
+    for layer in layers:
+        peak = mapping(layer.get("peak"))
+        numbers = (
+            (layer.get("drop_rate"), "{:.1f}", 100.0),
+            (layer.get("pad_waste"), "{:.1f}", 100.0),
+            (mapping(peak.get("expert_before")).get("mean"), "{:.2f}", 1.0),
+            (mapping(peak.get("expert_after")).get("mean"), "{:.2f}", 1.0),
+        )
+        cells = [
+            element("td", shown(v, pattern, scale), class_="number", data_value=number(v))
+            for v, pattern, scale in numbers
+        ]
+        name = text(layer.get("name"))
+        body.append(
+            element("tr", element("th", name, scope="row"), element("td", _bars(layer)), cells)
+        )
+    caption = "Light: assignments that the router made; dark: those that were computed."
+    return _section("Layers", page.sortable(caption, headings, [page.rows(body)]))
+
+
+def _bars(layer: Mapping[str, Any]) -> Child:
+    """Draw each expert's load before and after, busiest first."""
+    before = [number(value) or 0.0 for value in sequence(layer.get("load_before"))]
+    after = [number(value) or 0.0 for value in sequence(layer.get("load_after"))]
+    top = max((*before, *after), default=0.0)
+    if not before or len(before) != len(after) or top <= 0:
+        return ABSENT
+    order = sorted(range(len(before)), key=lambda expert: -before[expert])
+    width, height = 4 * len(before), 48
+    label = f"{len(before)} experts; the busiest was asked for {before[order[0]]:,.0f} times and "
+    label += f"computed {after[order[0]]:,.0f} of them"
+    mean = height * (1 - sum(before) / len(before) / top)
+    shapes = [
+        _svg("path", d=_steps([loads[e] / top * height for e in order], height), class_=name)
+        for loads, name in ((before, "before"), (after, "after"))
+    ]
+    shapes.append(_svg("path", d=f"M0 {mean:.1f}h{width}", class_="mean"))
+    return element(
+        "svg",
+        shapes,
+        class_="load",
+        viewBox=f"0 0 {width} {height}",
+        width=min(width * 2, 384),
+        height=height,
+        preserveAspectRatio="none",
+        role="img",
+        aria_label=label,
+    )
+
+
+def _svg(name: str, **attributes: str) -> Markup:
+    return element(name, **attributes)
+
+
+def _steps(heights: Sequence[float], base: int) -> str:
+    """Return the path of bars, 3 wide and 1 apart."""
+    bars = (f"M{4 * i} {base}v{-h:.1f}h3v{h:.1f}z" for i, h in enumerate(heights) if h > 0)
+    return "".join(bars)
+
+
+def _proofs(record: Record) -> Markup:
+    lines = []
+    for name, proof in sorted(mapping(record.capmoe["proofs"]).items()):
+        told = mapping(proof)
+        passed = told.get("passed")
+        known = passed is None or isinstance(passed, bool)
+        state = _STATES[passed] if known else text(passed)
+        counted = [f"{key} {text(value)}" for key, value in sorted(told.items()) if key != "passed"]
+        lines.append(
+            element(
+                "tr",
+                element("th", element("code", name), scope="row"),
+                element("td", page.badge(state)),
+                element("td", _PROMISES.get(name, "")),
+                element("td", ", ".join(counted)),
+            )
+        )
+    heads = [element("th", h, scope="col") for h in ("Promise", "State", "What it says", "Counted")]
+    table = element(
+        "table", element("thead", element("tr", heads)), element("tbody", page.rows(lines))
+    )
+    return _section(
+        "Promises",
+        element("div", table, class_="wide", tabindex="0", role="region", aria_label="Promises"),
+    )
+
+
+def _tree(title: str, content: Mapping[str, Any]) -> Markup:
+    if not content:
+        return _section(title, element("p", "The record says nothing of it."))
+    return _section(title, page.pairs((name, value) for name, value in _flat(content)))
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every value with the names that lead to it."""
+    for key, value in sorted(content.items()):
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", text(value)
+
+
+def _file(record: Record, address: Address) -> Markup:
+    link = element("a", record.path.as_posix(), href=address.to_file(record.path))
+    return _section("Record", element("p", link))
+
+
+def _section(title: str, *content: Child) -> Markup:
+    return join("\n", element("section", element("h2", title), content))

@@ -1,0 +1,198 @@
+"""What there is to report: records, files that are none, and cells that nobody has computed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from capmoe_eval.configuration import Plan, load_option, options, plans
+from capmoe_eval.errors import UsageError
+from capmoe_eval.finished import composed
+from capmoe_eval.record import Record
+from capmoe_eval.report import TABLES, Layout, ModelSlot
+from capmoe_eval.tables import Reader
+
+GRIDS: Final = ("grid.", "parts.")
+"""Overrides of an experiment, which say nothing to a single cell."""
+
+
+class CheckedReader(Reader):
+    """Reads each record once, and refuses one whose number is none."""
+
+    def __call__(self, path: Path) -> Record:
+        """Return the record at a path.
+
+        Raises:
+            UsageError: If it is no whole record, or its value or standard error is not finite.
+        """
+        try:
+            record = super().__call__(path)
+            finite = math.isfinite(record.value + (record.stderr or 0.0))
+        except RecursionError as error:
+            raise UsageError(
+                f"{path}: not a whole record (nested too deep); delete it to compute it anew"
+            ) from error
+        except OverflowError:
+            finite = False
+        if not finite:
+            raise UsageError(f"{path}: its value is not a number; delete it to compute it anew")
+        return record
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The cells of one table.
+
+    Attributes:
+        layout: The table.
+        slots: Its models.
+        planned: Its cells.
+        records: Those that are finished.
+        broken: How many files of its cells cannot be read.
+        problem: Why there are no cells, or nothing.
+    """
+
+    layout: Layout
+    slots: tuple[ModelSlot, ...] = ()
+    planned: tuple[Plan, ...] = ()
+    records: tuple[Record, ...] = ()
+    broken: int = 0
+    problem: str = ""
+
+    @property
+    def missing(self) -> int:
+        """How many cells nobody has computed."""
+        return len(self.planned) - len(self.records) - self.broken
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """All that a report is made of.
+
+    Attributes:
+        profile: The profile.
+        overrides: What was said on the command line.
+        records: Every whole record of the profile, in the order of their paths.
+        broken: What is wrong with each file that is no whole record.
+        experiments: The cells of each table of results.
+        profiles: Number of files in the results of each profile.
+        reader: Reads records, none of them twice.
+    """
+
+    profile: str
+    overrides: tuple[str, ...] = ()
+    records: tuple[Record, ...] = ()
+    broken: tuple[str, ...] = ()
+    experiments: tuple[Experiment, ...] = ()
+    profiles: Mapping[str, int] = field(default_factory=dict)
+    reader: CheckedReader = field(default_factory=CheckedReader, compare=False)
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What must be said of the models' numbers."""
+        models: dict[str, dict[str, None]] = {}
+        for experiment in self.experiments:
+            for plan in experiment.planned:
+                if plan.note:
+                    models.setdefault(plan.note, {})[plan.cell.model.name] = None
+        return tuple(f"{', '.join(names)}: {note}." for note, names in models.items())
+
+    @cached_property
+    def broken_promises(self) -> tuple[Record, ...]:
+        """The records in which a proof failed."""
+        return tuple(record for record in self.records if failed_proofs(record))
+
+
+def failed_proofs(record: Record) -> list[str]:
+    """Return the promises that a record did not keep."""
+    proofs = record.capmoe["proofs"]
+    return [
+        name
+        for name, proof in sorted(proofs.items())
+        if isinstance(proof, dict) and proof.get("passed") is False
+    ]
+
+
+def take_inventory(overrides: Sequence[str]) -> Inventory:
+    """Read all records of a profile, and find out which cells of the tables are missing.
+
+    Args:
+        overrides: As for ``python -m capmoe_eval``, for example ``profile=zoo``.
+
+    Raises:
+        UsageError: For a value that cannot be.
+        HydraException: For an override that does not exist.
+    """
+    config = composed([word for word in overrides if not word.startswith(GRIDS)])
+    reader = CheckedReader()
+    layouts = [layout for layout in TABLES if isinstance(layout, Layout)]
+    experiments = tuple(_experiment(layout, overrides, reader) for layout in layouts)
+    roots = {plan.root for experiment in experiments for plan in experiment.planned}
+    roots = roots or {Path(str(config.results_dir))}
+    records, broken = [], []
+    for path in sorted({path for root in roots for path in root.rglob("*.json")}):
+        try:
+            records.append(reader(path))
+        except UsageError as error:
+            broken.append(" ".join(str(error).split()))
+    profile = str(config.profile.name)
+    return Inventory(
+        profile=profile,
+        overrides=tuple(overrides),
+        records=_once(records, broken),
+        broken=tuple(broken),
+        experiments=experiments,
+        profiles=_profiles(profile, roots),
+        reader=reader,
+    )
+
+
+def _experiment(layout: Layout, overrides: Sequence[str], reader: Reader) -> Experiment:
+    """Return what is there of a table; a table that the profile cannot have takes no other away."""
+    try:
+        config = composed([f"experiment={layout.key}", *overrides])
+        planned, slots = tuple(plans(config)), _slots(config, layout)
+    except (UsageError, HydraException, OmegaConfBaseException) as error:
+        return Experiment(layout, problem=" ".join(str(error).split()))
+    records, broken = [], 0
+    for plan in planned:
+        if plan.path.exists():
+            try:
+                records.append(reader(plan.path))
+            except UsageError:
+                broken += 1
+    return Experiment(layout, slots, planned, tuple(records), broken)
+
+
+def _slots(config: DictConfig, layout: Layout) -> tuple[ModelSlot, ...]:
+    models = [load_option("model", key) for key in config.grid.model]
+    symbols = dict(config.profile.get(f"{layout.key}_m", {}))
+    return tuple(ModelSlot(m.name, m.title, float(m.gamma), symbols) for m in models)
+
+
+def _once(records: Sequence[Record], broken: list[str]) -> tuple[Record, ...]:
+    """Return each cell's first record; others of the same cell are told of."""
+    found: dict[str, Record] = {}
+    for record in records:
+        first = found.setdefault(record.cell.digest, record)
+        if first is not record:
+            broken.append(f"{record.path}: a second record of the cell of {first.path}; delete one")
+    return tuple(found.values())
+
+
+def _profiles(profile: str, roots: set[Path]) -> dict[str, int]:
+    """Return how many files each profile has, where results lie as they are written."""
+    places = {root.parent for root in roots if root.name == profile}
+    counts = {
+        name: sum(1 for place in places for _ in (place / name).rglob("*.json"))
+        for name in options("profile")
+    }
+    return {name: count for name, count in counts.items() if count or name == profile}
