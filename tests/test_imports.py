@@ -19,6 +19,8 @@ HEAVY = ("torch", "transformers", "lm_eval", "datasets", "pandas", "matplotlib")
         "capmoe_eval.claims.__main__",
         "capmoe_eval.figures.__main__",
         "capmoe_eval.loads",
+        "capmoe_eval.site.__main__",
+        "capmoe_eval.replication.__main__",
         "capmoe_eval.record",
         "hydra_plugins.capmoe_launcher.launcher",
     ],

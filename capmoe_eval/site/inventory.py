@@ -15,10 +15,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from capmoe_eval.configuration import Plan, load_option, options, plans
 from capmoe_eval.errors import UsageError
-from capmoe_eval.finished import composed
+from capmoe_eval.finished import Reader, composed
 from capmoe_eval.record import Record
 from capmoe_eval.report import TABLES, Layout, ModelSlot
-from capmoe_eval.tables import Reader
 
 GRIDS: Final = ("grid.", "parts.")
 """Overrides of an experiment, which say nothing to a single cell."""
