@@ -159,7 +159,7 @@ def _training(recipe: recipes.Recipe, training: Training) -> dict[str, Any]:
         "corpus_seed": recipes.corpus_seed(training.seed),
         "seed": recipe.seed if training.seed is None else training.seed,
         "steps": training.steps,
-        "dense_steps": recipe.dense_steps * training.steps // recipes.STEPS,
+        "dense_steps": recipe.dense_steps * training.steps // recipe.steps,
         "rate": recipe.rate,
         "auxiliary_loss": None if recipe.family == "deepseek_v2" else recipe.aux,
         "final_loss": round(sum(last) / len(last), 4),

@@ -82,11 +82,12 @@ def load_option(group: str, name: str) -> DictConfig:
     return loaded
 
 
-def expand(config: DictConfig) -> Iterator[DictConfig]:
-    """Yield the configuration at every point of its grids, the first key slowest.
+def expand(config: DictConfig) -> Iterator[dict[str, Any]]:
+    """Yield the configuration, plain and resolved, at every point of its grids.
 
-    ``grid`` is one grid. Where ``parts`` names several, each of them is expanded together with
-    ``grid``, one after the other. A ``tasks`` key of a grid chooses among the composed tasks.
+    ``grid`` is one grid; its first key is the slowest. Where ``parts`` names several, each of them
+    is expanded together with ``grid``, one after the other. A ``tasks`` key of a grid chooses among
+    the composed tasks. An interpolation sees a point's model, but no other key of the grid.
 
     Raises:
         UsageError: If a grid has a key that the configuration has not, or an empty list.
@@ -94,13 +95,11 @@ def expand(config: DictConfig) -> Iterator[DictConfig]:
     shared: dict[str, Any] = OmegaConf.to_container(config.grid, resolve=True)  # type: ignore[assignment]
     parts: dict[str, Any] = OmegaConf.to_container(config.parts, resolve=True)  # type: ignore[assignment]
     grids = {f"parts.{name}": shared | part for name, part in parts.items()} or {"grid": shared}
-    point = config.copy()
-    point.grid, point.parts = {}, {}
     for name, grid in grids.items():
-        yield from _expand(point, grid, name)
+        yield from _expand(config, grid, name)
 
 
-def _expand(config: DictConfig, grid: Mapping[str, Any], name: str) -> Iterator[DictConfig]:
+def _expand(config: DictConfig, grid: Mapping[str, Any], name: str) -> Iterator[dict[str, Any]]:
     for key, values in grid.items():
         if key not in config or key in ("grid", "parts"):
             raise bad_choice(name, key, [str(k) for k in config])
@@ -108,19 +107,28 @@ def _expand(config: DictConfig, grid: Mapping[str, Any], name: str) -> Iterator[
             raise UsageError(
                 f"{name}.{key}={values}: must be a list of values, for example [1.0, 2.0]"
             )
-    models = {choice: load_option("model", choice) for choice in grid.get("model", [])}
-    for point in itertools.product(*grid.values()):
-        variant = config.copy()
-        for key, value in zip(grid, point, strict=True):
-            if key == "model":
-                variant.model = models[value]
-            elif key == "tasks":
-                if value not in config.tasks:
-                    raise bad_choice(f"{name}.tasks", value, [str(k) for k in config.tasks])
-                variant.tasks = {value: config.tasks[value]}
-            else:
-                variant[key] = value
-        yield variant
+    # Resolving is slow: once for each model, not at each point.
+    resolved = {choice: _resolved(config, choice) for choice in grid.get("model", [None])}
+    for values in itertools.product(*grid.values()):
+        point = dict(zip(grid, values, strict=True))
+        variant = resolved[point.pop("model", None)]
+        if "tasks" in point:
+            task = point["tasks"]
+            if task not in variant["tasks"]:
+                raise bad_choice(f"{name}.tasks", task, list(variant["tasks"]))
+            point["tasks"] = {task: variant["tasks"][task]}
+        yield variant | point
+
+
+def _resolved(config: DictConfig, model: str | None) -> dict[str, Any]:
+    """Return the configuration as plain values, with another model if one is named."""
+    if model is not None:
+        config = config.copy()
+        config.model = load_option("model", model)
+    config = OmegaConf.masked_copy(config, [key for key in config if key not in ("grid", "parts")])
+    plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
 
 
 def check_overrides(config: DictConfig, overrides: Sequence[str]) -> None:
@@ -155,9 +163,15 @@ def plans(config: DictConfig) -> list[Plan]:
     """
     found: dict[str, Plan] = {}
     for point in expand(config):
-        OmegaConf.resolve(point)  # once, not at every key that is read
-        for name in point.tasks:
-            plan = _plan(point, str(name))
+        for name in point["tasks"]:
+            try:
+                plan = _plan(point, name)
+            except KeyError as error:
+                model = point["model"].get("name")
+                raise UsageError(
+                    f"model={model}, tasks={name}: field {error} is missing in one of their files; "
+                    "conf/model/custom.yaml and conf/tasks/obqa.yaml have all fields"
+                ) from error
             found.setdefault(plan.cell.digest, plan)
     return list(found.values())
 
@@ -190,40 +204,40 @@ def merge(batches: Sequence[Sequence[Plan]]) -> list[Plan]:
     return list({plan.path: plan for batch in batches for plan in batch}.values())
 
 
-def _plan(config: DictConfig, task_name: str) -> Plan:
-    model, task = config.model, config.tasks[task_name]
-    source = data_source(config.data.root, config.data.name)
+def _plan(config: Mapping[str, Any], task_name: str) -> Plan:
+    model, task = config["model"], config["tasks"][task_name]
+    source = data_source(config["data"]["root"], config["data"]["name"])
     cell = Cell(
         model=ModelId(
-            name=model.name,
-            pretrained=model.pretrained,
-            revision=str(model.revision),
-            dtype=str(config.dtype),
-            max_length=model.max_length,
-            tokenizer=model.tokenizer,
+            name=model["name"],
+            pretrained=model["pretrained"],
+            revision=str(model["revision"]),
+            dtype=str(config["dtype"]),
+            max_length=model["max_length"],
+            tokenizer=model["tokenizer"],
         ),
-        method=Method(str(config.method), **{knob: config[knob] for knob in _KNOBS}),
+        method=Method(str(config["method"]), **{knob: config[knob] for knob in _KNOBS}),
         task=TaskId(
             name=task_name,
-            lm_eval=task.lm_eval,
-            dataset=task.dataset,
-            metric=task.metric,
-            fewshot=task.fewshot,
-            filter=task.filter,
+            lm_eval=task["lm_eval"],
+            dataset=task["dataset"],
+            metric=task["metric"],
+            fewshot=task["fewshot"],
+            filter=task["filter"],
         ),
-        batch_size=task.batch_size or config.batch_size,
-        limit=config.limit,
+        batch_size=task["batch_size"] or config["batch_size"],
+        limit=config["limit"],
         data=source.name,
-        eval_seed=config.eval_seed,
-        shuffle=config.shuffle,
+        eval_seed=config["eval_seed"],
+        shuffle=config["shuffle"],
     )
     return Plan(
         cell=cell,
         source=source,
-        root=Path(str(config.results_dir)),
-        device=str(config.device),
-        device_map=config.device_map,
-        threads=config.threads,
-        overwrite=bool(config.overwrite),
-        note=model.note,
+        root=Path(str(config["results_dir"])),
+        device=str(config["device"]),
+        device_map=config["device_map"],
+        threads=config["threads"],
+        overwrite=bool(config["overwrite"]),
+        note=model["note"],
     )

@@ -15,7 +15,7 @@ def planned(*words: str) -> list[Plan]:
 
 def test_parts_are_expanded_one_after_the_other_with_the_grid() -> None:
     points = [
-        (point.method, point.gamma, point.seed)
+        (point["method"], point["gamma"], point["seed"])
         for point in expand(
             composed(
                 [
@@ -36,6 +36,12 @@ def test_parts_are_expanded_one_after_the_other_with_the_grid() -> None:
     ]
 
 
+def test_an_interpolation_sees_the_model_of_a_point() -> None:
+    models = {"zoo_olmoe": 8, "zoo_qwen2_moe": 6}
+    points = list(expand(composed([f"+grid.model=[{','.join(models)}]", "+grid.gamma=[1.0]"])))
+    assert {point["model"]["name"]: point["ep_size"] for point in points} == models
+
+
 def test_a_cell_of_two_parts_is_one_plan() -> None:
     words = ["tasks=obqa", "+parts.a.gamma=[1.0,2.0]", "+parts.b.gamma=[2.0]"]
     assert [plan.cell.method.gamma for plan in planned(*words)] == [1.0, 2.0]
@@ -45,6 +51,11 @@ def test_a_part_may_take_some_of_the_tasks() -> None:
     words = ["tasks=[obqa,rte]", "+parts.a={tasks: [rte], gamma: [1.0]}", "+parts.b.gamma=[2.0]"]
     found = [(plan.cell.task.name, plan.cell.method.gamma) for plan in planned(*words)]
     assert found == [("rte", 1.0), ("obqa", 2.0), ("rte", 2.0)]
+
+
+def test_a_field_that_a_file_lacks_is_named() -> None:
+    with pytest.raises(UsageError, match=r"tasks=obqa: field 'metric' is missing"):
+        planned("tasks=obqa", "~tasks.obqa.metric")
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def _train(options: argparse.Namespace) -> None:
     from capmoe_eval.zoo import recipes
 
     torch.set_num_threads(options.threads)
-    steps = recipes.STEPS if options.steps is None else options.steps
+    steps = recipes.recipe(options.name).steps if options.steps is None else options.steps
     directory = options.out or recipes.WEIGHTS / options.name
     model, losses = recipes.build(
         options.name, options.work, steps=steps, seed=options.seed, say=_say

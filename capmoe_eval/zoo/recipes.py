@@ -20,7 +20,7 @@ from capmoe_eval.zoo.upcycle import upcycle
 #: Where the shipped weights lie, one directory for each model.
 WEIGHTS = Path(__file__).parent / "weights"
 
-#: Training steps of every model; for an upcycled one, those of its dense model are among them.
+#: Training steps of a model; for an upcycled one, those of its dense model are among them.
 STEPS = 4000
 
 _HIDDEN, _LAYERS, _HEADS = 96, 4, 4
@@ -43,6 +43,7 @@ class Recipe:
     Attributes:
         family: One of ``TINY_FAMILIES``.
         changes: Fields of the configuration that differ from the untrained tiny model's.
+        steps: Training steps in all.
         dense_steps: Steps of the dense model that it is upcycled from; 0 for training from scratch.
         noise: Noise on upcycled experts, as a share of their own standard deviation.
         rate: Highest learning rate.
@@ -53,6 +54,7 @@ class Recipe:
 
     family: str
     changes: Mapping[str, Any] = field(default_factory=dict)
+    steps: int = STEPS
     dense_steps: int = 0
     noise: float = 0.5
     rate: float = 3e-3
@@ -71,13 +73,12 @@ ZOO: Mapping[str, Recipe] = {
             "intermediate_size": 192,
             "moe_intermediate_size": 32,
             "n_shared_experts": 1,
-            # As the larger DeepSeek-V2 (16) has: three weights of a softmax over 32 are small.
-            "routed_scaling_factor": 4.0,
-            "kv_lora_rank": 48,
-            "qk_nope_head_dim": 16,
-            "qk_rope_head_dim": 16,
+            "kv_lora_rank": 96,
+            "qk_nope_head_dim": 24,
+            "qk_rope_head_dim": 24,
             "v_head_dim": 24,
         },
+        steps=3 * STEPS // 2,  # with latent attention it learns the first facts late
     ),
     "mixtral": Recipe(
         "mixtral",
@@ -139,7 +140,7 @@ def build(
     name: str,
     work: Path,
     *,
-    steps: int = STEPS,
+    steps: int | None = None,
     seed: int | None = None,
     scratch: bool = False,
     say: Callable[[str], None] = print,
@@ -149,7 +150,7 @@ def build(
     Args:
         name: One of ``ZOO``.
         work: Directory of the checkpoints.
-        steps: Steps in all; fewer give a worse model sooner.
+        steps: Steps in all, None for the recipe's; fewer give a worse model sooner.
         seed: Seed of the first weights and of the corpus; None for those of the shipped model.
         scratch: Whether a model that the zoo upcycles is trained from scratch instead.
         say: What becomes of progress lines.
@@ -162,11 +163,12 @@ def build(
         UsageError: If the name is unknown.
     """
     chosen = recipe(name)
+    steps = chosen.steps if steps is None else steps
     tokenizer = miniworld_tokenizer()
     start = chosen.seed if seed is None else seed
     shape = Shape(early=steps // 2)
     batches = Batches(world(), tokenizer, seed=corpus_seed(seed), shape=shape)
-    dense_steps = 0 if scratch else chosen.dense_steps * steps // STEPS
+    dense_steps = 0 if scratch else chosen.dense_steps * steps // chosen.steps
     aux = {"output_router_logits": True, "router_aux_loss_coef": chosen.aux}
     routed = {} if chosen.family == "deepseek_v2" else aux  # its class has no such loss
     config = tiny_config(chosen.family, len(tokenizer), **{**_COMMON, **chosen.changes, **routed})
