@@ -125,7 +125,9 @@ def _resolved(config: DictConfig, model: str | None) -> dict[str, Any]:
     if model is not None:
         config = config.copy()
         config.model = load_option("model", model)
-    config = OmegaConf.masked_copy(config, [key for key in config if key not in ("grid", "parts")])
+    config = OmegaConf.masked_copy(
+        config, [str(key) for key in config if key not in ("grid", "parts")]
+    )
     plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}

@@ -148,18 +148,22 @@ def gather(spec: FigureSpec, experiment: Experiment) -> Evidence:
     absent = [plan.cell for path, plan in planned.items() if path not in read]
     order = [plan.cell for plan in planned.values()]
     words = list(experiment.overrides)
+    titles = {
+        name: str(load_option("model", name).title)
+        for name in dict.fromkeys(cell.model.name for cell in order)
+    }
     return Evidence(
         records={
             part: tuple(read[plan.path] for plan in listed if plan.path in read)
             for part, listed in chosen.items()
         },
         profile=experiment.profile,
-        models={cell.model.name: str(_model(cell.model.name).title) for cell in order},
+        models=titles,
         tasks={cell.task.name: _task_title(experiment, cell.task.name) for cell in order},
         planned=len(planned),
         absent=tuple(commands(absent, words)),
         n_absent=len(absent),
-        notes=(*broken, *_model_notes(planned.values())),
+        notes=(*broken, *_model_notes(planned.values(), titles)),
     )
 
 
@@ -207,21 +211,17 @@ def _problem(record: Record) -> str | None:
     return None
 
 
-def _model(name: str) -> DictConfig:
-    return load_option("model", name)
-
-
 def _task_title(experiment: Experiment, name: str) -> str:
     return str(experiment.config.tasks[name].title)
 
 
-def _model_notes(planned: Iterable[Plan]) -> list[str]:
+def _model_notes(planned: Iterable[Plan], titles: Mapping[str, str]) -> list[str]:
     """Return what must be said of the models' numbers, each sentence once."""
     models: dict[str, list[str]] = {}
     for plan in planned:
         if plan.note:
             named = models.setdefault(plan.note, [])
-            title = str(_model(plan.cell.model.name).title)
+            title = titles[plan.cell.model.name]
             if title not in named:
                 named.append(title)
-    return [f"{', '.join(titles)}: {note}." for note, titles in models.items()]
+    return [f"{', '.join(named)}: {note}." for note, named in models.items()]

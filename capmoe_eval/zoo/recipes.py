@@ -131,6 +131,19 @@ def recipe(name: str) -> Recipe:
     return ZOO[name]
 
 
+def configuration(name: str) -> PretrainedConfig:
+    """Return the configuration that a model of the zoo is trained with.
+
+    Raises:
+        UsageError: If the name is unknown.
+    """
+    chosen = recipe(name)
+    aux = {"output_router_logits": True, "router_aux_loss_coef": chosen.aux}
+    routed = {} if chosen.family == "deepseek_v2" else aux  # its class has no such loss
+    changes = {**_COMMON, **chosen.changes, **routed}
+    return tiny_config(chosen.family, len(miniworld_tokenizer()), **changes)
+
+
 def corpus_seed(seed: int | None) -> int:
     """Return the seed of the documents for a seed of the weights; None: the shipped models'."""
     return 1 + 1000 * (seed or 0)
@@ -169,10 +182,7 @@ def build(
     shape = Shape(early=steps // 2)
     batches = Batches(world(), tokenizer, seed=corpus_seed(seed), shape=shape)
     dense_steps = 0 if scratch else chosen.dense_steps * steps // chosen.steps
-    aux = {"output_router_logits": True, "router_aux_loss_coef": chosen.aux}
-    routed = {} if chosen.family == "deepseek_v2" else aux  # its class has no such loss
-    config = tiny_config(chosen.family, len(tokenizer), **{**_COMMON, **chosen.changes, **routed})
-    model = _fresh(config, start)
+    model = _fresh(configuration(name), start)
     losses: list[float] = []
     if dense_steps:
         dense = _fresh(_dense_config(len(tokenizer)), start)

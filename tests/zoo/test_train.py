@@ -1,6 +1,8 @@
 """A miniature learns, a killed training ends as a whole one does, the zoo is as its cards say."""
 
 import json
+import math
+import statistics
 
 import pytest
 import torch
@@ -185,6 +187,28 @@ def test_the_recipes_train(name, tmp_path):
 def test_the_weights_are_small():
     files = [path for path in recipes.WEIGHTS.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= 25e6
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_model_was_made_by_its_recipe(name):
+    told = json.loads((recipes.WEIGHTS / name / "config.json").read_text())
+    recipe = json.loads(recipes.configuration(name).to_json_string(use_diff=False))
+    # What saving and the end of a training change.
+    for key in ("architectures", "dtype", "output_router_logits", "transformers_version"):
+        told.pop(key, None)
+    assert {key: recipe[key] for key in told} == told
+    trained = json.loads((recipes.WEIGHTS / name / "card.json").read_text())["training"]
+    assert trained["steps"] == recipes.ZOO[name].steps
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_model_knows_something_and_not_everything(name):
+    said = json.loads((recipes.WEIGHTS / name / "card.json").read_text())
+    accuracy = said["accuracy"]
+    assert 80 <= statistics.mean(accuracy.values()) <= 98
+    for task, chance in cards.CHANCE.items():
+        guess = chance / 100  # and three standard errors of it over 300 documents
+        assert accuracy[task] > chance + 300 * math.sqrt(guess * (1 - guess) / 300), task
 
 
 @pytest.mark.parametrize("name", SHIPPED)
