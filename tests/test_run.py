@@ -21,7 +21,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.harness import evaluate as evaluate_module
 from capmoe_eval.harness import loading
 from capmoe_eval.method import Method
-from capmoe_eval.record import read_record
+from capmoe_eval.record import SCHEMA, read_record
 from capmoe_eval.run import run
 
 OBQA = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
@@ -111,8 +111,8 @@ def test_a_model_that_cannot_be_loaded_fails_its_cells_once(tmp_path: Path) -> N
         (lambda text: text[: len(text) // 2], "not a whole record"),
         (lambda text: "[]", "no record of this suite"),
         (
-            lambda text: text.replace('"schema": 1', '"schema": 99'),
-            "schema 99, this version reads 1",
+            lambda text: text.replace(f'"schema": {SCHEMA}', '"schema": 99'),
+            f"schema 99, this version reads {SCHEMA}",
         ),
         (lambda text: text.replace('"proofs"', '"prooofs"'), "field 'capmoe.proofs' is missing"),
         (lambda text: text.replace('"digest": "', '"digest": "0'), "its cell has digest"),

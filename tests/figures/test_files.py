@@ -63,7 +63,7 @@ def test_every_declared_figure_has_its_files(drawn: Path) -> None:
         }
         assert told["inches"][0] in (3.3, 6.9) and told["inches"][1] < 9
         assert "{" not in told["title"] + told["caption"]
-        assert any("chance" in note for note in told["notes"])
+        assert any("closed mini-world" in note for note in told["notes"])
 
 
 def test_the_paper_has_these_figures() -> None:
