@@ -68,6 +68,7 @@ class LayerMeter:
     def note_scores(self, score_TE: Tensor) -> None:
         """Sum the gate scores by rank, a token's highest first (Figure 8)."""
         ranked_E = score_TE.double().sort(dim=-1, descending=True).values.sum(dim=0)
+        ranked_E = self.layer.ranks.total(ranked_E)
         known = self._score_by_rank_E
         self._score_by_rank_E = ranked_E if known is None else known + ranked_E
 
@@ -79,23 +80,29 @@ class LayerMeter:
         if demand_GE is None:
             raise EnforcementError(f"{self.layer.name}: the experts ran without their router")
         self._demand_GE = None
-        every_row_counts = groups.n_tokens == groups.n_rows
-        index_TS = index_NS if every_row_counts else index_NS[groups.rows_T]
+        everyone = groups.every_row_counts
+        index_TS = index_NS if everyone else index_NS[groups.rows_T]
         computed_TS = index_TS < n_experts
         kept_GE = _loads(index_TS.clamp_max(n_experts - 1), computed_TS, groups, n_experts)
-        own_TK = computed_TS[:, :top_k]
-        dropped = (~own_TK).sum()
+        dropped = (~computed_TS[:, :top_k]).sum()
+        added = computed_TS[:, top_k:].sum()
+        lost_all = (~computed_TS.any(dim=1)).sum()
+        pad_slots = torch.zeros_like(dropped)
+        if not untouched and not everyone:
+            pad_slots = (index_NS < n_experts).sum() - computed_TS.sum()
+        demand_GE, kept_GE, dropped, added, lost_all, pad_slots = self.layer.ranks.totals(
+            demand_GE, kept_GE, dropped, added, lost_all, pad_slots
+        )
 
         self.forwards += 1
         self._add("tokens", groups.n_tokens)
         self._add("assignments", groups.n_tokens * top_k)
         self._add("dropped", dropped)
-        self._add("added", computed_TS[:, top_k:].sum())
-        self._add("lost_all", (~computed_TS.any(dim=1)).sum())
+        self._add("added", added)
+        self._add("lost_all", lost_all)
+        self._add("pad_slots", pad_slots)
         self._add("load_before", demand_GE.sum(dim=0))
         self._add("load_after", kept_GE.sum(dim=0))
-        if not untouched and not every_row_counts:
-            self._add("pad_slots", (index_NS < n_experts).sum() - computed_TS.sum())
         self._note_peaks(demand_GE, kept_GE, groups)
         self._note_bounds(demand_GE, kept_GE, dropped, plan)
 
@@ -138,6 +145,11 @@ class LayerMeter:
         if self._method.granularity == "expert":
             return load_GE
         return load_GE.view(len(load_GE), -1, self._local).sum(dim=2)
+
+    def share_deviation(self) -> None:
+        """Take the worst deviation of all processes for this one's."""
+        if self._deviation is not None:
+            self._deviation = self.layer.ranks.highest(self._deviation)
 
     def broken(self) -> Tensor:
         """Return how many promises this layer broke so far: a scalar on its device."""
@@ -233,6 +245,8 @@ class Meter:
         Raises:
             EnforcementError: Naming the layers and what they broke.
         """
+        for layer in self.layers:
+            layer.share_deviation()
         broken = [layer.broken() for layer in self.layers]
         if not any(int(n) for n in broken):
             return
