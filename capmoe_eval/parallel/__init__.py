@@ -6,7 +6,14 @@ from the model that the forward runs as one rank of R; ``docs/parallel.md`` tell
 """
 
 from capmoe_eval.parallel.dispatch import IMPLEMENTATION, register
-from capmoe_eval.parallel.model import shard_experts, split_batches
+from capmoe_eval.parallel.model import distributed_config, shard_experts, split_batches
 from capmoe_eval.parallel.world import World
 
-__all__ = ["IMPLEMENTATION", "World", "register", "shard_experts", "split_batches"]
+__all__ = [
+    "IMPLEMENTATION",
+    "World",
+    "distributed_config",
+    "register",
+    "shard_experts",
+    "split_batches",
+]

@@ -63,6 +63,19 @@ def shard_experts(model: Any, device_type: str = "cpu") -> World:
     return world_of(model)
 
 
+def distributed_config(size: int) -> Any:
+    """Return what ``from_pretrained(distributed_config=…)`` takes to load a model spread.
+
+    Every process then reads its own experts alone. transformers has no expert parallelism over
+    whole copies of the dense part: that one is spread, too (FSDP), and put together as it runs. The
+    numbers are the same; for timing, :func:`shard_experts` leaves the dense part whole.
+    """
+    from transformers.distributed import DistributedConfig
+
+    register()
+    return DistributedConfig(fsdp_size=size, ep_size=size, ep_implementation=IMPLEMENTATION)
+
+
 def world_of(model: nn.Module) -> World:
     """Return the processes that share a model's experts.
 

@@ -69,6 +69,11 @@ class World:
             atexit.register(_leave)
         return cls()
 
+    @property
+    def backend(self) -> str:
+        """What the processes exchange by: ``nccl`` or ``gloo``."""
+        return str(dist.get_backend(self.group))
+
     # What `capacity_aware` asks.
 
     def own(self, rows_B: Tensor) -> Tensor:

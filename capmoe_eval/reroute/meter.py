@@ -13,6 +13,7 @@ from capmoe_eval.errors import EnforcementError
 from capmoe_eval.reroute.gates import tolerance
 from capmoe_eval.reroute.layers import MoeLayer
 from capmoe_eval.reroute.plan import GAMMA_GRID, ForwardPlan
+from capmoe_eval.reroute.ranks import ALONE
 from capmoe_eval.routing import Method, TokenGroups, experts_per_rank
 
 # Shape suffixes: N rows of the batch, T counted tokens, K = top-k, S slots, E experts, G groups,
@@ -45,7 +46,7 @@ class LayerMeter:
         self._sums: dict[str, Tensor] = {}
         self._peaks: dict[str, list[Tensor]] = {}
         self._demand_GE: Tensor | None = None
-        self._deviation: Tensor | None = None
+        self.deviation: Tensor | None = None
         self._score_by_rank_E: Tensor | None = None
         self._tolerance = 0.0
 
@@ -62,8 +63,8 @@ class LayerMeter:
         """Count what the router asked for, before any capacity."""
         self._demand_GE = _loads(topk_TK, torch.ones_like(topk_TK), groups, self.layer.n_experts)
         self._tolerance = tolerance(dtype)
-        worst = deviation if self._deviation is None else torch.maximum(self._deviation, deviation)
-        self._deviation = worst
+        worst = deviation if self.deviation is None else torch.maximum(self.deviation, deviation)
+        self.deviation = worst
 
     def note_scores(self, score_TE: Tensor) -> None:
         """Sum the gate scores by rank, a token's highest first (Figure 8)."""
@@ -146,17 +147,12 @@ class LayerMeter:
             return load_GE
         return load_GE.view(len(load_GE), -1, self._local).sum(dim=2)
 
-    def share_deviation(self) -> None:
-        """Take the worst deviation of all processes for this one's."""
-        if self._deviation is not None:
-            self._deviation = self.layer.ranks.highest(self._deviation)
-
     def broken(self) -> Tensor:
         """Return how many promises this layer broke so far: a scalar on its device."""
         names = ("violations", "pad_slots", "unenforced")
         broken = sum((self._sums[name] for name in names if name in self._sums), torch.tensor(0))
-        if self._deviation is not None:
-            broken = broken + (self._deviation > self._tolerance).to(broken.device)
+        if self.deviation is not None:
+            broken = broken + (self.deviation > self._tolerance).to(broken.device)
         return broken
 
     def count(self, name: str) -> int:
@@ -189,7 +185,7 @@ class LayerMeter:
                     )
                 ],
             },
-            "weight_deviation": 0.0 if self._deviation is None else float(self._deviation),
+            "weight_deviation": 0.0 if self.deviation is None else float(self.deviation),
         }
 
     def _scores(self) -> list[float] | None:
@@ -245,8 +241,7 @@ class Meter:
         Raises:
             EnforcementError: Naming the layers and what they broke.
         """
-        for layer in self.layers:
-            layer.share_deviation()
+        self._share_deviations()
         broken = [layer.broken() for layer in self.layers]
         if not any(int(n) for n in broken):
             return
@@ -259,6 +254,14 @@ class Meter:
             if int(n)
         ]
         raise EnforcementError("capacity not enforced: " + "; ".join(details))
+
+    def _share_deviations(self) -> None:
+        """Take the worst deviations of all processes for this one's, so that all of them raise."""
+        noted = [layer for layer in self.layers if layer.deviation is not None]
+        if noted and noted[0].layer.ranks is not ALONE:
+            own = torch.stack([layer.deviation for layer in noted if layer.deviation is not None])
+            for layer, worst in zip(noted, noted[0].layer.ranks.highest(own), strict=True):
+                layer.deviation = worst
 
     def proofs(self) -> dict[str, Any]:
         """Return the five promises of the semantics with what was checked, JSON-ready."""
