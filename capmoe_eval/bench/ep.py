@@ -54,6 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--candidates", nargs="+", default=["local"], help="of expanded_drop: local, global, ranked"
     )
     add("--granularities", nargs="+", default=["expert"], help="expert, device")
+    add("--layers", type=int, default=0, help="also the prefill of a model with so many MoE layers")
+    add("--prompt", type=int, default=512, help="prefill: tokens of a sequence")
     add("--dtype", default="float32", help=", ".join(_DTYPES))
     add("--device", default="auto", help="auto, cpu, cuda")
     add("--repeats", type=int, default=10)
@@ -158,17 +160,30 @@ class _Bench:
 
     def _point(self, tokens: int, routing: dict[str, Any], logits: Tensor) -> dict[str, Any]:
         from capmoe_eval.parallel.emulation import EmulatedLayer, Link
+        from capmoe_eval.parallel.prefill import EmulatedPrefill, RankedPrefill
         from capmoe_eval.parallel.timing import RankedLayer, measured_link, time_methods
 
         repeats = {"repeats": self._given.repeats, "warmup": self._given.warmup}
         point: dict[str, Any] = {"tokens_per_rank": tokens, "routing": routing}
+        n_layers, batch = self._given.layers, (tokens, self._given.prompt)
         if self._world is None:
             alone = EmulatedLayer(self._shape, logits, self._ranks, self._link, **self._where)
-            timings = time_methods(alone, self._methods, **repeats)
-            return {**point, "timings": _rows(timings)}
+            point["timings"] = _rows(time_methods(alone, self._methods, **repeats))
+            if n_layers:
+                whole = EmulatedPrefill(self._shape, alone, n_layers, *batch, **self._where)
+                point["prefill"] = self._prefill(time_methods(whole, self._methods, **repeats))
+            return point
         layer = RankedLayer(self._shape, logits, self._world, **self._where)
         timings = time_methods(layer, self._methods, **repeats)
-        rows = _rows(timings)
+        point["timings"] = _rows(timings)
+        if n_layers:
+            rest = [
+                RankedLayer(self._shape, logits, self._world, seed=number, **self._where)
+                for number in range(1, n_layers)
+            ]
+            model = RankedPrefill(self._shape, [layer, *rest], *batch, **self._where)
+            point["prefill"] = self._prefill(time_methods(model, self._methods, **repeats))
+            del model, rest
         if self._given.validate:
             del layer
             latency, bandwidth = measured_link(self._world, self._where["device"])
@@ -183,7 +198,11 @@ class _Bench:
                         "errors": _errors(timings, emulated),
                         "timings": _rows(emulated),
                     }
-        return {**point, "timings": rows}
+        return point
+
+    def _prefill(self, timings: Mapping[str, Timing]) -> dict[str, Any]:
+        said = {"layers": self._given.layers, "prompt": self._given.prompt}
+        return {**said, "timings": _rows(timings)}
 
 
 def _methods(given: argparse.Namespace, ranks: int) -> dict[str, Method]:
@@ -278,8 +297,6 @@ def _errors(
 
 def _table(content: Mapping[str, Any]) -> str:
     """Return the result as text."""
-    from capmoe_eval.parallel.timing import PHASES
-
     shape = content["shape"]
     lines = [
         f"{shape['name']}: H={shape['hidden']} E={shape['n_experts']} K={shape['top_k']}, "
@@ -287,27 +304,36 @@ def _table(content: Mapping[str, Any]) -> str:
         content["note"] or f"measured on {content['ranks']} processes ({content['backend']})",
     ]
     for point in content["points"]:
-        routing = point["routing"]
-        lines += [
-            "",
-            f"{point['tokens_per_rank']} tokens per rank, peak load {routing['peak']:.2f} × mean",
-            f"{'method':<28}{'ms':>9}{'speedup':>9}{'quartiles':>14}{'ideal':>7}{'reached':>9}"
-            f"{'dropped':>9}  " + "".join(f"{phase:>9}" for phase in PHASES),
-        ]
-        for row in point["timings"]:
-            speedup, reached = row["speedup"], row["reached"]
-            lines.append(
-                f"{row['method']:<28}{1e3 * row['seconds']['total']['median']:>9.2f}"
-                f"{speedup['median']:>9.2f}"
-                f"{speedup['low']:>8.2f}–{speedup['high']:.2f} "
-                f"{row['ideal_rank']:>7.2f}"
-                f"{'–' if reached is None else f'{100 * reached:.0f} %':>9}"
-                f"{100 * row['load']['dropped_share']:>7.1f} %  "
-                + "".join(f"{1e3 * row['seconds'][phase]['median']:>9.2f}" for phase in PHASES)
-            )
+        peak = point["routing"]["peak"]
+        lines += ["", f"{point['tokens_per_rank']} tokens per rank, peak load {peak:.2f} × mean"]
+        lines += _timing_lines(point["timings"])
+        if "prefill" in point:
+            whole = point["prefill"]
+            lines += [f"prefill, {whole['layers']} layers, prompts of {whole['prompt']}"]
+            lines += _timing_lines(whole["timings"])
         for name, error in point.get("validation", {}).get("errors", {}).items():
             lines.append(
                 f"  emulated {name}: total {100 * error['total']:+.0f} %, "
                 f"speedup {100 * error['speedup']:+.0f} %"
             )
     return "\n".join(lines)
+
+
+def _timing_lines(rows: list[dict[str, Any]]) -> list[str]:
+    """Return a heading and a line per method; milliseconds are medians."""
+    phases = [phase for phase in rows[0]["seconds"] if phase != "total"]
+    lines = [
+        f"{'method':<28}{'ms':>9}{'speedup':>9}{'quartiles':>14}{'ideal':>7}{'reached':>9}"
+        f"{'dropped':>9}  " + "".join(f"{phase:>9}" for phase in phases)
+    ]
+    for row in rows:
+        speedup, reached = row["speedup"], row["reached"]
+        quartiles = f"{speedup['low']:.2f}–{speedup['high']:.2f}"
+        lines.append(
+            f"{row['method']:<28}{1e3 * row['seconds']['total']['median']:>9.2f}"
+            f"{speedup['median']:>9.2f}{quartiles:>14}{row['ideal_rank']:>7.2f}"
+            f"{'–' if reached is None else f'{100 * reached:.0f} %':>9}"
+            f"{100 * row['load']['dropped_share']:>7.1f} %  "
+            + "".join(f"{1e3 * row['seconds'][phase]['median']:>9.2f}" for phase in phases)
+        )
+    return lines

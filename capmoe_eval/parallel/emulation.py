@@ -21,7 +21,7 @@ from capmoe_eval.parallel.layer import (
     random_experts,
     rank_tokens,
 )
-from capmoe_eval.parallel.timing import Clock, Load, Pass, load_of, untimed
+from capmoe_eval.parallel.timing import PHASES, Clock, Load, Pass, load_of, untimed
 
 _BEFORE = ("gate", "decide", "permute")
 
@@ -133,7 +133,8 @@ class EmulatedLayer:
         back = self.link.seconds(pairs_RR.T * row_bytes)
         before = max(sum(clock.seconds[phase] for phase in _BEFORE) for clock in clocks)
         total = before + there + slowest["experts"] + back + slowest["combine"]
-        return {**slowest, "dispatch": there, "return": back, "total": total}
+        parts = {**slowest, "dispatch": there, "return": back}
+        return {phase: parts[phase] for phase in PHASES} | {"total": total}
 
     @torch.no_grad()
     def load(self, method: Method) -> Load:

@@ -7,6 +7,7 @@ Two ways: :class:`RankedLayer`, on real processes, and
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,7 @@ from torch import Tensor
 from capmoe_eval.method import Method
 from capmoe_eval.parallel.dispatch import announce, run_experts, send_back, send_rows
 from capmoe_eval.parallel.layer import (
+    Lap,
     LayerShape,
     RankTokens,
     Routed,
@@ -151,21 +153,26 @@ class RankedLayer:
     @torch.no_grad()
     def run(self, method: Method) -> Pass:
         """Pass the batch through the layer, and return the slowest rank's times."""
-        phases, whole = Clock(self._device, self._barrier), Clock(self._device, self._barrier)
-        self._forward(method, phases.lap)
+        phases, whole = Clock(self._device, self.barrier), Clock(self._device, self.barrier)
+        self.forward(method, phases.lap)
         with whole.lap("total"):
-            output_TH = self._forward(method, untimed)
+            output_TH = self.forward(method, untimed)
         seconds = phases.seconds | whole.seconds
-        slowest = self.world.highest(
-            torch.tensor(list(seconds.values()), dtype=torch.float64, device=self._device)
-        )
-        return Pass(dict(zip(seconds, slowest.tolist(), strict=True)), output_TH)
+        return Pass(slowest(seconds, self.world, self._device), output_TH)
 
-    def _forward(
-        self, method: Method, lap: Callable[..., contextlib.AbstractContextManager[None]]
-    ) -> Tensor:
+    def forward(self, method: Method, lap: Lap, hidden_TH: Tensor | None = None) -> Tensor:
+        """Return the layer's output for this rank's tokens [T, H].
+
+        Args:
+            method: The method.
+            lap: Times each phase.
+            hidden_TH: Hidden states in place of the layer's own random ones.
+        """
+        tokens = self._tokens
+        if hidden_TH is not None:
+            tokens = dataclasses.replace(tokens, hidden_TH=hidden_TH)
         group = self.world.group
-        routed = self._router(self._tokens, method, lap)
+        routed = self._router(tokens, method, lap)
         with lap("dispatch"):
             exchange = announce(routed.packed.counts_RL, group)
             arrived_AH = send_rows(routed.packed.rows_PH, exchange, group)
@@ -186,8 +193,15 @@ class RankedLayer:
         )
         return load_of(counts_RL, int(kept), int(dropped), int(sent), self._shape, self._tokens)
 
-    def _barrier(self) -> None:
+    def barrier(self) -> None:
+        """Wait for all ranks."""
         dist.barrier(group=self.world.group)
+
+
+def slowest(seconds: Mapping[str, float], world: World, device: torch.device) -> dict[str, float]:
+    """Return the times of the slowest rank, each part on its own."""
+    own = torch.tensor(list(seconds.values()), dtype=torch.float64, device=device)
+    return dict(zip(seconds, world.highest(own).tolist(), strict=True))
 
 
 def _counts(routed: Routed, rank: int, device: torch.device) -> tuple[Tensor, ...]:
@@ -208,6 +222,9 @@ def load_of(
         rank_load=counts_RL.sum(dim=1).tolist(),
         sent_bytes=sent * row_bytes,
     )
+
+
+_GAIN = 1.05  # an ideal speedup below has no share that could be told from noise
 
 
 @dataclass(frozen=True)
@@ -238,7 +255,7 @@ class Timing:
         ideal_expert: The fullest expert's load before over that after: N_max / max(C, …), the
             speedup of a rank with one expert that does nothing else.
         ideal_rank: The same of the fullest rank's experts together.
-        reached: How much of the gain of ``ideal_rank`` the speedup has; None if there is none.
+        reached: How much of the gain of ``ideal_rank`` the speedup has; None if that is too small.
     """
 
     seconds: dict[str, Spread]
@@ -283,12 +300,12 @@ def time_methods(
         )
         ideal_rank = max(full.rank_load) / max(1, *load.rank_load)
         timings[name] = Timing(
-            seconds={part: Spread.of([p[part] for p in passes]) for part in (*PHASES, "total")},
+            seconds={part: Spread.of([p[part] for p in passes]) for part in passes[0]},
             speedup=speedup,
             load=load,
             ideal_expert=max(full.expert_load) / max(1, *load.expert_load),
             ideal_rank=ideal_rank,
-            reached=(speedup.median - 1) / (ideal_rank - 1) if ideal_rank > 1.001 else None,
+            reached=(speedup.median - 1) / (ideal_rank - 1) if ideal_rank > _GAIN else None,
         )
     return timings
 

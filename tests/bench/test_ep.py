@@ -52,7 +52,8 @@ def test_alone_it_is_emulated_and_says_so(
 
 
 def test_on_ranks_it_is_measured_and_holds_the_emulation_against_it(tmp_path: Path) -> None:
-    command = ["-m", "capmoe_eval.bench", *QUICK, "--validate", "--out", str(tmp_path)]
+    more = ["--validate", "--layers", "2", "--prompt", "16"]
+    command = ["-m", "capmoe_eval.bench", *QUICK, *more, "--out", str(tmp_path)]
     said = run_ranks(command, 2, timeout=90)
     assert "measured on 2 processes (gloo)" in said[0] and said[1] == ""
     (path,) = tmp_path.iterdir()
@@ -61,6 +62,9 @@ def test_on_ranks_it_is_measured_and_holds_the_emulation_against_it(tmp_path: Pa
     assert content["kind"] == "measured" and content["note"] is None and content["link"] is None
     check(content, 2)
     (point,) = content["points"]
+    methods = {row["method"] for row in point["prefill"]["timings"]}
+    assert methods == set(point["validation"]["errors"]) and len(methods) == 3
+    assert all(row["seconds"]["total"]["median"] > 0 for row in point["prefill"]["timings"])
     validation = point["validation"]
     assert "EMULATED" in validation["note"] and validation["link"]["bandwidth"] > 0
     for ours, theirs in zip(point["timings"], validation["timings"], strict=True):

@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from capmoe_eval.errors import UsageError
 from capmoe_eval.method import Method
 from capmoe_eval.parallel.emulation import EmulatedLayer, Link
 from capmoe_eval.parallel.layer import LayerShape
+from capmoe_eval.parallel.prefill import EmulatedPrefill
 from capmoe_eval.parallel.skew import skewed_logits
 from capmoe_eval.parallel.timing import PHASES, Clock, Load, Pass, Spread, time_methods
 from tests.parallel.processes import run_ranks
@@ -106,6 +108,16 @@ def test_the_emulated_total_is_that_of_the_slowest_rank() -> None:
     assert max(seconds.values()) == seconds["total"] <= parts + 1e-9
 
 
+def test_an_emulated_prefill_is_its_dense_part_and_its_layers() -> None:
+    prefill = EmulatedPrefill(SHAPE, layer(Link(latency=0.25)), 3, 20, 5, device=CPU)
+    done = prefill.run(METHODS["score"])
+    assert done.output_TH.shape[:2] == (4, 1)
+    assert done.seconds["moe"] > 3 * 0.75  # three exchanges in each of three layers
+    assert done.seconds["total"] == done.seconds["dense"] + done.seconds["moe"]
+    with pytest.raises(UsageError, match="prompt=7: 20 tokens"):
+        EmulatedPrefill(SHAPE, layer(), 3, 20, 7, device=CPU)
+
+
 def test_a_clock_waits_and_adds_up() -> None:
     waited: list[int] = []
     clock = Clock(CPU, lambda: waited.append(1))
@@ -153,6 +165,7 @@ import sys, torch
 from datetime import timedelta
 from capmoe_eval.method import Method
 from capmoe_eval.parallel import World
+from capmoe_eval.parallel.prefill import RankedPrefill
 from capmoe_eval.parallel.skew import skewed_logits
 from capmoe_eval.parallel.timing import RankedLayer, measured_link, time_methods
 from tests.parallel.test_timing import CPU, METHODS, SHAPE
@@ -165,6 +178,12 @@ timings = time_methods(timed, METHODS, repeats=2, warmup=1)
 assert all(part.median > 0 for part in timings["score"].seconds.values())
 latency, bandwidth = measured_link(world, CPU, repeats=2)
 assert latency > 0 and bandwidth > 0
+layers = [RankedLayer(SHAPE, skewed_logits(40, 8, 2, 2.5), world, device=CPU) for _ in range(2)]
+prefill = RankedPrefill(SHAPE, layers, 20, 5, device=CPU)
+written = [prefill.run(methods[name]) for name in ("dropless", "score", "dropless")]
+assert written[0].output_TH.shape[:2] == (4, 1) and set(written[0].seconds) == {"total"}
+assert torch.equal(written[0].output_TH, written[2].output_TH)
+assert not torch.equal(written[0].output_TH, written[1].output_TH)
 result = (outputs, {name: vars(load) for name, load in loads.items()})
 torch.save(result, f"{sys.argv[1]}/{world.rank}.pt")
 """
