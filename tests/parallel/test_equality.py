@@ -112,6 +112,24 @@ def test_they_write_the_same(case: str, ranks: list[Results], emulated: dict[str
         same(rank["olmoe"][case]["report"], expected["report"])
 
 
+def test_a_rank_may_be_called_with_its_own_sequences(
+    ranks: list[Results], emulated: dict[str, Results]
+) -> None:
+    expected = emulated["olmoe"]["score"]
+    tokens_BS, mask_BS = cases.batch()
+    for number, rank in enumerate(ranks):
+        rows = own_rows(len(tokens_BS), number, len(ranks))
+        width = rank["own"]["logits"].shape[1]
+        real_BS = mask_BS[rows, :width]
+        torch.testing.assert_close(
+            rank["own"]["logits"][real_BS],
+            expected["logits"][rows, :width][real_BS],
+            rtol=1e-4,
+            atol=2e-5,
+        )
+        same(rank["own"]["report"], expected["report"])
+
+
 def test_transformers_own_loading_gives_the_same(
     ranks: list[Results], emulated: dict[str, Results]
 ) -> None:
@@ -132,6 +150,7 @@ def test_every_rank_proves_the_stock_logits(ranks: list[Results]) -> None:
 def test_what_cannot_be_is_refused_in_one_line(ranks: list[Results], size: int) -> None:
     said = ranks[0]["refused"]
     assert said["ranks"].startswith(f"ep_size=1: the model's experts are spread over {size}")
+    assert 'load it with ep_implementation="capmoe"' in said["stock"]
     assert "already" in said["twice"]
     assert "torch.no_grad()" in said["gradients"]
     if size == 4:

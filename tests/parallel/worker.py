@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -20,6 +22,8 @@ from capmoe_eval.parallel import (
     shard_experts,
     split_batches,
 )
+from capmoe_eval.parallel import model as parallel_model
+from capmoe_eval.parallel.world import own_rows
 from capmoe_eval.reroute import capacity_aware
 from tests.parallel import cases
 
@@ -38,10 +42,12 @@ def main(directory: Path) -> None:
     split_batches(olmoe)
     with capacity_aware(olmoe, "score", gamma=1.0, ep_size=world.size) as meter:
         results["proof"] = meter.proofs()["stock_at_infinity"]
+    results["own"] = _own_batches(world)
     results["native"] = _native(directory, world)
     results["refused"] = {
         "ranks": _refusal(lambda: capacity_aware(olmoe, "score", gamma=1.0).__enter__()),
         "twice": _refusal(lambda: shard_experts(olmoe)),
+        "stock": _stock("all_to_all"),
         "gradients": _refusal(lambda: olmoe(cases.batch()[0])),
     }
     if world.size == 4:
@@ -49,6 +55,25 @@ def main(directory: Path) -> None:
         results["refused"]["uneven"] = _refusal(lambda: shard_experts(uneven))
     torch.save(results, directory / f"{world.rank}.pt")
     dist.barrier()
+
+
+def _own_batches(world: World) -> dict[str, Any]:
+    """Call the model with this rank's sequences alone, in a batch of its own width."""
+    model = cases.model("olmoe", world.size)
+    shard_experts(model)
+    tokens_BS, mask_BS = cases.batch()
+    rows = own_rows(len(tokens_BS), world.rank, world.size)
+    width = int(mask_BS[rows].sum(dim=1).max())
+    score = cases.methods(world.size)["score"]
+    return cases.measure(model, score, tokens_BS[rows, :width], mask_BS[rows, :width])
+
+
+def _stock(implementation: str) -> str:
+    """Return why a model is refused whose experts transformers spreads by itself."""
+    model = cases.model("mixtral", dist.get_world_size())
+    with mock.patch.object(parallel_model, "IMPLEMENTATION", implementation), suppress(UsageError):
+        shard_experts(model)
+    return _refusal(lambda: capacity_aware(model, "score", gamma=1.0).__enter__())
 
 
 def _native(directory: Path, world: World) -> dict[str, Any]:
