@@ -151,6 +151,7 @@ def test_what_cannot_be_is_refused_in_one_line(ranks: list[Results], size: int) 
     said = ranks[0]["refused"]
     assert said["ranks"].startswith(f"ep_size=1: the model's experts are spread over {size}")
     assert 'load it with ep_implementation="capmoe"' in said["stock"]
+    assert said["disagree"] == "parallel=ep: the processes disagree about cells; start them alike"
     assert "already" in said["twice"]
     assert "torch.no_grad()" in said["gradients"]
     if size == 4:
