@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -47,12 +48,23 @@ def methods(size: int) -> dict[str, Method]:
 
 
 CASES = tuple(methods(1))
-#: Batches of the case "score" that a rank must survive: sequences, and the real tokens of each.
+#: Batches that a rank must survive: the real tokens of each sequence.
 EDGES = {
     "one_sequence": [12],
     "a_rank_without_tokens": [12, 5, 0, 0],
     "a_token": [1],
 }
+EDGE_METHODS = (
+    "baseline",
+    "random",
+    "score",
+    "score_sequence",
+    "score_pads_count",
+    "expert_drop",
+    "expanded_local",
+    "expanded_device",
+    "token_reroute",
+)
 
 
 def model(family: str, size: int) -> PreTrainedModel:
@@ -146,8 +158,10 @@ def everything(family: str, model: PreTrainedModel, size: int) -> dict[str, dict
     }
     if family == "olmoe":
         score = methods(size)["score"]
-        for name in EDGES:
-            results[name] = measure(model, score, *edge_batch(name), out_of_band=True)
+        for edge, name in itertools.product(EDGES, EDGE_METHODS):
+            results[f"{edge}/{name}"] = measure(
+                model, methods(size)[name], *edge_batch(edge), out_of_band=True
+            )
         constrained = Method("score", 0.5, ep_size=size, decode="constrained")
         results["generate"] = generate(model, score)
         results["generate_constrained"] = generate(model, constrained)

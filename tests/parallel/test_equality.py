@@ -90,14 +90,15 @@ def test_ranks_give_what_the_emulation_gives(
         assert bool(dropped) == (case not in ("baseline", "infinity")), "the case tests nothing"
 
 
+@pytest.mark.parametrize("method", cases.EDGE_METHODS)
 @pytest.mark.parametrize("edge", cases.EDGES)
 def test_ranks_without_sequences_or_tokens_take_part(
-    edge: str, ranks: list[Results], emulated: dict[str, Results]
+    edge: str, method: str, ranks: list[Results], emulated: dict[str, Results]
 ) -> None:
-    expected = emulated["olmoe"][edge]
+    expected = emulated["olmoe"][f"{edge}/{method}"]
     _, mask_BS = cases.edge_batch(edge)
     for rank in ranks:
-        ours = rank["olmoe"][edge]
+        ours = rank["olmoe"][f"{edge}/{method}"]
         torch.testing.assert_close(
             ours["logits"][mask_BS], expected["logits"][mask_BS], rtol=1e-4, atol=2e-5
         )
