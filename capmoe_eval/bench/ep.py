@@ -12,6 +12,7 @@ import datetime
 import json
 import platform
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +86,9 @@ def run(given: argparse.Namespace) -> int:
     if min(*given.tokens, given.repeats) < 1 or given.warmup < 0:
         raise UsageError("tokens, repeats: must be whole numbers of at least 1")
     shape, device = SHAPES[given.shape], _device(given.device)
+    trace = None if given.trace is None else _trace(given.trace, given.layer)
+    if trace is not None:  # the sizes of the layer, the experts of the record
+        shape = dataclasses.replace(shape, n_experts=len(trace.load), top_k=trace.top_k)
     started = process_count()
     ranks = started or given.ranks or (6 if shape.n_experts == 60 else 8)
     if started and given.ranks not in (None, started):
@@ -93,7 +97,8 @@ def run(given: argparse.Namespace) -> int:
     methods = _methods(given, ranks)
     world = _join(device) if started else None
     link = Link(given.bandwidth, given.latency)
-    bench = _Bench(shape, ranks, methods, world, link, device, getattr(torch, given.dtype), given)
+    where = {"device": device, "dtype": getattr(torch, given.dtype)}
+    bench = _Bench(shape, ranks, methods, world, link, where, trace, given)
     content = {
         "schema": SCHEMA,
         "command": "ep",
@@ -119,6 +124,15 @@ def run(given: argparse.Namespace) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class _Trace:
+    """What a recorded layer was asked for: its name, the load of every expert, and its K."""
+
+    name: str
+    load: list[int]
+    top_k: int
+
+
 class _Bench:
     """Times the points of a grid."""
 
@@ -129,33 +143,35 @@ class _Bench:
         methods: Mapping[str, Method],
         world: World | None,
         link: Any,
-        device: torch.device,
-        dtype: torch.dtype,
+        where: dict[str, Any],
+        trace: _Trace | None,
         given: argparse.Namespace,
     ) -> None:
         self._shape, self._ranks, self._methods = shape, ranks, methods
         self._world, self._link, self._given = world, link, given
-        self._where: dict[str, Any] = {"device": device, "dtype": dtype}
+        self._where, self._trace = where, trace
 
     def points(self, tokens: int) -> list[dict[str, Any]]:
         """Return the timings of one size of batch under every routing."""
         return [self._point(tokens, *routing) for routing in self._routings(tokens)]
 
     def _routings(self, tokens: int) -> list[tuple[dict[str, Any], Tensor]]:
+        import torch
+
         from capmoe_eval.parallel.skew import peak_load, skewed_logits, traced_logits
 
         shape, total = self._shape, tokens * self._ranks
-        if self._given.trace is not None:
-            name, load_E = _trace(self._given.trace, self._given.layer, shape)
-            logits = traced_logits(total, load_E, shape.top_k)
-            return [({"trace": name, "peak": peak_load(logits, shape.top_k)}, logits)]
+        if self._trace is not None:
+            logits = traced_logits(total, torch.tensor(self._trace.load), shape.top_k)
+            said = {"trace": self._trace.name, "peak": peak_load(logits, shape.top_k)}
+            return [(said, logits)]
         routings = []
         for peak in self._given.peaks:
             logits = skewed_logits(
                 total, shape.n_experts, shape.top_k, peak, together=self._given.together
             )
             said = {"wanted_peak": peak, "together": self._given.together}
-            routings.append(({**said, "peak": peak_load(logits, shape.top_k)}, logits))
+            routings.append((said | {"peak": peak_load(logits, shape.top_k)}, logits))
         return routings
 
     def _point(self, tokens: int, routing: dict[str, Any], logits: Tensor) -> dict[str, Any]:
@@ -218,23 +234,21 @@ def _methods(given: argparse.Namespace, ranks: int) -> dict[str, Method]:
     return methods
 
 
-def _trace(path: Path, number: int | None, shape: LayerShape) -> tuple[str, Tensor]:
-    """Return the loads of a recorded layer and what to call them."""
-    import torch
+def _trace(path: Path, number: int | None) -> _Trace:
+    """Return what a layer of a record was asked for; without a number, that of its busiest layer.
 
+    Raises:
+        UsageError: If there is no such record or layer.
+    """
     record = read_record(path)
     layers = record.capmoe["layers"]
     if number is None:
         number = max(range(len(layers)), key=lambda n: max(layers[n]["load_before"], default=0))
     if not 0 <= number < len(layers):
         raise UsageError(f"layer={number}: the record has MoE layers 0 to {len(layers) - 1}")
-    load = layers[number]["load_before"]
-    if (len(load), layers[number]["top_k"]) != (shape.n_experts, shape.top_k):
-        raise UsageError(
-            f"trace={path}: has {len(load)} experts and top-{layers[number]['top_k']}, the shape "
-            f"{shape.n_experts} and top-{shape.top_k}"
-        )
-    return f"{record.model} {record.task} {layers[number]['name']}", torch.tensor(load)
+    layer = layers[number]
+    name = f"{record.model} {record.task} {layer['name']}"
+    return _Trace(name, layer["load_before"], layer["top_k"])
 
 
 def _device(name: str) -> torch.device:

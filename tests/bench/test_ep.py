@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 from capmoe_eval.bench.__main__ import main
+from capmoe_eval.cell import Cell, ModelId, TaskId
+from capmoe_eval.method import Method
 from capmoe_eval.parallel.timing import PHASES
+from capmoe_eval.record import PROOFS, SCHEMA, Record
 from tests.parallel.processes import run_ranks
 
 QUICK = ["ep", "--tokens", "48", "--repeats", "2", "--warmup", "0", "--peaks", "4", "--gammas", "1"]
@@ -72,6 +75,42 @@ def test_on_ranks_it_is_measured_and_holds_the_emulation_against_it(tmp_path: Pa
         error = validation["errors"][ours["method"]]
         ratio = theirs["seconds"]["total"]["median"] / ours["seconds"]["total"]["median"]
         assert error["total"] == pytest.approx(ratio - 1)
+
+
+def test_a_records_layer_gives_experts_and_loads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ModelId("mine", "tiny:mixtral")
+    task = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm")
+    cell = Cell(model, Method("score", 1.0, ep_size=2), task, 4)
+    quiet = {"name": "model.layers.0.mlp", "top_k": 2, "load_before": [25] * 8}
+    busy = {
+        "name": "model.layers.1.mlp",
+        "top_k": 2,
+        "load_before": [90, 40, 20, 10, 10, 10, 10, 10],
+    }
+    part = {key: {} for key in ("documents", "load", "provenance")} | {
+        "schema": SCHEMA,
+        "cell": cell.identity(),
+        "digest": cell.digest,
+        "value": 0.5,
+        "stderr": None,
+        "n": 4,
+        "layers": [quiet, busy],
+        "proofs": {name: {} for name in PROOFS},
+    }
+    Record({"capmoe": part}, tmp_path / "record.json").write()
+    words = ["--trace", str(tmp_path / "record.json"), "--out", str(tmp_path / "out")]
+    assert status(*QUICK, "--tokens", "400", "--ranks", "2", *words) == 0
+    (path,) = (tmp_path / "out").iterdir()
+    content = json.loads(path.read_text())
+    assert (content["shape"]["n_experts"], content["shape"]["top_k"]) == (8, 2)
+    (point,) = content["points"]
+    assert point["routing"]["trace"] == "mine obqa model.layers.1.mlp"
+    load = point["timings"][0]["load"]["expert_load"]
+    assert load[0] / sum(load) == pytest.approx(90 / 200, abs=0.02)
+    assert status(*QUICK, *words, "--layer", "2") == 2
+    assert "layer=2: the record has MoE layers 0 to 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

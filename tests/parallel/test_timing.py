@@ -30,9 +30,9 @@ METHODS = {
 }
 
 
-def layer(link: Link | None = None) -> EmulatedLayer:
+def layer(link: Link | None = None, ranks: int = 2) -> EmulatedLayer:
     logits = skewed_logits(40, 8, 2, 2.5, seed=4)
-    return EmulatedLayer(SHAPE, logits, 2, link or Link(), device=CPU)
+    return EmulatedLayer(SHAPE, logits, ranks, link or Link(), device=CPU)
 
 
 def by_hand(timed: EmulatedLayer, method: Method) -> Tensor:
@@ -59,9 +59,10 @@ class _nothing:  # noqa: N801 - reads as a statement
 
 
 def run_expert(timed: EmulatedLayer, expert: int, hidden_H: Tensor) -> Tensor:
-    owner = timed._experts[expert // 4]
-    gate, up = (owner.gate_up_proj[expert % 4] @ hidden_H).chunk(2)  # type: ignore[index]
-    return owner.down_proj[expert % 4] @ (nn.functional.silu(gate) * up)  # type: ignore[index]
+    local = 8 // len(timed._experts)
+    owner = timed._experts[expert // local]
+    gate, up = (owner.gate_up_proj[expert % local] @ hidden_H).chunk(2)  # type: ignore[index]
+    return owner.down_proj[expert % local] @ (nn.functional.silu(gate) * up)  # type: ignore[index]
 
 
 @pytest.mark.parametrize("name", ["dropless", *METHODS])
