@@ -337,14 +337,14 @@ def _timing_lines(rows: list[dict[str, Any]]) -> list[str]:
     """Return a heading and a line per method; milliseconds are medians."""
     phases = [phase for phase in rows[0]["seconds"] if phase != "total"]
     lines = [
-        f"{'method':<28}{'ms':>9}{'speedup':>9}{'quartiles':>14}{'ideal':>7}{'reached':>9}"
+        f"{'method':<38}{'ms':>9}{'speedup':>9}{'quartiles':>14}{'ideal':>7}{'reached':>9}"
         f"{'dropped':>9}  " + "".join(f"{phase:>9}" for phase in phases)
     ]
     for row in rows:
         speedup, reached = row["speedup"], row["reached"]
         quartiles = f"{speedup['low']:.2f}–{speedup['high']:.2f}"
         lines.append(
-            f"{row['method']:<28}{1e3 * row['seconds']['total']['median']:>9.2f}"
+            f"{row['method']:<38}{1e3 * row['seconds']['total']['median']:>9.2f}"
             f"{speedup['median']:>9.2f}{quartiles:>14}{row['ideal_rank']:>7.2f}"
             f"{'–' if reached is None else f'{100 * reached:.0f} %':>9}"
             f"{100 * row['load']['dropped_share']:>7.1f} %  "
