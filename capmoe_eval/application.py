@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Sequence
 
 from hydra.errors import HydraException, MissingConfigException
@@ -13,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from capmoe_eval.configuration import Plan, config_directory
 from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.launched import process_rank
 
 
 def execute(plans: Sequence[Plan]) -> int:
@@ -30,6 +32,8 @@ def execute(plans: Sequence[Plan]) -> int:
     from capmoe_eval.summary import summary
 
     outcome = run(plans)
+    if process_rank() and any(plan.parallel == "ep" for plan in plans):
+        return 1 if outcome.failures else 0  # rank 0 says it
     if outcome.records:
         print(summary(outcome.records))
         skipped = len(outcome.records) - outcome.computed
@@ -48,17 +52,26 @@ def run_command(command: Callable[[], int | None]) -> int:
     try:
         return command() or 0
     except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return _say(str(error))
     except MissingConfigException as error:
-        print(f"error: {_missing(error)}", file=sys.stderr)
-        return 2
+        return _say(_missing(error))
     except (HydraException, OmegaConfBaseException) as error:
-        print(f"error: {_refused(error)}", file=sys.stderr)
-        return 2
+        return _say(_refused(error))
     except KeyboardInterrupt:
         print("interrupted: finished cells are kept, the same command continues", file=sys.stderr)
         return 130
+
+
+def _say(mistake: str) -> int:
+    """Print a mistake in one line and return the status.
+
+    Where several processes make the same one, rank 0 says it, and torchrun then ends the others;
+    what only another rank has to complain of comes a little later.
+    """
+    if process_rank():
+        time.sleep(3)
+    print(f"error: {mistake}", file=sys.stderr)
+    return 2
 
 
 def _missing(error: MissingConfigException) -> str:

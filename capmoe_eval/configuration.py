@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from capmoe_eval.cell import Cell, ModelId, TaskId
 from capmoe_eval.datasource import DataSource, cache_directory, data_source
 from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.launched import PARALLEL
 from capmoe_eval.method import Method
 
 _KNOBS = tuple(field.name for field in dataclasses.fields(Method) if field.name != "name")
@@ -30,6 +31,8 @@ class Plan:
         device: Where the model goes.
         device_map: How a large model is spread.
         threads: CPU threads of torch, or None for its own choice.
+        parallel: ``none``, or ``ep``: each of the processes that ``torchrun`` started is a rank. It
+            gives the same numbers, and so is no part of the cell.
         overwrite: Whether a finished cell is computed again.
         note: What must be said of the model's numbers, or None.
     """
@@ -40,6 +43,7 @@ class Plan:
     device: str = "auto"
     device_map: str | None = None
     threads: int | None = None
+    parallel: str = "none"
     overwrite: bool = False
     note: str | None = None
 
@@ -208,6 +212,8 @@ def merge(batches: Sequence[Sequence[Plan]]) -> list[Plan]:
 
 def _plan(config: Mapping[str, Any], task_name: str) -> Plan:
     model, task = config["model"], config["tasks"][task_name]
+    if str(config["parallel"]) not in PARALLEL:
+        raise bad_choice("parallel", config["parallel"], PARALLEL)
     source = data_source(config["data"]["root"], config["data"]["name"])
     cell = Cell(
         model=ModelId(
@@ -240,6 +246,7 @@ def _plan(config: Mapping[str, Any], task_name: str) -> Plan:
         device=str(config["device"]),
         device_map=config["device_map"],
         threads=config["threads"],
+        parallel=str(config["parallel"]),
         overwrite=bool(config["overwrite"]),
         note=model["note"],
     )

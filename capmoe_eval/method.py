@@ -153,16 +153,20 @@ class Method:
         effective = set(_EFFECTIVE[self.name])
         if "m" in effective and self.candidates != "ranked":
             effective.discard("m")
-        uses_ranks = (
-            self.scope == "batch"
-            or self.granularity == "device"
-            or (self.name == "expanded_drop" and self.candidates == "local")
-        )
-        if not uses_ranks:
+        if not self.uses_ranks:
             effective.discard("ep_size")
         for knob in dataclasses.fields(self):
             if knob.name not in effective and knob.name not in ("name", "gamma"):
                 self._set(knob.name, knob.default)
+
+    @property
+    def uses_ranks(self) -> bool:
+        """Whether what it does depends on the number of ranks."""
+        return "ep_size" in _EFFECTIVE[self.name] and (
+            self.scope == "batch"
+            or self.granularity == "device"
+            or (self.name == "expanded_drop" and self.candidates == "local")
+        )
 
     # The answers to the three questions.
 

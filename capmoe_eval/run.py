@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import itertools
 import os
 import tempfile
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 from capmoe_eval.cell import ModelId
 from capmoe_eval.configuration import Plan
 from capmoe_eval.errors import UsageError
+from capmoe_eval.launched import process_count, process_rank
 from capmoe_eval.progress import Progress
 from capmoe_eval.record import Record, read_record, unwritable
 
@@ -51,6 +53,8 @@ def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
             dataset that is not in ``data.root``, or a mistake that concerns all cells, such as a
             model that cannot be loaded. Nothing was computed.
     """
+    for plan in plans:
+        _check_processes(plan)
     from capmoe_eval.harness.tasks import ready
 
     plans = [dataclasses.replace(plan, source=ready(plan.source)) for plan in plans]
@@ -60,11 +64,33 @@ def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
         _check_writable(root)
     outcome = Outcome()
     if missing:
-        progress = progress or Progress(len(missing))
+        progress = progress or Progress(len(missing), io.StringIO() if process_rank() else None)
         known = {r.cell.model: r for r in finished.values() if r is not None}
         finished |= {r.path: r for r in _compute(missing, known, progress, outcome)}
     outcome.records = [record for plan in plans if (record := finished[plan.path]) is not None]
     return outcome
+
+
+def _check_processes(plan: Plan) -> None:
+    """Refuse expert parallelism over another number of processes than the cell has ranks."""
+    if plan.parallel != "ep":
+        return
+    ranks, started = plan.cell.method.ep_size, process_count()
+    if started is None:
+        raise UsageError(
+            "parallel=ep: needs one process per rank; start them with torchrun --nproc-per-node "
+            f"{ranks} -m capmoe_eval … parallel=ep ep_size={ranks}"
+        )
+    if plan.cell.method.uses_ranks and ranks != started:
+        raise UsageError(
+            f"ep_size={ranks}: torchrun started {started} processes, and under parallel=ep each is "
+            f"a rank; set ep_size={started}, or start {ranks}"
+        )
+    if plan.device_map is not None:
+        raise UsageError(
+            f"device_map={plan.device_map}: under parallel=ep every process has one device; set "
+            "device_map=null"
+        )
 
 
 def _finished(plan: Plan) -> Record | None:
@@ -110,7 +136,7 @@ def _compute(
     library = TaskLibrary()
 
     def key(plan: Plan) -> tuple[object, ...]:
-        return (plan.cell.model, plan.device, plan.device_map)
+        return (plan.cell.model, plan.device, plan.device_map, plan.parallel)
 
     order: dict[tuple[object, ...], int] = {}
     for plan in plans:
@@ -124,19 +150,25 @@ def _compute(
         for plan in cells:
             try:
                 if lm is None:
-                    placement = Placement(first.device, first.device_map, first.threads)
+                    placement = Placement(
+                        first.device, first.device_map, first.threads, first.parallel
+                    )
                     loaded = load_lm(first.cell.model, placement, batch_size=1)
                     _check_weights(loaded.model, known.get(first.cell.model))
+                    loaded.agree("the cells to compute", "\n".join(str(p.path) for p in plans))
                     lm = loaded
                     lm.on_rows = progress.rows
                 progress.start(plan.cell)
                 record = evaluate(plan.cell, lm, library, plan.source, root=plan.root)
-                record.write()
+                if not process_rank():
+                    record.write()
             except Exception as error:
-                if os.environ.get("CAPMOE_DEBUG") or _hopeless(
-                    error, by_model, lm is not None, outcome
+                if (
+                    os.environ.get("CAPMOE_DEBUG")
+                    or _hopeless(error, by_model, lm is not None, outcome)
+                    or (plan.parallel == "ep" and not (isinstance(error, UsageError) and lm))
                 ):
-                    raise
+                    raise  # the other processes may wait for us: all of them must end
                 reason = _one_line(error)
                 progress.fail(plan.cell, reason)
                 outcome.failures.append((str(plan.cell), reason))

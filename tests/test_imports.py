@@ -22,6 +22,7 @@ HEAVY = ("torch", "transformers", "lm_eval", "datasets", "pandas", "matplotlib")
         "capmoe_eval.site.__main__",
         "capmoe_eval.replication.__main__",
         "capmoe_eval.record",
+        "capmoe_eval.bench.__main__",
         "hydra_plugins.capmoe_launcher.launcher",
     ],
 )

@@ -8,7 +8,6 @@ that ``hf`` would give it; with ``method=baseline`` its log-likelihoods are thos
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -17,12 +16,14 @@ import torch
 from lm_eval.api.registry import register_model
 from lm_eval.models import huggingface
 from lm_eval.models.huggingface import HFLM
-from torch import Tensor
+from torch import Tensor, nn
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.harness.batching import deal
+from capmoe_eval.launched import process_count
 from capmoe_eval.method import Method
 from capmoe_eval.reroute import Meter, capacity_aware
+from capmoe_eval.reroute.ranks import EXPERTS_RANKS
 
 _KNOBS = {field.name for field in dataclasses.fields(Method)} - {"name"}
 
@@ -51,12 +52,15 @@ class CapmoeLM(HFLM):
     ) -> None:
         knobs = {knob: kwargs.pop(knob) for knob in _KNOBS & kwargs.keys()}
         chosen = method if isinstance(method, Method) else Method(method, gamma, **knobs)
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        worlds = _worlds(pretrained)
+        if (process_count() or 1) > 1 and not worlds:
             raise UsageError(
                 "WORLD_SIZE: capmoe runs in one process (a capacity concerns a whole batch); place "
-                "a large model with device_map=auto or parallelize=True instead"
+                "a large model with device_map=auto or parallelize=True instead, or make every "
+                "process a rank: torchrun --nproc-per-node R -m capmoe_eval parallel=ep ep_size=R"
             )
         super().__init__(pretrained, **kwargs)
+        self._worlds = worlds
         self._lengths: list[int] = []
         self._routing = ExitStack()
         self.quiet = False  # whether lm-eval's own progress bars stay away
@@ -83,6 +87,15 @@ class CapmoeLM(HFLM):
         """Restore the model to what it was."""
         self._routing.close()
         self._routing = ExitStack()
+
+    def agree(self, what: str, text: str) -> None:
+        """Make sure that all processes that share the model were asked for the same.
+
+        Raises:
+            UsageError: In all of them, if they differ.
+        """
+        for world in self._worlds:
+            world.agree(what, text, self.device)
 
     def get_model_info(self) -> dict[str, Any]:
         """Return lm-eval's model information and the meter's report, for its result file."""
@@ -145,6 +158,14 @@ class CapmoeLM(HFLM):
         output: Tensor = super()._model_generate(context, *args, **kwargs)
         self.on_rows(len(context))
         return output
+
+
+def _worlds(pretrained: Any) -> list[Any]:
+    """Return the group of processes that share a loaded model's experts, if there is one."""
+    if not isinstance(pretrained, nn.Module):
+        return []
+    found = (getattr(module, EXPERTS_RANKS, None) for module in pretrained.modules())
+    return list({id(world): world for world in found if world is not None}.values())
 
 
 @contextmanager

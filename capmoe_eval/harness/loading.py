@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,14 @@ class Placement:
         device_map: How to spread a large model, as transformers says it (``auto``, ``balanced``);
             None puts all of it on ``device``.
         threads: CPU threads of torch; None for its own choice.
+        parallel: ``none``, or ``ep``: over the processes that ``torchrun`` started, each with E/R
+            experts and its own sequences of every batch.
     """
 
     device: str = "auto"
     device_map: str | None = None
     threads: int | None = None
+    parallel: str = "none"
 
 
 def load_lm(model: ModelId, placement: Placement, batch_size: int | str) -> CapmoeLM:
@@ -52,7 +56,9 @@ def load_lm(model: ModelId, placement: Placement, batch_size: int | str) -> Capm
     if placement.threads is not None:
         torch.set_num_threads(placement.threads)
     tokenizer = _tokenizer(model)
-    if model.pretrained.startswith((ZOO, TINY)):
+    if placement.parallel == "ep":
+        loaded = _spread(model, placement, tokenizer)
+    elif model.pretrained.startswith((ZOO, TINY)):
         loaded = _embedded(model, tokenizer).to(device)
     else:
         loaded = _pretrained(model, placement, device)
@@ -63,6 +69,29 @@ def load_lm(model: ModelId, placement: Placement, batch_size: int | str) -> Capm
     lm.release()
     lm.quiet = True
     return lm
+
+
+def _spread(model: ModelId, placement: Placement, tokenizer: Any) -> Any:
+    """Return this process's part of a model: its experts, and its sequences of every batch."""
+    from capmoe_eval.parallel import World, distributed_config, shard_experts, split_batches
+
+    device = _device(placement.device)
+    if device == torch.device("cuda"):  # none in particular
+        device = _device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
+        torch.cuda.set_device(device)
+    world = World.join(device)
+    if model.pretrained.startswith((ZOO, TINY)):
+        loaded = _embedded(model, tokenizer).to(device)
+        shard_experts(loaded, device.type)
+    elif world.size == 1:
+        loaded = _pretrained(model, placement, device)
+        shard_experts(loaded, device.type)
+    else:
+        loaded = _pretrained(
+            model, placement, device, distributed_config=distributed_config(world.size)
+        )
+    split_batches(loaded)
+    return loaded
 
 
 def _device(name: str) -> torch.device:
@@ -90,13 +119,14 @@ def _embedded(model: ModelId, tokenizer: Any) -> Any:
     return tiny_model(family, vocab_size=len(tokenizer), dtype=dtype)
 
 
-def _pretrained(model: ModelId, placement: Placement, device: torch.device) -> Any:
+def _pretrained(model: ModelId, placement: Placement, device: torch.device, **spread: Any) -> Any:
+    where = spread or {"device_map": placement.device_map or {"": device}}
     try:
         return AutoModelForCausalLM.from_pretrained(
             model.pretrained,
             revision=model.revision,
             dtype=getattr(torch, model.dtype),
-            device_map=placement.device_map or {"": device},
+            **where,
         ).eval()
     except torch.OutOfMemoryError as error:
         raise UsageError(

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from capmoe_eval.reroute.ranks import EXPERTS_RANKS
+
 _PACKAGES = (
     "capmoe-eval",
     "torch",
@@ -37,7 +39,7 @@ def provenance(model: nn.Module) -> dict[str, Any]:
         "versions": _versions(),
         "git_revision": _git_revision(),
         "model": {
-            "class": type(model).__name__,
+            "class": type(model).__name__.removeprefix("FSDP"),  # so named where FSDP spreads it
             "commit": getattr(model.config, "_commit_hash", None),
             "parameters": sum(p.numel() for p in model.parameters()),
             "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
@@ -46,6 +48,7 @@ def provenance(model: nn.Module) -> dict[str, Any]:
         },
         "device": _device(next(model.parameters()).device),
         "threads": torch.get_num_threads(),
+        "parallel": _parallel(model),
     }
 
 
@@ -64,6 +67,8 @@ def weights_hash(model: nn.Module) -> str:
             if tensor.is_meta:
                 digest.update(b"offloaded")
                 continue
+            if hasattr(tensor, "full_tensor"):
+                tensor = tensor.full_tensor()  # noqa: PLW2901 - spread over processes
             flat = tensor.detach().reshape(-1)
             step = max(1, -(-flat.numel() // _SAMPLE))
             sample = flat[::step].contiguous().cpu()
@@ -71,6 +76,15 @@ def weights_hash(model: nn.Module) -> str:
         known = digest.hexdigest()[:16]
         model.capmoe_weights_hash = known  # type: ignore[assignment]
     return str(known)
+
+
+def _parallel(model: nn.Module) -> dict[str, Any] | None:
+    """Return how the experts are spread over processes, or None if one has them all."""
+    for module in model.modules():
+        world: Any = getattr(module, EXPERTS_RANKS, None)
+        if world is not None:
+            return {"kind": "ep", "ranks": world.size, "backend": world.backend}
+    return None
 
 
 def _device(device: torch.device) -> dict[str, Any]:

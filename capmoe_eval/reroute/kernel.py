@@ -56,14 +56,18 @@ def kept_pairs_forward(
         index_TS[token_P, slot_P].unsqueeze(1),
         weight_TS[token_P, slot_P].unsqueeze(1),
     )
-    return _combine(rows_PH, keep_TS).to(hidden_TH.dtype)
+    return combine(rows_PH, keep_TS).to(hidden_TH.dtype)
 
 
-def _combine(rows_PH: Tensor, keep_TS: Tensor) -> Tensor:
-    """Sum the rows of each token in float32 [T, H].
+def combine(rows_PH: Tensor, keep_TS: Tensor) -> Tensor:
+    """Sum the rows of each token in float32, in slot order [T, H].
 
     Rows come token by token, so a token's k-th row is at its start + k: one step per k, without
     atomics, gives the same sum every time on every device.
+
+    Args:
+        rows_PH: The weighted outputs of the kept pairs, token by token and slot by slot.
+        keep_TS: Which slots are kept.
     """
     count_T = keep_TS.sum(dim=1)
     start_T = count_T.cumsum(dim=0) - count_T

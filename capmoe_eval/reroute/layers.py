@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.reroute.gates import GateRecipe, find_recipe
+from capmoe_eval.reroute.ranks import ALONE, Ranks, ranks_of
 
 _PROBE_ROWS = 64
 
@@ -25,6 +26,7 @@ class MoeLayer:
         recipe: How the router makes scores and weights.
         n_experts: Routed experts E.
         top_k: Experts K per token.
+        ranks: The processes that share its experts.
     """
 
     name: str
@@ -33,6 +35,7 @@ class MoeLayer:
     recipe: GateRecipe
     n_experts: int
     top_k: int
+    ranks: Ranks = ALONE
 
 
 def find_moe_layers(model: nn.Module) -> list[MoeLayer]:
@@ -65,7 +68,13 @@ def _is_experts(module: nn.Module) -> bool:
 
 
 def _understand(model_name: str, name: str, parent: nn.Module, experts: nn.Module) -> MoeLayer:
-    n_experts = int(experts.num_experts)  # type: ignore[arg-type]
+    ranks = ranks_of(experts)
+    if experts._is_expert_parallel and ranks is ALONE:
+        raise UsageError(
+            f"model={model_name}: its experts are spread over processes by another implementation; "
+            'load it with ep_implementation="capmoe", which drops before it sends'
+        )
+    n_experts = int(experts.num_experts) * ranks.size  # type: ignore[arg-type]
     reasons = []
     for child_name, child in parent.named_children():
         if child is experts or type(child) is nn.Linear:
@@ -85,7 +94,7 @@ def _understand(model_name: str, name: str, parent: nn.Module, experts: nn.Modul
                 "sigmoid scores of its logits, normalised or not"
             )
             continue
-        return MoeLayer(name, child, experts, recipe, n_experts, topk_TK.shape[-1])
+        return MoeLayer(name, child, experts, recipe, n_experts, topk_TK.shape[-1], ranks)
     raise UsageError(
         f"model={model_name}: the router of {name} is not understood: "
         f"{'; '.join(reasons) or 'no module beside the experts'}"
@@ -106,7 +115,16 @@ def _probe(router: nn.Module, experts: nn.Module) -> tuple[Tensor, Tensor, Tenso
     hidden_TH = torch.randn(_PROBE_ROWS, width, generator=torch.Generator().manual_seed(0))
     device = like.device if like.device.type != "meta" else torch.device("cpu")
     with torch.no_grad():
-        output = router(hidden_TH.to(device=device, dtype=like.dtype))
+        hidden_TH = hidden_TH.to(device=device, dtype=like.dtype)
+        # Parameters that FSDP keeps in parts are put together for this one call.
+        whole = {
+            name: parameter.full_tensor()
+            for name, parameter in router.named_parameters()
+            if hasattr(parameter, "full_tensor")
+        }
+        output = (
+            torch.func.functional_call(router, whole, (hidden_TH,)) if whole else router(hidden_TH)
+        )
     if not isinstance(output, tuple) or len(output) != 3:
         raise TypeError("it does not return (logits, weights, indices)")
     logits_TE, weight_TK, topk_TK = output

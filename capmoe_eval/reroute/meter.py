@@ -13,6 +13,7 @@ from capmoe_eval.errors import EnforcementError
 from capmoe_eval.reroute.gates import tolerance
 from capmoe_eval.reroute.layers import MoeLayer
 from capmoe_eval.reroute.plan import GAMMA_GRID, ForwardPlan
+from capmoe_eval.reroute.ranks import ALONE
 from capmoe_eval.routing import Method, TokenGroups, experts_per_rank
 
 # Shape suffixes: N rows of the batch, T counted tokens, K = top-k, S slots, E experts, G groups,
@@ -45,7 +46,7 @@ class LayerMeter:
         self._sums: dict[str, Tensor] = {}
         self._peaks: dict[str, list[Tensor]] = {}
         self._demand_GE: Tensor | None = None
-        self._deviation: Tensor | None = None
+        self.deviation: Tensor | None = None
         self._score_by_rank_E: Tensor | None = None
         self._tolerance = 0.0
 
@@ -62,12 +63,13 @@ class LayerMeter:
         """Count what the router asked for, before any capacity."""
         self._demand_GE = _loads(topk_TK, torch.ones_like(topk_TK), groups, self.layer.n_experts)
         self._tolerance = tolerance(dtype)
-        worst = deviation if self._deviation is None else torch.maximum(self._deviation, deviation)
-        self._deviation = worst
+        worst = deviation if self.deviation is None else torch.maximum(self.deviation, deviation)
+        self.deviation = worst
 
     def note_scores(self, score_TE: Tensor) -> None:
         """Sum the gate scores by rank, a token's highest first (Figure 8)."""
         ranked_E = score_TE.double().sort(dim=-1, descending=True).values.sum(dim=0)
+        ranked_E = self.layer.ranks.total(ranked_E)
         known = self._score_by_rank_E
         self._score_by_rank_E = ranked_E if known is None else known + ranked_E
 
@@ -79,23 +81,29 @@ class LayerMeter:
         if demand_GE is None:
             raise EnforcementError(f"{self.layer.name}: the experts ran without their router")
         self._demand_GE = None
-        every_row_counts = groups.n_tokens == groups.n_rows
-        index_TS = index_NS if every_row_counts else index_NS[groups.rows_T]
+        everyone = groups.every_row_counts
+        index_TS = index_NS if everyone else index_NS[groups.rows_T]
         computed_TS = index_TS < n_experts
         kept_GE = _loads(index_TS.clamp_max(n_experts - 1), computed_TS, groups, n_experts)
-        own_TK = computed_TS[:, :top_k]
-        dropped = (~own_TK).sum()
+        dropped = (~computed_TS[:, :top_k]).sum()
+        added = computed_TS[:, top_k:].sum()
+        lost_all = (~computed_TS.any(dim=1)).sum()
+        pad_slots = torch.zeros_like(dropped)
+        if not untouched and not everyone:
+            pad_slots = (index_NS < n_experts).sum() - computed_TS.sum()
+        demand_GE, kept_GE, dropped, added, lost_all, pad_slots = self.layer.ranks.totals(
+            demand_GE, kept_GE, dropped, added, lost_all, pad_slots
+        )
 
         self.forwards += 1
         self._add("tokens", groups.n_tokens)
         self._add("assignments", groups.n_tokens * top_k)
         self._add("dropped", dropped)
-        self._add("added", computed_TS[:, top_k:].sum())
-        self._add("lost_all", (~computed_TS.any(dim=1)).sum())
+        self._add("added", added)
+        self._add("lost_all", lost_all)
+        self._add("pad_slots", pad_slots)
         self._add("load_before", demand_GE.sum(dim=0))
         self._add("load_after", kept_GE.sum(dim=0))
-        if not untouched and not every_row_counts:
-            self._add("pad_slots", (index_NS < n_experts).sum() - computed_TS.sum())
         self._note_peaks(demand_GE, kept_GE, groups)
         self._note_bounds(demand_GE, kept_GE, dropped, plan)
 
@@ -143,8 +151,8 @@ class LayerMeter:
         """Return how many promises this layer broke so far: a scalar on its device."""
         names = ("violations", "pad_slots", "unenforced")
         broken = sum((self._sums[name] for name in names if name in self._sums), torch.tensor(0))
-        if self._deviation is not None:
-            broken = broken + (self._deviation > self._tolerance).to(broken.device)
+        if self.deviation is not None:
+            broken = broken + (self.deviation > self._tolerance).to(broken.device)
         return broken
 
     def count(self, name: str) -> int:
@@ -177,7 +185,7 @@ class LayerMeter:
                     )
                 ],
             },
-            "weight_deviation": 0.0 if self._deviation is None else float(self._deviation),
+            "weight_deviation": 0.0 if self.deviation is None else float(self.deviation),
         }
 
     def _scores(self) -> list[float] | None:
@@ -233,6 +241,7 @@ class Meter:
         Raises:
             EnforcementError: Naming the layers and what they broke.
         """
+        self._share_deviations()
         broken = [layer.broken() for layer in self.layers]
         if not any(int(n) for n in broken):
             return
@@ -245,6 +254,14 @@ class Meter:
             if int(n)
         ]
         raise EnforcementError("capacity not enforced: " + "; ".join(details))
+
+    def _share_deviations(self) -> None:
+        """Take the worst deviations of all processes for this one's, so that all of them raise."""
+        noted = [layer for layer in self.layers if layer.deviation is not None]
+        if noted and noted[0].layer.ranks is not ALONE:
+            own = torch.stack([layer.deviation for layer in noted if layer.deviation is not None])
+            for layer, worst in zip(noted, noted[0].layer.ranks.highest(own), strict=True):
+                layer.deviation = worst
 
     def proofs(self) -> dict[str, Any]:
         """Return the five promises of the semantics with what was checked, JSON-ready."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from capmoe_eval.reroute.ranks import ALONE, Ranks
 from capmoe_eval.routing import (
     Method,
     TokenGroups,
@@ -44,10 +45,23 @@ class ForwardPlan:
     _limits: dict[object, Tensor | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, method: Method, number: int, *, counted_BS: Tensor, decode: bool) -> ForwardPlan:
-        """Return the plan of a forward over a batch with these counted tokens."""
+    def of(
+        cls,
+        method: Method,
+        number: int,
+        *,
+        counted_BS: Tensor,
+        decode: bool,
+        ranks: Ranks = ALONE,
+    ) -> ForwardPlan:
+        """Return the plan of a forward over a batch with these counted tokens.
+
+        Where several processes share the batch, ``counted_BS`` is this one's part.
+        """
         constrained = method.decode == "constrained" or not decode
-        groups = group_tokens(counted_BS, ep_size=method.ep_size, scope=method.scope)
+        own_B = counted_BS.sum(dim=1)
+        share = ranks.share(own_B[:0] if ranks.idle else own_B)
+        groups = group_tokens(counted_BS, ep_size=method.ep_size, scope=method.scope, share=share)
         return cls(number, decode, constrained, counted_BS, groups)
 
     def groups_on(self, device: torch.device) -> TokenGroups:

@@ -15,7 +15,15 @@ from capmoe_eval.reroute.kernel import KERNEL
 from capmoe_eval.reroute.layers import MoeLayer, expected_moe_layers, find_moe_layers
 from capmoe_eval.reroute.meter import LayerMeter, Meter
 from capmoe_eval.reroute.plan import ForwardPlan
-from capmoe_eval.routing import Assignment, Method, Scores, assign, experts_per_rank
+from capmoe_eval.reroute.ranks import ALONE
+from capmoe_eval.routing import (
+    Assignment,
+    Method,
+    Scores,
+    assign,
+    expert_load,
+    experts_per_rank,
+)
 
 # Shape suffixes: B sequences, S positions (of a batch) or slots (of a token), N = B·S rows,
 # T counted tokens, K = top-k, E experts.
@@ -63,6 +71,7 @@ def capacity_aware(
     layers = find_moe_layers(model)
     for layer in layers:
         experts_per_rank(layer.n_experts, chosen.ep_size)
+    _check_ranks(layers, chosen)
     meter = Meter(layers, chosen, expected_moe_layers(model.config))
     hooked = meter.proofs()["every_layer_hooked"]
     if not hooked["passed"]:
@@ -74,6 +83,17 @@ def capacity_aware(
         meter.stock_at_infinity = _prove_stock_at_infinity(model, layers, chosen)
     with _hooked(model, layers, meter):
         yield meter
+
+
+def _check_ranks(layers: list[MoeLayer], method: Method) -> None:
+    """Refuse a number of ranks that is not that of the processes which share the experts."""
+    sizes = {layer.ranks.size for layer in layers if layer.ranks is not ALONE}
+    if method.uses_ranks and sizes - {method.ep_size}:
+        (size,) = sizes
+        raise UsageError(
+            f"ep_size={method.ep_size}: the model's experts are spread over {size} processes, each "
+            f"of which is a rank; set ep_size={size}"
+        )
 
 
 def _method(name: str, gamma: float | None, knobs: dict[str, Any]) -> Method:
@@ -95,7 +115,8 @@ def _hooked(model: Any, layers: list[MoeLayer], meter: Meter) -> Iterator[None]:
             setattr(layer.router, _ACTIVE, True)
             experts.capmoe_stock = experts.config._experts_implementation
             experts.capmoe_untouched = True
-        if not meter.method.is_stock:
+        # Experts that are spread over processes never see a dropped slot: it is not sent.
+        if not meter.method.is_stock and layers[0].ranks is ALONE:
             model.set_experts_implementation(KERNEL)
             _check_kernel(layers)
         for handle in session.install():
@@ -133,6 +154,7 @@ class _Session:
         self._layers = layers
         self._meter = meter
         self._signature = inspect.signature(model.forward)
+        self._ranks = layers[0].ranks
         self._plan: ForwardPlan | None = None
 
     def install(self) -> Iterator[Any]:
@@ -165,7 +187,7 @@ class _Session:
         counted_BS = self._counted(given.get("attention_mask"), tokens)
         meter = self._meter
         self._plan = ForwardPlan.of(
-            meter.method, meter.forwards, counted_BS=counted_BS, decode=decode
+            meter.method, meter.forwards, counted_BS=counted_BS, decode=decode, ranks=self._ranks
         )
         meter.forwards += 1
         meter.decode_forwards += decode
@@ -174,9 +196,13 @@ class _Session:
         """Return which tokens of the batch count [B, S]."""
         n_sequences, n_positions = tokens.shape[:2]
         everyone_BS = torch.ones(n_sequences, n_positions, dtype=torch.bool, device=tokens.device)
+        if self._ranks.idle:
+            return ~everyone_BS
         if self._meter.method.count_padding:
             return everyone_BS
         mask_BS = self._meter.real_tokens_BS
+        if mask_BS is not None:
+            mask_BS = self._ranks.own(mask_BS)
         if mask_BS is None:
             if attention_mask is None:
                 return everyone_BS
@@ -232,7 +258,7 @@ class _Session:
                 raise EnforcementError(
                     f"{layer.name}: {len(topk_NK)} rows for {groups.n_rows} tokens"
                 )
-            everyone = groups.n_tokens == groups.n_rows
+            everyone = groups.every_row_counts
             rows = slice(None) if everyone else groups.rows_T
             weight_TK, topk_TK = weight_NK[rows], topk_NK[rows]
             scores = layer.recipe.scores(layer.router, logits_NE[rows], topk_TK)
@@ -241,7 +267,10 @@ class _Session:
             if method.is_stock:
                 meter.note_scores(scores.score_TE)
                 return None
-            assignment = assign(scores, method, groups, stream=(number, plan.number))
+            load_E = None
+            if method.name == "expert_drop":
+                load_E = layer.ranks.total(expert_load(topk_TK, layer.n_experts))
+            assignment = assign(scores, method, groups, stream=(number, plan.number), load_E=load_E)
             changed_T = assignment.changed_T(layer.top_k)
             if everyone and not bool(changed_T.any()):
                 return None
@@ -320,9 +349,10 @@ def _prove_stock_at_infinity(
     config: Any = model.config
     vocabulary = int(config.get_text_config().vocab_size)
     device = _input_device(model)
-    tokens = (torch.arange(16) * 7919 % vocabulary).view(2, 8).to(device)
-    padded_BS = torch.ones(2, 8, dtype=torch.bool, device=device)
-    padded_BS[1, 5:] = False
+    n_sequences = 2 * layers[0].ranks.size  # two for each process that shares the model
+    tokens = (torch.arange(8 * n_sequences) * 7919 % vocabulary).view(-1, 8).to(device)
+    padded_BS = torch.ones(n_sequences, 8, dtype=torch.bool, device=device)
+    padded_BS[1::2, 5:] = False
     never_binds = float(max(layer.n_experts for layer in layers))
 
     def stock() -> Tensor:

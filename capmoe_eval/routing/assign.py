@@ -84,7 +84,12 @@ def bucket_limits(
 
 
 def assign(
-    scores: Scores, method: Method, groups: TokenGroups, *, stream: tuple[int, int] = (0, 0)
+    scores: Scores,
+    method: Method,
+    groups: TokenGroups,
+    *,
+    stream: tuple[int, int] = (0, 0),
+    load_E: Tensor | None = None,
 ) -> Assignment:
     """Decide which (token, expert) pairs are kept.
 
@@ -97,6 +102,8 @@ def assign(
         method: The method.
         groups: The capacity groups of the T counted tokens.
         stream: (layer, forward number): with the method's seed it determines ``random``.
+        load_E: For ``expert_drop``: the load of every expert over the whole batch, where other
+            processes have parts of it; None: that of these scores.
 
     Returns:
         The assignment of the T counted tokens.
@@ -109,7 +116,7 @@ def assign(
     if method.is_stock:
         return Assignment(scores.topk_TK, torch.ones_like(scores.topk_TK, dtype=torch.bool))
     if method.name == "expert_drop":
-        return _silence_idle_experts(scores)
+        return _silence_idle_experts(scores, load_E)
     keeper = _Keeper(scores, method, groups, local, stream)
     if method.name == "token_reroute":
         return _reroute(scores, method, keeper)
@@ -180,7 +187,7 @@ def _score_key(score: Tensor) -> Tensor:
     return 0x7FFFFFFF - bits
 
 
-def _random_key(shape_TE: torch.Size, seed: int, stream: tuple[int, int]) -> Tensor:
+def _random_key(shape_TE: tuple[int, int], seed: int, stream: tuple[int, int]) -> Tensor:
     """Return random integers in [0, 2^31) [T, E], the same on every device."""
     layer, forward = stream
     digest = hashlib.blake2b(f"{seed}/{layer}/{forward}".encode(), digest_size=7).digest()
@@ -212,7 +219,10 @@ class _Keeper:
         self._n_buckets = groups.n_groups * self._buckets_per_group
         self._random_TE: Tensor | None = None
         if method.keep == "random":
-            self._random_TE = _random_key(scores.score_TE.shape, method.seed, stream).to(device)
+            # Drawn for the whole batch, so that a process with a part of it draws no other numbers.
+            drawn_TE = _random_key((groups.n_tokens, n_experts), method.seed, stream)
+            own = slice(groups.first, groups.first + len(groups.rows_T))
+            self._random_TE = drawn_TE[own].to(device)
 
     def keep(self, index_TS: Tensor, valid_TS: Tensor) -> Tensor:
         """Return which of the valid slots [T, S] are kept."""
@@ -283,14 +293,20 @@ def _at_most_k(scores: Scores, method: Method, index_TS: Tensor, keep_TS: Tensor
 # The two methods that are not one pass of "list, order, keep".
 
 
-def _silence_idle_experts(scores: Scores) -> Assignment:
+def expert_load(topk_TK: Tensor, n_experts: int) -> Tensor:
+    """Return how many tokens chose each expert [E]."""
+    flat = topk_TK.reshape(-1)
+    load_E = torch.zeros(n_experts, dtype=torch.long, device=flat.device)
+    return load_E.scatter_add_(0, flat, torch.ones_like(flat))
+
+
+def _silence_idle_experts(scores: Scores, load_E: Tensor | None) -> Assignment:
     """Expert Drop: the max(1, floor(E/10)) experts with the lowest load receive nothing."""
     n_experts = scores.score_TE.shape[1]
-    flat = scores.topk_TK.reshape(-1)
-    load_E = torch.zeros(n_experts, dtype=torch.long, device=flat.device)
-    load_E.scatter_add_(0, flat, torch.ones_like(flat))
+    if load_E is None:
+        load_E = expert_load(scores.topk_TK, n_experts)
     idle = load_E.argsort(stable=True)[: max(1, n_experts // 10)]
-    silent_E = torch.zeros(n_experts, dtype=torch.bool, device=flat.device)
+    silent_E = torch.zeros(n_experts, dtype=torch.bool, device=load_E.device)
     silent_E[idle] = True
     return Assignment(scores.topk_TK, ~silent_E[scores.topk_TK])
 

@@ -70,10 +70,12 @@ class TokenGroups:
     Attributes:
         rows_T: Rows of the counted tokens in the flattened [B·S] batch, ascending.
         group_T: Capacity group of each counted token, ascending.
-        rank_T: Emulated rank of each counted token.
+        rank_T: Rank of each counted token.
         tokens: Counted tokens of each of the G groups (on the host, so that capacities are
             computed without waiting for a device).
         n_rows: N = B·S.
+        first: Where several processes share the batch: counted tokens of the processes before this
+            one. The rows are this process's own, the groups and their tokens everyone's.
     """
 
     rows_T: Tensor
@@ -81,6 +83,7 @@ class TokenGroups:
     rank_T: Tensor
     tokens: tuple[int, ...]
     n_rows: int
+    first: int = 0
 
     @property
     def n_groups(self) -> int:
@@ -92,6 +95,11 @@ class TokenGroups:
         """Number of counted tokens T over all groups."""
         return sum(self.tokens)
 
+    @property
+    def every_row_counts(self) -> bool:
+        """Whether every row at hand is a counted token."""
+        return len(self.rows_T) == self.n_rows
+
     def to(self, device: torch.device) -> TokenGroups:
         """Return the groups with their tensors on ``device``."""
         if self.rows_T.device == device:
@@ -102,10 +110,34 @@ class TokenGroups:
             self.rank_T.to(device),
             self.tokens,
             self.n_rows,
+            self.first,
         )
 
 
-def group_tokens(counted_BS: Tensor, *, ep_size: int = 1, scope: str = "batch") -> TokenGroups:
+@dataclass(frozen=True)
+class BatchShare:
+    """The sequences of a batch that several processes share, as one of them knows them.
+
+    Attributes:
+        tokens_B: Counted tokens of every sequence, of all processes.
+        owner_B: Which process has it; ascending.
+        size: Number of processes.
+        first: The first sequence that is this process's own.
+    """
+
+    tokens_B: Tensor
+    owner_B: Tensor
+    size: int
+    first: int
+
+
+def group_tokens(
+    counted_BS: Tensor,
+    *,
+    ep_size: int = 1,
+    scope: str = "batch",
+    share: BatchShare | None = None,
+) -> TokenGroups:
     """Spread the sequences of a batch over emulated ranks and form the capacity groups.
 
     Sequence b of B goes to rank ``floor(b·R/B)`` (contiguous blocks, as data parallelism would).
@@ -114,22 +146,30 @@ def group_tokens(counted_BS: Tensor, *, ep_size: int = 1, scope: str = "batch") 
 
     Args:
         counted_BS: Boolean [B, S]; True where the token counts in T and takes slots.
-        ep_size: Number of emulated ranks R.
+        ep_size: Number of ranks R.
         scope: ``batch`` or ``sequence``.
+        share: Where ``counted_BS`` is one process's part of a batch, what it is part of: the
+            process is then the rank (or all of them are one, where ``ep_size`` is 1).
     """
-    n_sequences, n_positions = counted_BS.shape
+    n_rows, n_positions = counted_BS.numel(), counted_BS.shape[1]
     device = counted_BS.device
-    rank_B = torch.arange(n_sequences, device=device) * ep_size // n_sequences
-    group_B = rank_B if scope == "batch" else torch.arange(n_sequences, device=device)
-    n_groups = ep_size if scope == "batch" else n_sequences
+    if share is None:
+        tokens_B, first = counted_BS.sum(dim=1), 0
+        rank_B = torch.arange(len(tokens_B), device=device) * ep_size // len(tokens_B)
+    else:
+        tokens_B, first = share.tokens_B, share.first
+        rank_B = share.owner_B * ep_size // share.size
+    group_B = rank_B if scope == "batch" else torch.arange(len(tokens_B), device=device)
+    n_groups = ep_size if scope == "batch" else len(tokens_B)
     tokens_G = torch.zeros(n_groups, dtype=torch.long, device=device)
-    tokens_G.scatter_add_(0, group_B, counted_BS.sum(dim=1))
+    tokens_G.scatter_add_(0, group_B, tokens_B)
     rows_T = counted_BS.reshape(-1).nonzero().squeeze(1)
-    sequence_T = rows_T // max(n_positions, 1)
+    sequence_T = first + rows_T // max(n_positions, 1)
     return TokenGroups(
         rows_T=rows_T,
         group_T=group_B[sequence_T],
         rank_T=rank_B[sequence_T],
         tokens=tuple(tokens_G.tolist()),
-        n_rows=n_sequences * n_positions,
+        n_rows=n_rows,
+        first=int(tokens_B[:first].sum()) if first else 0,
     )

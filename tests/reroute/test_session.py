@@ -350,9 +350,9 @@ def test_random_draws_by_layer_and_forward(monkeypatch: pytest.MonkeyPatch) -> N
     streams: list[tuple[int, int]] = []
     assign = session.assign
 
-    def noting(*args: Any, stream: tuple[int, int]) -> Assignment:
+    def noting(*args: Any, stream: tuple[int, int], **kwargs: Any) -> Assignment:
         streams.append(stream)
-        return assign(*args, stream=stream)
+        return assign(*args, stream=stream, **kwargs)
 
     model = make("olmoe")
     with capacity_aware(model, "random", gamma=0.5):

@@ -1,0 +1,1 @@
+"""The suite's own benchmarks: ``python -m capmoe_eval.bench``."""
