@@ -14,7 +14,7 @@ FIGURES  = fig1 fig2 fig7 fig8 fig9 fig12 fig13 fig14 fig15 fig16 fig17 fig18 fi
            pareto waste companions
 
 .DEFAULT_GOAL := help
-.PHONY: help install $(TABLES) table5 tables $(FIGURES) figures replicate claims report smoke test check clean
+.PHONY: help install $(TABLES) table5 tables $(FIGURES) figures replicate claims report bench-ep smoke test check clean
 
 help:  ## list the targets
 	@sed 's/^$$(TABLES):/table1:/' $(firstword $(MAKEFILE_LIST)) | grep -hE '^[a-z0-9-]+:.*## ' \
@@ -77,6 +77,10 @@ report: install  ## everything from finished results, and one site to browse: re
 	$(PY) -m capmoe_eval.tables all profile=$(PROFILE) $(ARGS); \
 	$(PY) -m capmoe_eval.figures all --formats svg profile=$(PROFILE) $(ARGS); wait; \
 	$(PY) -m capmoe_eval.site profile=$(PROFILE) $(ARGS)
+
+bench-ep: install  ## speedup under expert parallelism: two real ranks, and eight emulated
+	$(BIN)/torchrun --nproc-per-node 2 -m capmoe_eval.bench ep --together --validate $(ARGS)
+	$(PY) -m capmoe_eval.bench ep --ranks 8 --candidates local global $(ARGS)
 
 smoke: install  ## every method on every embedded family, a few documents each
 	$(PY) -m capmoe_eval experiment=smoke results_dir=$$(mktemp -d)/smoke
