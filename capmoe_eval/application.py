@@ -50,7 +50,12 @@ def execute(plans: Sequence[Plan]) -> int:
 def run_command(command: Callable[[], int | None]) -> int:
     """Call a command and return its status; turn the mistakes of a user into one line and 2."""
     try:
-        return command() or 0
+        status = command() or 0
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # the reader, such as `head`, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except UsageError as error:
         return _say(str(error))
     except MissingConfigException as error:

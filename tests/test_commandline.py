@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -213,6 +214,15 @@ def test_an_interrupt_is_no_traceback(shell: Shell, monkeypatch: pytest.MonkeyPa
         130,
         "interrupted: finished cells are kept, the same command continues\n",
     )
+
+
+def test_a_reader_that_has_read_enough_is_no_error() -> None:
+    words = [sys.executable, "-m", "capmoe_eval", "--help"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as told:
+        assert told.stdout is not None and told.stderr is not None
+        told.stdout.close()  # before anything is written
+        assert told.stderr.read() == ""
+    assert told.returncode == 0
 
 
 @pytest.mark.parametrize("name", options("experiment"))
