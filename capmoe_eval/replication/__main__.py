@@ -82,7 +82,8 @@ def _trainings(path: Path) -> Trainings:
     try:
         trainings: Trainings = json.loads(path.read_text(encoding="utf-8"))["trainings"]
         for training in trainings:
-            float(training["peaks"][0]), training["name"], training["origin"], training["seed"]
+            float(training["peaks"][0]), int(training["steps"])
+            training["name"], training["origin"], training["seed"]
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise UsageError(
             f"{path}: not a whole file of trainings ({error}); delete it, or make it anew with "

@@ -52,17 +52,18 @@ def _dropped(records: Sequence[Record]) -> float:
 
 def balance(_evidence: Evidence, trainings: Trainings) -> list[Finding]:
     """From scratch against upcycled: the same class, data, steps and seeds (Figures 1, 2, 13)."""
-    found: defaultdict[str, defaultdict[str, dict[int, float]]] = defaultdict(
+    found: defaultdict[tuple[str, int], defaultdict[str, dict[int, float]]] = defaultdict(
         lambda: defaultdict(dict)
     )
     for training in trainings:
         peak = statistics.fmean(training["peaks"])
-        found[training["name"]][training["origin"]][training["seed"]] = peak
+        study = training["name"], training["steps"]
+        found[study][training["origin"]][training["seed"]] = peak
     findings = []
-    for name, origins in found.items():
+    for (name, steps), origins in found.items():
         scratch, upcycled = origins["scratch"], origins["upcycled"]
         seeds = sorted(scratch.keys() & upcycled.keys())
-        label = f"{name}: peak load from scratch > upcycled, {len(seeds)} seeds"
+        label = f"{name}: peak load from scratch > upcycled, {len(seeds)} seeds of {steps} steps"
         by_seed = {f"seed {seed}": scratch[seed] - upcycled[seed] for seed in seeds}
         findings.append(_sampled(label, "× the mean load", by_seed))
     return findings or [Finding("peak load from scratch > upcycled", NOT_MEASURED)]

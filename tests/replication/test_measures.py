@@ -25,7 +25,7 @@ def test_the_share_that_expert_drop_removes_is_held_against_token_drops() -> Non
 
 def trainings(scratch: list[float], upcycled: list[float]) -> list[dict[str, object]]:
     return [
-        {"name": "mixtral", "origin": origin, "seed": seed, "peaks": [peak, peak + 2]}
+        {"name": "mixtral", "origin": origin, "seed": seed, "steps": 600, "peaks": [peak, peak + 2]}
         for origin, peaks in (("scratch", scratch), ("upcycled", upcycled))
         for seed, peak in enumerate(peaks)
     ]
@@ -44,6 +44,14 @@ def test_balance_has_students_interval_over_seeds() -> None:
     assert found.verdict == "contradicted"
     (found,) = balance(Evidence([]), trainings([2.0, 4.0, 3.0], [3.0, 3.0, 3.0]))
     assert found.verdict == "not shown"
+
+
+def test_trainings_of_other_lengths_are_not_mixed() -> None:
+    short = trainings([4.0, 4.0, 4.3], [2.0, 2.1, 2.0])
+    long = [{**training, "steps": 900} for training in trainings([2.0, 2.1], [4.0, 4.0])]
+    found = balance(Evidence([]), [*short, *long])
+    assert [finding.verdict for finding in found] == ["confirmed", "contradicted"]
+    assert found[0].label.endswith("3 seeds of 600 steps")
 
 
 def test_balance_needs_two_seeds() -> None:

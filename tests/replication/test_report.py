@@ -86,7 +86,7 @@ def test_training_seeds_are_read_and_a_damaged_file_is_refused(
 ) -> None:
     file = results / "results/training_seeds.json"
     seeds = [
-        {"name": "mixtral", "origin": origin, "seed": seed, "peaks": [peak + seed / 100]}
+        {"name": "mixtral", "origin": origin, "seed": seed, "steps": 9, "peaks": [peak + seed / 9]}
         for origin, peak in (("scratch", 3.0), ("upcycled", 2.0))
         for seed in range(3)
     ]
