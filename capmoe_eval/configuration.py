@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue
 
 from capmoe_eval.cell import Cell, ModelId, TaskId
 from capmoe_eval.datasource import DataSource, cache_directory, data_source
@@ -132,7 +133,11 @@ def _resolved(config: DictConfig, model: str | None) -> dict[str, Any]:
     config = OmegaConf.masked_copy(
         config, [str(key) for key in config if key not in ("grid", "parts")]
     )
-    plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    try:
+        plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue as error:
+        key = error.full_key
+        raise UsageError(f"Missing mandatory value: {key}; say {key}=…") from error
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 

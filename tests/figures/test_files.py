@@ -126,7 +126,7 @@ def test_a_missing_a_broken_and_a_foreign_record(
     assert f"{partial}: field 'capmoe.layers[1].grid' is not whole" in notes
     command = (
         "python -m capmoe_eval "
-        f"results_dir={root} model=tiny_olmoe method=baseline 'tasks=[obqa,piqa,rte]'"
+        f"results_dir={root} model=zoo_olmoe method=baseline 'tasks=[obqa,piqa,rte]'"
     )
     assert told["missing"]["commands"] == [command] and command in notes
 
@@ -141,7 +141,7 @@ def test_nothing_to_draw_is_an_error_of_that_figure_alone(
     error = capsys.readouterr().err
     assert error == (
         "error: fig1: none of its 1 records is there; measure them: python -m capmoe_eval "
-        f"{nowhere} model=tiny_olmoe method=baseline tasks=obqa\n"
+        f"{nowhere} model=zoo_olmoe method=baseline tasks=obqa\n"
     )
     only = tmp_path / "results"
     experiment = Experiment([f"results_dir={only}"])
@@ -223,8 +223,8 @@ def test_what_cannot_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert "leave it out" in capsys.readouterr().err
     assert run("fig1", "profile=zo") == 2
     assert "did you mean 'zoo'" in capsys.readouterr().err
-    short = Experiment(["profile.figures.models=[tiny_olmoe]"])
-    with pytest.raises(UsageError, match="fig16: shows model 4 of the profile, and profile tiny"):
+    short = Experiment(["profile.figures.models=[zoo_olmoe]"])
+    with pytest.raises(UsageError, match="fig16: shows model 4 of the profile, and profile zoo"):
         gather(get_figure("fig16"), short)
     with pytest.raises(UsageError, match=r"parts.curve.tasks=rt: did you mean 'rte'"):
         Experiment(["parts.curve.tasks=[rt]"]).plan("curve")
