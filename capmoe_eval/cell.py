@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,7 @@ class Cell:
             "shuffle": self.shuffle,
         }
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Ten hexadecimal digits that change when anything of the identity does."""
         canonical = json.dumps(self.identity(), sort_keys=True, separators=(",", ":"))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,11 +101,18 @@ def expand(config: DictConfig) -> Iterator[dict[str, Any]]:
     shared: dict[str, Any] = OmegaConf.to_container(config.grid, resolve=True)  # type: ignore[assignment]
     parts: dict[str, Any] = OmegaConf.to_container(config.parts, resolve=True)  # type: ignore[assignment]
     grids = {f"parts.{name}": shared | part for name, part in parts.items()} or {"grid": shared}
+    # Resolving is slow: once for each model, not at each point.
+    resolved = functools.cache(functools.partial(_resolved, config))
     for name, grid in grids.items():
-        yield from _expand(config, grid, name)
+        yield from _expand(config, resolved, grid, name)
 
 
-def _expand(config: DictConfig, grid: Mapping[str, Any], name: str) -> Iterator[dict[str, Any]]:
+def _expand(
+    config: DictConfig,
+    resolved: Callable[[str | None], dict[str, Any]],
+    grid: Mapping[str, Any],
+    name: str,
+) -> Iterator[dict[str, Any]]:
     for key, values in grid.items():
         if key not in config or key in ("grid", "parts"):
             raise bad_choice(name, key, [str(k) for k in config])
@@ -112,11 +120,9 @@ def _expand(config: DictConfig, grid: Mapping[str, Any], name: str) -> Iterator[
             raise UsageError(
                 f"{name}.{key}={values}: must be a list of values, for example [1.0, 2.0]"
             )
-    # Resolving is slow: once for each model, not at each point.
-    resolved = {choice: _resolved(config, choice) for choice in grid.get("model", [None])}
     for values in itertools.product(*grid.values()):
         point = dict(zip(grid, values, strict=True))
-        variant = resolved[point.pop("model", None)]
+        variant = resolved(point.pop("model", None))
         if "tasks" in point:
             task = point["tasks"]
             if task not in variant["tasks"]:

@@ -6,6 +6,7 @@ Needs no torch.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,6 +98,11 @@ def composed(overrides: Sequence[str]) -> DictConfig:
     Raises:
         HydraException: For an override that does not exist.
     """
+    return _composed(tuple(overrides)).copy()
+
+
+@functools.lru_cache(maxsize=64)  # a report asks for each of its experiments several times
+def _composed(overrides: tuple[str, ...]) -> DictConfig:
     register_resolvers()
     with initialize_config_dir(str(config_directory()), version_base="1.3"):
         config: DictConfig = compose("config", overrides=list(overrides))
