@@ -26,7 +26,7 @@ class Reader:
     """Reads each record once, whatever the number of tables that show it."""
 
     def __init__(self) -> None:
-        self._read: dict[Path, Record | UsageError] = {}
+        self._known: dict[Path, Record | UsageError] = {}
 
     def __call__(self, path: Path) -> Record:
         """Return the record at a path.
@@ -34,15 +34,23 @@ class Reader:
         Raises:
             UsageError: If it is no whole record.
         """
-        if path not in self._read:
+        if path not in self._known:
             try:
-                self._read[path] = read_record(path)
+                self._known[path] = self.read(path)
             except UsageError as error:
-                self._read[path] = error
-        found = self._read[path]
+                self._known[path] = error
+        found = self._known[path]
         if isinstance(found, UsageError):
             raise found
         return found
+
+    def read(self, path: Path) -> Record:
+        """Read a record for the first time; who needs more of a record checks it here.
+
+        Raises:
+            UsageError: If it is no whole record.
+        """
+        return read_record(path)
 
 
 @dataclass(frozen=True)

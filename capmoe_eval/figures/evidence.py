@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from capmoe_eval.configuration import Plan, load_option, plans
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.figures.commands import commands
 from capmoe_eval.figures.spec import FigureSpec
-from capmoe_eval.finished import composed
-from capmoe_eval.record import Record, read_record
+from capmoe_eval.finished import Reader, composed
+from capmoe_eval.record import Record
 
 # What the figures read of each layer, beside what `read_record` checks.
 _LAYER_LISTS = ("load_before", "load_after")
@@ -63,6 +62,22 @@ class Evidence:
         return [record for record in found.values() if model in (None, record.model)]
 
 
+class LayerReader(Reader):
+    """Refuses a record whose layers lack what the figures draw."""
+
+    def read(self, path: Path) -> Record:
+        """Read a record for the first time.
+
+        Raises:
+            UsageError: If it is no whole record, or a layer's statistics are not whole.
+        """
+        record = super().read(path)
+        problem = _problem(record)
+        if problem:
+            raise UsageError(f"{path}: {problem}; delete it to compute it anew")
+        return record
+
+
 @dataclass
 class Experiment:
     """The composed experiment ``figures``; its parts are planned once, when first asked for.
@@ -76,7 +91,7 @@ class Experiment:
 
     overrides: Sequence[str] = ()
     _plans: dict[str, list[Plan]] = field(default_factory=dict)
-    _read: dict[Path, Record | str] = field(default_factory=dict)
+    _reader: LayerReader = field(default_factory=LayerReader)
 
     def __post_init__(self) -> None:
         for word in self.overrides:
@@ -103,32 +118,19 @@ class Experiment:
         if part not in self._plans:
             if part not in self.config.parts:
                 raise bad_choice("parts", part, [str(name) for name in self.config.parts])
-            grid: dict[str, Any] = OmegaConf.to_container(self.config.parts[part], resolve=True)  # type: ignore[assignment]
             config = self.config.copy()
-            # The tasks of a point are planned together: a copy of the configuration is not cheap.
-            tasks = grid.pop("tasks", list(config.tasks))
-            unknown = [task for task in tasks if task not in config.tasks]
-            if unknown:
-                raise bad_choice(f"parts.{part}.tasks", unknown[0], [str(k) for k in config.tasks])
-            config.tasks = {task: self.config.tasks[task] for task in tasks}
-            config.parts, config.grid = {}, grid
+            config.grid, config.parts = {}, {part: self.config.parts[part]}
             self._plans[part] = plans(config)
         return self._plans[part]
 
     def record(self, path: Path) -> Record | str | None:
         """Return a record, or what is wrong with it, or None; each file is read once."""
-        if path not in self._read:
-            if not path.exists():
-                return None
-            try:
-                record = read_record(path)
-                problem = _problem(record)
-            except UsageError as error:
-                self._read[path] = str(error)
-            else:
-                wrong = f"{path}: {problem}; delete it to compute it anew"
-                self._read[path] = wrong if problem else record
-        return self._read[path]
+        if not path.exists():
+            return None
+        try:
+            return self._reader(path)
+        except UsageError as error:
+            return str(error)
 
 
 def gather(spec: FigureSpec, experiment: Experiment) -> Evidence:

@@ -26,14 +26,14 @@ GRIDS: Final = ("grid.", "parts.")
 class CheckedReader(Reader):
     """Reads each record once, and refuses one whose number is none."""
 
-    def __call__(self, path: Path) -> Record:
-        """Return the record at a path.
+    def read(self, path: Path) -> Record:
+        """Read a record for the first time.
 
         Raises:
             UsageError: If it is no whole record, or its value or standard error is not finite.
         """
         try:
-            record = super().__call__(path)
+            record = super().read(path)
             finite = math.isfinite(record.value + (record.stderr or 0.0))
         except RecursionError as error:
             raise UsageError(
