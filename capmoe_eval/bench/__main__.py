@@ -1,4 +1,4 @@
-"""``python -m capmoe_eval.bench ep``: what a capacity gains under expert parallelism."""
+"""The suite's own benchmarks; each prints ratios and writes them to ``results/bench/``."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ import sys
 from collections.abc import Sequence
 
 from capmoe_eval.application import run_command
-from capmoe_eval.bench import ep
+from capmoe_eval.bench import decision, ep, forward
+
+_COMMANDS = {"forward": forward, "decision": decision, "ep": ep}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a benchmark and exit: 0 measured, 2 bad input."""
     parser = argparse.ArgumentParser(prog="python -m capmoe_eval.bench", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    ep.add_arguments(commands.add_parser("ep", help=ep.__doc__, description=ep.__doc__))
+    for name, module in _COMMANDS.items():
+        first = (module.__doc__ or "").split("\n\n")[0]
+        module.add_arguments(
+            commands.add_parser(name, help=" ".join(first.split()), description=module.__doc__)
+        )
     given = parser.parse_args(arguments)
-    sys.exit(run_command(lambda: ep.run(given)))
+    sys.exit(run_command(lambda: _COMMANDS[given.command].run(given)))
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def kept_pairs_forward(
         return torch.zeros_like(hidden_TH)
     rows_PH = stock(
         experts,
-        hidden_TH[token_P],
+        hidden_TH.index_select(0, token_P),  # several times as fast as indexing, on a CPU
         index_TS[token_P, slot_P].unsqueeze(1),
         weight_TS[token_P, slot_P].unsqueeze(1),
     )
@@ -62,8 +62,8 @@ def kept_pairs_forward(
 def combine(rows_PH: Tensor, keep_TS: Tensor) -> Tensor:
     """Sum the rows of each token in float32, in slot order [T, H].
 
-    Rows come token by token, so a token's k-th row is at its start + k: one step per k, without
-    atomics, gives the same sum every time on every device.
+    A token's rows are one bag. Bags are summed row by row, each by one thread (of a GPU: each of
+    its columns), so the sum is the same every time on every device.
 
     Args:
         rows_PH: The weighted outputs of the kept pairs, token by token and slot by slot.
@@ -71,11 +71,9 @@ def combine(rows_PH: Tensor, keep_TS: Tensor) -> Tensor:
     """
     count_T = keep_TS.sum(dim=1)
     start_T = count_T.cumsum(dim=0) - count_T
-    out_TH = rows_PH.new_zeros(len(keep_TS), rows_PH.shape[1], dtype=torch.float32)
-    for k in range(int(count_T.max())):
-        token = (count_T > k).nonzero().squeeze(1)
-        out_TH[token] += rows_PH[start_T[token] + k].float()
-    return out_TH
+    row_P = torch.arange(len(rows_PH), device=rows_PH.device)
+    # Not in a lower precision: there each addition may be rounded.
+    return nn.functional.embedding_bag(row_P, rows_PH.float(), start_T, mode="sum")
 
 
 ALL_EXPERTS_FUNCTIONS.register(KERNEL, kept_pairs_forward)

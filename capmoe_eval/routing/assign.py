@@ -178,13 +178,17 @@ def _ranked_experts(scores: Scores) -> Tensor:
 # Which: the keys that order the pairs of a bucket.
 
 
-def _score_key(score: Tensor) -> Tensor:
-    """Return integers in [0, 2^31) that fall as the score rises, exactly.
+_HIGHEST = 0x7FFFFFFF  # of the bit patterns of non-negative float32
 
-    The bit pattern of a non-negative float32 rises with its value.
-    """
-    bits = (score.float() + 0.0).contiguous().view(torch.int32).long()  # + 0.0 turns -0.0 into 0.0
-    return 0x7FFFFFFF - bits
+
+def _bits(score: Tensor) -> Tensor:
+    """Return int32 that rise with non-negative float32 scores, exactly: their bit patterns."""
+    return (score.float() + 0.0).contiguous().view(torch.int32)  # + 0.0 turns -0.0 into 0.0
+
+
+def _score_key(score: Tensor) -> Tensor:
+    """Return integers in [0, 2^31) that fall as the score rises, exactly."""
+    return _HIGHEST - _bits(score).long()
 
 
 def _random_key(shape_TE: tuple[int, int], seed: int, stream: tuple[int, int]) -> Tensor:
@@ -236,36 +240,46 @@ class _Keeper:
         return self._keep(index_TS, valid_TS)
 
     def _keep(self, index_TS: Tensor, valid_TS: Tensor) -> Tensor:
-        unit_TS = index_TS if self._method.bound == "expert" else index_TS // self._local
-        bucket_TS = self._base_T[:, None] + unit_TS
-        # What stands for no pair goes to a bucket of its own, behind all others.
-        bucket_TS = bucket_TS.masked_fill(~valid_TS, self._n_buckets)
-        combined_P = ((bucket_TS << _KEY_BITS) + self._key(index_TS)).reshape(-1)
-        sorted_P, order_P = combined_P.sort(stable=True)
-        bucket_P = sorted_P >> _KEY_BITS
-        first = torch.arange(self._n_buckets + 1, device=bucket_P.device)
-        start = torch.searchsorted(bucket_P, first)
-        place_P = torch.arange(len(bucket_P), device=bucket_P.device) - start[bucket_P]
-        limit = self._limit_G.repeat_interleave(self._buckets_per_group)
-        limit = torch.cat([limit, limit.new_zeros(1)])
-        kept_P = torch.empty_like(bucket_P, dtype=torch.bool)
-        kept_P[order_P] = place_P < limit[bucket_P]
+        place_TS = self._places(index_TS, valid_TS)
+        sorted_P, order_P = place_TS.view(-1).sort(stable=True)
+        first_B = torch.arange(self._n_buckets + 2, device=sorted_P.device) << _KEY_BITS
+        count_B = torch.searchsorted(sorted_P, first_B).diff()
+        del place_TS, sorted_P
+        limit_B = self._limit_G.repeat_interleave(self._buckets_per_group)
+        # The last bucket holds what stands for no pair.
+        kept_B = torch.minimum(count_B, torch.cat([limit_B, limit_B.new_zeros(1)]))
+        runs_B2 = torch.stack([kept_B, count_B - kept_B], dim=1)
+        yes_no_B2 = torch.tensor([True, False], device=count_B.device).expand(len(count_B), 2)
+        kept_P = torch.empty_like(order_P, dtype=torch.bool)
+        kept_P[order_P] = yes_no_B2.reshape(-1).repeat_interleave(
+            runs_B2.reshape(-1), output_size=len(order_P)
+        )
         return kept_P.view_as(index_TS)
 
-    def _key(self, index_TS: Tensor) -> Tensor:
+    def _places(self, index_TS: Tensor, valid_TS: Tensor) -> Tensor:
+        """Return bucket·2^32 + key of every slot [T, S]; in place, as the largest tensor here."""
+        unit_TS = index_TS if self._method.bound == "expert" else index_TS // self._local
+        place_TS = self._base_T[:, None] + unit_TS
+        # What stands for no pair goes to a bucket of its own, behind all others.
+        place_TS.masked_fill_(~valid_TS, self._n_buckets)
+        place_TS <<= _KEY_BITS
+        return self._add_key_(place_TS, index_TS)
+
+    def _add_key_(self, place_TS: Tensor, index_TS: Tensor) -> Tensor:
         n_tokens = len(index_TS)
         token_T1 = torch.arange(n_tokens, device=index_TS.device)[:, None]
         keep = self._method.keep
         if keep == "order":
-            return token_T1.expand_as(index_TS)
+            return place_TS.add_(token_T1)
         if keep == "reverse_order":
-            return (n_tokens - 1 - token_T1).expand_as(index_TS)
+            return place_TS.add_(n_tokens - 1 - token_T1)
         if self._random_TE is not None:
-            return self._random_TE.gather(1, index_TS)
-        key_TS = _score_key(self._scores.score_TE.gather(1, index_TS))
+            return place_TS.add_(self._random_TE.gather(1, index_TS))
+        place_TS += _HIGHEST
+        place_TS -= _bits(self._scores.score_TE.gather(1, index_TS))
         if self._method.protect_topk:
-            key_TS = key_TS + (_is_added(self._scores, index_TS).long() << (_KEY_BITS - 1))
-        return key_TS
+            place_TS += _is_added(self._scores, index_TS).long() << (_KEY_BITS - 1)
+        return place_TS
 
 
 def _is_added(scores: Scores, index_TS: Tensor) -> Tensor:

@@ -1,0 +1,57 @@
+"""Several ways to do one thing, timed in turn, so that what disturbs the machine disturbs all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from capmoe_eval.spread import Spread
+
+
+def timed(work: Callable[[], object], wait: Callable[[], None] = lambda: None) -> float:
+    """Run something and return the seconds it took.
+
+    Args:
+        work: What to run.
+        wait: Waits until the device has finished.
+    """
+    wait()
+    started = time.perf_counter()
+    work()
+    wait()
+    return time.perf_counter() - started
+
+
+def alternate(
+    sides: Mapping[str, Callable[[], float]],
+    *,
+    rounds: int,
+    warmup: int = 2,
+    on_round: Callable[[int], None] = lambda _number: None,
+) -> dict[str, list[float]]:
+    """Run every side once in each round; each round begins with another.
+
+    Args:
+        sides: By name: runs once and returns the seconds that count.
+        rounds: Rounds that count.
+        warmup: Rounds before them that do not.
+        on_round: Told the number of each round that begins.
+
+    Returns:
+        The seconds of every side, one number for each round.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    names = list(sides)
+    for number in range(warmup + rounds):
+        on_round(number)
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            spent = sides[name]()
+            if number >= warmup:
+                seconds[name].append(spent)
+    return seconds
+
+
+def ratio(numerator: list[float], denominator: list[float]) -> Spread:
+    """Return the ratio within each round, as median and quartiles."""
+    return Spread.of([a / b for a, b in zip(numerator, denominator, strict=True)])

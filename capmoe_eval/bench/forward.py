@@ -1,0 +1,163 @@
+"""What the wrapper costs, and what not computing dropped pairs gains: one forward of a model.
+
+Throughput under each method over that of the stock model, in the same process, in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from capmoe_eval.bench.alternate import alternate, ratio, timed
+from capmoe_eval.bench.target import Target, finish
+from capmoe_eval.bench.where import add_where, device_of, dtype_of, machine, say, waiter
+from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.method import Method
+
+if TYPE_CHECKING:
+    from capmoe_eval.bench.skewed_model import SkewedModel
+
+RANKS = 8
+"""Emulated ranks of expanded_drop, as in the paper's efficiency runs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """A method under which the model runs.
+
+    Attributes:
+        method: The method.
+        target: What its throughput over that of the stock model should be at least.
+        what: What it stands for.
+    """
+
+    method: Method
+    target: float
+    what: str
+
+
+SIDES = {
+    "baseline": Side(Method("baseline"), 0.98, "meter and proofs alone"),
+    "score, γ=∞": Side(Method("score", float("inf")), 0.98, "a whole decision that drops nothing"),
+    "score, γ=1": Side(Method("score", 1.0), 1.05, "dropped pairs are not computed"),
+    f"expanded_drop local, γ=1, {RANKS} ranks": Side(
+        Method("expanded_drop", 1.0, ep_size=RANKS), 0.95, "free slots are filled again"
+    ),
+}
+MIN_DROP = 0.15
+"""The target of ``score`` is for a router that makes it drop at least this share."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    add = parser.add_argument
+    add("--shape", default="olmoe", help="sizes of the MoE layers: olmoe, mixtral, small …")
+    add("--layers", type=int, default=1)
+    add("--batch", type=int, default=8, help=f"sequences; a multiple of {RANKS}")
+    add("--prompt", type=int, default=128, help="tokens of each")
+    add("--peak", type=float, default=4.0, help="highest load of an expert over the mean load")
+    add("--rounds", type=int, default=15)
+    add("--warmup", type=int, default=2)
+    add_where(parser)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Time the forwards, print the ratios and write ``forward.json``.
+
+    Raises:
+        UsageError: For a value that cannot be.
+    """
+    from capmoe_eval.bench.skewed_model import skewed_model
+    from capmoe_eval.parallel.layer import SHAPES
+
+    if given.shape not in SHAPES:
+        raise bad_choice("shape", given.shape, SHAPES)
+    if given.batch < 1 or given.batch % RANKS:
+        raise UsageError(f"batch={given.batch}: must be a multiple of {RANKS}")
+    if min(given.layers, given.prompt, given.rounds) < 1 or given.warmup < 0:
+        raise UsageError("layers, prompt, rounds: must be whole numbers of at least 1")
+    device = device_of(given.device)
+    dtype = dtype_of(given.dtype, device)
+    say(f"building {given.layers} layers of {given.shape}")
+    built = skewed_model(
+        SHAPES[given.shape],
+        layers=given.layers,
+        batch=given.batch,
+        prompt=given.prompt,
+        peak=given.peak,
+        device=device,
+        dtype=dtype,
+    )
+    total = given.warmup + given.rounds
+    drops: dict[str, float] = {}
+    sides = _sides(built, waiter(device), drops)
+    seconds = alternate(
+        sides,
+        rounds=given.rounds,
+        warmup=given.warmup,
+        on_round=lambda number: say(f"forward: round {number + 1} of {total}"),
+    )
+    targets = [
+        Target(
+            f"{name} over stock",
+            f"Forward throughput under {name} over that of the stock model: {side.what} "
+            f"({100 * drops[name]:.1f} % dropped)",
+            ratio(seconds["stock"], seconds[name]),
+            _target(side, drops[name]),
+        )
+        for name, side in SIDES.items()
+    ]
+    return finish(
+        "forward",
+        targets,
+        machine(device),
+        out=given.out,
+        shape=dataclasses.asdict(SHAPES[given.shape]) | {"name": given.shape},
+        layers=given.layers,
+        batch=given.batch,
+        prompt=given.prompt,
+        dtype=str(dtype).removeprefix("torch."),
+        peaks=built.peaks,
+        dropped_share=drops,
+        seconds=seconds,
+    )
+
+
+def _sides(
+    built: SkewedModel, wait: Callable[[], None], drops: dict[str, float]
+) -> dict[str, Callable[[], float]]:
+    """Return what passes the batch through the model, stock and under every method.
+
+    Entering and leaving the wrapper is not timed: an evaluation does it once.
+
+    Args:
+        built: The model.
+        wait: Waits for the device.
+        drops: Gets the dropped share of every method.
+    """
+    import torch
+
+    from capmoe_eval.reroute import capacity_aware
+
+    @torch.no_grad()
+    def forward() -> None:
+        built.model(input_ids=built.tokens_BS, use_cache=False)
+
+    def under(name: str, method: Method) -> Callable[[], float]:
+        def side() -> float:
+            with capacity_aware(built.model, method, verify=False) as meter:
+                spent = timed(forward, wait)
+            drops[name] = meter.summary()["drop_rate"]
+            return spent
+
+        return side
+
+    stock = {"stock": lambda: timed(forward, wait)}
+    return stock | {name: under(name, side.method) for name, side in SIDES.items()}
+
+
+def _target(side: Side, dropped: float) -> float | None:
+    """Return the target, or None for a speedup where too little is dropped to speak of one."""
+    return side.target if side.target <= 1 or dropped >= MIN_DROP else None

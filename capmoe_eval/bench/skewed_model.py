@@ -1,0 +1,134 @@
+"""A model of one of the paper's shapes with random weights, whose routers prefer some experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM
+
+from capmoe_eval.parallel.layer import LayerShape
+from capmoe_eval.parallel.skew import peak_load
+
+# Shape suffixes: B sequences, S positions, T = B·S tokens, E experts, H hidden size.
+
+_VOCABULARY = 1024
+_HEAD = 64  # size of an attention head
+_STEPS = 30  # halvings of the strength
+
+
+@dataclass(frozen=True)
+class SkewedModel:
+    """A model, a batch for it, and how uneven its routing of the batch is.
+
+    Attributes:
+        model: Ready to run, on its device.
+        tokens_BS: The batch; no padding.
+        peaks: The highest load of an expert over the mean load, layer by layer.
+    """
+
+    model: Any
+    tokens_BS: Tensor
+    peaks: list[float]
+
+
+@torch.no_grad()
+def skewed_model(
+    shape: LayerShape,
+    *,
+    layers: int,
+    batch: int,
+    prompt: int,
+    peak: float,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int = 0,
+) -> SkewedModel:
+    """Return a model whose experts' loads on a batch are as uneven as asked for.
+
+    Embeddings share a direction, as trained models' hidden states do, and each router's weights
+    along it are the experts' popularities (quantiles of a normal distribution), with the strength
+    that gives the fullest expert ``peak`` times the mean load. No number is put into the forward.
+
+    Args:
+        shape: Sizes of the MoE layers; with 8 experts a Mixtral, else an OLMoE.
+        layers: How many.
+        batch: Sequences of the batch.
+        prompt: Tokens of each.
+        peak: Highest load of an expert over the mean load.
+        device: Where it runs.
+        dtype: Precision.
+        seed: Of weights, batch and popularities.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]), torch.device(device):
+        torch.manual_seed(seed)
+        model = _model(shape, layers).to(dtype).eval().requires_grad_(False)
+    common_H = torch.randn(shape.hidden, generator=generator)
+    embedding = model.get_input_embeddings().weight
+    noise = torch.randn(embedding.shape, generator=generator)
+    embedding.copy_(noise + common_H)
+    tokens_BS = torch.randint(1, _VOCABULARY, (batch, prompt), generator=generator).to(device)
+    peaks = []
+    for router in _routers(model):
+        hidden_TH = _input_of(router, model, tokens_BS).float().cpu()
+        weight_EH = _router_weight(hidden_TH, shape, peak, generator)
+        router.weight.copy_(weight_EH)
+        peaks.append(peak_load(hidden_TH @ router.weight.float().cpu().T, shape.top_k))
+    return SkewedModel(model, tokens_BS, peaks)
+
+
+def _model(shape: LayerShape, layers: int) -> Any:
+    common: dict[str, Any] = {
+        "vocab_size": _VOCABULARY,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": max(1, shape.hidden // _HEAD),
+        "num_key_value_heads": max(1, shape.hidden // _HEAD),
+        "num_experts_per_tok": shape.top_k,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+    }
+    if shape.n_experts == 8:
+        return MixtralForCausalLM(MixtralConfig(num_local_experts=8, **common))
+    return OlmoeForCausalLM(OlmoeConfig(num_experts=shape.n_experts, **common))
+
+
+def _routers(model: Any) -> list[Any]:
+    return [layer.mlp.gate for layer in model.model.layers]
+
+
+def _input_of(router: nn.Module, model: Any, tokens_BS: Tensor) -> Tensor:
+    """Return what a router gets when the model runs on a batch [T, H]."""
+    got: list[Tensor] = []
+    handle = router.register_forward_pre_hook(lambda _router, args: got.append(args[0]))
+    try:
+        model(input_ids=tokens_BS, use_cache=False)
+    finally:
+        handle.remove()
+    return got[0].reshape(-1, got[0].shape[-1])
+
+
+def _router_weight(
+    hidden_TH: Tensor, shape: LayerShape, peak: float, generator: torch.Generator
+) -> Tensor:
+    """Return router weights [E, H] under which the fullest expert has ``peak`` times the mean."""
+    mean_H = hidden_TH.mean(dim=0)
+    along_H = mean_H / mean_H.square().sum()
+    noise_EH = torch.randn(shape.n_experts, shape.hidden, generator=generator)
+    noise_EH = noise_EH * hidden_TH.square().sum(dim=1).mean().rsqrt()
+    noise_EH = noise_EH - (noise_EH @ mean_H)[:, None] * along_H
+    quantile_E = (torch.arange(shape.n_experts) + 0.5) / shape.n_experts
+    order = torch.randperm(shape.n_experts, generator=generator)
+    popular_EH = torch.special.ndtri(quantile_E)[order][:, None] * along_H
+    low, high = 0.0, 16.0
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        if peak_load(hidden_TH @ (noise_EH + middle * popular_EH).T, shape.top_k) < peak:
+            low = middle
+        else:
+            high = middle
+    return noise_EH + high * popular_EH

@@ -1,0 +1,97 @@
+"""Where a benchmark runs: device, precision, and the line that says what it is doing."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from capmoe_eval.errors import UsageError, bad_choice
+
+if TYPE_CHECKING:
+    import torch
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def add_where(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that every benchmark on a device has."""
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda")
+    parser.add_argument("--dtype", default=None, help=f"{', '.join(DTYPES)} (CPU: the first)")
+    add_out(parser)
+
+
+def add_out(parser: argparse.ArgumentParser) -> None:
+    """Declare where the result goes."""
+    parser.add_argument(
+        "--out", type=Path, default=Path("results/bench"), help="directory of the JSON file"
+    )
+
+
+def device_of(name: str) -> torch.device:
+    """Return the device of that name; under torchrun this process's own.
+
+    Raises:
+        UsageError: If it cannot be used here.
+    """
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"device={name}: not usable here; choose auto, cpu or cuda") from error
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def dtype_of(name: str | None, device: torch.device) -> torch.dtype:
+    """Return the precision of that name; without one, what the device is used with.
+
+    Raises:
+        UsageError: If there is none of that name.
+    """
+    import torch
+
+    chosen = name or ("bfloat16" if device.type == "cuda" else "float32")
+    if chosen not in DTYPES:
+        raise bad_choice("dtype", chosen, DTYPES)
+    dtype: torch.dtype = getattr(torch, chosen)
+    return dtype
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """Return what the numbers were measured on, JSON-ready."""
+    import torch
+
+    cuda = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if cuda else platform.processor()
+    return {
+        "device": device.type,
+        "name": name or platform.machine(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def waiter(device: torch.device) -> Callable[[], None]:
+    """Return what waits until the device has finished."""
+    import torch
+
+    if device.type != "cuda":
+        return lambda: None
+    return lambda: torch.cuda.synchronize(device)
+
+
+def say(text: str) -> None:
+    """Say on standard error what runs now."""
+    print(text, file=sys.stderr, flush=True)
