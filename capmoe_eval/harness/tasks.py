@@ -13,6 +13,7 @@ from lm_eval.tasks._factory import TaskFactory
 
 from capmoe_eval.datasource import EMBEDDED, DataSource, cache_directory
 from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.harness.task_index import task_manager
 from capmoe_eval.longicl import TASKS_DIR as LONGICL
 from capmoe_eval.miniworld import miniworld_hub
 from capmoe_eval.mixtures import TASKS_DIR as MIXTURES
@@ -72,9 +73,9 @@ class TaskLibrary:
 
 @functools.cache
 def _all_tasks() -> TaskManager:
-    """Return lm-eval's task manager; it reads thousands of files, once per process."""
+    """Return the task manager that the sources' own are copies of."""
     _keep_templates()
-    return TaskManager(include_path=[str(LONGICL), str(MIXTURES)])
+    return task_manager([LONGICL, MIXTURES])
 
 
 def _keep_templates() -> None:
