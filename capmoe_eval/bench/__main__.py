@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from capmoe_eval.application import run_command
-from capmoe_eval.bench import decision, ep, forward
+from capmoe_eval.bench import cells, decision, ep, forward, suite
 
-_COMMANDS = {"forward": forward, "decision": decision, "ep": ep}
+_COMMANDS = {"forward": forward, "decision": decision, "suite": suite, "cells": cells, "ep": ep}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

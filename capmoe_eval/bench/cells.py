@@ -1,0 +1,151 @@
+"""How cost grows: with cells and documents linearly, and memory with cells not at all.
+
+Many cells run in this one process, as a sweep runs them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from capmoe_eval.bench.target import Target, finish
+from capmoe_eval.bench.where import add_out, say
+from capmoe_eval.configuration import plans
+from capmoe_eval.errors import UsageError
+from capmoe_eval.finished import composed
+from capmoe_eval.progress import Progress
+from capmoe_eval.spread import Spread
+
+if TYPE_CHECKING:
+    from capmoe_eval.record import Record
+
+_LINEAR = 1.10  # cost that grows by a tenth more than its cause is not called linear
+_FLAT = 1.02  # memory of the last cells over that of the first
+_DOCUMENTS = (32, 64, 128, 256)
+_REPEATS = 6  # of them; the first only loads the model
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    add = parser.add_argument
+    add("--cells", type=int, default=200, help="cells in one process")
+    add("--limit", type=int, default=16, help="documents of each")
+    add("--model", default="zoo_olmoe")
+    add("--task", default="piqa")
+    add_out(parser)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Run the cells, print how cost and memory grew, and write ``cells.json``.
+
+    Raises:
+        UsageError: For a value that cannot be.
+    """
+    if given.cells < 40 or given.limit < 1:
+        raise UsageError("cells: must be at least 40, and limit at least 1")
+    with tempfile.TemporaryDirectory() as scratch:
+        setting = [f"model={given.model}", f"tasks={given.task}", "method=random", "gamma=1.0"]
+        many = _Growth(given.cells)
+        seeds = list(range(given.cells))
+        say(f"cells: {given.cells} cells of {given.limit} documents")
+        _compute([*setting, f"limit={given.limit}", f"+grid.seed={seeds}"], Path(scratch), many)
+        longer = _Growth(_REPEATS * len(_DOCUMENTS))
+        say(f"cells: {', '.join(map(str, _DOCUMENTS))} documents, {_REPEATS} times")
+        grid = [f"+grid.seed={[given.cells + n for n in range(_REPEATS)]}", f"+grid.limit={[*_DOCUMENTS]}"]
+        _compute([*setting, *grid], Path(scratch), longer)
+    from capmoe_eval.bench.where import device_of, machine
+
+    return finish(
+        "cells",
+        [*_by_cells(many), _by_documents(longer)],
+        machine(device_of("cpu")),
+        out=given.out,
+        cells=given.cells,
+        limit=given.limit,
+        model=given.model,
+        task=given.task,
+        seconds=many.seconds,
+        memory_mib=many.memory,
+        documents=longer.documents,
+        documents_seconds=longer.seconds,
+    )
+
+
+class _Growth(Progress):
+    """Notes time and memory at the end of every cell, instead of showing it."""
+
+    def __init__(self, total: int) -> None:
+        super().__init__(total, io.StringIO())
+        self.seconds: list[float] = []
+        self.memory: list[float] = []
+        self.documents: list[int] = []
+        self._process = psutil.Process()
+        self._before = time.perf_counter()
+
+    def finish(self, record: Record) -> None:
+        """Note a cell that is written."""
+        now = time.perf_counter()
+        self.seconds.append(now - self._before)
+        self.memory.append(self._process.memory_info().rss / 2**20)
+        self.documents.append(record.n)
+        self._before = time.perf_counter()
+
+
+def _compute(overrides: list[str], results: Path, growth: _Growth) -> None:
+    from capmoe_eval.run import run as run_plans
+
+    planned = plans(composed([*overrides, f"results_dir={results}"]))
+    outcome = run_plans(planned, growth)
+    if outcome.failures:
+        cell, reason = outcome.failures[0]
+        raise UsageError(f"{cell}: {reason}")
+
+
+def _by_cells(growth: _Growth) -> list[Target]:
+    """Compare the last fifth of the cells with the second; in the first, things are still built."""
+    fifth = len(growth.seconds) // 5
+    early, late = slice(fifth, 2 * fifth), slice(-fifth, None)
+    cost = statistics.median(growth.seconds[early])
+    memory = statistics.median(growth.memory[early])
+    return [
+        Target(
+            "time of the last cells over early ones",
+            f"Median time of a cell in the last fifth of {len(growth.seconds)} over the second",
+            Spread.of([spent / cost for spent in growth.seconds[late]]),
+            _LINEAR,
+            at_least=False,
+        ),
+        Target(
+            "memory after the last cells over early ones",
+            f"Resident memory after a cell in the last fifth of {len(growth.memory)} over the "
+            f"second's median of {memory:.0f} MiB",
+            Spread.of([held / memory for held in growth.memory[late]]),
+            _FLAT,
+            at_least=False,
+        ),
+    ]
+
+
+def _by_documents(growth: _Growth) -> Target:
+    """Compare the time that a document adds between sizes of a cell, within each repetition."""
+    sizes = len(_DOCUMENTS)
+    rounds = [growth.seconds[start : start + sizes] for start in range(0, len(growth.seconds), sizes)]
+    n = growth.documents[:sizes]
+    ratios = [
+        (spent[-1] - spent[-2]) / (n[-1] - n[-2]) * (n[1] - n[0]) / (spent[1] - spent[0])
+        for spent in rounds[1:]
+    ]
+    return Target(
+        "time that a document adds, large cells over small",
+        f"Time that a further document adds from {n[-2]} to {n[-1]} over that from {n[0]} to {n[1]}",
+        Spread.of(ratios),
+        _LINEAR,
+        at_least=False,
+    )

@@ -1,0 +1,228 @@
+"""The suite against plain lm-eval: a grid, a single cell, and how fast the commands start.
+
+Plain means what the paper's scripts do: one ``lm_eval`` process for each cell and task, of a stock
+``hf`` model on the same weights, documents and batch size. It drops nothing, so it has less to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from capmoe_eval.bench.alternate import alternate, ratio, timed
+from capmoe_eval.bench.target import Target, finish
+from capmoe_eval.bench.where import add_out, device_of, machine, say
+from capmoe_eval.configuration import Plan, plans
+from capmoe_eval.errors import UsageError
+from capmoe_eval.finished import composed
+from capmoe_eval.spread import Spread
+
+_GAMMAS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5)
+_GRID, _SINGLE, _START = 6.0, 1.2, 1.5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    add = parser.add_argument
+    add("--model", default="zoo_olmoe", help="an embedded model")
+    add("--tasks", nargs="+", default=["obqa", "piqa", "boolq"])
+    add("--limit", type=int, default=100, help="documents of a cell")
+    add("--rounds", type=int, default=3)
+    add(
+        "--every-cell",
+        action="store_true",
+        help=f"run plain lm-eval for all {len(_GAMMAS)} cells of a task, not one that counts for "
+        "all (they do the same)",
+    )
+    add_out(parser)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Time both sides in turn, print the ratios and write ``suite.json``.
+
+    Raises:
+        UsageError: For a value that cannot be, or a process that fails.
+    """
+    if min(given.limit, given.rounds) < 1:
+        raise UsageError("limit, rounds: must be whole numbers of at least 1")
+    with tempfile.TemporaryDirectory() as scratch:
+        sides = _Sides(given, Path(scratch))
+        total = given.rounds + 1
+        seconds = alternate(
+            {
+                "grid, ours": sides.our_grid,
+                "grid, plain": sides.plain_grid,
+                "cell, ours": sides.our_cell,
+                "cell, plain": sides.plain_cell,
+                "help": lambda: _run(["capmoe_eval", "--help"]),
+                "tables": lambda: _run(["capmoe_eval.tables", "table2", "--out", scratch]),
+            },
+            rounds=given.rounds,
+            warmup=1,
+            on_round=lambda number: say(f"suite: round {number + 1} of {total}"),
+        )
+    cells = len(_GAMMAS) * len(given.tasks)
+    targets = [
+        Target(
+            f"grid of {cells} cells over plain lm-eval",
+            f"Time of {cells} lm_eval processes over that of one process that computes the grid of "
+            f"{len(_GAMMAS)} γ × {len(given.tasks)} tasks with {given.limit} documents each",
+            ratio(seconds["grid, plain"], seconds["grid, ours"]),
+            _GRID,
+        ),
+        Target(
+            "single cell over plain lm-eval",
+            f"Time of one lm_eval process over that of one of ours, {given.limit} documents",
+            ratio(seconds["cell, plain"], seconds["cell, ours"]),
+            _SINGLE,
+        ),
+        Target(
+            "python -m capmoe_eval --help",
+            "Seconds from the shell and back",
+            Spread.of(seconds["help"]),
+            _START,
+            at_least=False,
+            unit="s",
+        ),
+        Target(
+            "python -m capmoe_eval.tables table2",
+            "Seconds until Table 2 is rendered from the results that are there; make tables starts "
+            "as it does",
+            Spread.of(seconds["tables"]),
+            _START,
+            at_least=False,
+            unit="s",
+        ),
+    ]
+    return finish(
+        "suite",
+        targets,
+        machine(device_of("cpu")),
+        out=given.out,
+        model=given.model,
+        tasks=given.tasks,
+        gammas=_GAMMAS,
+        limit=given.limit,
+        every_plain_cell_ran=given.every_cell,
+        seconds=seconds,
+    )
+
+
+class _Sides:
+    """Both ways to compute the same cells, in a directory of their own."""
+
+    def __init__(self, given: argparse.Namespace, scratch: Path) -> None:
+        self._given = given
+        self._scratch = scratch
+        self._runs = 0
+        say("suite: saving the model and the tasks for plain lm-eval")
+        planned = plans(composed([f"model={given.model}", f"tasks=[{','.join(given.tasks)}]"]))
+        self._batch_size = planned[0].cell.batch_size
+        _save_model(planned[0], scratch / "model")
+        self._plain_names = _save_tasks(planned, scratch / "tasks")
+
+    def our_grid(self) -> float:
+        """Compute the grid in one process."""
+        gammas = ",".join(map(str, _GAMMAS))
+        return self._ours(["-m", f"gamma={gammas}", f"tasks=[{','.join(self._given.tasks)}]"])
+
+    def our_cell(self) -> float:
+        """Compute one cell in a process of its own."""
+        return self._ours(["gamma=1.0", f"tasks={self._given.tasks[0]}"])
+
+    def plain_grid(self) -> float:
+        """Run plain lm-eval for every cell; or once for each task, and count it for its cells."""
+        names = self._plain_names
+        if self._given.every_cell:
+            return sum(self._plain(name) for name in names for _ in _GAMMAS)
+        return len(_GAMMAS) * sum(self._plain(name) for name in names)
+
+    def plain_cell(self) -> float:
+        """Run plain lm-eval for one cell."""
+        return self._plain(self._plain_names[0])
+
+    def _ours(self, words: Sequence[str]) -> float:
+        self._runs += 1
+        results = self._scratch / f"results-{self._runs}"
+        common = [f"model={self._given.model}", "method=score", f"limit={self._given.limit}"]
+        return _run(["capmoe_eval", *words, *common, f"results_dir={results}"])
+
+    def _plain(self, task: str) -> float:
+        self._runs += 1
+        given = {
+            "model": "hf",
+            "model_args": f"pretrained={self._scratch / 'model'},dtype=float32",
+            "tasks": task,
+            "include_path": self._scratch / "tasks",
+            "batch_size": self._batch_size,
+            "limit": self._given.limit,
+            "device": "cpu",
+            "output_path": self._scratch / f"plain-{self._runs}",
+        }
+        words = [word for key, value in given.items() for word in (f"--{key}", str(value))]
+        return _run(["lm_eval", *words])
+
+
+def _run(words: list[str]) -> float:
+    """Run a module in a process of its own and return the seconds it took.
+
+    Raises:
+        UsageError: If it fails.
+    """
+    failed: list[str] = []
+
+    def work() -> None:
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+        done = subprocess.run(
+            [sys.executable, "-m", *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
+        )
+        if done.returncode:
+            failed.append((done.stderr.strip() or done.stdout.strip()).splitlines()[-1])
+
+    spent = timed(work)
+    if failed:
+        raise UsageError(f"{' '.join(words[:2])}: {failed[0]}")
+    return spent
+
+
+def _save_model(plan: Plan, directory: Path) -> None:
+    """Write the model as any Hugging Face model is, for lm-eval's own loader."""
+    from capmoe_eval.harness.loading import Placement, load_lm, quiet_libraries
+
+    quiet_libraries()
+    lm = load_lm(plan.cell.model, Placement(device="cpu"), batch_size=1)
+    lm.model.save_pretrained(directory)
+    lm.tokenizer.save_pretrained(directory)
+
+
+def _save_tasks(planned: Sequence[Plan], directory: Path) -> list[str]:
+    """Write the tasks again, with their documents from where ours come; return their names."""
+    from capmoe_eval.harness.task_index import task_manager
+    from capmoe_eval.harness.tasks import ready
+
+    directory.mkdir()
+    index = task_manager([]).task_index
+    names = []
+    for plan in planned:
+        task = plan.cell.task
+        documents = ready(plan.source).directory(task.dataset)
+        if documents is None:
+            raise UsageError(f"model: {plan.cell.model.name} has no embedded documents")
+        names.append(f"plain_{task.name}")
+        lines = [
+            f"include: {index[task.lm_eval].yaml_path}",
+            f"task: {names[-1]}",
+            f"dataset_path: {documents}",
+            f"num_fewshot: {task.fewshot or 0}",
+        ]
+        (directory / f"{names[-1]}.yaml").write_text("\n".join(lines) + "\n")
+    return names
