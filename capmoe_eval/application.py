@@ -12,7 +12,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from capmoe_eval.configuration import Plan, config_directory
+from capmoe_eval.configuration import Plan, config_directory, options
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.launched import process_rank
 
@@ -82,8 +82,9 @@ def _say(mistake: str) -> int:
 def _missing(error: MissingConfigException) -> str:
     """Say which option of which group is not there."""
     group, _, option = str(error.missing_cfg_file).rpartition("/")
-    if group and error.options:
-        return str(bad_choice(group, option, error.options))
+    known = error.options or options(group)  # Hydra names none for one of several
+    if group and known:
+        return str(bad_choice(group, option, known))
     return _one_line(error)
 
 

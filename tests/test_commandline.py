@@ -121,6 +121,7 @@ def test_variants_are_presets(shell: Shell) -> None:
         (["method=scroe"], "method=scroe: did you mean 'score'?"),
         (["model=tiny_olmo"], "model=tiny_olmo: did you mean 'tiny_olmoe'?"),
         (["model=nope"], "model=nope: choose one of"),
+        (["tasks=[piqa,obqq]"], "tasks=obqq: did you mean 'obqa'?"),
         (["tasks=obqq"], "tasks=obqq: did you mean 'obqa'?"),
         (["gama=1.0"], "key=gama: did you mean 'gamma'?"),
         (["limit=many"], "limit=many: must be a whole number of documents"),

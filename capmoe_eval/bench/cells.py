@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 _LINEAR = 1.10  # cost that grows by a tenth more than its cause is not called linear
 _FLAT = 1.02  # memory of the last cells over that of the first
-_DOCUMENTS = (32, 64, 128, 256)
-_REPEATS = 6  # of them; the first only loads the model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--cells", type=int, default=200, help="cells in one process")
     add("--limit", type=int, default=16, help="documents of each")
+    add("--documents", type=int, nargs="+", default=[32, 64, 128, 256], help="sizes of a cell")
+    add("--repeats", type=int, default=6, help="of these sizes; the first only loads the model")
     add("--model", default="zoo_olmoe")
     add("--task", default="piqa")
     add_out(parser)
@@ -50,21 +50,25 @@ def run(given: argparse.Namespace) -> int:
     """
     if given.cells < 40 or given.limit < 1:
         raise UsageError("cells: must be at least 40, and limit at least 1")
+    if len(set(given.documents)) < 2 or min(given.documents) < 1 or given.repeats < 2:
+        raise UsageError("documents: needs two sizes of at least 1, and repeats at least 2")
     with tempfile.TemporaryDirectory() as scratch:
         setting = [f"model={given.model}", f"tasks={given.task}", "method=random", "gamma=1.0"]
         many = _Growth(given.cells)
         seeds = list(range(given.cells))
         say(f"cells: {given.cells} cells of {given.limit} documents")
         _compute([*setting, f"limit={given.limit}", f"+grid.seed={seeds}"], Path(scratch), many)
-        longer = _Growth(_REPEATS * len(_DOCUMENTS))
-        say(f"cells: {', '.join(map(str, _DOCUMENTS))} documents, {_REPEATS} times")
-        grid = [f"+grid.seed={[given.cells + n for n in range(_REPEATS)]}", f"+grid.limit={[*_DOCUMENTS]}"]
+        sizes, repeats = sorted(given.documents), given.repeats
+        longer = _Growth(repeats * len(sizes))
+        say(f"cells: {', '.join(map(str, sizes))} documents, {repeats} times")
+        seeds = list(range(given.cells, given.cells + repeats))
+        grid = [f"+grid.seed={seeds}", f"+grid.limit={sizes}"]
         _compute([*setting, *grid], Path(scratch), longer)
     from capmoe_eval.bench.where import device_of, machine
 
     return finish(
         "cells",
-        [*_by_cells(many), _by_documents(longer)],
+        [*_by_cells(many), _by_documents(longer, len(sizes))],
         machine(device_of("cpu")),
         out=given.out,
         cells=given.cells,
@@ -133,10 +137,10 @@ def _by_cells(growth: _Growth) -> list[Target]:
     ]
 
 
-def _by_documents(growth: _Growth) -> Target:
+def _by_documents(growth: _Growth, sizes: int) -> Target:
     """Compare the time that a document adds between sizes of a cell, within each repetition."""
-    sizes = len(_DOCUMENTS)
-    rounds = [growth.seconds[start : start + sizes] for start in range(0, len(growth.seconds), sizes)]
+    starts = range(0, len(growth.seconds), sizes)
+    rounds = [growth.seconds[start : start + sizes] for start in starts]
     n = growth.documents[:sizes]
     ratios = [
         (spent[-1] - spent[-2]) / (n[-1] - n[-2]) * (n[1] - n[0]) / (spent[1] - spent[0])
@@ -144,7 +148,7 @@ def _by_documents(growth: _Growth) -> Target:
     ]
     return Target(
         "time that a document adds, large cells over small",
-        f"Time that a further document adds from {n[-2]} to {n[-1]} over that from {n[0]} to {n[1]}",
+        f"Time of each further document from {n[-2]} to {n[-1]} over that from {n[0]} to {n[1]}",
         Spread.of(ratios),
         _LINEAR,
         at_least=False,

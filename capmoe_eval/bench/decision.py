@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from capmoe_eval.bench.alternate import alternate, ratio, timed
 from capmoe_eval.bench.target import Target, finish
 from capmoe_eval.bench.where import add_where, device_of, dtype_of, machine, say, waiter
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.method import Method
 from capmoe_eval.spread import Spread
 
@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--tokens", type=int, default=16_384, help="tokens T of the batch")
     add("--ranks", type=int, default=8, help="ranks R, each with its own capacity")
+    add("--shapes", nargs="+", default=list(_SHAPES), help="sizes of the MoE layers")
     add("--layer-tokens", type=int, help="tokens that the layer is timed with (CPU: T/8, else T)")
     add("--rounds", type=int, default=11)
     add("--layer-rounds", type=int, default=3)
@@ -54,11 +55,14 @@ def run(given: argparse.Namespace) -> int:
         raise UsageError(f"tokens={given.tokens}: must be a multiple of ranks={given.ranks}")
     from capmoe_eval.parallel.layer import SHAPES
 
+    for name in given.shapes:
+        if name not in SHAPES:
+            raise bad_choice("shapes", name, SHAPES)
     device = device_of(given.device)
     dtype = dtype_of(given.dtype, device)
     targets: list[Target] = []
     details = []
-    for name in _SHAPES:
+    for name in given.shapes:
         say(f"decision: {name}")
         problem = _Problem.of(SHAPES[name], given.tokens, given.ranks, device)
         layer = _layer_seconds(SHAPES[name], problem, given, device, dtype)
@@ -197,9 +201,7 @@ class _Row:
         return dataclasses.asdict(self)
 
 
-def _measure(
-    decision: _Decision, problem: _Problem, rounds: int, wait: Callable[[], None]
-) -> _Row:
+def _measure(decision: _Decision, problem: _Problem, rounds: int, wait: Callable[[], None]) -> _Row:
     seconds = alternate(
         {
             "ours": lambda: timed(lambda: decision.ours(problem), wait),
@@ -263,10 +265,10 @@ def _layer_seconds(
         experts(hidden_TH, topk_TK, weight_TK.to(dtype))
 
     wait = waiter(device)
-    spent = alternate(
-        {"layer": lambda: timed(layer, wait)}, rounds=given.layer_rounds, warmup=1
-    )["layer"]
-    return Spread.of(spent).median * given.tokens / n_tokens
+    sides = {"layer": lambda: timed(layer, wait)}
+    spent = alternate(sides, rounds=given.layer_rounds, warmup=1)["layer"]
+    total: float = Spread.of(spent).median * given.tokens / n_tokens
+    return total
 
 
 def _targets(

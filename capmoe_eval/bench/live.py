@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class LiveBytes(TorchDispatchMode):  # type: ignore[misc]
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows the storages that are allocated inside the block, on any device.
 
     What a kernel needs beside its outputs, such as a sort's own buffer, is not seen.
@@ -21,7 +21,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[misc]
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0
         self._known: set[int] = set()
         self._now = 0
@@ -58,7 +58,8 @@ def peak_bytes(work: Callable[[], object]) -> int:
     """Return the most bytes of tensors that were alive at once while something ran."""
     with LiveBytes() as live:
         work()
-    return live.peak
+    peak: int = live.peak
+    return peak
 
 
 def _is_tensor(leaf: object) -> bool:
@@ -66,4 +67,5 @@ def _is_tensor(leaf: object) -> bool:
 
 
 def _key(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    address: int = tensor.untyped_storage()._cdata
+    return address

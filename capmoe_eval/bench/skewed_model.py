@@ -131,4 +131,5 @@ def _router_weight(
             low = middle
         else:
             high = middle
-    return noise_EH + high * popular_EH
+    weight_EH: Tensor = noise_EH + high * popular_EH
+    return weight_EH

@@ -44,8 +44,13 @@ class _KeptIndex(TaskIndex):  # type: ignore[misc]
         del resolve_includes  # of what is not in the index
         index: dict[str, Entry] = {}
         for root in paths:
-            index |= _read(root) or _build(root)
+            index |= kept_index(root)
         return index
+
+
+def kept_index(root: Path) -> dict[str, Entry]:
+    """Return the index of a directory's tasks, from the cache if no file below it has changed."""
+    return _read(root) or _build(root)
 
 
 def _build(root: Path) -> dict[str, Entry]:

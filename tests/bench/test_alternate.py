@@ -1,0 +1,84 @@
+"""Timing in turn, ratios, and what a target says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from capmoe_eval.bench.alternate import alternate, ratio, timed
+from capmoe_eval.bench.target import Target, finish
+from capmoe_eval.spread import Spread
+
+
+def test_every_round_runs_every_side_and_begins_with_another() -> None:
+    ran: list[str] = []
+
+    def side(name: str, seconds: float) -> float:
+        ran.append(name)
+        return seconds * len(ran)
+
+    rounds: list[int] = []
+    seconds = alternate(
+        {"a": lambda: side("a", 1), "b": lambda: side("b", 10)},
+        rounds=2,
+        warmup=1,
+        on_round=rounds.append,
+    )
+    assert "".join(ran) == "abbaab"
+    assert rounds == [0, 1, 2]
+    assert seconds == {"a": [4, 5], "b": [30, 60]}  # the round of warming up does not count
+
+
+def test_a_ratio_is_taken_within_the_rounds() -> None:
+    # The machine was three times as slow in the second round: no ratio shows it.
+    assert ratio([2, 6, 2], [1, 3, 1]) == Spread(2, 2, 2)
+    assert ratio([1, 2, 3, 4, 5], [1, 1, 1, 1, 1]) == Spread(3, 2, 4)
+
+
+def test_what_is_timed_is_waited_for_before_and_after() -> None:
+    said: list[str] = []
+    assert timed(lambda: said.append("work"), lambda: said.append("wait")) >= 0
+    assert said == ["wait", "work", "wait"]
+
+
+def test_a_target_is_met_by_its_median() -> None:
+    spread = Spread(1.0, 0.5, 2.0)
+    assert Target("t", "", spread, 0.98).met
+    assert not Target("t", "", spread, 1.01).met
+    assert not Target("t", "", spread, 0.98, at_least=False).met
+    assert Target("t", "", spread, 1.01, at_least=False).met
+    assert Target("t", "", spread).met is None
+
+
+def test_a_line_has_the_number_its_quartiles_and_the_verdict() -> None:
+    line = Target("score over stock", "", Spread(1.2, 1.1, 1.3), 1.05).line()
+    words = " ".join(line.split())
+    assert words == "score over stock 1.200 × 1.100 × – 1.300 × ≥ 1.050 × met"
+    share = Target("decision", "", Spread(0.2, 0.1, 0.3), 0.1, at_least=False, unit="share")
+    words = " ".join(share.line().split())
+    assert words == "decision 20.00 % 10.00 % – 30.00 % ≤ 10.00 % MISSED"
+    assert "≥" not in Target("only said", "", Spread(1.2, 1.1, 1.3)).line()
+
+
+def test_a_miss_is_written_and_is_no_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missed = Target("slow", "a over b", Spread(0.5, 0.4, 0.6), 1.0)
+    assert finish("forward", [missed], {"device": "cpu"}, out=tmp_path, rounds=3) == 0
+    assert "MISSED" in capsys.readouterr().out
+    content = json.loads((tmp_path / "forward.json").read_text())
+    assert content["schema"] == 1 and content["command"] == "forward" and content["rounds"] == 3
+    assert content["machine"] == {"device": "cpu"}
+    assert content["targets"] == [
+        {
+            "name": "slow",
+            "what": "a over b",
+            "ratio": {"median": 0.5, "low": 0.4, "high": 0.6},
+            "target": 1.0,
+            "at_least": True,
+            "unit": "×",
+            "met": False,
+        }
+    ]

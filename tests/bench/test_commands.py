@@ -1,0 +1,150 @@
+"""The benchmarks as commands, as small as they can be; no time is tested."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lm_eval.tasks import TaskManager
+from transformers import AutoModelForCausalLM
+
+from capmoe_eval.bench import suite
+from capmoe_eval.bench.__main__ import main
+from capmoe_eval.bench.forward import SIDES
+from capmoe_eval.datasource import DataSource
+from capmoe_eval.harness.provenance import weights_hash
+from capmoe_eval.harness.tasks import TaskLibrary, ready
+from capmoe_eval.zoo import trained_model
+
+
+def bench(out: Path, *words: str) -> tuple[int, dict[str, Any]]:
+    with pytest.raises(SystemExit) as done:
+        main([*words, "--out", str(out)])
+    content = {}
+    if (out / f"{words[0]}.json").exists():
+        content = json.loads((out / f"{words[0]}.json").read_text())
+    return int(done.value.code or 0), content
+
+
+def targets(content: dict[str, Any]) -> dict[str, float | None]:
+    return {target["name"]: target["target"] for target in content["targets"]}
+
+
+def test_forward(tmp_path: Path) -> None:
+    small = ["--shape", "small", "--prompt", "16", "--rounds", "2", "--warmup", "0"]
+    status, content = bench(tmp_path, "forward", *small)
+    assert status == 0
+    assert list(targets(content).values()) == [0.98, 0.98, 1.05, 0.95]
+    assert set(content["seconds"]) == {"stock", *SIDES}
+    dropped = content["dropped_share"]
+    assert dropped.pop("baseline") == dropped.pop("score, γ=∞") == 0
+    assert min(dropped.values()) > 0.15
+    assert content["peaks"] == pytest.approx([4], rel=0.1)
+    for target, name in zip(content["targets"], SIDES, strict=True):
+        spent = content["seconds"][name]
+        assert target["name"] == f"{name} over stock"
+        ratios = [a / b for a, b in zip(content["seconds"]["stock"], spent, strict=True)]
+        assert min(ratios) <= target["ratio"]["median"] <= max(ratios)
+
+
+def test_no_speedup_is_asked_of_a_router_that_drops_little(tmp_path: Path) -> None:
+    flat = ["--shape", "small", "--prompt", "64", "--peak", "1.2", "--rounds", "1", "--warmup", "0"]
+    _, content = bench(tmp_path, "forward", *flat)
+    assert content["dropped_share"]["score, γ=1"] < 0.15
+    assert targets(content)["score, γ=1 over stock"] is None
+
+
+def test_decision(tmp_path: Path) -> None:
+    shapes = ["--shapes", "small", "small_mixtral"]
+    few = ["--tokens", "512", "--layer-tokens", "8", "--rounds", "1", "--layer-rounds", "1"]
+    status, content = bench(tmp_path, "decision", *shapes, *few)
+    assert status == 0
+    assert len(content["details"]) == 4 and len(content["targets"]) == 12
+    # What is timed against one another keeps the same pairs.
+    assert all(row["equal"] for row in content["details"])
+    # The one number that no clock disturbs.
+    assert all(row["extra_matrices"] <= 2 for row in content["details"])
+    assert {t["target"] for t in content["targets"] if t["unit"] == "share"} == {0.1}
+
+
+def test_cells(tmp_path: Path) -> None:
+    few = ["--cells", "40", "--limit", "1", "--documents", "4", "2", "--repeats", "2"]
+    status, content = bench(tmp_path, "cells", *few)
+    assert status == 0
+    assert len(content["seconds"]) == len(content["memory_mib"]) == 40
+    assert content["documents"] == [2, 4] * 2
+    memory = content["targets"][1]
+    assert "memory" in memory["name"] and memory["met"]
+
+
+def test_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes are not started here: the two sides are looked at as they would be."""
+    ran: list[list[str]] = []
+
+    def process(words: list[str]) -> float:
+        ran.append(words)
+        if words[0] == "lm_eval":
+            check_plain(dict(zip(words[1::2], words[2::2], strict=True)))
+        return {"lm_eval": 3.0, "capmoe_eval": 2.0, "capmoe_eval.tables": 0.5}[words[0]]
+
+    monkeypatch.setattr(suite, "_run", process)
+    few = ["--tasks", "obqa", "boolq", "--rounds", "1", "--limit", "4"]
+    status, content = bench(tmp_path, "suite", *few)
+    assert status == 0
+    ratios = [target["ratio"]["median"] for target in content["targets"]]
+    assert ratios == [8 * 2 * 3.0 / 2.0, 3.0 / 2.0, 2.0, 0.5]
+    assert content["every_plain_cell_ran"] is False
+    # Two rounds, the first to warm up: two tasks for the grid and one for the single cell.
+    assert sum(words[0] == "lm_eval" for words in ran) == 2 * 3
+    ran.clear()
+    bench(tmp_path, "suite", *few, "--every-cell")
+    assert sum(words[0] == "lm_eval" for words in ran) == 2 * (8 * 2 + 1)
+    ours = [words for words in ran if words[0] == "capmoe_eval" and "-m" in words]
+    results = {words[-1] for words in ours}
+    assert len(results) == len(ours) == 2  # no run finds the other's results
+
+
+def check_plain(given: dict[str, str]) -> None:
+    """Plain lm-eval gets the same weights and the same documents."""
+    loaded = AutoModelForCausalLM.from_pretrained(
+        given["--model_args"].split(",")[0].removeprefix("pretrained=")
+    )
+    assert weights_hash(loaded) == weights_hash(trained_model("olmoe").float())
+    name = given["--tasks"]
+    manager = TaskManager(include_path=given["--include_path"], include_defaults=False)
+    (task,) = manager.load([name])["tasks"].values()
+    hub = DataSource("miniworld", Path("miniworld"))
+    lm_eval_name = {"plain_obqa": "openbookqa", "plain_boolq": "boolq"}[name]
+    (own,) = TaskLibrary().get(lm_eval_name, ready(hub))["tasks"].values()
+    assert [doc for doc, _ in zip(task.eval_docs, range(5), strict=False)] == [
+        doc for doc, _ in zip(own.eval_docs, range(5), strict=False)
+    ]
+    assert task.doc_to_text(task.eval_docs[0]) == own.doc_to_text(own.eval_docs[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["forward", "--shape", "olmo"], "shape=olmo: did you mean 'olmoe'?"),
+        (["forward", "--batch", "3"], "batch=3: must be a multiple of 8"),
+        (["forward", "--dtype", "int8"], "dtype=int8"),
+        (["forward", "--device", "tpu"], "device=tpu: not usable here"),
+        (["decision", "--tokens", "9"], "tokens=9: must be a multiple of ranks=8"),
+        (["decision", "--shapes", "mixtra"], "shapes=mixtra: did you mean 'mixtral'?"),
+        (["decision", "--rounds", "0"], "tokens, ranks, rounds"),
+        (["cells", "--cells", "3"], "cells: must be at least 40"),
+        (["cells", "--documents", "8"], "documents: needs two sizes"),
+        (["cells", "--model", "zoo_olmo"], "did you mean 'zoo_olmoe'"),
+        (["suite", "--rounds", "0"], "limit, rounds"),
+        (["suite", "--tasks", "obq"], "did you mean 'obqa'"),
+    ],
+)
+def test_mistakes_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], line: str
+) -> None:
+    assert bench(tmp_path, *words) == (2, {})
+    said = capsys.readouterr().err.strip().splitlines()
+    assert said[-1].startswith("error: ") and line in said[-1]
+    assert "Traceback" not in "".join(said)

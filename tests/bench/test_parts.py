@@ -1,0 +1,87 @@
+"""What the benchmarks are made of: live bytes, the paper's listings, a skewed model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from capmoe_eval.bench.listings import expanded_drop, token_drop
+from capmoe_eval.bench.live import peak_bytes
+from capmoe_eval.bench.skewed_model import skewed_model
+from capmoe_eval.method import Method
+from capmoe_eval.parallel.layer import LayerShape
+from capmoe_eval.parallel.skew import peak_load
+from capmoe_eval.reroute import capacity_aware
+from capmoe_eval.routing.reference import Problem, assign_reference
+
+
+def test_live_bytes_count_what_is_alive_at_once() -> None:
+    given = torch.zeros(1000)
+
+    def work() -> None:
+        first = given + 1  # 4000
+        view = first.view(10, 100)[2:]
+        del first
+        second = view * 2  # 4000 + 3200, the view keeps the first
+        del view
+        second.add_(1)
+        third = torch.zeros(100)  # 3200 + 400
+        del second, third
+
+    assert peak_bytes(work) == 7200
+    assert peak_bytes(lambda: given.add_(1)) == 0  # nothing is new
+    assert peak_bytes(lambda: [torch.zeros(10) for _ in range(5)]) == 200
+
+
+@pytest.mark.parametrize("name", ["score", "expanded_drop"])
+def test_the_listings_are_the_methods(name: str) -> None:
+    """The specification with loops, on one rank's tokens, keeps what the paper's listing keeps."""
+    torch.manual_seed(0)
+    n_tokens, n_experts, top_k, local = 12, 6, 2, [0, 1]
+    score_TE = torch.randn(n_tokens, n_experts).mul(2).softmax(dim=1)
+    topk_TK = score_TE.topk(top_k, dim=1).indices
+    if name == "score":
+        map_TE = token_drop(score_TE, topk_TK, 1.0)
+    else:
+        map_TE = expanded_drop(score_TE, topk_TK, 1.0, local)
+    problem = Problem(
+        score=score_TE.tolist(),
+        choice=score_TE.tolist(),
+        eligible=[[True] * n_experts] * n_tokens,
+        topk=topk_TK.tolist(),
+        group=[0] * n_tokens,
+        rank=[0] * n_tokens,
+        random=[[0] * n_experts] * n_tokens,
+    )
+    # One rank of three: the reference has its experts as local, and a third of all tokens are none.
+    ranks = 3 if name == "expanded_drop" else 1
+    method = Method(name, 1.0, rounding="floor", ep_size=ranks)
+    kept = {tuple(pair) for pair in map_TE.nonzero().tolist()}
+    assert kept == assign_reference(problem, method)
+    assert 0 < len(kept) < n_tokens * n_experts
+
+
+@pytest.mark.parametrize(("n_experts", "top_k", "peak"), [(16, 4, 2.5), (8, 2, 2.0)])
+def test_a_skewed_model_has_the_wanted_peak_in_every_layer(
+    n_experts: int, top_k: int, peak: float
+) -> None:
+    built = skewed_model(
+        LayerShape(64, 32, n_experts, top_k),
+        layers=2,
+        batch=4,
+        prompt=64,
+        peak=peak,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+    )
+    assert built.peaks == pytest.approx([peak, peak], rel=0.1)
+    seen: list[float] = []
+    with torch.no_grad(), capacity_aware(built.model, "baseline") as meter:
+        built.model(input_ids=built.tokens_BS, use_cache=False)
+        seen = [layer["peak"]["expert_before"]["last"] for layer in meter.report()["layers"]]
+    assert seen == pytest.approx(built.peaks, abs=0.05)
+
+
+def test_a_flat_router_has_a_low_peak() -> None:
+    logits_TE = torch.randn(512, 16, generator=torch.Generator().manual_seed(0))
+    assert peak_load(logits_TE, 4) < 1.3
