@@ -38,7 +38,7 @@ def task_manager(include: Iterable[Path]) -> TaskManager:
         return TaskManager(include_path=[str(path) for path in include])
 
 
-class _KeptIndex(TaskIndex):  # type: ignore[misc]
+class _KeptIndex(TaskIndex):
     @staticmethod
     def build(paths: Iterable[Path], *, resolve_includes: bool = True) -> dict[str, Entry]:
         del resolve_includes  # of what is not in the index

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, field
 
 import torch
@@ -89,7 +88,14 @@ class ForwardPlan:
             )
             rows = [
                 [
-                    _capacity(gamma, tokens, top_k, n_experts, method.rounding, sharing)
+                    capacity(
+                        gamma,
+                        tokens,
+                        top_k,
+                        n_experts,
+                        rounding=method.rounding,
+                        experts=sharing,
+                    )
                     for tokens in self.groups.tokens
                 ]
                 for gamma in GAMMA_GRID
@@ -98,10 +104,3 @@ class ForwardPlan:
         grid = self._limits[key]
         assert grid is not None
         return grid
-
-
-@functools.lru_cache(maxsize=4096)
-def _capacity(
-    gamma: float, tokens: int, top_k: int, n_experts: int, rounding: str, sharing: int
-) -> int:
-    return capacity(gamma, tokens, top_k, n_experts, rounding=rounding, experts=sharing)

@@ -252,16 +252,19 @@ class _Session:
             experts.capmoe_untouched = True
             if not plan.constrained:
                 return None
-            logits_NE, weight_NK, topk_NK = output
+            logits_NE, _, topk_NK = output
             groups = plan.groups_on(topk_NK.device)
             if len(topk_NK) != groups.n_rows:
                 raise EnforcementError(
                     f"{layer.name}: {len(topk_NK)} rows for {groups.n_rows} tokens"
                 )
             everyone = groups.every_row_counts
-            rows = slice(None) if everyone else groups.rows_T
-            weight_TK, topk_TK = weight_NK[rows], topk_NK[rows]
-            scores = layer.recipe.scores(layer.router, logits_NE[rows], topk_TK)
+            logits_TE, weight_TK, topk_TK = output
+            if not everyone:
+                logits_TE, weight_TK, topk_TK = (
+                    part.index_select(0, groups.rows_T) for part in output
+                )
+            scores = layer.recipe.scores(layer.router, logits_TE, topk_TK)
             deviation = layer.recipe.deviation(layer.router, scores, weight_TK, topk_TK)
             meter.note_router(topk_TK, groups, deviation, weight_TK.dtype)
             if method.is_stock:
@@ -278,10 +281,13 @@ class _Session:
             weight_TS = _combine_weights(layer, method, scores, assignment, weight_TK, changed_T)
             # A row that does not count goes to no expert: it takes no slot and is not computed.
             dropped_TS = ~assignment.keep_TS
-            index_NS = topk_NK.new_full((groups.n_rows, dropped_TS.shape[1]), layer.n_experts)
-            index_NS[rows] = assignment.index_TS.masked_fill(dropped_TS, layer.n_experts)
-            weight_NS = weight_NK.new_zeros(index_NS.shape)
-            weight_NS[rows] = weight_TS.masked_fill(dropped_TS, 0.0)
+            index_NS = assignment.index_TS.masked_fill(dropped_TS, layer.n_experts)
+            weight_NS = weight_TS.masked_fill(dropped_TS, 0.0)
+            if not everyone:
+                shape = (groups.n_rows, dropped_TS.shape[1])
+                nowhere_NS = index_NS.new_full(shape, layer.n_experts)
+                index_NS = nowhere_NS.index_copy_(0, groups.rows_T, index_NS)
+                weight_NS = weight_NS.new_zeros(shape).index_copy_(0, groups.rows_T, weight_NS)
             return logits_NE, weight_NS, index_NS
 
         return hook

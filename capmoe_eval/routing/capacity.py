@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from fractions import Fraction
@@ -15,6 +16,7 @@ from capmoe_eval.errors import UsageError
 # G capacity groups.
 
 
+@functools.lru_cache(maxsize=4096)  # exact fractions are slow, and every layer asks the same
 def capacity(
     gamma: float,
     tokens: int,
