@@ -17,7 +17,7 @@ from capmoe_eval.parallel.layer import LayerSetting, LayerShape
 from capmoe_eval.parallel.link import Link, Machine, Reduction, balanced, measured_link
 from capmoe_eval.parallel.prefill import EmulatedPrefill, RankedPrefill
 from capmoe_eval.parallel.skew import peak_load
-from capmoe_eval.parallel.timing import RankedLayer, Timing, time_methods
+from capmoe_eval.parallel.timing import Layer, RankedLayer, time_beside
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +106,7 @@ class Bench:
     ) -> None:
         self._world, self._link, self._validate = world, link, validate
         self._device, self._dtype = device, dtype
-        self._rounds = {"repeats": repeats, "warmup": warmup}
+        self._repeats, self._warmup = repeats, warmup
 
     def run(self, job: Job) -> dict[str, Any]:
         """Return what a file says of a job: its ``runs`` entry."""
@@ -155,70 +155,66 @@ class Bench:
         self, job: Job, setting: LayerSetting, batch: Batch, logits: Sequence[Tensor], link: Link
     ) -> dict[str, Any]:
         """Return the timings of emulated ranks."""
-        methods = _labelled(job.methods)
-        first = EmulatedLayer(setting, logits[0], link)
-        found: dict[str, Any] = {
-            "timings": _rows(time_methods(first, methods, **self._rounds), methods)
-        }
+        layers = _emulated_layers(setting, logits, link)
+        found: dict[str, Any] = {"timings": self._time(job, layers[0])[0]}
         if job.layers:
-            layers = [first, *(first.rerouted(other) for other in logits[1:])]
             model = EmulatedPrefill(layers, batch.tokens, batch.prompt)
-            timings = time_methods(model, methods, **self._rounds)
-            found["prefill"] = _prefill(job, batch, _rows(timings, methods))
+            found["prefill"] = _prefill(job, batch, self._time(job, model)[0])
         return found
 
     def _measured(
         self, job: Job, setting: LayerSetting, batch: Batch, logits: Sequence[Tensor]
     ) -> dict[str, Any]:
-        """Return the timings of real ranks, and by how much the emulation misses them."""
+        """Return the timings of real ranks and, where asked for, how the emulation misses them.
+
+        The emulation is timed in the same rounds, in all processes at the same time: ranks on one
+        machine share its memory and whatever else disturbs it, and so must what stands for them.
+        """
         assert self._world is not None
-        methods = _labelled(job.methods)
-        first = RankedLayer(setting, logits[0], self._world)
-        timings = time_methods(first, methods, **self._rounds)
-        found: dict[str, Any] = {"timings": _rows(timings, methods)}
-        whole = None
-        if job.layers:
-            seeds = [dataclasses.replace(setting, seed=number) for number in range(job.layers)]
-            rest = [
-                RankedLayer(seeds[number], logits[number], self._world)
-                for number in range(1, job.layers)
-            ]
-            model = RankedPrefill([first, *rest], batch.tokens, batch.prompt)
-            whole = time_methods(model, methods, **self._rounds)
-            found["prefill"] = _prefill(job, batch, _rows(whole, methods))
+        seeds = [dataclasses.replace(setting, seed=number) for number in range(len(logits))]
+        layers = [RankedLayer(*each, self._world) for each in zip(seeds, logits, strict=True)]
+        checks = []
+        found: dict[str, Any] = {}
         if self._validate:
-            found["validation"] = self._validation(job, setting, batch, logits, timings, whole)
+            link = measured_link(self._world, self._device)
+            checks = _emulated_layers(setting, logits, link)
+            found["validation"] = {"note": EMULATED, "link": dataclasses.asdict(link)}
+        found["timings"], *emulated = self._time(job, layers[0], *checks[:1])
+        if self._validate:
+            found["validation"] |= _validation(found["timings"], *emulated)
+        if job.layers:
+            models: list[Layer] = [RankedPrefill(layers, batch.tokens, batch.prompt)]
+            if checks:
+                models.append(EmulatedPrefill(checks, batch.tokens, batch.prompt))
+            rows, *emulated = self._time(job, *models)
+            found["prefill"] = _prefill(job, batch, rows)
+            if self._validate:
+                found["validation"]["prefill"] = _validation(rows, *emulated)
         return found
 
-    def _validation(
-        self,
-        job: Job,
-        setting: LayerSetting,
-        batch: Batch,
-        logits: Sequence[Tensor],
-        timings: Mapping[str, Timing],
-        whole: Mapping[str, Timing] | None,
-    ) -> dict[str, Any] | None:
-        """Return how far the emulation is from what was measured; None but in the first process."""
-        world = self._world
-        assert world is not None
-        link = measured_link(world, self._device)
-        found: dict[str, Any] | None = None
-        with world.take_turns():
-            if not world.rank:
-                emulated = self._emulated(job, setting, batch, logits, link)
-                found = {
-                    "note": EMULATED,
-                    "link": dataclasses.asdict(link),
-                    "errors": _errors(timings, emulated["timings"]),
-                    "timings": emulated["timings"],
+    def _time(self, job: Job, *layers: Layer) -> list[list[dict[str, Any]]]:
+        """Return the rows of every layer under the job's methods, dropless first."""
+        methods = {method_label(method): method for method in job.methods}
+        timed = time_beside(layers, methods, repeats=self._repeats, warmup=self._warmup)
+        return [
+            [
+                {
+                    "method": name,
+                    "label": _label(methods[name]) if name in methods else None,
+                    **dataclasses.asdict(timing),
                 }
-                if whole is not None:
-                    found["prefill"] = {
-                        "errors": _errors(whole, emulated["prefill"]["timings"]),
-                        "timings": emulated["prefill"]["timings"],
-                    }
-        return found
+                for name, timing in timings.items()
+            ]
+            for timings in timed
+        ]
+
+
+def _emulated_layers(
+    setting: LayerSetting, logits: Sequence[Tensor], link: Link
+) -> list[EmulatedLayer]:
+    """Return a layer for each routing; all have the same weights, which saves their memory."""
+    first = EmulatedLayer(setting, logits[0], link)
+    return [first, *(first.rerouted(other) for other in logits[1:])]
 
 
 def _logits(job: Job, batch: Batch, routing: Routing, layers: int) -> list[Tensor]:
@@ -230,44 +226,29 @@ def _logits(job: Job, batch: Batch, routing: Routing, layers: int) -> list[Tenso
     ]
 
 
-def _labelled(methods: Sequence[Method]) -> dict[str, Method]:
-    return {method_label(method): method for method in methods}
-
-
-def _rows(timings: Mapping[str, Timing], methods: Mapping[str, Method]) -> list[dict[str, Any]]:
-    """Return a row for every method, dropless first."""
-    rows = []
-    for name, timing in timings.items():
-        label = None
-        if name in methods:
-            method = methods[name]
-            label = {
-                "name": method.name,
-                "gamma": method.gamma,
-                "granularity": method.granularity,
-                "candidates": method.candidates,
-            }
-        rows.append({"method": name, "label": label, **dataclasses.asdict(timing)})
-    return rows
+def _label(method: Method) -> dict[str, Any]:
+    return {
+        "name": method.name,
+        "gamma": method.gamma,
+        "granularity": method.granularity,
+        "candidates": method.candidates,
+    }
 
 
 def _prefill(job: Job, batch: Batch, rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {"layers": job.layers, "prompt": batch.prompt, "timings": rows}
 
 
-def _errors(
-    measured: Mapping[str, Timing], emulated: Sequence[Mapping[str, Any]]
-) -> dict[str, dict[str, float]]:
-    """Return by what share the emulation misses what was measured, per method."""
+def _validation(
+    measured: Sequence[Mapping[str, Any]], emulated: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return emulated rows, and by what share each misses the one that was measured."""
     errors = {}
-    for row in emulated:
-        timing = measured[row["method"]]
-        total, speedup = row["seconds"]["total"]["median"], row["speedup"]["median"]
-        errors[row["method"]] = {
-            "total": total / timing.seconds["total"].median - 1,
-            "speedup": speedup / timing.speedup.median - 1,
-        }
-    return errors
+    for ours, theirs in zip(measured, emulated, strict=True):
+        total = theirs["seconds"]["total"]["median"] / ours["seconds"]["total"]["median"]
+        speedup = theirs["speedup"]["median"] / ours["speedup"]["median"]
+        errors[ours["method"]] = {"total": total - 1, "speedup": speedup - 1}
+    return {"errors": errors, "timings": emulated}
 
 
 def _progress(job: Job, batch: Batch, routing: Routing) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -136,7 +137,7 @@ class SharedExperts:
         generator = torch.Generator().manual_seed(setting.seed)
 
         def weight(*size: int) -> Tensor:
-            values = torch.randn(*size, generator=generator) * size[-1] ** -0.5
+            values: Tensor = torch.randn(*size, generator=generator) / math.sqrt(size[-1])
             return values.to(device=setting.device, dtype=setting.dtype)
 
         self.gate_up = weight(2 * shape.shared, shape.hidden)

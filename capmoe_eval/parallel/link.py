@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from capmoe_eval.parallel.emulation import EmulatedLayer
 
 _PASSES = 5  # over which the device's speed is measured, after one that warms up
+_LINK_ROWS, _LINK_COLUMNS = 8192, 256  # float32 to each rank: 8 MiB
 _STATED_BYTES = 2  # of a value on a stated machine: bfloat16
 
 
@@ -125,27 +126,25 @@ def balanced(layer: EmulatedLayer, machine: Machine, reduction: Reduction) -> Li
     )
 
 
-def measured_link(world: World, device: torch.device, *, repeats: int = 20) -> Link:
-    """Measure an all-to-all between the processes.
+def measured_link(world: World, device: torch.device, *, repeats: int = 30) -> Link:
+    """Measure an all-to-all between the processes, into memory that is asked for as in a layer.
 
     Returns:
         Its latency, from tiny messages, and its bandwidth, from large ones.
     """
 
     def seconds(rows: int) -> float:
-        sent = torch.zeros(rows * world.size, 256, device=device)
-        got = torch.empty_like(sent)
-        spent = []
-        for _ in range(repeats + 2):
-            clock = Clock(device)
-            dist.barrier(group=world.group)
-            clock.start()
-            with clock.lap("exchange"):
-                dist.all_to_all_single(got, sent, group=world.group)
-            spent.append(clock.seconds()["exchange"])
-        own = torch.tensor(statistics.median(spent[2:]), dtype=torch.float64, device=device)
+        sent = torch.zeros(rows * world.size, _LINK_COLUMNS, device=device)
+        clock = Clock(device)
+        dist.barrier(group=world.group)
+        clock.start()
+        with clock.lap("exchange"):
+            dist.all_to_all_single(torch.empty_like(sent), sent, group=world.group)
+        own = torch.tensor(clock.seconds()["exchange"], dtype=torch.float64, device=device)
         return float(world.highest(own))
 
-    small, large, rows = seconds(1), seconds(4096), 4096
-    outgoing = rows * 256 * 4 * (world.size - 1)
+    # In turn, so that what disturbs the machine disturbs both.
+    pairs = [(seconds(1), seconds(_LINK_ROWS)) for _ in range(repeats + 2)][2:]
+    small, large = (statistics.median(of) for of in zip(*pairs, strict=True))
+    outgoing = _LINK_ROWS * _LINK_COLUMNS * 4 * (world.size - 1)
     return Link(outgoing / max(large - small, 1e-9), small, "measured between the processes")

@@ -256,14 +256,33 @@ def time_methods(
     Returns:
         The timing of every method and of ``dropless``.
     """
+    return time_beside([layer], methods, repeats=repeats, warmup=warmup)[0]
+
+
+def time_beside(
+    layers: Sequence[Layer], methods: Mapping[str, Method], *, repeats: int, warmup: int
+) -> list[dict[str, Timing]]:
+    """Time several layers as :func:`time_methods` does one, all in every round."""
     everyone = {"dropless": Method("baseline"), **methods}
-    rounds: dict[str, list[Mapping[str, float]]] = {name: [] for name in everyone}
+    rounds: list[dict[str, list[Mapping[str, float]]]] = [
+        {name: [] for name in everyone} for _ in layers
+    ]
     for number in range(warmup + repeats):
         for name, method in everyone.items():
-            seconds = layer.run(method).seconds
-            if number >= warmup:
-                rounds[name].append(seconds)
-    loads = {name: layer.load(method) for name, method in everyone.items()}
+            for layer, passes in zip(layers, rounds, strict=True):
+                seconds = layer.run(method).seconds
+                if number >= warmup:
+                    passes[name].append(seconds)
+    return [
+        _timings(passes, {name: layer.load(method) for name, method in everyone.items()})
+        for layer, passes in zip(layers, rounds, strict=True)
+    ]
+
+
+def _timings(
+    rounds: Mapping[str, list[Mapping[str, float]]], loads: Mapping[str, Load]
+) -> dict[str, Timing]:
+    """Put passes together; speedups are those over dropless."""
     dropless, full = rounds["dropless"], loads["dropless"]
     timings = {}
     for name, passes in rounds.items():
