@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--batch-divisor", type=int, help="study: divide the paper's batches (default: the study's)"
     )
     add("--results", type=Path, default=Path("results/zoo"), help="study: records to take loads of")
-    add("--repeats", type=int, default=10)
-    add("--warmup", type=int, default=2)
+    add("--repeats", type=int, default=7)
+    add("--warmup", type=int, default=1)
     add("--dtype", default="float32", help=", ".join(_DTYPES))
     add("--device", default="auto", help="auto, cpu, cuda")
     add("--validate", action="store_true", help="under torchrun: emulate, too, and compare")

@@ -156,11 +156,11 @@ class Bench:
     ) -> dict[str, Any]:
         """Return the timings of emulated ranks."""
         layers = _emulated_layers(setting, logits, link)
-        found: dict[str, Any] = {"timings": self._time(job, layers[0])[0]}
-        if job.layers:
-            model = EmulatedPrefill(layers, batch.tokens, batch.prompt)
-            found["prefill"] = _prefill(job, batch, self._time(job, model)[0])
-        return found
+        if not job.layers:
+            return {"timings": self._time(job, layers[0])[0]}
+        model = EmulatedPrefill(layers, batch.tokens, batch.prompt)
+        whole, first = self._time(job, model, model.first_layer)
+        return {"timings": first, "prefill": _prefill(job, batch, whole)}
 
     def _measured(
         self, job: Job, setting: LayerSetting, batch: Batch, logits: Sequence[Tensor]

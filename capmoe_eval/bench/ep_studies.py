@@ -201,7 +201,7 @@ STUDIES = (
             )
         ),
         batch_divisor=128,
-        layers=2,
+        layers=1,
     ),
     Study(
         "placement",
@@ -209,7 +209,7 @@ STUDIES = (
         f"one model over more or fewer ranks, the same tokens in all; {_SMALLER}",
         (
             *(replace(_OLMOE, ranks=ranks) for ranks in (64, 32, 16, 8, 4)),
-            *(replace(_QWEN15, ranks=ranks) for ranks in (60, 30, 6)),
+            *(replace(_QWEN15, ranks=ranks) for ranks in (60, 6)),
             *(replace(_MIXTRAL, ranks=ranks) for ranks in (8, 4)),
         ),
         (Limit("score", (1.0,)), Limit("expanded_drop", (1.0,))),

@@ -19,7 +19,7 @@ from capmoe_eval.method import Method
 from capmoe_eval.parallel.clock import Clock, untimed
 from capmoe_eval.parallel.emulation import EmulatedLayer
 from capmoe_eval.parallel.layer import LayerSetting
-from capmoe_eval.parallel.timing import Load, Pass, RankedLayer, summed, together
+from capmoe_eval.parallel.timing import Layer, Load, Pass, RankedLayer, summed, together
 
 _VOCABULARY = 32_000
 _HEAD = 64  # size of an attention head
@@ -103,6 +103,22 @@ class RankedPrefill:
         return summed([layer.load(method) for layer in self._layers])
 
 
+class _FirstLayer:
+    """See :attr:`EmulatedPrefill.first_layer`."""
+
+    def __init__(self, prefill: EmulatedPrefill) -> None:
+        self._prefill = prefill
+
+    def run(self, _method: Method) -> Pass:
+        """Return the first layer's part of the prefill's last pass."""
+        assert self._prefill._first is not None, "time the prefill beside it, first"
+        return self._prefill._first
+
+    def load(self, method: Method) -> Load:
+        """Return what the method leaves to be sent and computed in the first layer."""
+        return self._prefill._layers[0].load(method)
+
+
 class EmulatedPrefill:
     """EMULATED: the dense part of one rank, and the emulated MoE layers.
 
@@ -118,6 +134,7 @@ class EmulatedPrefill:
     def __init__(self, layers: Sequence[EmulatedLayer], tokens: int, prompt: int) -> None:
         setting = layers[0].setting
         self._layers = layers
+        self._first: Pass | None = None
         self._tokens_BS = _prompts(tokens, prompt, setting.device)
         self._model = _decoder(setting, [lambda hidden_TH: hidden_TH] * len(layers))
 
@@ -129,8 +146,15 @@ class EmulatedPrefill:
         with clock.lap("dense"):
             logits = self._model(self._tokens_BS, use_cache=False, logits_to_keep=1).logits
         dense = clock.seconds()["dense"]
-        moe = sum(layer.run(method).seconds["total"] for layer in self._layers)
+        passes = [layer.run(method) for layer in self._layers]
+        moe = sum(each.seconds["total"] for each in passes)
+        self._first = passes[0]
         return Pass({"dense": dense, "moe": moe, "total": dense + moe}, logits)
+
+    @property
+    def first_layer(self) -> Layer:
+        """The first layer, timed by the passes of the whole: its runs return what it just took."""
+        return _FirstLayer(self)
 
     def load(self, method: Method) -> Load:
         """Return what the method leaves to be sent and computed in all layers."""

@@ -195,6 +195,9 @@ def test_an_emulated_prefill_is_its_dense_part_and_its_layers() -> None:
     assert done.output_TH.shape[:2] == (4, 1)
     assert done.seconds["moe"] > 3 * 0.75  # three exchanges in each of three layers
     assert done.seconds["total"] == done.seconds["dense"] + done.seconds["moe"]
+    first_seconds = prefill.first_layer.run(METHODS["score"]).seconds
+    assert 0.75 < first_seconds["total"] < done.seconds["moe"] / 2
+    assert prefill.first_layer.load(METHODS["score"]) == first.load(METHODS["score"])
     one_by_one = [each.load(METHODS["score"]) for each in layers]
     whole = prefill.load(METHODS["score"])
     assert whole == summed(one_by_one) and whole.kept == sum(load.kept for load in one_by_one)
