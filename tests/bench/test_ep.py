@@ -16,7 +16,6 @@ from capmoe_eval.method import Method
 from capmoe_eval.parallel.timing import PHASES
 from capmoe_eval.record import PROOFS, SCHEMA, Record
 from capmoe_eval.report.published import published_numbers
-from tests.parallel.processes import run_ranks
 
 QUICK = [
     "ep",
@@ -85,35 +84,6 @@ def test_alone_it_is_emulated_and_says_so(
         "latency": 1e-6,
         "source": "stated: 1 GB/s per rank and direction, 1 µs",
     }
-
-
-def test_on_ranks_it_is_measured_and_holds_the_emulation_against_it(tmp_path: Path) -> None:
-    command = ["-m", "capmoe_eval.bench", *QUICK, "--validate", "--layers", "2"]
-    said = run_ranks([*command, "--out", str(tmp_path)], 2, timeout=90)
-    assert "measured on real processes (gloo)" in said[0] and said[1] == ""
-    (path,) = tmp_path.iterdir()
-    assert path.name == "ep-small-2-measured.json"
-    content = json.loads(path.read_text())
-    assert content["kind"] == "measured" and content["note"] is None
-    run = check(content, 2)
-    assert run["link"] is None
-    (point,) = run["points"]
-    methods = {row["method"] for row in point["prefill"]["timings"]}
-    validation = point["validation"]
-    assert methods == set(validation["errors"]) and len(methods) == 3
-    assert all(row["seconds"]["total"]["median"] > 0 for row in point["prefill"]["timings"])
-    assert "EMULATED" in validation["note"] and validation["link"]["bandwidth"] > 0
-    assert "measured" in validation["link"]["source"]
-    pairs = [
-        (point["timings"], validation),
-        (point["prefill"]["timings"], validation["prefill"]),
-    ]
-    for measured, emulated in pairs:
-        for ours, theirs in zip(measured, emulated["timings"], strict=True):
-            assert ours["load"] == theirs["load"]
-            error = emulated["errors"][ours["method"]]
-            ratio = theirs["seconds"]["total"]["median"] / ours["seconds"]["total"]["median"]
-            assert error["total"] == pytest.approx(ratio - 1)
 
 
 def test_a_study_is_written_with_its_models_and_workloads(

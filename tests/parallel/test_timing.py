@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import pytest
 import torch
@@ -27,7 +26,7 @@ from capmoe_eval.parallel.timing import (
     summed,
     time_methods,
 )
-from tests.parallel.processes import run_ranks
+from tests.parallel.conftest import Launch
 
 CPU = torch.device("cpu")
 SHAPE = LayerShape(hidden=16, intermediate=24, n_experts=8, top_k=2, shared=8)
@@ -251,42 +250,11 @@ def test_quartiles() -> None:
     assert Spread.of([7.0]) == Spread(7, 7, 7)
 
 
-RANKED = """
-import sys, torch
-from datetime import timedelta
-from capmoe_eval.method import Method
-from capmoe_eval.parallel import World
-from capmoe_eval.parallel.prefill import RankedPrefill
-from capmoe_eval.parallel.skew import skewed_logits
-from capmoe_eval.parallel.link import measured_link
-from capmoe_eval.parallel.timing import PHASES, RankedLayer, time_methods
-from tests.parallel.test_timing import CPU, METHODS, setting
-world = World.join(CPU, timeout=timedelta(seconds=30))
-timed = RankedLayer(setting(), skewed_logits(40, 8, 2, 2.5, seed=4), world)
-methods = METHODS | {"dropless": Method("baseline")}
-outputs = {name: timed.run(method).output_TH for name, method in methods.items()}
-loads = {name: timed.load(method) for name, method in methods.items()}
-timings = time_methods(timed, METHODS, repeats=2, warmup=1)
-seconds = dict(timed.run(Method("baseline")).seconds)
-total = seconds.pop("total")
-assert tuple(seconds) == PHASES and total > 0
-assert abs(sum(seconds.values()) - total) < 1e-9
-link = measured_link(world, CPU, repeats=2)
-assert link.latency > 0 and link.bandwidth > 0 and "measured" in link.source
-layers = [RankedLayer(setting(), skewed_logits(40, 8, 2, 2.5), world) for _ in range(2)]
-prefill = RankedPrefill(layers, 20, 5)
-written = [prefill.run(methods[name]) for name in ("dropless", "score", "dropless")]
-assert written[0].output_TH.shape[:2] == (4, 1) and set(written[0].seconds) == {"total"}
-assert torch.equal(written[0].output_TH, written[2].output_TH)
-assert not torch.equal(written[0].output_TH, written[1].output_TH)
-result = (outputs, {name: vars(load) for name, load in loads.items()})
-torch.save(result, f"{sys.argv[1]}/{world.rank}.pt")
-"""
-
-
-def test_real_ranks_compute_and_send_what_the_emulation_says(tmp_path: Path) -> None:
-    run_ranks(["-c", RANKED, str(tmp_path)], 2, timeout=60)
-    (first, loads), (second, same) = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+def test_real_ranks_compute_and_send_what_the_emulation_says(launch: Launch) -> None:
+    directory, _ = launch(2)
+    (first, loads), (second, same) = (
+        torch.load(directory / f"timed-{rank}.pt") for rank in range(2)
+    )
     timed = layer()
     assert loads == same
     for name, method in (METHODS | {"dropless": Method("baseline")}).items():
