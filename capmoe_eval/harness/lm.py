@@ -16,14 +16,14 @@ import torch
 from lm_eval.api.registry import register_model
 from lm_eval.models import huggingface
 from lm_eval.models.huggingface import HFLM
-from torch import Tensor, nn
+from torch import Tensor
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.harness.batching import deal
 from capmoe_eval.launched import process_count
 from capmoe_eval.method import Method
 from capmoe_eval.reroute import Meter, capacity_aware
-from capmoe_eval.reroute.ranks import EXPERTS_RANKS
+from capmoe_eval.reroute.ranks import ranks_in
 
 _KNOBS = {field.name for field in dataclasses.fields(Method)} - {"name"}
 
@@ -52,7 +52,7 @@ class CapmoeLM(HFLM):
     ) -> None:
         knobs = {knob: kwargs.pop(knob) for knob in _KNOBS & kwargs.keys()}
         chosen = method if isinstance(method, Method) else Method(method, gamma, **knobs)
-        worlds = _worlds(pretrained)
+        worlds = ranks_in(pretrained)
         if (process_count() or 1) > 1 and not worlds:
             raise UsageError(
                 "WORLD_SIZE: capmoe runs in one process (a capacity concerns a whole batch); place "
@@ -158,14 +158,6 @@ class CapmoeLM(HFLM):
         output: Tensor = super()._model_generate(context, *args, **kwargs)
         self.on_rows(len(context))
         return output
-
-
-def _worlds(pretrained: Any) -> list[Any]:
-    """Return the group of processes that share a loaded model's experts, if there is one."""
-    if not isinstance(pretrained, nn.Module):
-        return []
-    found = (getattr(module, EXPERTS_RANKS, None) for module in pretrained.modules())
-    return list({id(world): world for world in found if world is not None}.values())
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from capmoe_eval.reroute.ranks import EXPERTS_RANKS
+from capmoe_eval.reroute.ranks import ranks_in
 
 _PACKAGES = (
     "capmoe-eval",
@@ -80,10 +80,8 @@ def weights_hash(model: nn.Module) -> str:
 
 def _parallel(model: nn.Module) -> dict[str, Any] | None:
     """Return how the experts are spread over processes, or None if one has them all."""
-    for module in model.modules():
-        world: Any = getattr(module, EXPERTS_RANKS, None)
-        if world is not None:
-            return {"kind": "ep", "ranks": world.size, "backend": world.backend}
+    for world in ranks_in(model):
+        return {"kind": "ep", "ranks": world.size, "backend": world.backend}
     return None
 
 

@@ -27,7 +27,6 @@ from transformers.distributed.expert_parallel import EPImplementation, EPImpleme
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.parallel.world import World
-from capmoe_eval.reroute.kernel import combine
 from capmoe_eval.reroute.ranks import EXPERTS_RANKS
 
 # Shape suffixes: T own tokens, S slots per token, P kept pairs of own tokens, A pairs that arrived,
@@ -45,13 +44,13 @@ class Packed:
 
     Attributes:
         rows_PH: Hidden state of each pair's token, ordered by expert, then by token.
-        order_P: Where each of these rows stands among the pairs in token order.
+        place_P: Of the pairs in token order, and in slot order for each token: their row.
         keep_TS: Which slots are kept.
         counts_RL: Pairs for each expert of each rank.
     """
 
     rows_PH: Tensor
-    order_P: Tensor
+    place_P: Tensor
     keep_TS: Tensor
     counts_RL: Tensor
 
@@ -86,11 +85,14 @@ def pack(hidden_TH: Tensor, index_TS: Tensor, *, n_experts: int, size: int) -> P
         size: Ranks R.
     """
     keep_TS = index_TS < n_experts
-    token_P, slot_P = keep_TS.nonzero(as_tuple=True)
-    expert_P, order_P = index_TS[token_P, slot_P].sort(stable=True)
+    pair_P = keep_TS.reshape(-1).nonzero().squeeze(1)
+    expert_P, order_P = index_TS.reshape(-1).index_select(0, pair_P).sort(stable=True)
+    token_P = pair_P.index_select(0, order_P).div_(index_TS.shape[1], rounding_mode="floor")
+    place_P = torch.empty_like(order_P)
+    place_P[order_P] = torch.arange(len(order_P), device=order_P.device)
     counts_E = torch.zeros(n_experts, dtype=torch.long, device=index_TS.device)
     counts_E.scatter_add_(0, expert_P, torch.ones_like(expert_P))
-    return Packed(hidden_TH[token_P[order_P]], order_P, keep_TS, counts_E.view(size, -1))
+    return Packed(hidden_TH.index_select(0, token_P), place_P, keep_TS, counts_E.view(size, -1))
 
 
 def announce(counts_RL: Tensor, group: Any) -> Exchange:
@@ -132,12 +134,38 @@ def send_back(done_AH: Tensor, exchange: Exchange, group: Any) -> Tensor:
 
 
 def combine_rows(rows_PH: Tensor, packed: Packed, weight_TS: Tensor) -> Tensor:
-    """Weigh and sum the outputs of each token's pairs [T, H], as the single-process kernel does."""
-    in_order_PH = torch.empty_like(rows_PH)
-    in_order_PH[packed.order_P] = rows_PH
-    weight_P = weight_TS[packed.keep_TS]
-    weighted_PH = (in_order_PH * weight_P[:, None]).to(rows_PH.dtype)
-    return combine(weighted_PH, packed.keep_TS).to(rows_PH.dtype)
+    """Weigh and sum the outputs of each token's pairs [T, H], as the single-process kernel does.
+
+    A pair is weighed in the rows' precision and added in float32, a token's pairs in slot order:
+    the bits are those of :func:`capmoe_eval.reroute.kernel.combine`. Tokens with most pairs come
+    first, so that those that have a k-th pair are a prefix: a step reads rows where they lie and
+    adds them one after the other.
+    """
+    keep_TS, place_P = packed.keep_TS, packed.place_P
+    n_tokens, n_slots = keep_TS.shape
+    out_TH = rows_PH.new_zeros(n_tokens, rows_PH.shape[1], dtype=torch.float32)
+    step_TH = rows_PH.new_empty(n_tokens, rows_PH.shape[1])
+    if len(place_P) == keep_TS.numel():  # nothing is dropped
+        for place_T, weight_T in zip(
+            place_P.view(n_tokens, n_slots).unbind(1), weight_TS.unbind(1), strict=True
+        ):
+            torch.index_select(rows_PH, 0, place_T, out=step_TH)
+            out_TH += step_TH.mul_(weight_T[:, None])
+        return out_TH.to(rows_PH.dtype)
+    count_T = keep_TS.sum(dim=1)
+    first_T = count_T.cumsum(dim=0) - count_T
+    count_T, token_T = count_T.sort(descending=True, stable=True)
+    first_T, weight_P = first_T[token_T], weight_TS[keep_TS]
+    slots_S = torch.arange(n_slots, device=keep_TS.device)
+    for k, n in enumerate((count_T[:, None] > slots_S).sum(dim=0).tolist()):
+        if not n:
+            break
+        pair, step = first_T[:n] + k, step_TH[:n]
+        torch.index_select(rows_PH, 0, place_P[pair], out=step)
+        out_TH[:n] += step.mul_(weight_P[pair][:, None])
+    position_T = torch.empty_like(token_T)
+    position_T[token_T] = torch.arange(n_tokens, device=token_T.device)
+    return out_TH.index_select(0, position_T).to(rows_PH.dtype)
 
 
 class KeptPairs(EPImplementation):  # type: ignore[misc]
@@ -160,7 +188,7 @@ class KeptPairs(EPImplementation):  # type: ignore[misc]
 
     def __call__(self, hidden_TH: Tensor, index_TS: Tensor, weight_TS: Tensor) -> Tensor:
         """Return the weighted sum of the kept experts' outputs for this rank's tokens [T, H]."""
-        if torch.is_grad_enabled() and hidden_TH.requires_grad:
+        if torch.is_grad_enabled() and (hidden_TH.requires_grad or weight_TS.requires_grad):
             raise UsageError(
                 f"ep_implementation={IMPLEMENTATION}: it has no backward; call the model under "
                 "torch.no_grad()"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from transformers import OlmoeConfig
 from transformers.models.olmoe.modeling_olmoe import OlmoeExperts
 
+from capmoe_eval.errors import UsageError
 from capmoe_eval.method import Method
 from capmoe_eval.parallel.dispatch import Packed, combine_rows, pack
 from capmoe_eval.routing import (
@@ -38,46 +40,119 @@ class LayerShape:
         intermediate: Width of an expert.
         n_experts: Routed experts E.
         top_k: Experts K per token.
+        shared: Width of the shared experts, which every token passes through, as one gated MLP; 0
+            where there are none.
     """
 
     hidden: int
     intermediate: int
     n_experts: int
     top_k: int
+    shared: int = 0
+
+    def scaled(self, scale: int) -> LayerShape:
+        """Return the layer with all widths divided; experts and top-k stay.
+
+        Raises:
+            UsageError: If a width is no multiple of it.
+        """
+        widths = {"hidden": self.hidden, "intermediate": self.intermediate, "shared": self.shared}
+        if scale < 1 or any(width % scale for width in widths.values()):
+            said = ", ".join(f"{name} {width}" for name, width in widths.items())
+            raise UsageError(f"scale={scale}: it must divide the layer's widths ({said})")
+        return replace(self, **{name: width // scale for name, width in widths.items()})
+
+    @property
+    def pair_flops(self) -> int:
+        """Floating-point operations of an expert on one token: three products, H × width each."""
+        return 6 * self.hidden * self.intermediate
 
 
 SHAPES = {
     "olmoe": LayerShape(2048, 1024, 64, 8),
-    "qwen1_5_moe": LayerShape(2048, 1408, 60, 4),
-    "deepseek_v2_lite": LayerShape(2048, 1408, 64, 6),
+    "qwen1_5_moe": LayerShape(2048, 1408, 60, 4, shared=5632),
+    "deepseek_v2_lite": LayerShape(2048, 1408, 64, 6, shared=2816),
     "mixtral": LayerShape(4096, 14336, 8, 2),
     "qwen3_30b": LayerShape(2048, 768, 128, 8),
     "small": LayerShape(256, 256, 64, 8),
     "small_mixtral": LayerShape(256, 896, 8, 2),
 }
-"""The routed parts of the paper's models, and two for a CPU. Shared experts are not in them."""
+"""The MoE layers of the paper's models, as in their published configurations, and two for a CPU."""
 
 
-def random_experts(
-    shape: LayerShape, size: int, rank: int, *, device: torch.device, dtype: torch.dtype, seed: int
-) -> nn.Module:
+@dataclass(frozen=True)
+class LayerSetting:
+    """How a layer is set up for timing.
+
+    Attributes:
+        shape: Its sizes.
+        ranks: Ranks R.
+        device: Where a rank computes.
+        dtype: Precision of weights and hidden states.
+        seed: Seed of weights and hidden states.
+    """
+
+    shape: LayerShape
+    ranks: int
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+    seed: int = 0
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a token's hidden state."""
+        return self.shape.hidden * self.dtype.itemsize
+
+
+def random_experts(setting: LayerSetting, rank: int) -> nn.Module:
     """Return a rank's E/R experts: transformers' own module, with random weights.
 
     The same arguments give the same weights on one kind of device.
     """
-    local = experts_per_rank(shape.n_experts, size)
+    shape, device = setting.shape, setting.device
+    local = experts_per_rank(shape.n_experts, setting.ranks)
     config = OlmoeConfig(
         num_experts=local, hidden_size=shape.hidden, intermediate_size=shape.intermediate
     )
     config._experts_implementation = "grouped_mm"
     with torch.device("meta"):
         experts: nn.Module = OlmoeExperts(config)
-    experts = experts.to(dtype).to_empty(device=device)
-    generator = torch.Generator(device=device).manual_seed(seed * 1000 + rank)
+    experts = experts.to(setting.dtype).to_empty(device=device)
+    generator = torch.Generator(device=device).manual_seed(setting.seed * 1000 + rank)
     with torch.no_grad():
         for weight in experts.parameters():
             weight.normal_(std=weight.shape[-1] ** -0.5, generator=generator)
     return experts.eval().requires_grad_(False)
+
+
+class SharedExperts:
+    """The shared experts of a layer as one gated MLP with random weights, the same on every rank.
+
+    Args:
+        setting: The layer.
+    """
+
+    def __init__(self, setting: LayerSetting) -> None:
+        shape = setting.shape
+        generator = torch.Generator().manual_seed(setting.seed)
+
+        def weight(*size: int) -> Tensor:
+            values: Tensor = torch.randn(*size, generator=generator) / math.sqrt(size[-1])
+            return values.to(device=setting.device, dtype=setting.dtype)
+
+        self.gate_up = weight(2 * shape.shared, shape.hidden)
+        self.down = weight(shape.hidden, shape.shared)
+
+    def __call__(self, hidden_TH: Tensor) -> Tensor:
+        """Return the MLP's output [T, H] for a rank's own tokens."""
+        gate, up = nn.functional.linear(hidden_TH, self.gate_up).chunk(2, dim=1)
+        out_TH: Tensor = nn.functional.linear(nn.functional.silu(gate) * up, self.down)
+        return out_TH
+
+
+def shared_experts(setting: LayerSetting) -> SharedExperts | None:
+    """Return the layer's shared experts, or None if it has none."""
+    return SharedExperts(setting) if setting.shape.shared else None
 
 
 @dataclass(frozen=True)
@@ -95,34 +170,22 @@ class RankTokens:
     groups: TokenGroups
 
 
-def rank_tokens(
-    shape: LayerShape,
-    logits: Tensor,
-    size: int,
-    rank: int,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    seed: int,
-) -> RankTokens:
+def rank_tokens(setting: LayerSetting, logits: Tensor, rank: int) -> RankTokens:
     """Return a rank's equal share of a batch.
 
     Args:
-        shape: The layer.
+        setting: The layer; its seed is that of the hidden states.
         logits: Router logits [T·R, E] of the tokens of all ranks.
-        size: Ranks R.
         rank: Which one.
-        device: Where the rank computes.
-        dtype: Precision of the hidden states.
-        seed: Seed of the hidden states.
     """
+    size, device = setting.ranks, setting.device
     n_tokens = len(logits) // size
-    generator = torch.Generator().manual_seed(seed * 1000 + rank)
-    hidden = torch.randn(n_tokens, shape.hidden, generator=generator)
+    generator = torch.Generator().manual_seed(setting.seed * 1000 + rank)
+    hidden = torch.randn(n_tokens, setting.shape.hidden, generator=generator)
     share = BatchShare(torch.full((size,), n_tokens), torch.arange(size), size, rank)
     counted = torch.ones(1, n_tokens, dtype=torch.bool)
     return RankTokens(
-        hidden.to(device=device, dtype=dtype),
+        hidden.to(device=device, dtype=setting.dtype),
         logits[rank * n_tokens : (rank + 1) * n_tokens].to(device),
         group_tokens(counted, ep_size=size, share=share).to(device),
     )
@@ -145,7 +208,7 @@ class Routed:
     @property
     def kept(self) -> int:
         """Pairs that are kept."""
-        return len(self.packed.order_P)
+        return len(self.packed.place_P)
 
     @property
     def dropped(self) -> int:
@@ -157,28 +220,18 @@ class Router:
     """The gate of a layer and the decision under a capacity, as a rank makes it.
 
     Args:
-        shape: The layer.
-        size: Ranks R.
-        device: Where it computes.
-        dtype: Precision.
+        setting: The layer.
         total: Sums a load over all ranks; ``expert_drop`` asks for it.
     """
 
-    def __init__(
-        self,
-        shape: LayerShape,
-        size: int,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        total: Callable[[Tensor], Tensor],
-    ) -> None:
+    def __init__(self, setting: LayerSetting, total: Callable[[Tensor], Tensor]) -> None:
+        shape = setting.shape
         self._shape = shape
-        self._size = size
+        self._size = setting.ranks
         self._total = total
         generator = torch.Generator().manual_seed(0)
         weight = torch.randn(shape.n_experts, shape.hidden, generator=generator)
-        self._weight_EH = weight.to(device=device, dtype=dtype)
+        self._weight_EH = weight.to(device=setting.device, dtype=setting.dtype)
 
     def __call__(self, tokens: RankTokens, method: Method, lap: Lap) -> Routed:
         """Route a rank's tokens: the phases before anything is sent."""
@@ -204,6 +257,25 @@ class Router:
         return Routed(packed, weight_TS, top_k)
 
 
-def combined(rows_PH: Tensor, routed: Routed) -> Tensor:
-    """Return the layer's output for a rank's tokens [T, H]."""
-    return combine_rows(rows_PH, routed.packed, routed.weight_TS)
+def finished(
+    rows_PH: Tensor,
+    routed: Routed,
+    hidden_TH: Tensor,
+    shared: SharedExperts | None,
+    lap: Lap,
+) -> Tensor:
+    """Return the layer's output for a rank's tokens [T, H]: the phases after the exchanges.
+
+    Args:
+        rows_PH: The experts' outputs, as they came back.
+        routed: The rank's tokens after the router.
+        hidden_TH: Their hidden states.
+        shared: The shared experts, which are computed after all else.
+        lap: Times each phase.
+    """
+    with lap("combine"):
+        out_TH = combine_rows(rows_PH, routed.packed, routed.weight_TS)
+    if shared is not None:
+        with lap("shared"):
+            out_TH = out_TH + shared(hidden_TH)
+    return out_TH

@@ -1,13 +1,13 @@
 """The prefill of a whole model over ranks: attention between MoE layers.
 
 Attention, norms, embeddings and head are OLMoE's, of the layer's hidden size; every rank computes
-them for its own sequences. The MoE layers are those of :mod:`capmoe_eval.parallel.timing`, all with
-the same routing.
+them for its own sequences. The MoE layers are those of :mod:`capmoe_eval.parallel.timing`, each
+with its own routing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +16,10 @@ from transformers import OlmoeConfig, OlmoeForCausalLM
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.method import Method
+from capmoe_eval.parallel.clock import Clock, untimed
 from capmoe_eval.parallel.emulation import EmulatedLayer
-from capmoe_eval.parallel.layer import LayerShape
-from capmoe_eval.parallel.timing import Clock, Load, Pass, RankedLayer, slowest, untimed
+from capmoe_eval.parallel.layer import LayerSetting
+from capmoe_eval.parallel.timing import Layer, Load, Pass, RankedLayer, summed, together
 
 _VOCABULARY = 32_000
 _HEAD = 64  # size of an attention head
@@ -37,13 +38,9 @@ class _Block(nn.Module):
         return self._run(hidden_TH).view(hidden_BSH.shape)
 
 
-def _decoder(
-    shape: LayerShape,
-    runs: list[Callable[[Tensor], Tensor]],
-    device: torch.device,
-    dtype: torch.dtype,
-) -> Any:
+def _decoder(setting: LayerSetting, runs: Sequence[Callable[[Tensor], Tensor]]) -> Any:
     """Return a model with random weights whose MoE layers are the given functions."""
+    shape = setting.shape
     config = OlmoeConfig(
         vocab_size=_VOCABULARY,
         hidden_size=shape.hidden,
@@ -54,8 +51,8 @@ def _decoder(
         num_experts_per_tok=1,
         eos_token_id=None,
     )
-    with torch.random.fork_rng(devices=[]), torch.device(device):
-        model: Any = OlmoeForCausalLM(config).to(dtype).eval().requires_grad_(False)
+    with torch.random.fork_rng(devices=[]), torch.device(setting.device):
+        model: Any = OlmoeForCausalLM(config).to(setting.dtype).eval().requires_grad_(False)
     for layer, run in zip(model.model.layers, runs, strict=True):
         layer.mlp = _Block(run)
     return model
@@ -72,94 +69,93 @@ class RankedPrefill:
     """A prefill over real processes; every one makes its own and calls the same methods.
 
     Args:
-        shape: Sizes of the MoE layers.
         layers: The MoE layers.
         tokens: Tokens of this rank.
         prompt: Tokens of a sequence.
-        device: Where this process computes.
-        dtype: Precision.
 
     Raises:
         UsageError: If the tokens of a rank are no whole number of sequences.
     """
 
-    def __init__(
-        self,
-        shape: LayerShape,
-        layers: list[RankedLayer],
-        tokens: int,
-        prompt: int,
-        *,
-        device: torch.device,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
+    def __init__(self, layers: Sequence[RankedLayer], tokens: int, prompt: int) -> None:
+        setting = layers[0].setting
         self._layers = layers
-        self._device = device
         self._method = Method("baseline")
-        self._tokens_BS = _prompts(tokens, prompt, device)
-        self._model = _decoder(shape, [self._through(layer) for layer in layers], device, dtype)
+        self._tokens_BS = _prompts(tokens, prompt, setting.device)
+        self._model = _decoder(setting, [self._through(layer) for layer in layers])
 
     def _through(self, layer: RankedLayer) -> Callable[[Tensor], Tensor]:
         return lambda hidden_TH: layer.forward(self._method, untimed, hidden_TH)
 
     @torch.no_grad()
     def run(self, method: Method) -> Pass:
-        """Run the prefill once, and return the slowest rank's time."""
+        """Run the prefill once, until the last rank has finished it."""
         self._method = method
-        clock = Clock(self._device, self._layers[0].barrier)
-        with clock.lap("total"):
+        first = self._layers[0]
+        clock = Clock(first.setting.device)
+        first.begin(clock)
+        with clock.lap("all"):
             logits = self._model(self._tokens_BS, use_cache=False, logits_to_keep=1).logits
-        return Pass(slowest(clock.seconds, self._layers[0].world, self._device), logits)
+        return Pass({"total": together(clock, first.world)["total"]}, logits)
 
     def load(self, method: Method) -> Load:
-        """Return what the method leaves to be sent and computed in every layer."""
-        return self._layers[0].load(method)
+        """Return what the method leaves to be sent and computed in all layers."""
+        return summed([layer.load(method) for layer in self._layers])
+
+
+class _FirstLayer:
+    """See :attr:`EmulatedPrefill.first_layer`."""
+
+    def __init__(self, prefill: EmulatedPrefill) -> None:
+        self._prefill = prefill
+
+    def run(self, _method: Method) -> Pass:
+        """Return the first layer's part of the prefill's last pass."""
+        assert self._prefill._first is not None, "time the prefill beside it, first"
+        return self._prefill._first
+
+    def load(self, method: Method) -> Load:
+        """Return what the method leaves to be sent and computed in the first layer."""
+        return self._prefill._layers[0].load(method)
 
 
 class EmulatedPrefill:
-    """EMULATED: the dense part of one rank, and as many times one emulated MoE layer.
+    """EMULATED: the dense part of one rank, and the emulated MoE layers.
 
     Args:
-        shape: Sizes of the MoE layers.
-        layer: One MoE layer.
-        n_layers: How many.
+        layers: The MoE layers.
         tokens: Tokens of a rank.
         prompt: Tokens of a sequence.
-        device: Where it computes.
-        dtype: Precision.
 
     Raises:
         UsageError: If the tokens of a rank are no whole number of sequences.
     """
 
-    def __init__(
-        self,
-        shape: LayerShape,
-        layer: EmulatedLayer,
-        n_layers: int,
-        tokens: int,
-        prompt: int,
-        *,
-        device: torch.device,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        self._layer = layer
-        self._n_layers = n_layers
-        self._device = device
-        self._tokens_BS = _prompts(tokens, prompt, device)
-        self._model = _decoder(shape, [lambda hidden_TH: hidden_TH] * n_layers, device, dtype)
+    def __init__(self, layers: Sequence[EmulatedLayer], tokens: int, prompt: int) -> None:
+        setting = layers[0].setting
+        self._layers = layers
+        self._first: Pass | None = None
+        self._tokens_BS = _prompts(tokens, prompt, setting.device)
+        self._model = _decoder(setting, [lambda hidden_TH: hidden_TH] * len(layers))
 
     @torch.no_grad()
     def run(self, method: Method) -> Pass:
-        """Run the dense part and one MoE layer, and put the total together."""
-        clock = Clock(self._device)
+        """Run the dense part and every MoE layer, and put the total together."""
+        clock = Clock(self._layers[0].setting.device)
+        clock.wait()
         with clock.lap("dense"):
             logits = self._model(self._tokens_BS, use_cache=False, logits_to_keep=1).logits
-        one = self._layer.run(method).seconds["total"]
-        dense = clock.seconds["dense"]
-        moe = self._n_layers * one
+        dense = clock.seconds()["dense"]
+        passes = [layer.run(method) for layer in self._layers]
+        moe = sum(each.seconds["total"] for each in passes)
+        self._first = passes[0]
         return Pass({"dense": dense, "moe": moe, "total": dense + moe}, logits)
 
+    @property
+    def first_layer(self) -> Layer:
+        """The first layer, timed by the passes of the whole: its runs return what it just took."""
+        return _FirstLayer(self)
+
     def load(self, method: Method) -> Load:
-        """Return what the method leaves to be sent and computed in every layer."""
-        return self._layer.load(method)
+        """Return what the method leaves to be sent and computed in all layers."""
+        return summed([layer.load(method) for layer in self._layers])

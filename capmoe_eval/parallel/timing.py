@@ -6,11 +6,9 @@ Two ways: :class:`RankedLayer`, on real processes, and
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import statistics
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,57 +17,29 @@ import torch.distributed as dist
 from torch import Tensor
 
 from capmoe_eval.method import Method
+from capmoe_eval.parallel.clock import Clock, from_ends, untimed
 from capmoe_eval.parallel.dispatch import announce, run_experts, send_back, send_rows
 from capmoe_eval.parallel.layer import (
     Lap,
+    LayerSetting,
     LayerShape,
     RankTokens,
     Routed,
     Router,
-    combined,
+    finished,
     random_experts,
     rank_tokens,
+    shared_experts,
 )
 from capmoe_eval.parallel.world import World
 
-PHASES = ("gate", "decide", "permute", "dispatch", "experts", "return", "combine")
-"""What a layer consists of; Figure 6 shows the first two, and the two exchanges, as one each."""
+PHASES = ("gate", "decide", "permute", "dispatch", "experts", "return", "combine", "shared")
+"""What a layer consists of, in order; Figure 6 shows the first two, and the exchanges, as one."""
 
 
-class Clock:
-    """Times named phases of one pass, each waited for by the device and by all ranks.
-
-    Args:
-        device: Where the work is done.
-        barrier: Waits for all ranks; None where there is one process.
-    """
-
-    def __init__(self, device: torch.device, barrier: Callable[[], None] | None = None) -> None:
-        self._device = device
-        self._barrier = barrier
-        self.seconds: dict[str, float] = {}
-
-    @contextlib.contextmanager
-    def lap(self, phase: str) -> Iterator[None]:
-        """Time a block and add it to the phase."""
-        self._wait()
-        if self._barrier is not None:
-            self._barrier()
-        started = time.perf_counter()
-        yield
-        self._wait()
-        spent = time.perf_counter() - started
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-
-
-@contextlib.contextmanager
-def untimed(_phase: str) -> Iterator[None]:
-    """Stand in for :meth:`Clock.lap` where a pass is timed as a whole."""
-    yield
+def phases_of(shape: LayerShape) -> tuple[str, ...]:
+    """Return a layer's phases: ``shared`` only where it has shared experts."""
+    return PHASES if shape.shared else PHASES[:-1]
 
 
 @dataclass(frozen=True)
@@ -77,7 +47,8 @@ class Pass:
     """One pass through the layer.
 
     Attributes:
-        seconds: Of every phase and of the ``total``, on the slowest rank.
+        seconds: Of every phase and of the ``total``, their sum: a phase lasts from when the last
+            rank finished the one before to when the last rank finished it.
         output_TH: This rank's output (of all ranks, where they are emulated).
     """
 
@@ -95,6 +66,8 @@ class Load:
         expert_load: Pairs of every expert.
         rank_load: Pairs of every rank's experts.
         sent_bytes: Bytes that leave any rank in the first all-to-all; as many come back.
+        fullest_expert: Pairs of the fullest expert; of several layers, the sum of each one's own.
+        fullest_rank: The same of the rank with most.
     """
 
     kept: int
@@ -102,6 +75,21 @@ class Load:
     expert_load: list[int]
     rank_load: list[int]
     sent_bytes: int
+    fullest_expert: int
+    fullest_rank: int
+
+
+def summed(loads: Sequence[Load]) -> Load:
+    """Return the load of several layers with as many tokens each."""
+    return Load(
+        kept=sum(load.kept for load in loads),
+        dropped_share=sum(load.dropped_share for load in loads) / len(loads),
+        expert_load=[sum(of) for of in zip(*(load.expert_load for load in loads), strict=True)],
+        rank_load=[sum(of) for of in zip(*(load.rank_load for load in loads), strict=True)],
+        sent_bytes=sum(load.sent_bytes for load in loads),
+        fullest_expert=sum(load.fullest_expert for load in loads),
+        fullest_rank=sum(load.fullest_rank for load in loads),
+    )
 
 
 class Layer(Protocol):
@@ -117,48 +105,35 @@ class Layer(Protocol):
 class RankedLayer:
     """An MoE layer over real processes, each with its experts and tokens.
 
-    Every process makes one and calls the same methods. A pass runs twice: phase by phase with a
-    barrier before each, and as a whole with one barrier, which is the total.
+    Every process makes one and calls the same methods. A pass has one barrier, in front.
 
     Args:
-        shape: The layer.
+        setting: The layer, with as many ranks as there are processes.
         logits: Router logits [T·R, E] of the tokens of all ranks.
         world: The processes.
-        device: Where this one computes.
-        dtype: Precision.
-        seed: Seed of weights and hidden states.
     """
 
-    def __init__(
-        self,
-        shape: LayerShape,
-        logits: Tensor,
-        world: World,
-        *,
-        device: torch.device,
-        dtype: torch.dtype = torch.float32,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, setting: LayerSetting, logits: Tensor, world: World) -> None:
         self.world = world
-        self._shape = shape
-        self._device = device
-        self._router = Router(shape, world.size, device=device, dtype=dtype, total=world.total)
-        self._experts = random_experts(
-            shape, world.size, world.rank, device=device, dtype=dtype, seed=seed
-        )
-        self._tokens = rank_tokens(
-            shape, logits, world.size, world.rank, device=device, dtype=dtype, seed=seed
-        )
+        self.setting = setting
+        self._router = Router(setting, world.total)
+        self._experts = random_experts(setting, world.rank)
+        self._shared = shared_experts(setting)
+        self._tokens = rank_tokens(setting, logits, world.rank)
 
     @torch.no_grad()
     def run(self, method: Method) -> Pass:
-        """Pass the batch through the layer, and return the slowest rank's times."""
-        phases, whole = Clock(self._device, self.barrier), Clock(self._device, self.barrier)
-        self.forward(method, phases.lap)
-        with whole.lap("total"):
-            output_TH = self.forward(method, untimed)
-        seconds = phases.seconds | whole.seconds
-        return Pass(slowest(seconds, self.world, self._device), output_TH)
+        """Pass the batch through the layer."""
+        clock = Clock(self.setting.device)
+        self.begin(clock)
+        output_TH = self.forward(method, clock.lap)
+        return Pass(together(clock, self.world), output_TH)
+
+    def begin(self, clock: Clock) -> None:
+        """Wait for all ranks and start the clock."""
+        clock.wait()
+        dist.barrier(group=self.world.group)
+        clock.start()
 
     def forward(self, method: Method, lap: Lap, hidden_TH: Tensor | None = None) -> Tensor:
         """Return the layer's output for this rank's tokens [T, H].
@@ -180,8 +155,7 @@ class RankedLayer:
             done_AH = run_experts(self._experts, arrived_AH, exchange)
         with lap("return"):
             rows_PH = send_back(done_AH, exchange, group)
-        with lap("combine"):
-            return combined(rows_PH, routed)
+        return finished(rows_PH, routed, tokens.hidden_TH, self._shared, lap)
 
     @torch.no_grad()
     def load(self, method: Method) -> Load:
@@ -189,19 +163,16 @@ class RankedLayer:
         world = self.world
         routed = self._router(self._tokens, method, untimed)
         counts_RL, kept, dropped, sent = world.totals(
-            routed.packed.counts_RL, *_counts(routed, world.rank, self._device)
+            routed.packed.counts_RL, *_counts(routed, world.rank, self.setting.device)
         )
-        return load_of(counts_RL, int(kept), int(dropped), int(sent), self._shape, self._tokens)
-
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-        dist.barrier(group=self.world.group)
+        return load_of(counts_RL, int(kept), int(dropped), int(sent), self.setting, self._tokens)
 
 
-def slowest(seconds: Mapping[str, float], world: World, device: torch.device) -> dict[str, float]:
-    """Return the times of the slowest rank, each part on its own."""
-    own = torch.tensor(list(seconds.values()), dtype=torch.float64, device=device)
-    return dict(zip(seconds, world.highest(own).tolist(), strict=True))
+def together(clock: Clock, world: World) -> dict[str, float]:
+    """Return the phases of all ranks, given this one's clock: each ends with the last rank."""
+    ends = clock.ends()
+    own = torch.tensor(list(ends.values()), dtype=torch.float64, device=clock.device)
+    return from_ends(list(ends), world.highest(own).tolist())
 
 
 def _counts(routed: Routed, rank: int, device: torch.device) -> tuple[Tensor, ...]:
@@ -211,16 +182,18 @@ def _counts(routed: Routed, rank: int, device: torch.device) -> tuple[Tensor, ..
 
 
 def load_of(
-    counts_RL: Tensor, kept: int, dropped: int, sent: int, shape: LayerShape, tokens: RankTokens
+    counts_RL: Tensor, kept: int, dropped: int, sent: int, setting: LayerSetting, tokens: RankTokens
 ) -> Load:
     """Return the load of all ranks from sums over them."""
-    row_bytes = shape.hidden * tokens.hidden_TH.element_size()
+    expert_load, rank_load = counts_RL.reshape(-1).tolist(), counts_RL.sum(dim=1).tolist()
     return Load(
         kept=kept,
-        dropped_share=dropped / (tokens.groups.n_tokens * shape.top_k),
-        expert_load=counts_RL.reshape(-1).tolist(),
-        rank_load=counts_RL.sum(dim=1).tolist(),
-        sent_bytes=sent * row_bytes,
+        dropped_share=dropped / (tokens.groups.n_tokens * setting.shape.top_k),
+        expert_load=expert_load,
+        rank_load=rank_load,
+        sent_bytes=sent * setting.row_bytes,
+        fullest_expert=max(expert_load),
+        fullest_rank=max(rank_load),
     )
 
 
@@ -283,14 +256,33 @@ def time_methods(
     Returns:
         The timing of every method and of ``dropless``.
     """
+    return time_beside([layer], methods, repeats=repeats, warmup=warmup)[0]
+
+
+def time_beside(
+    layers: Sequence[Layer], methods: Mapping[str, Method], *, repeats: int, warmup: int
+) -> list[dict[str, Timing]]:
+    """Time several layers as :func:`time_methods` does one, all in every round."""
     everyone = {"dropless": Method("baseline"), **methods}
-    rounds: dict[str, list[Mapping[str, float]]] = {name: [] for name in everyone}
+    rounds: list[dict[str, list[Mapping[str, float]]]] = [
+        {name: [] for name in everyone} for _ in layers
+    ]
     for number in range(warmup + repeats):
         for name, method in everyone.items():
-            seconds = layer.run(method).seconds
-            if number >= warmup:
-                rounds[name].append(seconds)
-    loads = {name: layer.load(method) for name, method in everyone.items()}
+            for layer, passes in zip(layers, rounds, strict=True):
+                seconds = layer.run(method).seconds
+                if number >= warmup:
+                    passes[name].append(seconds)
+    return [
+        _timings(passes, {name: layer.load(method) for name, method in everyone.items()})
+        for layer, passes in zip(layers, rounds, strict=True)
+    ]
+
+
+def _timings(
+    rounds: Mapping[str, list[Mapping[str, float]]], loads: Mapping[str, Load]
+) -> dict[str, Timing]:
+    """Put passes together; speedups are those over dropless."""
     dropless, full = rounds["dropless"], loads["dropless"]
     timings = {}
     for name, passes in rounds.items():
@@ -298,38 +290,13 @@ def time_methods(
         speedup = Spread.of(
             [b["total"] / own["total"] for b, own in zip(dropless, passes, strict=True)]
         )
-        ideal_rank = max(full.rank_load) / max(1, *load.rank_load)
+        ideal_rank = full.fullest_rank / max(1, load.fullest_rank)
         timings[name] = Timing(
             seconds={part: Spread.of([p[part] for p in passes]) for part in passes[0]},
             speedup=speedup,
             load=load,
-            ideal_expert=max(full.expert_load) / max(1, *load.expert_load),
+            ideal_expert=full.fullest_expert / max(1, load.fullest_expert),
             ideal_rank=ideal_rank,
             reached=(speedup.median - 1) / (ideal_rank - 1) if ideal_rank > _GAIN else None,
         )
     return timings
-
-
-def measured_link(world: World, device: torch.device, *, repeats: int = 20) -> tuple[float, float]:
-    """Measure an all-to-all between the processes.
-
-    Returns:
-        Its latency in seconds, from tiny messages, and its bandwidth in bytes per second and rank,
-        from large ones.
-    """
-
-    def seconds(rows: int) -> float:
-        sent = torch.zeros(rows * world.size, 256, device=device)
-        got = torch.empty_like(sent)
-        spent = []
-        for _ in range(repeats + 2):
-            clock = Clock(device, lambda: dist.barrier(group=world.group))
-            with clock.lap("exchange"):
-                dist.all_to_all_single(got, sent, group=world.group)
-            spent.append(clock.seconds["exchange"])
-        own = torch.tensor(statistics.median(spent[2:]), dtype=torch.float64, device=device)
-        return float(world.highest(own))
-
-    small, large, rows = seconds(1), seconds(4096), 4096
-    outgoing = rows * 256 * 4 * (world.size - 1)
-    return small, outgoing / max(large - small, 1e-9)

@@ -87,3 +87,15 @@ def ranks_of(experts: torch.nn.Module) -> Ranks:
     ranks: Any = getattr(experts, EXPERTS_RANKS, ALONE)
     known: Ranks = ranks
     return known
+
+
+def ranks_in(model: Any) -> list[Any]:
+    """Return the groups of processes that share the experts of a model, each once; mostly none.
+
+    Args:
+        model: A loaded model, or whatever stands for one that is not loaded yet.
+    """
+    if not isinstance(model, torch.nn.Module):
+        return []
+    found = (getattr(module, EXPERTS_RANKS, None) for module in model.modules())
+    return list({id(ranks): ranks for ranks in found if ranks is not None}.values())

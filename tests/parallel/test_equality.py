@@ -9,7 +9,7 @@ import torch
 
 from capmoe_eval.parallel.world import own_rows
 from tests.parallel import cases
-from tests.parallel.processes import run_ranks
+from tests.parallel.conftest import Launch
 
 Results = dict[str, Any]
 SIZES = [2, pytest.param(4, marks=pytest.mark.slow)]
@@ -21,10 +21,9 @@ def size(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture(scope="module")
-def ranks(size: int, tmp_path_factory: pytest.TempPathFactory) -> list[Results]:
-    """What every rank computed; started once."""
-    directory = tmp_path_factory.mktemp("ranks")
-    run_ranks(["-m", "tests.parallel.worker", str(directory)], size, timeout=120)
+def ranks(size: int, launch: Launch) -> list[Results]:
+    """What every rank computed."""
+    directory, _ = launch(size)
     return [torch.load(directory / f"{rank}.pt") for rank in range(size)]
 
 

@@ -52,17 +52,49 @@ def without_origin(record: dict[str, Any]) -> dict[str, Any]:
     return part
 
 
+@pytest.fixture(scope="module")
+def from_directory(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What to evaluate of a model that lies in a directory and is read in parts."""
+    directory = tmp_path_factory.mktemp("saved") / "model"
+    tokenizer = tiny_tokenizer()
+    tiny_model("mixtral", vocab_size=len(tokenizer)).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return [
+        "model=custom",
+        "model.name=mine",
+        f"model.pretrained={directory}",
+        "data.root=synthetic",
+        "dtype=float32",
+        *("ep_size=2", "batch_size=5", "limit=3", "tasks=obqa", "gamma=1.0", "method=score"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def spread(
+    from_directory: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[str]]:
+    """Two processes' records, of one command after the other, and what each process said."""
+    root = tmp_path_factory.mktemp("spread")
+    lines = [
+        [*words, f"results_dir={root / name}", "parallel=ep"]
+        for name, words in (("embedded", WORDS), ("directory", from_directory))
+    ]
+    said = run_ranks(["-m", "tests.parallel.commands", json.dumps(lines)], 2, timeout=180)
+    return root, said
+
+
 def test_two_processes_give_the_records_of_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    spread: tuple[Path, list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    spread, alone = tmp_path / "spread", tmp_path / "alone"
-    command = ["-m", "capmoe_eval", *WORDS, f"results_dir={spread}", "parallel=ep"]
-    said = run_ranks(command, 2, timeout=120)
+    root, said = spread
     assert "5 computed, 0 finished before, 0 failed" in said[0]
     assert said[1] == "", "rank 1 speaks, too"
-    assert not run_here(monkeypatch, *WORDS, f"results_dir={alone}")
+    assert not run_here(monkeypatch, *WORDS, f"results_dir={tmp_path}")
     capsys.readouterr()
-    ours, theirs = records(spread), records(alone)
+    ours, theirs = records(root / "embedded"), records(tmp_path)
     assert ours.keys() == theirs.keys() and len(ours) == 5
     for path, record in ours.items():
         assert without_origin(record) == without_origin(theirs[path]), path
@@ -71,32 +103,22 @@ def test_two_processes_give_the_records_of_one(
         assert origin == {"kind": "ep", "ranks": 2, "backend": "gloo"}
         assert theirs[path]["capmoe"]["provenance"]["parallel"] is None
     # What is finished stays: the same cells, whoever computed them.
-    assert not run_here(monkeypatch, *WORDS, f"results_dir={spread}")
+    assert not run_here(monkeypatch, *WORDS, f"results_dir={root / 'embedded'}")
     assert "0 computed, 5 finished before" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_a_model_from_a_directory_is_read_in_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    spread: tuple[Path, list[str]],
+    from_directory: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    tokenizer = tiny_tokenizer()
-    tiny_model("mixtral", vocab_size=len(tokenizer)).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    words = [
-        "model=custom",
-        "model.name=mine",
-        f"model.pretrained={tmp_path / 'model'}",
-        "data.root=synthetic",
-        "dtype=float32",
-        *("ep_size=2", "batch_size=5", "limit=3", "tasks=obqa", "gamma=1.0", "method=score"),
-    ]
-    roots = [tmp_path / "spread", tmp_path / "alone"]
-    run_ranks(
-        ["-m", "capmoe_eval", *words, f"results_dir={roots[0]}", "parallel=ep"], 2, timeout=90
-    )
-    assert not run_here(monkeypatch, *words, f"results_dir={roots[1]}")
+    assert not run_here(monkeypatch, *from_directory, f"results_dir={tmp_path}")
     capsys.readouterr()
-    (ours,), (theirs,) = (list(records(root).values()) for root in roots)
+    (ours,), (theirs,) = (
+        list(records(root).values()) for root in (spread[0] / "directory", tmp_path)
+    )
     assert without_origin(ours) == without_origin(theirs)
 
 

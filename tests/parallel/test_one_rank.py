@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import pytest
@@ -11,13 +12,14 @@ import torch.distributed as dist
 from capmoe_eval.errors import UsageError
 from capmoe_eval.method import Method
 from capmoe_eval.parallel import World, shard_experts, split_batches
+from capmoe_eval.parallel.link import measured_link
 from capmoe_eval.parallel.model import world_of
 from capmoe_eval.parallel.prefill import RankedPrefill
 from capmoe_eval.parallel.skew import skewed_logits
-from capmoe_eval.parallel.timing import PHASES, RankedLayer, measured_link, time_methods
+from capmoe_eval.parallel.timing import PHASES, RankedLayer, time_methods
 from capmoe_eval.reroute import capacity_aware
 from tests.parallel import cases
-from tests.parallel.test_timing import CPU, SHAPE, by_hand, layer
+from tests.parallel.test_timing import CPU, by_hand, layer, setting
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -72,7 +74,7 @@ def test_a_model_without_a_plan_is_refused() -> None:
 
 
 def test_a_layer_is_timed_and_computes_what_it_should(world: World) -> None:
-    timed = RankedLayer(SHAPE, skewed_logits(40, 8, 2, 2.5, seed=4), world, device=CPU)
+    timed = RankedLayer(setting(1), skewed_logits(40, 8, 2, 2.5, seed=4), world)
     alone = layer(ranks=1)
     method = Method("score", 1.0)
     done = timed.run(method)
@@ -85,13 +87,13 @@ def test_a_layer_is_timed_and_computes_what_it_should(world: World) -> None:
 
 def test_a_prefill_goes_through_its_layers(world: World) -> None:
     logits = skewed_logits(20, 8, 2, 2.5)
-    layers = [RankedLayer(SHAPE, logits, world, device=CPU, seed=seed) for seed in range(2)]
-    prefill = RankedPrefill(SHAPE, layers, 20, 5, device=CPU)
+    settings = [dataclasses.replace(setting(1), seed=seed) for seed in range(2)]
+    prefill = RankedPrefill([RankedLayer(each, logits, world) for each in settings], 20, 5)
     full, cut = (prefill.run(m).output_TH for m in (Method("baseline"), Method("score", 0.5)))
     assert full.shape[:2] == (4, 1) and not torch.equal(full, cut)
     assert prefill.load(Method("score", 0.5)).dropped_share > 0
 
 
 def test_a_link_is_measured(world: World) -> None:
-    latency, bandwidth = measured_link(world, CPU, repeats=2)
-    assert latency > 0 and bandwidth == 0  # nothing leaves the only rank
+    link = measured_link(world, CPU, repeats=2)
+    assert link.latency > 0 and link.bandwidth == 0  # nothing leaves the only rank

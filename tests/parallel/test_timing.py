@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,15 +11,25 @@ from torch import Tensor, nn
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.method import Method
-from capmoe_eval.parallel.emulation import EmulatedLayer, Link
-from capmoe_eval.parallel.layer import LayerShape
+from capmoe_eval.parallel.clock import Clock, from_ends
+from capmoe_eval.parallel.emulation import EmulatedLayer
+from capmoe_eval.parallel.layer import SHAPES, LayerSetting, LayerShape
+from capmoe_eval.parallel.link import MACHINES, Link, Machine, Reduction, balanced
 from capmoe_eval.parallel.prefill import EmulatedPrefill
 from capmoe_eval.parallel.skew import skewed_logits
-from capmoe_eval.parallel.timing import PHASES, Clock, Load, Pass, Spread, time_methods
-from tests.parallel.processes import run_ranks
+from capmoe_eval.parallel.timing import (
+    PHASES,
+    Load,
+    Pass,
+    Spread,
+    phases_of,
+    summed,
+    time_methods,
+)
+from tests.parallel.conftest import Launch
 
 CPU = torch.device("cpu")
-SHAPE = LayerShape(hidden=16, intermediate=24, n_experts=8, top_k=2)
+SHAPE = LayerShape(hidden=16, intermediate=24, n_experts=8, top_k=2, shared=8)
 METHODS = {
     "score": Method("score", 1.0, ep_size=2),
     "local": Method("expanded_drop", 1.0, ep_size=2),
@@ -31,8 +40,11 @@ METHODS = {
 
 
 def layer(link: Link | None = None, ranks: int = 2) -> EmulatedLayer:
-    logits = skewed_logits(40, 8, 2, 2.5, seed=4)
-    return EmulatedLayer(SHAPE, logits, ranks, link or Link(), device=CPU)
+    return EmulatedLayer(setting(ranks), skewed_logits(40, 8, 2, 2.5, seed=4), link or Link())
+
+
+def setting(ranks: int = 2, shape: LayerShape = SHAPE) -> LayerSetting:
+    return LayerSetting(shape, ranks, CPU)
 
 
 def by_hand(timed: EmulatedLayer, method: Method) -> Tensor:
@@ -48,7 +60,7 @@ def by_hand(timed: EmulatedLayer, method: Method) -> Tensor:
                 if keep:
                     (expert,) = (score_TE[token] == weight).nonzero()[0].tolist()
                     out_TH[token] += weight * run_expert(timed, expert, tokens.hidden_TH[token])
-        outputs.append(out_TH)
+        outputs.append(out_TH + run_shared(timed, tokens.hidden_TH))
     return torch.cat(outputs)
 
 
@@ -63,6 +75,13 @@ def run_expert(timed: EmulatedLayer, expert: int, hidden_H: Tensor) -> Tensor:
     owner = timed._experts[expert // local]
     gate, up = (owner.gate_up_proj[expert % local] @ hidden_H).chunk(2)  # type: ignore[index]
     return owner.down_proj[expert % local] @ (nn.functional.silu(gate) * up)  # type: ignore[index]
+
+
+def run_shared(timed: EmulatedLayer, hidden_TH: Tensor) -> Tensor:
+    shared = timed._shared
+    assert shared is not None
+    gate_TI, up_TI = hidden_TH @ shared.gate_up[:8].T, hidden_TH @ shared.gate_up[8:].T
+    return (nn.functional.silu(gate_TI) * up_TI) @ shared.down.T
 
 
 @pytest.mark.parametrize("name", ["dropless", *METHODS])
@@ -100,32 +119,102 @@ def test_an_exchange_by_hand() -> None:
     assert link.seconds(torch.zeros(3, 3)) == 0.5
 
 
-def test_the_emulated_total_is_that_of_the_slowest_rank() -> None:
-    seconds = layer(Link(bandwidth=1e12, latency=0.25)).run(Method("baseline")).seconds
-    assert set(seconds) == {*PHASES, "total"}
+def test_the_emulated_total_is_the_sum_of_its_phases() -> None:
+    seconds = dict(layer(Link(bandwidth=1e12, latency=0.25)).run(Method("baseline")).seconds)
+    total = seconds.pop("total")
+    assert tuple(seconds) == PHASES
     assert seconds["dispatch"] == pytest.approx(0.5, abs=1e-3)  # the counts, then the rows
     assert seconds["return"] == pytest.approx(0.25, abs=1e-3)
-    parts = sum(seconds[phase] for phase in PHASES)
-    assert max(seconds.values()) == seconds["total"] <= parts + 1e-9
+    assert sum(seconds.values()) == pytest.approx(total)
+
+
+def test_an_exchange_waits_for_the_last_rank() -> None:
+    timed = layer(Link(bandwidth=1e12, latency=1.0))
+    spent = [
+        {"gate": 1, "decide": 5, "permute": 1, "experts": 2, "combine": 1, "shared": 9},
+        {"gate": 4, "decide": 1, "permute": 3, "experts": 6, "combine": 3, "shared": 1},
+    ]
+    # The last is done with its gate after 4, with its decision after 6 (1 + 5), and is ready after
+    # 8 (4 + 1 + 3). Then all begin together; combine ends after 3 and shared after 10 (1 + 9).
+    assert timed._seconds(spent, torch.zeros(2, 2)) == {
+        **{"gate": 4, "decide": 2, "permute": 2, "dispatch": 2, "experts": 6, "return": 1},
+        **{"combine": 3, "shared": 7, "total": 27},
+    }
+
+
+def test_phases_last_until_the_last_rank_has_finished() -> None:
+    assert from_ends(("a", "b", "c"), (2.0, 2.5, 4.0)) == {"a": 2, "b": 0.5, "c": 1.5, "total": 4}
+
+
+def test_only_a_layer_with_shared_experts_has_their_phase() -> None:
+    assert phases_of(SHAPES["mixtral"]) == PHASES[:-1] and phases_of(SHAPE) == PHASES
+    bare = LayerShape(16, 24, 8, 2)
+    done = EmulatedLayer(setting(shape=bare), skewed_logits(40, 8, 2, 2.5), Link())
+    assert "shared" not in done.run(Method("baseline")).seconds
+
+
+def test_a_layer_is_scaled_in_its_widths_alone() -> None:
+    assert SHAPES["deepseek_v2_lite"].scaled(8) == LayerShape(256, 176, 64, 6, shared=352)
+    with pytest.raises(UsageError, match=r"scale=3: .*hidden 2048, intermediate 1024"):
+        SHAPES["olmoe"].scaled(3)
+
+
+def test_a_link_has_a_machines_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every size, an exchange takes the share of the experts' time that it takes there."""
+    machine = Machine("M", flops=1e12, bandwidth=5e9, latency=1e-3)
+    assert machine.balance == 0.005
+    timed = layer()
+    monkeypatch.setattr(
+        timed, "run", lambda _: Pass({"experts": 2.0}, torch.zeros(0)), raising=True
+    )
+    busiest = max(timed.load(Method("baseline")).rank_load)
+    rate = busiest * 6 * 16 * 24 / 2.0
+    reduction = Reduction(width=4, tokens=100.0)
+    link = balanced(timed, machine, reduction)
+    # There: rows of 16·4 bfloat16, experts of 24·4, a hundred times the tokens.
+    rows = 1000 * 100
+    there_experts = rows * 6 * (16 * 4) * (24 * 4) / machine.flops
+    there = (machine.latency / there_experts, rows * 64 * 2 / machine.bandwidth / there_experts)
+    here_experts = 1000 * 6 * 16 * 24 / rate
+    here = (link.latency / here_experts, 1000 * 16 * 4 / link.bandwidth / here_experts)
+    assert here == pytest.approx(there)
+    assert "balance of M" in link.source and "widths are divided by 4" in link.source
+
+
+def test_the_papers_machine() -> None:
+    assert MACHINES["h20"].balance == pytest.approx(3.75e-3)
+    assert MACHINES["h100"].balance == pytest.approx(7.5e-4)
 
 
 def test_an_emulated_prefill_is_its_dense_part_and_its_layers() -> None:
-    prefill = EmulatedPrefill(SHAPE, layer(Link(latency=0.25)), 3, 20, 5, device=CPU)
+    first = layer(Link(latency=0.25))
+    layers = [first, *(first.rerouted(skewed_logits(40, 8, 2, 3.0, seed=s)) for s in (1, 2))]
+    prefill = EmulatedPrefill(layers, 20, 5)
     done = prefill.run(METHODS["score"])
     assert done.output_TH.shape[:2] == (4, 1)
     assert done.seconds["moe"] > 3 * 0.75  # three exchanges in each of three layers
     assert done.seconds["total"] == done.seconds["dense"] + done.seconds["moe"]
+    first_seconds = prefill.first_layer.run(METHODS["score"]).seconds
+    assert 0.75 < first_seconds["total"] < done.seconds["moe"] / 2
+    assert prefill.first_layer.load(METHODS["score"]) == first.load(METHODS["score"])
+    one_by_one = [each.load(METHODS["score"]) for each in layers]
+    whole = prefill.load(METHODS["score"])
+    assert whole == summed(one_by_one) and whole.kept == sum(load.kept for load in one_by_one)
+    assert whole.fullest_rank == sum(max(load.rank_load) for load in one_by_one)
+    assert one_by_one[1].expert_load != one_by_one[0].expert_load
     with pytest.raises(UsageError, match="prompt=7: 20 tokens"):
-        EmulatedPrefill(SHAPE, layer(), 3, 20, 7, device=CPU)
+        EmulatedPrefill([layer()], 20, 7)
 
 
-def test_a_clock_waits_and_adds_up() -> None:
-    waited: list[int] = []
-    clock = Clock(CPU, lambda: waited.append(1))
-    for _ in range(2):
-        with clock.lap("work"):
+def test_a_clock_adds_up_and_tells_when() -> None:
+    clock = Clock(CPU)
+    clock.start()
+    for phase in ("work", "rest", "work"):
+        with clock.lap(phase):
             time.sleep(0.01)
-    assert 0.02 <= clock.seconds["work"] < 0.2 and len(waited) == 2
+    spent, ends = clock.seconds(), clock.ends()
+    assert 0.02 <= spent["work"] < 0.2 and 0.01 <= spent["rest"] < 0.1
+    assert 0.02 <= ends["rest"] < ends["work"] < 0.2
 
 
 class Scripted:
@@ -141,7 +230,7 @@ class Scripted:
     def load(self, method: Method) -> Load:
         loads = {"baseline": [8, 1, 1, 2], "score": [3, 1, 1, 2]}[method.name]
         ranks = [loads[0] + loads[1], loads[2] + loads[3]]
-        return Load(sum(loads), 0.0, loads, ranks, 0)
+        return Load(sum(loads), 0.0, loads, ranks, 0, max(loads), max(ranks))
 
 
 def test_speedups_are_taken_within_a_round() -> None:
@@ -161,38 +250,11 @@ def test_quartiles() -> None:
     assert Spread.of([7.0]) == Spread(7, 7, 7)
 
 
-RANKED = """
-import sys, torch
-from datetime import timedelta
-from capmoe_eval.method import Method
-from capmoe_eval.parallel import World
-from capmoe_eval.parallel.prefill import RankedPrefill
-from capmoe_eval.parallel.skew import skewed_logits
-from capmoe_eval.parallel.timing import RankedLayer, measured_link, time_methods
-from tests.parallel.test_timing import CPU, METHODS, SHAPE
-world = World.join(CPU, timeout=timedelta(seconds=30))
-timed = RankedLayer(SHAPE, skewed_logits(40, 8, 2, 2.5, seed=4), world, device=CPU)
-methods = METHODS | {"dropless": Method("baseline")}
-outputs = {name: timed.run(method).output_TH for name, method in methods.items()}
-loads = {name: timed.load(method) for name, method in methods.items()}
-timings = time_methods(timed, METHODS, repeats=2, warmup=1)
-assert all(part.median > 0 for part in timings["score"].seconds.values())
-latency, bandwidth = measured_link(world, CPU, repeats=2)
-assert latency > 0 and bandwidth > 0
-layers = [RankedLayer(SHAPE, skewed_logits(40, 8, 2, 2.5), world, device=CPU) for _ in range(2)]
-prefill = RankedPrefill(SHAPE, layers, 20, 5, device=CPU)
-written = [prefill.run(methods[name]) for name in ("dropless", "score", "dropless")]
-assert written[0].output_TH.shape[:2] == (4, 1) and set(written[0].seconds) == {"total"}
-assert torch.equal(written[0].output_TH, written[2].output_TH)
-assert not torch.equal(written[0].output_TH, written[1].output_TH)
-result = (outputs, {name: vars(load) for name, load in loads.items()})
-torch.save(result, f"{sys.argv[1]}/{world.rank}.pt")
-"""
-
-
-def test_real_ranks_compute_and_send_what_the_emulation_says(tmp_path: Path) -> None:
-    run_ranks(["-c", RANKED, str(tmp_path)], 2, timeout=60)
-    (first, loads), (second, same) = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+def test_real_ranks_compute_and_send_what_the_emulation_says(launch: Launch) -> None:
+    directory, _ = launch(2)
+    (first, loads), (second, same) = (
+        torch.load(directory / f"timed-{rank}.pt") for rank in range(2)
+    )
     timed = layer()
     assert loads == same
     for name, method in (METHODS | {"dropless": Method("baseline")}).items():

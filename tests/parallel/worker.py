@@ -11,10 +11,13 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
+from capmoe_eval.bench.__main__ import main as bench
 from capmoe_eval.errors import UsageError
+from capmoe_eval.method import Method
 from capmoe_eval.parallel import (
     IMPLEMENTATION,
     World,
@@ -23,9 +26,17 @@ from capmoe_eval.parallel import (
     split_batches,
 )
 from capmoe_eval.parallel import model as parallel_model
+from capmoe_eval.parallel.link import measured_link
+from capmoe_eval.parallel.prefill import RankedPrefill
+from capmoe_eval.parallel.skew import skewed_logits
+from capmoe_eval.parallel.timing import PHASES, RankedLayer
 from capmoe_eval.parallel.world import own_rows
 from capmoe_eval.reroute import capacity_aware
+from tests.bench.test_ep import QUICK
 from tests.parallel import cases
+from tests.parallel.test_timing import CPU, METHODS, setting
+
+BENCH = [*QUICK, "--validate", "--layers", "2"]
 
 
 def main(directory: Path) -> None:
@@ -57,6 +68,32 @@ def main(directory: Path) -> None:
         results["refused"]["uneven"] = _refusal(lambda: shard_experts(uneven))
     torch.save(results, directory / f"{world.rank}.pt")
     dist.barrier()
+    if world.size == 2:
+        torch.save(_timed(world), directory / f"timed-{world.rank}.pt")
+        with suppress(SystemExit):  # a failure leaves no file
+            bench([*BENCH, "--out", str(directory / "bench")])
+        dist.barrier()
+
+
+def _timed(world: World) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Time a layer and a prefill; return what the layer computes and sends under every method."""
+    timed = RankedLayer(setting(), skewed_logits(40, 8, 2, 2.5, seed=4), world)
+    methods = METHODS | {"dropless": Method("baseline")}
+    outputs = {name: timed.run(method).output_TH for name, method in methods.items()}
+    loads = {name: vars(timed.load(method)) for name, method in methods.items()}
+    seconds = dict(timed.run(Method("baseline")).seconds)
+    total = seconds.pop("total")
+    assert tuple(seconds) == PHASES and total > 0
+    assert abs(sum(seconds.values()) - total) < 1e-9
+    link = measured_link(world, CPU, repeats=2)
+    assert link.latency > 0 and link.bandwidth > 0 and "measured" in link.source
+    layers = [RankedLayer(setting(), skewed_logits(40, 8, 2, 2.5), world) for _ in range(2)]
+    prefill = RankedPrefill(layers, 20, 5)
+    written = [prefill.run(methods[name]) for name in ("dropless", "score", "dropless")]
+    assert written[0].output_TH.shape[:2] == (4, 1) and set(written[0].seconds) == {"total"}
+    assert torch.equal(written[0].output_TH, written[2].output_TH)
+    assert not torch.equal(written[0].output_TH, written[1].output_TH)
+    return outputs, loads
 
 
 def _own_batches(world: World) -> dict[str, Any]:
