@@ -248,11 +248,11 @@ def _layer_seconds(
     """
     import torch
 
-    from capmoe_eval.parallel.layer import random_experts
+    from capmoe_eval.parallel.layer import LayerSetting, random_experts
 
     n_tokens = given.layer_tokens or given.tokens // (8 if device.type == "cpu" else 1)
     n_tokens = max(1, min(n_tokens, given.tokens))
-    experts = random_experts(shape, 1, 0, device=device, dtype=dtype, seed=0)
+    experts = random_experts(LayerSetting(shape, 1, device, dtype), 0)
     hidden_TH = torch.randn(n_tokens, shape.hidden, device=device, dtype=dtype)
     weight_EH = torch.randn(shape.n_experts, shape.hidden, device=device, dtype=dtype)
     logits_TE = problem.logits_TE[:n_tokens]

@@ -27,6 +27,7 @@ from transformers.distributed.expert_parallel import EPImplementation, EPImpleme
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.parallel.world import World
+from capmoe_eval.reroute.kernel import combine
 from capmoe_eval.reroute.ranks import EXPERTS_RANKS
 
 # Shape suffixes: T own tokens, S slots per token, P kept pairs of own tokens, A pairs that arrived,
@@ -137,35 +138,12 @@ def combine_rows(rows_PH: Tensor, packed: Packed, weight_TS: Tensor) -> Tensor:
     """Weigh and sum the outputs of each token's pairs [T, H], as the single-process kernel does.
 
     A pair is weighed in the rows' precision and added in float32, a token's pairs in slot order:
-    the bits are those of :func:`capmoe_eval.reroute.kernel.combine`. Tokens with most pairs come
-    first, so that those that have a k-th pair are a prefix: a step reads rows where they lie and
-    adds them one after the other.
+    the bits are the same. The rows are weighed in place, since they are the largest tensor here.
     """
-    keep_TS, place_P = packed.keep_TS, packed.place_P
-    n_tokens, n_slots = keep_TS.shape
-    out_TH = rows_PH.new_zeros(n_tokens, rows_PH.shape[1], dtype=torch.float32)
-    step_TH = rows_PH.new_empty(n_tokens, rows_PH.shape[1])
-    if len(place_P) == keep_TS.numel():  # nothing is dropped
-        for place_T, weight_T in zip(
-            place_P.view(n_tokens, n_slots).unbind(1), weight_TS.unbind(1), strict=True
-        ):
-            torch.index_select(rows_PH, 0, place_T, out=step_TH)
-            out_TH += step_TH.mul_(weight_T[:, None])
-        return out_TH.to(rows_PH.dtype)
-    count_T = keep_TS.sum(dim=1)
-    first_T = count_T.cumsum(dim=0) - count_T
-    count_T, token_T = count_T.sort(descending=True, stable=True)
-    first_T, weight_P = first_T[token_T], weight_TS[keep_TS]
-    slots_S = torch.arange(n_slots, device=keep_TS.device)
-    for k, n in enumerate((count_T[:, None] > slots_S).sum(dim=0).tolist()):
-        if not n:
-            break
-        pair, step = first_T[:n] + k, step_TH[:n]
-        torch.index_select(rows_PH, 0, place_P[pair], out=step)
-        out_TH[:n] += step.mul_(weight_P[pair][:, None])
-    position_T = torch.empty_like(token_T)
-    position_T[token_T] = torch.arange(n_tokens, device=token_T.device)
-    return out_TH.index_select(0, position_T).to(rows_PH.dtype)
+    weight_P = torch.empty_like(packed.place_P, dtype=weight_TS.dtype)  # as the rows lie
+    weight_P[packed.place_P] = weight_TS[packed.keep_TS]
+    rows_PH *= weight_P[:, None]
+    return combine(rows_PH, packed.keep_TS, packed.place_P).to(rows_PH.dtype)
 
 
 class KeptPairs(EPImplementation):  # type: ignore[misc]

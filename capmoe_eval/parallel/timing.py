@@ -7,7 +7,6 @@ Two ways: :class:`RankedLayer`, on real processes, and
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -32,6 +31,7 @@ from capmoe_eval.parallel.layer import (
     shared_experts,
 )
 from capmoe_eval.parallel.world import World
+from capmoe_eval.spread import Spread
 
 PHASES = ("gate", "decide", "permute", "dispatch", "experts", "return", "combine", "shared")
 """What a layer consists of, in order; Figure 6 shows the first two, and the exchanges, as one."""
@@ -198,23 +198,6 @@ def load_of(
 
 
 _GAIN = 1.05  # an ideal speedup below has no share that could be told from noise
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A median with its quartiles."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: list[float]) -> Spread:
-        """Return the median and the quartiles of some values."""
-        if len(values) < 2:
-            return cls(values[0], values[0], values[0])
-        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-        return cls(median, low, high)
 
 
 @dataclass(frozen=True)

@@ -59,21 +59,23 @@ def kept_pairs_forward(
     return combine(rows_PH, keep_TS).to(hidden_TH.dtype)
 
 
-def combine(rows_PH: Tensor, keep_TS: Tensor) -> Tensor:
+def combine(rows_PH: Tensor, keep_TS: Tensor, place_P: Tensor | None = None) -> Tensor:
     """Sum the rows of each token in float32, in slot order [T, H].
 
     A token's rows are one bag. Bags are summed row by row, each by one thread (of a GPU: each of
     its columns), so the sum is the same every time on every device.
 
     Args:
-        rows_PH: The weighted outputs of the kept pairs, token by token and slot by slot.
+        rows_PH: The weighted outputs of the kept pairs.
         keep_TS: Which slots are kept.
+        place_P: Row of each kept pair, token by token and slot by slot; None if they lie so.
     """
     count_T = keep_TS.sum(dim=1)
     start_T = count_T.cumsum(dim=0) - count_T
-    row_P = torch.arange(len(rows_PH), device=rows_PH.device)
+    if place_P is None:
+        place_P = torch.arange(len(rows_PH), device=rows_PH.device)
     # Not in a lower precision: there each addition may be rounded.
-    return nn.functional.embedding_bag(row_P, rows_PH.float(), start_T, mode="sum")
+    return nn.functional.embedding_bag(place_P, rows_PH.float(), start_T, mode="sum")
 
 
 ALL_EXPERTS_FUNCTIONS.register(KERNEL, kept_pairs_forward)

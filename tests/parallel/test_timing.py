@@ -21,11 +21,11 @@ from capmoe_eval.parallel.timing import (
     PHASES,
     Load,
     Pass,
-    Spread,
     phases_of,
     summed,
     time_methods,
 )
+from capmoe_eval.spread import Spread
 from tests.parallel.conftest import Launch
 
 CPU = torch.device("cpu")
