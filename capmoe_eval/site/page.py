@@ -23,6 +23,7 @@ SCRIPT: Final = "site/assets/site.js"
 OVERVIEW: Final = "index.html"
 TABLES: Final = "site/tables.html"
 FIGURES: Final = "site/figures.html"
+EFFICIENCY: Final = "site/efficiency.html"
 CLAIMS: Final = "site/claims.html"
 RECORDS: Final = "site/records.html"
 CELLS: Final = "site/cells"
@@ -31,6 +32,7 @@ _NAVIGATION: Final = (
     (OVERVIEW, "Overview"),
     (TABLES, "Tables"),
     (FIGURES, "Figures"),
+    (EFFICIENCY, "Efficiency"),
     (CLAIMS, "Claims"),
     (RECORDS, "Records"),
 )
