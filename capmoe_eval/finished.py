@@ -90,21 +90,38 @@ def finished(overrides: Sequence[str], reader: Reader | None = None) -> Finished
         UsageError: For a value that cannot be.
         HydraException: For an override that does not exist.
     """
-    config, reader = composed(overrides), reader or Reader()
-    planned = plans(config)
+    config, cells = planned(overrides)
+    reader = reader or Reader()
     records, broken = [], []
-    for plan in planned:
+    for plan in cells:
         if plan.path.exists():
             try:
                 records.append(reader(plan.path))
             except UsageError as error:
                 broken.append(f"{LEFT_OUT}: {error}")
     models: dict[str, dict[str, None]] = {}
-    for plan in planned:
+    for plan in cells:
         if plan.note:
             models.setdefault(plan.note, {})[plan.cell.model.name] = None
     notes = [f"{', '.join(names)}: {note}." for note, names in models.items()]
-    return Finished(config, planned, records, broken, notes)
+    return Finished(config, cells, records, broken, notes)
+
+
+def planned(overrides: Sequence[str]) -> tuple[DictConfig, list[Plan]]:
+    """Return the configuration that a command line composes, and the cells that it plans.
+
+    Raises:
+        UsageError: For a value that cannot be.
+        HydraException: For an override that does not exist.
+    """
+    config, cells = _planned(tuple(overrides))
+    return config.copy(), list(cells)
+
+
+@functools.lru_cache(maxsize=64)  # a report asks for each of its experiments several times
+def _planned(overrides: tuple[str, ...]) -> tuple[DictConfig, tuple[Plan, ...]]:
+    config = composed(overrides)
+    return config, tuple(plans(config))
 
 
 def model_slots(config: DictConfig, table: str) -> tuple[ModelSlot, ...]:

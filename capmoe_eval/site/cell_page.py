@@ -198,8 +198,7 @@ def _layers(record: Record) -> Markup:
 
 def _bars(layer: Mapping[str, Any]) -> Child:
     """Draw each expert's load before and after, busiest first."""
-    before = [number(value) or 0.0 for value in sequence(layer.get("load_before"))]
-    after = [number(value) or 0.0 for value in sequence(layer.get("load_after"))]
+    before, after = _loads(layer.get("load_before")), _loads(layer.get("load_after"))
     top = max((*before, *after), default=0.0)
     if not before or len(before) != len(after) or top <= 0:
         return ABSENT
@@ -224,6 +223,11 @@ def _bars(layer: Mapping[str, Any]) -> Child:
         role="img",
         aria_label=label,
     )
+
+
+def _loads(values: object) -> list[float]:
+    """Return loads, 0 in place of what is none; nearly all are whole numbers already."""
+    return [v if type(v) is int else number(v) or 0.0 for v in sequence(values)]
 
 
 def _svg(name: str, **attributes: str) -> Markup:

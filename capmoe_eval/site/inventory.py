@@ -12,10 +12,10 @@ from typing import Final
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from capmoe_eval.configuration import Plan, options, plans
+from capmoe_eval.configuration import Plan, options
 from capmoe_eval.efficiency import FOLDER, Bench, read_bench
 from capmoe_eval.errors import UsageError
-from capmoe_eval.finished import Reader, composed, model_slots
+from capmoe_eval.finished import Reader, composed, model_slots, planned
 from capmoe_eval.record import Record
 from capmoe_eval.report import TABLES, Layout, ModelSlot
 
@@ -161,18 +161,18 @@ def take_inventory(overrides: Sequence[str], bench: Path = FOLDER) -> Inventory:
 def _experiment(layout: Layout, overrides: Sequence[str], reader: Reader) -> Experiment:
     """Return what is there of a table; a table that the profile cannot have takes no other away."""
     try:
-        config = composed([f"experiment={layout.key}", *overrides])
-        planned, slots = tuple(plans(config)), model_slots(config, layout.key)
+        config, cells = planned([f"experiment={layout.key}", *overrides])
+        slots = model_slots(config, layout.key)
     except (UsageError, HydraException, OmegaConfBaseException) as error:
         return Experiment(layout, problem=" ".join(str(error).split()))
     records, broken = [], 0
-    for plan in planned:
+    for plan in cells:
         if plan.path.exists():
             try:
                 records.append(reader(plan.path))
             except UsageError:
                 broken += 1
-    return Experiment(layout, slots, planned, tuple(records), broken)
+    return Experiment(layout, slots, tuple(cells), tuple(records), broken)
 
 
 def _once(records: Sequence[Record], broken: list[str]) -> tuple[Record, ...]:
