@@ -77,7 +77,9 @@ def render(
         figure = spec.draw(description["numbers"])
         width, height = (round(float(side), 3) for side in figure.get_size_inches())
         # Lay out once: the three formats agree, and it takes longer than drawing.
-        figure.draw_without_rendering()
+        engine = figure.get_layout_engine()
+        if engine is not None:
+            engine.execute(figure)
         figure.set_layout_engine("none")
         images = {suffix: image(figure, suffix) for suffix in formats}
     return description | {"inches": [width, height]}, images

@@ -52,20 +52,25 @@ class Relatives:
     def __init__(self, records: Sequence[Record]) -> None:
         self._seeds: defaultdict[str, list[Record]] = defaultdict(list)
         self._baselines: dict[str, Record] = {}
+        # An identity takes long to say, and every record's is asked for again.
+        self._keys = {r.path: (_key(r, "seed"), _key(r)) for r in records}
         for record in records:
-            self._seeds[_key(record, "seed")].append(record)
+            seedless, home = self._keys[record.path]
+            self._seeds[seedless].append(record)
             if record.method == "baseline":
-                self._baselines[_key(record)] = record
+                self._baselines[home] = record
 
     def seeds(self, record: Record) -> list[Record]:
         """Return the records of the other seeds."""
-        found = self._seeds[_key(record, "seed")]
+        found = self._seeds[self._keys[record.path][0]]
         others = [other for other in found if other is not record]
         return sorted(others, key=lambda other: (other.seed or 0, other.cell.digest))
 
     def baseline(self, record: Record) -> Record | None:
         """Return the same model's baseline on the same task, in the same batches."""
-        return None if record.method == "baseline" else self._baselines.get(_key(record))
+        return (
+            None if record.method == "baseline" else self._baselines.get(self._keys[record.path][1])
+        )
 
 
 def _key(record: Record, *leave_out: str) -> str:
