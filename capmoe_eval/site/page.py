@@ -250,8 +250,8 @@ def _pair(name: str, value: Child) -> Markup:
     return element("tr", element("th", name, scope="row"), element("td", value))
 
 
-# Most records were computed by the same versions. Markup is a text, too, and not escaped: typed.
-_known_pair = functools.lru_cache(maxsize=65536, typed=True)(_pair)
+# Most records were computed by the same versions. Texts alone: markup that equals one is no text.
+_known_pair = functools.lru_cache(maxsize=65536)(_pair)
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:

@@ -84,6 +84,7 @@ FIRST = "runs.0.points.0"
         ("runs.0.ranks", 0, "field 'runs[0].ranks' is no whole number of at least 1"),
         ("runs.0.link.source", None, "field 'runs[0].link.source' is no text"),
         (f"{FIRST}.routing.peak", "7", "field 'runs[0].points[0].routing.peak' is no number"),
+        (f"{FIRST}.routing.peak", -1, "routing.peak' is -1, no finite number of at least 0"),
         (f"{FIRST}.routing.together", 1, "routing.together' is neither true nor false"),
         (f"{FIRST}.timings.0.label", {"name": 1}, "timings[0].label.name' is no text"),
         (f"{FIRST}.timings.1.label", None, "do not have one row 'dropless' without a label"),
