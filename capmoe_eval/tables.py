@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "overrides", nargs="*", help="as for python -m capmoe_eval, e.g. profile=paper limit=100"
     )
-    given = parser.parse_args(arguments)
+    given = parser.parse_intermixed_args(arguments)
     reader = Reader()
 
     def render(key: str, version: str | None) -> int:

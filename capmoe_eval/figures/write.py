@@ -115,7 +115,14 @@ def describe(spec: Spec, evidence: Sources, found: Measured) -> dict[str, Any]:
 def image(figure: Figure, suffix: str) -> bytes:
     """Return a figure's bytes in one format, the same for the same figure."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=suffix, metadata=_METADATA[suffix])
+    if suffix == "svg":
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+        # What `savefig` does in the end: before, it draws all to find out how large it is.
+        canvas: Any = FigureCanvasSVG(figure)
+        canvas.print_svg(buffer, metadata=_METADATA[suffix])
+    else:
+        figure.savefig(buffer, format=suffix, metadata=_METADATA[suffix])
     return buffer.getvalue()
 
 
