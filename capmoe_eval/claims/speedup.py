@@ -6,6 +6,7 @@ other machines than the paper's, and most are emulations: no published number is
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -220,15 +221,15 @@ def slower_when_uneven(shown: Sequence[Shown]) -> Iterator[Pair]:
     """Without a capacity a layer takes longer the higher the peak load, with as many pairs."""
     for one in shown:
         points = sorted(one.run.points, key=lambda point: point.routing.peak)
-        first, last = points[0], points[-1]
-        if first is last or first.tokens_per_rank != last.tokens_per_rank:
-            continue
-        slow, fast = (
-            next(row for row in point.timings if row.method == DROPLESS).seconds["total"]
-            for point in (last, first)
-        )
-        peaks = f"peak {last.routing.peak:.1f} against {first.routing.peak:.1f}"
-        yield Pair(f"{one.run.title}, {peaks}, seconds", slow, fast, one)
+        for first, last in itertools.pairwise(points):
+            if first.tokens_per_rank != last.tokens_per_rank:
+                continue
+            slow, fast = (
+                next(row for row in point.timings if row.method == DROPLESS).seconds["total"]
+                for point in (last, first)
+            )
+            peaks = f"peak {last.routing.peak:.1f} against {first.routing.peak:.1f}"
+            yield Pair(f"{one.run.title}, {peaks}, seconds", slow, fast, one)
 
 
 _Fact = Callable[[Sequence[Shown]], Iterator[Pair]]

@@ -77,6 +77,8 @@ def test_latency_follows_the_peak(tmp_path: Path) -> None:
     assert skew(1.0, 1.2) is Outcome.HOLDS
     assert skew(1.2, 1.0) is Outcome.FAILS
     assert skew(1.0, 1.02) is Outcome.UNDECIDED
+    assert skew(1.0, 1.2, 1.5) is Outcome.HOLDS
+    assert skew(1.2, 1.0, 1.5) is Outcome.UNDECIDED  # not from every peak to the next
 
 
 def test_a_verdict_says_that_it_is_emulated(bench: Bench) -> None:
