@@ -14,9 +14,16 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from capmoe_eval.configuration import Plan, config_directory, plans, register_resolvers
+from capmoe_eval.configuration import (
+    Plan,
+    config_directory,
+    load_option,
+    plans,
+    register_resolvers,
+)
 from capmoe_eval.errors import UsageError
 from capmoe_eval.record import Record, read_record
+from capmoe_eval.report import ModelSlot
 
 LEFT_OUT = "left out"
 """How a note on a record that cannot be read begins."""
@@ -83,21 +90,53 @@ def finished(overrides: Sequence[str], reader: Reader | None = None) -> Finished
         UsageError: For a value that cannot be.
         HydraException: For an override that does not exist.
     """
-    config, reader = composed(overrides), reader or Reader()
-    planned = plans(config)
+    config, cells = planned(overrides)
+    reader = reader or Reader()
     records, broken = [], []
-    for plan in planned:
+    for plan in cells:
         if plan.path.exists():
             try:
                 records.append(reader(plan.path))
             except UsageError as error:
                 broken.append(f"{LEFT_OUT}: {error}")
     models: dict[str, dict[str, None]] = {}
-    for plan in planned:
+    for plan in cells:
         if plan.note:
             models.setdefault(plan.note, {})[plan.cell.model.name] = None
     notes = [f"{', '.join(names)}: {note}." for note, names in models.items()]
-    return Finished(config, planned, records, broken, notes)
+    return Finished(config, cells, records, broken, notes)
+
+
+def planned(overrides: Sequence[str]) -> tuple[DictConfig, list[Plan]]:
+    """Return the configuration that a command line composes, and the cells that it plans.
+
+    Raises:
+        UsageError: For a value that cannot be.
+        HydraException: For an override that does not exist.
+    """
+    config, cells = _planned(tuple(overrides))
+    return config.copy(), list(cells)
+
+
+@functools.lru_cache(maxsize=64)  # a report asks for each of its experiments several times
+def _planned(overrides: tuple[str, ...]) -> tuple[DictConfig, tuple[Plan, ...]]:
+    config = composed(overrides)
+    return config, tuple(plans(config))
+
+
+def model_slots(config: DictConfig, table: str) -> tuple[ModelSlot, ...]:
+    """Return the models of a table, in the order of its experiment's grid.
+
+    Args:
+        config: The composed experiment of the table.
+        table: Its key, under which the profile may say what symbols such as ``2k`` stand for.
+
+    Raises:
+        UsageError: If there is no such model.
+    """
+    models = [load_option("model", key) for key in config.grid.model]
+    symbols = dict(config.profile.get(f"{table}_m", {}))
+    return tuple(ModelSlot(m.name, m.title, float(m.gamma), symbols) for m in models)
 
 
 def composed(overrides: Sequence[str]) -> DictConfig:

@@ -15,25 +15,29 @@ from pathlib import Path
 
 from capmoe_eval.application import run_command
 from capmoe_eval.configuration import load_option
+from capmoe_eval.efficiency import FOLDER, Bench, read_bench
 from capmoe_eval.errors import bad_choice
-from capmoe_eval.finished import LEFT_OUT, Reader, composed, finished
+from capmoe_eval.finished import LEFT_OUT, Reader, composed, finished, model_slots
 from capmoe_eval.report import (
     TABLES,
     Entry,
     Measured,
     Missing,
-    ModelSlot,
     Printed,
     SettingsLayout,
     Table,
     TaskSettings,
+    WorkloadLayout,
     fill,
     find_layout,
+    printed_speedups,
     published_table,
     settings_table,
     to_markdown,
+    workload_table,
     write,
 )
+from capmoe_eval.report.workload import STUDY
 
 ALL = "all"
 _VERSIONS = ("v1", "v2")
@@ -57,16 +61,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--out", type=Path, default=Path("reports"), help="directory (default: reports)"
     )
     parser.add_argument(
+        "--bench", type=Path, default=FOLDER, help="files of the benchmarks (default: %(default)s)"
+    )
+    parser.add_argument(
         "overrides", nargs="*", help="as for python -m capmoe_eval, e.g. profile=paper limit=100"
     )
-    given = parser.parse_args(arguments)
+    given = parser.parse_intermixed_args(arguments)
     reader = Reader()
 
     def render(key: str, version: str | None) -> int:
         if version:
             table, folder = published_table(key, version), "published"
         else:
-            table, folder = measured_table(key, given.overrides, reader)
+            table, folder = measured_table(key, given.overrides, reader, given.bench)
         paths = write(table, given.out / folder)
         if given.name == ALL:
             print(f"{_summary(table)}: {paths[0]}")
@@ -84,7 +91,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measured_table(
-    name: str, overrides: Sequence[str] = (), reader: Reader | None = None
+    name: str,
+    overrides: Sequence[str] = (),
+    reader: Reader | None = None,
+    bench: Path | Bench = FOLDER,
 ) -> tuple[Table, str]:
     """Return a table filled with this suite's own results, and the name of its profile.
 
@@ -92,6 +102,7 @@ def measured_table(
         name: A table; those of results have an experiment in ``conf/experiment/``.
         overrides: What was said on the command line of the run.
         reader: Reads the records; shared between tables, it reads none of them twice.
+        bench: What the benchmarks left, or where.
 
     Raises:
         UsageError: For a table or an override that does not exist.
@@ -100,16 +111,25 @@ def measured_table(
     if isinstance(layout, SettingsLayout):
         config = composed([word for word in overrides if not word.startswith(_GRIDS)])
         return settings_table(layout, _settings(layout)), config.profile.name
+    if isinstance(layout, WorkloadLayout):
+        config = composed([word for word in overrides if not word.startswith(_GRIDS)])
+        return _speedups(layout, bench), config.profile.name
     found = finished([f"experiment={name}", *overrides], reader)
     profile = found.config.profile
-    models = [load_option("model", key) for key in found.config.grid.model]
-    symbols = dict(profile.get(f"{name}_m", {}))
-    slots = [ModelSlot(model.name, model.title, float(model.gamma), symbols) for model in models]
+    slots = model_slots(found.config, name)
     fills = [word for word in overrides if not word.startswith((*_GRIDS, "profile="))]
     source = Measured(found.records, overrides=fills, seeds=list(profile.seeds), printed=Printed())
     table = fill(layout, slots, source)
     notes = (*table.notes, *found.notes, *found.broken)
     return dataclasses.replace(table, notes=notes), profile.name
+
+
+def _speedups(layout: WorkloadLayout, bench: Path | Bench) -> Table:
+    """Return a table of timings, with a note on each of its files that cannot be read."""
+    there = read_bench(bench) if isinstance(bench, Path) else bench
+    table = workload_table(layout, there, printed_speedups(layout))
+    broken = [f"{LEFT_OUT}: {line}" for line in there.broken_of(STUDY)]
+    return dataclasses.replace(table, notes=(*table.notes, *broken))
 
 
 def _settings(layout: SettingsLayout) -> dict[str, TaskSettings]:

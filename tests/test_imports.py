@@ -15,6 +15,7 @@ HEAVY = ("torch", "transformers", "lm_eval", "datasets", "pandas", "matplotlib")
     [
         "capmoe_eval",
         "capmoe_eval.__main__",
+        "capmoe_eval.efficiency",
         "capmoe_eval.tables",
         "capmoe_eval.claims.__main__",
         "capmoe_eval.figures.__main__",

@@ -8,6 +8,7 @@ From finished records and the printed numbers alone; nothing here imports torch.
     drawn      arithmetic over what was read from the figures
     evidence   records of a profile, and choices among them
     measured   contrasts of two choices, document by document
+    speedup    directions in the efficiency studies
     loads      quantities of the load statistics, promises
     values     published values of the paper's checkpoints beside ours
     finding    findings, and the verdict that follows from them

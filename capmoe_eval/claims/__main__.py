@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from capmoe_eval.claims.evidence import Evidence, Home, read_evidence
 from capmoe_eval.claims.ledger import ledger
 from capmoe_eval.claims.render import RENDERERS, Report
 from capmoe_eval.configuration import load_option, options
+from capmoe_eval.efficiency import FOLDER, read_bench
 from capmoe_eval.errors import UsageError, bad_choice
 
 _KEYS = ("profile", "results_dir")
@@ -27,6 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument(
         "--out", type=Path, default=Path("reports"), help="directory (default: reports)"
+    )
+    parser.add_argument(
+        "--bench", type=Path, default=FOLDER, help="files of the benchmarks (default: %(default)s)"
     )
     parser.add_argument(
         "overrides",
@@ -46,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not results.is_dir() and "results_dir" in settings:
             raise UsageError(f"results_dir={results}: no such directory; name one that has records")
         folder = given.out / profile
-        report = build(results, profile, folder)
+        report = build(results, profile, folder, given.bench)
         for line in report.evidence.broken:
             print(f"left out: {line}", file=sys.stderr)
         try:
@@ -65,11 +70,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(run_command(write))
 
 
-def build(results: Path, profile: str, folder: Path) -> Report:
+def build(results: Path, profile: str, folder: Path, bench: Path = FOLDER) -> Report:
     """Return the ledger of a results directory, with links as seen from ``folder``."""
-    evidence = read_evidence(results, profile, {})
-    evidence = Evidence(
-        profile, evidence.records, evidence.broken, homes(evidence), evidence.replication
+    found, evidence = read_bench(bench), read_evidence(results, profile, {})
+    evidence = dataclasses.replace(
+        evidence,
+        broken=(*evidence.broken, *found.broken),
+        homes=homes(evidence),
+        bench=found,
     )
     return Report(ledger(paper_claims(), evidence), evidence, folder)
 

@@ -22,6 +22,7 @@ CHECKS: Final = (
     "promise",
     "value",
     "replication",
+    "speedup",
     "none",
 )
 _QUOTE_LENGTH: Final = 200

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+from capmoe_eval.efficiency import Bench
 from capmoe_eval.errors import UsageError
 from capmoe_eval.method import Method
 from capmoe_eval.record import Record, read_record
@@ -94,6 +95,7 @@ class Evidence:
         broken: One line for each file that is no whole record.
         homes: Each model's own settings.
         replication: Verdicts of the replication report by id; empty where there is none.
+        bench: What the benchmarks left.
     """
 
     profile: str
@@ -101,6 +103,7 @@ class Evidence:
     broken: tuple[str, ...] = ()
     homes: Mapping[str, Home] = field(default_factory=dict)
     replication: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    bench: Bench = field(default_factory=Bench)
 
     @cached_property
     def models(self) -> tuple[str, ...]:

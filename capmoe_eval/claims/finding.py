@@ -57,12 +57,14 @@ class Finding:
         outcome: What it says of the claim.
         text: One or more sentences with the numbers.
         details: The numbers behind it.
+        scope: What it speaks of, where that is not what the profile's records speak of.
     """
 
     source: str
     outcome: Outcome
     text: str
     details: tuple[Detail, ...] = ()
+    scope: str = ""
 
 
 CONFIRMED: Final = "confirmed"
@@ -85,7 +87,7 @@ _IN_PRINT: Final = "in print"
 
 # The first source that decides is the verdict's. A replication report has contrasts made for one
 # claim each; it goes before the simple ones here.
-_MEASURED: Final = ({"value"}, {"replication"}, {"measured", "load", "promise"})
+_MEASURED: Final = ({"value"}, {"replication"}, {"measured", "load", "promise"}, {"speedup"})
 _WORD: Final = {
     Outcome.HOLDS: CONFIRMED,
     Outcome.FAILS: CONTRADICTED,
@@ -121,7 +123,8 @@ def conclude(entry: Entry, findings: Sequence[Finding], profile: str) -> Verdict
 
     What the paper's own numbers refute is inconsistent in print, whatever was measured. Else
     measurements decide: one that fails contradicts, all that hold confirm, anything between, or
-    half measured, is not shown. Without a measurement, arithmetic that holds confirms in print.
+    half measured, is not shown. Timings speak of a direction at most. Without a measurement,
+    arithmetic that holds confirms in print.
     """
 
     def verdict(word: str, scope: str = "") -> Verdict:
@@ -133,6 +136,9 @@ def conclude(entry: Entry, findings: Sequence[Finding], profile: str) -> Verdict
     for sources in _MEASURED:
         outcomes = [f.outcome for f in findings if f.source in sources]
         if any(outcome in _WORD for outcome in outcomes):
+            scopes = [f.scope for f in findings if f.source in sources and f.scope]
+            if scopes:
+                return _of_direction(entry, findings, combine(outcomes), scopes[0])
             word = _WORD[combine(outcomes)]
             return verdict(word, SCOPES.get(profile, f"in profile {profile}"))
     if Outcome.UNDECIDED in printed:
@@ -142,6 +148,20 @@ def conclude(entry: Entry, findings: Sequence[Finding], profile: str) -> Verdict
     if any(f.outcome is Outcome.ABSENT for f in findings):
         return verdict(NOT_MEASURED)
     return verdict(NOT_TESTABLE)
+
+
+def _of_direction(
+    entry: Entry, findings: Sequence[Finding], outcome: Outcome, scope: str
+) -> Verdict:
+    """Return the verdict of timings on other machines, or of emulations: of a direction alone.
+
+    A number that the paper prints is neither confirmed nor contradicted by them.
+    """
+    if entry.kind != "number":
+        return Verdict(entry, _WORD[outcome], scope, tuple(findings))
+    order = {Outcome.HOLDS: "the order is as stated", Outcome.FAILS: "the order is the opposite"}
+    said = f"({order.get(outcome, 'the order is open')} {scope})"
+    return Verdict(entry, NOT_SHOWN, said, tuple(findings))
 
 
 def combine(outcomes: Sequence[Outcome]) -> Outcome:

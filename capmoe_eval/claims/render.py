@@ -51,6 +51,7 @@ _SOURCES: Final = {
     "promise": "promise",
     "value": "value",
     "replication": "replication",
+    "speedup": "expert parallelism",
     "none": "not tested",
 }
 _LINKS: Final = 3

@@ -1,4 +1,4 @@
-"""Figures of the paper, and some that it lacks, from finished records alone.
+"""Figures of the paper, and some that it lacks, from finished results alone.
 
 A figure is declared as data (:mod:`capmoe_eval.figures.catalogue`): which parts of the experiment
 ``figures`` it shows, what is measured from their records, and how that is drawn. What is drawn is
@@ -8,18 +8,22 @@ sees those numbers alone. Nothing here needs torch, and matplotlib is imported b
     catalogue   every figure: name, parts, title, caption
     spec        what such a declaration is
     evidence    the records of a figure, and what is missing
+    studies     the same of figures that show benchmarks, not records
     commands    the command lines that measure what is missing
     pooling     sums and means over layers, tasks and seeds
     style       sizes, colours, fonts, and bytes that do not depend on the day
     write       SVG, PDF, PNG and JSON
     print_values  what could be read from the paper's own figures and Table 1
     expert_load, layer_load, dropped, gate_scores, gamma_curve, rounds, pareto, waste, companions
-                what the figures measure and draw
+                what the figures of records measure and draw
+    speedup, breakdown, placement, skew
+                what the figures of benchmarks measure and draw
 """
 
 from capmoe_eval.figures.catalogue import FIGURES, get_figure
 from capmoe_eval.figures.evidence import Evidence, gather
-from capmoe_eval.figures.spec import FigureSpec, Measured
+from capmoe_eval.figures.spec import FigureSpec, Measured, StudySpec
+from capmoe_eval.figures.studies import StudyEvidence, gather_study
 from capmoe_eval.figures.write import write_figure
 
 __all__ = [
@@ -27,7 +31,10 @@ __all__ = [
     "Evidence",
     "FigureSpec",
     "Measured",
+    "StudyEvidence",
+    "StudySpec",
     "gather",
+    "gather_study",
     "get_figure",
     "write_figure",
 ]

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from capmoe_eval.application import run_command
+from capmoe_eval.efficiency import FOLDER, Bench, read_bench
 from capmoe_eval.errors import UsageError
 from capmoe_eval.figures.catalogue import FIGURES, get_figure
 from capmoe_eval.figures.evidence import Experiment, gather
-from capmoe_eval.figures.spec import FigureSpec
+from capmoe_eval.figures.spec import FigureSpec, Sources, StudySpec
+from capmoe_eval.figures.studies import gather_study
 from capmoe_eval.figures.write import FORMATS, write_figure
+
+AnySpec = FigureSpec | StudySpec
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -38,55 +43,76 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="draw nothing; print the commands that measure what is missing, one a line",
     )
     parser.add_argument(
+        "--bench", type=Path, default=FOLDER, help="files of the benchmarks (default: %(default)s)"
+    )
+    parser.add_argument(
         "overrides", nargs="*", help="as for python -m capmoe_eval, e.g. profile=paper limit=100"
     )
     given = parser.parse_intermixed_args(arguments)
 
     def command() -> int:
         chosen = list(FIGURES) if given.name == "all" else [get_figure(given.name)]
-        experiment = Experiment(given.overrides)
+        source = _Source(given.overrides, given.bench)
         formats = [word for word in given.formats.split(",") if word]
         if given.missing:
-            return _print_missing(chosen, experiment)
+            return _print_missing(chosen, source)
         if given.name == "all":
-            return _draw_all(chosen, experiment, given.out, formats)
-        _draw(chosen[0], experiment, given.out, formats)
+            return _draw_all(chosen, source, given.out, formats)
+        _draw(chosen[0], source, given.out, formats)
         return 0
 
     sys.exit(run_command(command))
 
 
-def _draw(spec: FigureSpec, experiment: Experiment, out: Path, formats: Sequence[str]) -> None:
-    evidence = gather(spec, experiment)
-    paths = write_figure(spec, evidence, out / experiment.profile / "figures", formats)
+class _Source:
+    """Where figures come from: records, and files of benchmarks, read when first asked for."""
+
+    def __init__(self, overrides: Sequence[str], bench: Path) -> None:
+        self.experiment = Experiment(overrides)
+        self.profile = self.experiment.profile
+        self._folder = bench
+
+    @functools.cached_property
+    def bench(self) -> Bench:
+        """What the benchmarks left."""
+        return read_bench(self._folder)
+
+    def sources(self, spec: AnySpec) -> Sources:
+        """Return what a figure is made from."""
+        if isinstance(spec, StudySpec):
+            return gather_study(spec, self.bench, self.profile)
+        return gather(spec, self.experiment)
+
+
+def _draw(spec: AnySpec, source: _Source, out: Path, formats: Sequence[str]) -> None:
+    found = source.sources(spec)
+    paths = write_figure(spec, found, out / source.profile / "figures", formats)
     print("written: " + ", ".join(str(path) for path in paths))
-    for note in evidence.notes:
+    for note in found.notes:
         if note.startswith("Left out"):
             print(f"{spec.name}: {note}", file=sys.stderr)
-    if evidence.n_absent:
+    if found.n_absent:
         print(
-            f"{spec.name}: {evidence.n_absent} of {evidence.planned} records are missing; their "
+            f"{spec.name}: {found.n_absent} of {found.planned} {found.unit} are missing; their "
             "commands: add --missing",
             file=sys.stderr,
         )
 
 
-def _draw_all(
-    chosen: Sequence[FigureSpec], experiment: Experiment, out: Path, formats: Sequence[str]
-) -> int:
+def _draw_all(chosen: Sequence[AnySpec], source: _Source, out: Path, formats: Sequence[str]) -> int:
     """Draw what can be drawn; one figure's lack of records leaves the others alone."""
     failed = 0
     for spec in chosen:
         try:
-            _draw(spec, experiment, out, formats)
+            _draw(spec, source, out, formats)
         except UsageError as error:
             failed += 1
             print(f"error: {error}", file=sys.stderr)
     return 1 if failed else 0
 
 
-def _print_missing(chosen: Sequence[FigureSpec], experiment: Experiment) -> int:
-    lines = [line for spec in chosen for line in gather(spec, experiment).absent]
+def _print_missing(chosen: Sequence[AnySpec], source: _Source) -> int:
+    lines = [line for spec in chosen for line in source.sources(spec).absent]
     for line in dict.fromkeys(lines):
         print(line)
     return 0

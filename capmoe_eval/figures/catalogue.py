@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from capmoe_eval.efficiency.paper import DEPLOYMENTS
 from capmoe_eval.errors import bad_choice
 from capmoe_eval.figures import (
+    breakdown,
     companions,
     dropped,
     expert_load,
@@ -14,9 +16,11 @@ from capmoe_eval.figures import (
     layer_load,
     pareto,
     rounds,
+    skew,
+    speedup,
     waste,
 )
-from capmoe_eval.figures.spec import FigureSpec
+from capmoe_eval.figures.spec import FigureSpec, StudySpec
 
 _ABSENT: Final = "not in the paper"
 _GRID: Final = (
@@ -24,6 +28,10 @@ _GRID: Final = (
     "the model without a limit, the whole batch being one group. Under emulated ranks each rank "
     "has its own capacity and more is dropped (see fig12)."
 )
+_SPREAD: Final = (
+    "Whiskers: quartiles over the rounds. A capacity-aware and a dropless pass alternate."
+)
+_DEPLOYED: Final = tuple(found.name for found in DEPLOYMENTS[:4])
 # Figures 13 to 16 and 17 to 20 show the same models, in the order of `profile.figures.models`.
 _MODELS: Final = ("OLMoE-Instruct", "DeepSeek-V2-Lite", "Qwen1.5-MoE-Chat", "Mixtral-8×7B-Instruct")
 
@@ -58,7 +66,7 @@ def _layer_drops(place: int, paper_model: str) -> FigureSpec:
     )
 
 
-FIGURES: Final[tuple[FigureSpec, ...]] = (
+FIGURES: Final[tuple[FigureSpec | StudySpec, ...]] = (
     FigureSpec(
         name="fig1",
         place="Figure 1",
@@ -85,6 +93,49 @@ FIGURES: Final[tuple[FigureSpec, ...]] = (
         parts=("baseline",),
         measure=expert_load.measure_by_task,
         draw=expert_load.draw_by_task,
+    ),
+    StudySpec(
+        name="fig4",
+        place="Figure 4",
+        title="Speedup of one MoE layer under expert parallelism ({kind})",
+        caption=(
+            "Speedup of one MoE layer over the same layer without a capacity, by γ and method; "
+            f"bars stand on 1. {_SPREAD} Line: what the fullest rank's number of pairs alone would "
+            "gain. Star: the paper's."
+        ),
+        study="speedup",
+        models=_DEPLOYED,
+        measure=speedup.measure_layer,
+        draw=speedup.draw_speedup,
+    ),
+    StudySpec(
+        name="fig5",
+        place="Figure 5",
+        title="Speedup of a whole prefill under expert parallelism ({kind})",
+        caption=(
+            "Speedup of the prefill of a model over the same model without a capacity: attention, "
+            f"norms, embeddings and head between its MoE layers; bars stand on 1. {_SPREAD} Dotted "
+            "line: that of one MoE layer (fig4). Star: the paper's end-to-end speedup, printed for "
+            "one γ of each model."
+        ),
+        study="speedup",
+        models=_DEPLOYED,
+        measure=speedup.measure_model,
+        draw=speedup.draw_speedup,
+    ),
+    StudySpec(
+        name="fig6",
+        place="Figure 6",
+        title="Where the time of an MoE layer goes ({kind})",
+        caption=(
+            "Milliseconds of each phase of one MoE layer on the slowest rank, medians, without a "
+            "capacity and by γ. Gate: router and decision; all-to-all: there and back. Diamond: "
+            "the whole layer, with quartiles; medians of phases sum to its median only nearly. "
+            "Global expansion adds experts of all ranks."
+        ),
+        study="breakdown",
+        measure=breakdown.measure_phases,
+        draw=breakdown.draw_phases,
     ),
     FigureSpec(
         name="fig7",
@@ -189,10 +240,50 @@ FIGURES: Final[tuple[FigureSpec, ...]] = (
         measure=companions.measure_companions,
         draw=companions.draw_companions,
     ),
+    StudySpec(
+        name="granularity",
+        place="§5.2 (text)",
+        title="Speedup with a capacity of each expert or of each device ({kind})",
+        caption=(
+            "Speedup of Expanded Drop over no capacity, of one MoE layer and of a prefill, when a "
+            f"capacity bounds each expert, or the sum over a device's; bars stand on 1. {_SPREAD} "
+            "Line: the ideal. Star: the paper's, which compares γ=1.5 for experts with γ=1.0 for "
+            "devices."
+        ),
+        study="granularity",
+        measure=speedup.measure_granularity,
+        draw=speedup.draw_granularity,
+    ),
+    StudySpec(
+        name="placement",
+        place=_ABSENT,
+        title="Speedup by experts per rank ({kind})",
+        caption=(
+            "One model's experts over more or fewer ranks: speedup of one MoE layer, the ideal "
+            "(dotted), and how much of the ideal gain was reached. The load of several experts on "
+            f"a rank evens out, and with it goes the gain (§5.1). {_SPREAD}"
+        ),
+        study="placement",
+        runs="fullest",
+        measure=skew.measure_placement,
+        draw=skew.draw_placement,
+    ),
+    StudySpec(
+        name="skew",
+        place=_ABSENT,
+        title="Speedup by peak load, beside the ideal ({kind})",
+        caption=(
+            "Speedup of one MoE layer by the fullest expert's load over the mean, the ideal "
+            f"(dotted), and how much of the ideal gain was reached. {_SPREAD}"
+        ),
+        study="skew",
+        measure=skew.measure_skew,
+        draw=skew.draw_skew,
+    ),
 )
 
 
-def get_figure(name: str) -> FigureSpec:
+def get_figure(name: str) -> FigureSpec | StudySpec:
     """Return a figure by its name.
 
     Raises:

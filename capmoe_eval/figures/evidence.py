@@ -44,6 +44,27 @@ class Evidence:
     absent: tuple[str, ...] = ()
     n_absent: int = 0
     notes: tuple[str, ...] = ()
+    unit = "records"
+
+    @property
+    def digests(self) -> list[str]:
+        """The digests of the records' cells."""
+        return [record.cell.digest for record in self.all]
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """Fields of the templates of title and caption."""
+        return {"model": self.models[self.model], "profile": self.profile}
+
+    def nothing(self, name: str) -> UsageError:
+        """Return the error for a figure without any record, with the command for the first."""
+        broken = [note for note in self.notes if note.startswith("Left out")]
+        why = f" ({broken[0].rstrip('.')})" if broken else ""
+        more = f" (and {len(self.absent) - 1} more: add --missing)" if self.absent[1:] else ""
+        return UsageError(
+            f"{name}: none of its {self.planned} records is there{why}; measure them: "
+            f"{self.absent[0]}{more}"
+        )
 
     @property
     def all(self) -> tuple[Record, ...]:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.atomic import write_bytes, write_text
 from capmoe_eval.errors import UsageError, bad_choice
-from capmoe_eval.figures.evidence import Evidence
-from capmoe_eval.figures.spec import FigureSpec, Measured
+from capmoe_eval.figures.spec import Measured, Sources, Spec
 from capmoe_eval.figures.style import house_style
 
 if TYPE_CHECKING:
@@ -29,13 +28,13 @@ _DIGITS = 6
 
 
 def write_figure(
-    spec: FigureSpec, evidence: Evidence, directory: Path, formats: Sequence[str] = FORMATS
+    spec: Spec, evidence: Sources, directory: Path, formats: Sequence[str] = FORMATS
 ) -> list[Path]:
     """Measure, draw and write one figure.
 
     Args:
         spec: The figure.
-        evidence: Its records.
+        evidence: What it is made from.
         directory: Where ``<name>.json``, ``.svg``, ``.pdf`` and ``.png`` go.
         formats: Which of the three pictures.
 
@@ -43,7 +42,7 @@ def write_figure(
         The written files, the JSON first.
 
     Raises:
-        UsageError: If there is no record to draw from, or the directory cannot be written.
+        UsageError: If there is nothing to draw from, or the directory cannot be written.
     """
     description, images = render(spec, evidence, formats)
     paths = [directory / f"{spec.name}.{suffix}" for suffix in ("json", *formats)]
@@ -60,7 +59,7 @@ def write_figure(
 
 
 def render(
-    spec: FigureSpec, evidence: Evidence, formats: Sequence[str] = FORMATS
+    spec: Spec, evidence: Sources, formats: Sequence[str] = FORMATS
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Return a figure's description, JSON-ready, and its bytes by format.
 
@@ -70,41 +69,32 @@ def render(
     for suffix in formats:
         if suffix not in FORMATS:
             raise bad_choice("--formats", suffix, FORMATS)
-    if not evidence.all:
-        raise nothing_to_draw(spec, evidence)
+    if not evidence.digests:
+        raise evidence.nothing(spec.name)
     found = spec.measure(evidence)
     description = describe(spec, evidence, found)
     with house_style():
         figure = spec.draw(description["numbers"])
         width, height = (round(float(side), 3) for side in figure.get_size_inches())
         # Lay out once: the three formats agree, and it takes longer than drawing.
-        figure.draw_without_rendering()
+        engine = figure.get_layout_engine()
+        if engine is not None:
+            engine.execute(figure)
         figure.set_layout_engine("none")
         images = {suffix: image(figure, suffix) for suffix in formats}
     return description | {"inches": [width, height]}, images
 
 
-def nothing_to_draw(spec: FigureSpec, evidence: Evidence) -> UsageError:
-    """Return the error for a figure that has no record, with the command that makes the first."""
-    broken = [note for note in evidence.notes if note.startswith("Left out")]
-    why = f" ({broken[0].rstrip('.')})" if broken else ""
-    return UsageError(
-        f"{spec.name}: none of its {evidence.planned} records is there{why}; measure them: "
-        f"{evidence.absent[0]}"
-        + (f" (and {len(evidence.absent) - 1} more: add --missing)" if evidence.absent[1:] else "")
-    )
-
-
-def describe(spec: FigureSpec, evidence: Evidence, found: Measured) -> dict[str, Any]:
+def describe(spec: Spec, evidence: Sources, found: Measured) -> dict[str, Any]:
     """Return what the JSON beside a figure says."""
     notes = list(dict.fromkeys((*found.notes, *evidence.notes)))
     if evidence.n_absent:
         notes.append(
-            f"{evidence.n_absent} of {evidence.planned} records are missing; "
+            f"{evidence.n_absent} of {evidence.planned} {evidence.unit} are missing; "
             + ("the command" if len(evidence.absent) == 1 else "the first command")
             + f" that measures them: {evidence.absent[0]}"
         )
-    names = {"model": evidence.models[evidence.model], "profile": evidence.profile}
+    names = evidence.names
     return {
         "figure": spec.name,
         "place": spec.place,
@@ -117,7 +107,7 @@ def describe(spec: FigureSpec, evidence: Evidence, found: Measured) -> dict[str,
             "of": evidence.planned,
             "commands": list(evidence.absent),
         },
-        "records": [record.cell.digest for record in evidence.all],
+        "records": evidence.digests,
         "numbers": _plain(found.numbers),
     }
 
@@ -125,7 +115,14 @@ def describe(spec: FigureSpec, evidence: Evidence, found: Measured) -> dict[str,
 def image(figure: Figure, suffix: str) -> bytes:
     """Return a figure's bytes in one format, the same for the same figure."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=suffix, metadata=_METADATA[suffix])
+    if suffix == "svg":
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+        # What `savefig` does in the end: before, it draws all to find out how large it is.
+        canvas: Any = FigureCanvasSVG(figure)
+        canvas.print_svg(buffer, metadata=_METADATA[suffix])
+    else:
+        figure.savefig(buffer, format=suffix, metadata=_METADATA[suffix])
     return buffer.getvalue()
 
 

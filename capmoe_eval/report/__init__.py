@@ -7,6 +7,7 @@ A table rebuilds in seconds from JSON alone: nothing here imports torch, transfo
     significance  tests them against the baseline, document by document
     published     puts the printed numbers into the same layout
     settings      the table of evaluation settings
+    workload      the table of speedups by workload
     table         what comes out: typed, independent of source and format
     render        Markdown, LaTeX, CSV, HTML
 """
@@ -20,6 +21,7 @@ from capmoe_eval.report.layouts import (
     RowSpec,
     SettingsLayout,
     TaskColumn,
+    WorkloadLayout,
     find_layout,
     get_layout,
 )
@@ -27,6 +29,7 @@ from capmoe_eval.report.published import (
     Printed,
     PublishedNumber,
     lookup,
+    printed_speedups,
     published_numbers,
     published_table,
 )
@@ -42,6 +45,7 @@ from capmoe_eval.report.table import (
     Table,
     Text,
 )
+from capmoe_eval.report.workload import workload_table
 
 __all__ = [
     "LAYOUTS",
@@ -65,10 +69,12 @@ __all__ = [
     "TaskColumn",
     "TaskSettings",
     "Text",
+    "WorkloadLayout",
     "fill",
     "find_layout",
     "get_layout",
     "lookup",
+    "printed_speedups",
     "published_numbers",
     "published_table",
     "settings_table",
@@ -76,5 +82,6 @@ __all__ = [
     "to_html",
     "to_latex",
     "to_markdown",
+    "workload_table",
     "write",
 ]

@@ -151,6 +151,42 @@ class SettingsLayout:
         return table_key(self.name, self.version)
 
 
+@dataclass(frozen=True)
+class WorkloadLayout:
+    """A table of speedups by workload: one method on one model.
+
+    Attributes:
+        name: Stem of the written files.
+        version: Version of the paper.
+        number: Number of the table in that version.
+        title: One line; ``{kind}`` says how it was timed.
+        caption: What the numbers are.
+        model: The model, as printed.
+        method: The method's key (``method=``).
+        printed_method: The method, as printed.
+        gamma: Its capacity factor.
+        workloads: (heading, workload as printed) of each column.
+        decimals: Number of printed decimals.
+    """
+
+    name: str
+    version: str
+    number: int
+    title: str
+    caption: str
+    model: str
+    method: str
+    printed_method: str
+    gamma: float
+    workloads: tuple[tuple[str, str], ...]
+    decimals: int = 2
+
+    @property
+    def key(self) -> str:
+        """See :attr:`Layout.key`."""
+        return table_key(self.name, self.version)
+
+
 def table_key(name: str, version: str) -> str:
     """Return the name of a table among those of all versions, such as ``table1_v1``."""
     return name if version == "v2" else f"{name}_{version}"
@@ -358,12 +394,41 @@ TABLE5: Final = SettingsLayout(
 )
 """The one table without results (Table 3 of v1)."""
 
-_EVERY: tuple[Layout | SettingsLayout, ...] = (*LAYOUTS, TABLE5)
+TABLE10: Final = WorkloadLayout(
+    name="table10",
+    version="v2",
+    number=10,
+    title="Table 10: speedup by batch size and prompt length on DeepSeek-V2{kind}",
+    caption="Speedup of Token Drop at γ = 2.0 over no capacity, by batch size × prompt length.",
+    model="DeepSeek-V2",
+    method="score",
+    printed_method="Token Drop",
+    gamma=2.0,
+    workloads=tuple(
+        (f"{batch} × {prompt}", f"batch {batch} x prompt {prompt}")
+        for batch, prompt in (
+            ("8K", "0.1K"),
+            ("8K", "0.2K"),
+            ("8K", "0.4K"),
+            ("4K", "1K"),
+            ("2K", "1K"),
+            ("2K", "2K"),
+            ("1K", "1K"),
+            ("1K", "2K"),
+            ("1K", "4K"),
+        )
+    ),
+)
+"""The one table of timings: from ``results/bench/``, not from records."""
+
+AnyLayout = Layout | SettingsLayout | WorkloadLayout
+
+_EVERY: tuple[AnyLayout, ...] = (*LAYOUTS, TABLE5, TABLE10)
 TABLES: Final = tuple(sorted(_EVERY, key=lambda table: (table.version != "v2", table.number)))
 """Every table, those of v2 first."""
 
 
-def find_layout(key: str) -> Layout | SettingsLayout:
+def find_layout(key: str) -> AnyLayout:
     """Return a table's layout by its :attr:`Layout.key`.
 
     Raises:

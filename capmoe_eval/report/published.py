@@ -12,9 +12,17 @@ from typing import Final
 
 from capmoe_eval.errors import bad_choice
 from capmoe_eval.report.fill import fill
-from capmoe_eval.report.layouts import TABLES, Layout, ModelSlot, RowSpec, SettingsLayout
+from capmoe_eval.report.layouts import (
+    TABLES,
+    Layout,
+    ModelSlot,
+    RowSpec,
+    SettingsLayout,
+    WorkloadLayout,
+)
 from capmoe_eval.report.settings import settings_table
 from capmoe_eval.report.table import Entry, Table
+from capmoe_eval.report.workload import printed_workloads
 
 _VERSIONS: Final = {"v1": "v1, arXiv", "v2": "v2, ICLR 2026"}
 
@@ -114,12 +122,31 @@ def published_table(name: str, version: str = "v2") -> Table:
     layout = versions[version]
     if isinstance(layout, SettingsLayout):
         table, note = settings_table(layout), f"As published ({_VERSIONS[version]})."
+    elif isinstance(layout, WorkloadLayout):
+        table = printed_workloads(layout, printed_speedups(layout))
+        note = f"As published ({_VERSIONS[version]})."
     else:
         table = fill(as_printed(layout), layout.paper_models, Printed())
         note = f"Published numbers ({_VERSIONS[version]}), averages as printed."
     return dataclasses.replace(
         table, name=f"{name}_published_{version}", notes=(note, *table.notes)
     )
+
+
+def printed_speedups(layout: WorkloadLayout) -> dict[str, float]:
+    """Return the printed speedup of each workload of a table, by the workload as printed."""
+    return {
+        place: lookup(
+            version=layout.version,
+            table=layout.number,
+            model=layout.model,
+            method=layout.printed_method,
+            variant=place,
+            gamma=layout.gamma,
+            column="Speedup",
+        )
+        for _, place in layout.workloads
+    }
 
 
 def as_printed(layout: Layout) -> Layout:

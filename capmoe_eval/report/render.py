@@ -23,8 +23,8 @@ def to_markdown(table: Table) -> str:
     """Return a GitHub-flavoured Markdown section.
 
     The best entries of a block are bold, ▼ and ▲ mark what differs from the baseline, and standard
-    errors follow as "± 2.2". What the paper prints for a row is a row below it. Below the table
-    stand the commands that fill the missing entries, and the notes.
+    errors follow as "± 2.2", quartiles as "(1.1–1.3)". What the paper prints for a row is a row
+    below it. Below the table stand the commands that fill the missing entries, and the notes.
     """
 
     def text(entry: Cell, best: bool) -> str:
@@ -34,6 +34,8 @@ def to_markdown(table: Table) -> str:
             return _markdown_text(entry.text)
         value = f"{entry.value:.{table.decimals}f}"
         value = (f"**{value}**" if best else value) + _mark(entry)
+        if entry.quartiles is not None:
+            return f"{value} {_quartiles(entry.quartiles, table.decimals)}"
         return value if entry.stderr is None else f"{value} ± {entry.stderr:.{table.decimals}f}"
 
     headings = [_markdown_text(h) for h in (*table.label_headings, *table.columns)]
@@ -74,6 +76,9 @@ def to_latex(table: Table) -> str:
             return _latex_text(entry.text)
         value = f"{entry.value:.{table.decimals}f}"
         value = (rf"\textbf{{{value}}}" if best else value) + _latex_text(_mark(entry))
+        if entry.quartiles is not None:
+            told = _latex_text(_quartiles(entry.quartiles, table.decimals))
+            return rf"{value}{{\scriptsize\,{told}}}"
         if entry.stderr is None:
             return value
         return rf"{value}{{\scriptsize\,$\pm$\,{entry.stderr:.{table.decimals}f}}}"
@@ -115,14 +120,16 @@ def to_csv(table: Table) -> str:
     """Return one line per row, with full labels and full precision.
 
     Each column of numbers is followed by its "… stderr", in the same display units; where the
-    table has them, by its "… published", "… difference" and "… z", and by its "… effect", "… p"
-    and "… p corrected" of the paired test. Unknown and missing numbers are empty, and "+∞" is
-    ``inf``, so that pandas reads numbers as numbers.
+    table has them, by its quartiles "… low" and "… high", by its "… published", "… difference" and
+    "… z", and by its "… effect", "… p" and "… p corrected" of the paired test. Unknown and missing
+    numbers are empty, and "+∞" is ``inf``, so that pandas reads numbers as numbers.
     """
     entries = [entry for row in table.rows for entry in row.entries if isinstance(entry, Entry)]
     beside = any(entry.published for entry in entries)
     tested = any(entry.test for entry in entries)
+    spread = any(entry.quartiles for entry in entries)
     suffixes = ["", " stderr"]
+    suffixes += [" low", " high"] if spread else []
     suffixes += [" published", " difference", " z"] if beside else []
     suffixes += [" effect", " p", " p corrected"] if tested else []
 
@@ -130,6 +137,8 @@ def to_csv(table: Table) -> str:
         if not isinstance(entry, Entry):
             return [None] * len(suffixes)
         found = [entry.value, entry.stderr]
+        if spread:
+            found += entry.quartiles or [None] * 2
         if beside:
             there = entry.published
             found += [there.value, there.difference, there.z] if there else [None] * 3
@@ -177,6 +186,8 @@ def to_html(table: Table) -> str:
         if mark := _mark(entry):
             assert entry.test is not None
             value += f'<span class="{entry.test.verdict}">{mark}</span>'
+        if entry.quartiles is not None:
+            value += f" <small>{_quartiles(entry.quartiles, table.decimals)}</small>"
         if entry.published:
             beside = html.escape(_compared(entry.published, table.decimals))
             value += f'<br><small class="published">{beside}</small>'
@@ -319,6 +330,10 @@ def _origin(entry: Entry, decimals: int) -> str:
     if entry.untested:
         parts.append(f"no paired test: {entry.untested}")
     return "; ".join(parts)
+
+
+def _quartiles(quartiles: tuple[float, float], decimals: int) -> str:
+    return f"({quartiles[0]:.{decimals}f}–{quartiles[1]:.{decimals}f})"
 
 
 def _one_line(text: str) -> str:

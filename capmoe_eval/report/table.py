@@ -59,6 +59,7 @@ class Entry:
         published: The paper's number for the same, where there is one.
         test: The comparison with the same model's baseline, or None where there is none.
         untested: Why there is none, where there should be.
+        quartiles: Of repeated timings of which ``value`` is the median; None for any other number.
 
     Raises:
         ValueError: If a number is not finite; a failed run is a :class:`Missing`, never a NaN.
@@ -71,6 +72,7 @@ class Entry:
     published: Published | None = None
     test: PairedTest | None = None
     untested: str = ""
+    quartiles: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.value) or not math.isfinite(self.stderr or 0.0):

@@ -5,7 +5,7 @@ inventory  what is there: records, unreadable files, cells that are missing
 command    the command line that reproduces a cell
 markup     elements whose texts are escaped unless they are markup already
 page       the frame of a page, its addresses, sortable tables and filters
-overview, results, figures, claims, listing, cell_page
+overview, results, figures, efficiency, claims, listing, cell_page
            one kind of page each
 build      all pages as texts, and their way to the disk
 assets/    the stylesheet and the script, copied beside the pages

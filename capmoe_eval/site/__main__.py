@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from capmoe_eval.application import run_command
+from capmoe_eval.efficiency import FOLDER
 from capmoe_eval.site.build import build, write_site
 from capmoe_eval.site.inventory import take_inventory
 
@@ -27,16 +28,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         default=Path("results/replication.json"),
         help="verdicts of the replication (default: results/replication.json)",
     )
+    parser.add_argument(
+        "--bench", type=Path, default=FOLDER, help="files of the benchmarks (default: %(default)s)"
+    )
     parser.add_argument("overrides", nargs="*", help="as for python -m capmoe_eval: profile=paper")
     given = parser.parse_intermixed_args(arguments)
 
     def report() -> int:
-        inventory = take_inventory(given.overrides)
+        inventory = take_inventory(given.overrides, given.bench)
         pages = build(inventory, given.out, given.replication)
         deleted = write_site(pages, given.out)
         told = [f"{len(inventory.records)} records"]
         if inventory.broken:
             told.append(f"{len(inventory.broken)} files that are none")
+        if inventory.bench.broken:
+            told.append(f"{len(inventory.bench.broken)} unreadable files of benchmarks")
         missing = sum(experiment.missing for experiment in inventory.experiments)
         if missing:
             told.append(f"{missing} cells of tables missing")

@@ -12,6 +12,7 @@ from capmoe_eval.site import page
 from capmoe_eval.site.cell_page import Relatives, record_page
 from capmoe_eval.site.claims import claims_page
 from capmoe_eval.site.command import Reproduction
+from capmoe_eval.site.efficiency import efficiency_page
 from capmoe_eval.site.figures import figures_page
 from capmoe_eval.site.inventory import Inventory
 from capmoe_eval.site.listing import records_page
@@ -36,6 +37,7 @@ def build(inventory: Inventory, out: Path, replication: Path) -> dict[str, str]:
         page.OVERVIEW: overview_page(inventory, replication, at(page.OVERVIEW)),
         page.TABLES: tables_page(inventory, at(page.TABLES)),
         page.FIGURES: figures_page(inventory, at(page.FIGURES)),
+        page.EFFICIENCY: efficiency_page(inventory, at(page.EFFICIENCY)),
         page.CLAIMS: claims_page(inventory, replication, at(page.CLAIMS)),
         page.RECORDS: records_page(inventory, at(page.RECORDS)),
     }

@@ -52,20 +52,25 @@ class Relatives:
     def __init__(self, records: Sequence[Record]) -> None:
         self._seeds: defaultdict[str, list[Record]] = defaultdict(list)
         self._baselines: dict[str, Record] = {}
+        # An identity takes long to say, and every record's is asked for again.
+        self._keys = {r.path: (_key(r, "seed"), _key(r)) for r in records}
         for record in records:
-            self._seeds[_key(record, "seed")].append(record)
+            seedless, home = self._keys[record.path]
+            self._seeds[seedless].append(record)
             if record.method == "baseline":
-                self._baselines[_key(record)] = record
+                self._baselines[home] = record
 
     def seeds(self, record: Record) -> list[Record]:
         """Return the records of the other seeds."""
-        found = self._seeds[_key(record, "seed")]
+        found = self._seeds[self._keys[record.path][0]]
         others = [other for other in found if other is not record]
         return sorted(others, key=lambda other: (other.seed or 0, other.cell.digest))
 
     def baseline(self, record: Record) -> Record | None:
         """Return the same model's baseline on the same task, in the same batches."""
-        return None if record.method == "baseline" else self._baselines.get(_key(record))
+        return (
+            None if record.method == "baseline" else self._baselines.get(self._keys[record.path][1])
+        )
 
 
 def _key(record: Record, *leave_out: str) -> str:
@@ -198,8 +203,7 @@ def _layers(record: Record) -> Markup:
 
 def _bars(layer: Mapping[str, Any]) -> Child:
     """Draw each expert's load before and after, busiest first."""
-    before = [number(value) or 0.0 for value in sequence(layer.get("load_before"))]
-    after = [number(value) or 0.0 for value in sequence(layer.get("load_after"))]
+    before, after = _loads(layer.get("load_before")), _loads(layer.get("load_after"))
     top = max((*before, *after), default=0.0)
     if not before or len(before) != len(after) or top <= 0:
         return ABSENT
@@ -224,6 +228,11 @@ def _bars(layer: Mapping[str, Any]) -> Child:
         role="img",
         aria_label=label,
     )
+
+
+def _loads(values: object) -> list[float]:
+    """Return loads, 0 in place of what is none; nearly all are whole numbers already."""
+    return [v if type(v) is int else number(v) or 0.0 for v in sequence(values)]
 
 
 def _svg(name: str, **attributes: str) -> Markup:

@@ -82,8 +82,12 @@ class Reproduction:
     def _of_model(self, name: str) -> Mapping[str, Any]:
         """Return the composed configuration of a model."""
         if name not in self._defaults:
-            nobody = ["model.name=?", "model.pretrained=?"] if name == _CUSTOM else []
-            self._defaults[name] = _plain(composed([f"model={name}", *nobody]))
+            if name == _CUSTOM:
+                config = composed([f"model={name}", "model.name=?", "model.pretrained=?"])
+            else:  # as a grid does: composing anew for each model takes long
+                config = composed([])
+                config.model = load_option("model", name)
+            self._defaults[name] = _plain(config)
         return self._defaults[name]
 
 

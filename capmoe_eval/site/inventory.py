@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Final
 
 from hydra.errors import HydraException
-from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from capmoe_eval.configuration import Plan, load_option, options, plans
+from capmoe_eval.configuration import Plan, options
+from capmoe_eval.efficiency import FOLDER, Bench, read_bench
 from capmoe_eval.errors import UsageError
-from capmoe_eval.finished import Reader, composed
+from capmoe_eval.finished import Reader, composed, model_slots, planned
 from capmoe_eval.record import Record
 from capmoe_eval.report import TABLES, Layout, ModelSlot
 
@@ -84,6 +84,7 @@ class Inventory:
         experiments: The cells of each table of results.
         profiles: Number of files in the results of each profile.
         reader: Reads records, none of them twice.
+        bench: What the benchmarks left.
     """
 
     profile: str
@@ -93,6 +94,7 @@ class Inventory:
     experiments: tuple[Experiment, ...] = ()
     profiles: Mapping[str, int] = field(default_factory=dict)
     reader: CheckedReader = field(default_factory=CheckedReader, compare=False)
+    bench: Bench = field(default_factory=Bench)
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
@@ -120,11 +122,12 @@ def failed_proofs(record: Record) -> list[str]:
     ]
 
 
-def take_inventory(overrides: Sequence[str]) -> Inventory:
+def take_inventory(overrides: Sequence[str], bench: Path = FOLDER) -> Inventory:
     """Read all records of a profile, and find out which cells of the tables are missing.
 
     Args:
         overrides: As for ``python -m capmoe_eval``, for example ``profile=zoo``.
+        bench: Where the benchmarks wrote.
 
     Raises:
         UsageError: For a value that cannot be.
@@ -151,30 +154,25 @@ def take_inventory(overrides: Sequence[str]) -> Inventory:
         experiments=experiments,
         profiles=_profiles(profile, roots),
         reader=reader,
+        bench=read_bench(bench),
     )
 
 
 def _experiment(layout: Layout, overrides: Sequence[str], reader: Reader) -> Experiment:
     """Return what is there of a table; a table that the profile cannot have takes no other away."""
     try:
-        config = composed([f"experiment={layout.key}", *overrides])
-        planned, slots = tuple(plans(config)), _slots(config, layout)
+        config, cells = planned([f"experiment={layout.key}", *overrides])
+        slots = model_slots(config, layout.key)
     except (UsageError, HydraException, OmegaConfBaseException) as error:
         return Experiment(layout, problem=" ".join(str(error).split()))
     records, broken = [], 0
-    for plan in planned:
+    for plan in cells:
         if plan.path.exists():
             try:
                 records.append(reader(plan.path))
             except UsageError:
                 broken += 1
-    return Experiment(layout, slots, planned, tuple(records), broken)
-
-
-def _slots(config: DictConfig, layout: Layout) -> tuple[ModelSlot, ...]:
-    models = [load_option("model", key) for key in config.grid.model]
-    symbols = dict(config.profile.get(f"{layout.key}_m", {}))
-    return tuple(ModelSlot(m.name, m.title, float(m.gamma), symbols) for m in models)
+    return Experiment(layout, slots, tuple(cells), tuple(records), broken)
 
 
 def _once(records: Sequence[Record], broken: list[str]) -> tuple[Record, ...]:

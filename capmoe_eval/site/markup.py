@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import html
 from collections.abc import Iterable
 from typing import Final, TypeAlias
@@ -34,24 +35,33 @@ def element(name: str, /, *children: Child, **attributes: Attribute) -> Markup:
     for key, value in attributes.items():
         if value is None or value is False:
             continue
-        opening += f" {key.rstrip('_').replace('_', '-')}"
+        opening += _spelled(key)
         if value is not True:
-            opening += f'="{html.escape(str(value))}"'
+            opening += f'="{_escaped(str(value))}"'
     if name in _VOID:
         return Markup(f"<{opening}>")
-    return Markup(f"<{opening}>{join(*children)}</{name}>")
+    content = _text(children[0]) if len(children) == 1 else "".join(map(_text, children))
+    return Markup(f"<{opening}>{content}</{name}>")
+
+
+@functools.cache
+def _spelled(key: str) -> str:
+    """Return the name of an attribute as HTML has it."""
+    return f" {key.rstrip('_').replace('_', '-')}"
+
+
+# A site repeats itself: headings, names of fields, small numbers.
+_escaped = functools.lru_cache(maxsize=65536)(html.escape)
 
 
 def join(*children: Child) -> Markup:
     """Return children one after the other, escaped where they are no markup."""
-    return Markup("".join(_text(child) for child in children))
+    return Markup("".join(map(_text, children)))
 
 
 def _text(child: Child) -> str:
-    if child is None:
-        return ""
     if isinstance(child, Markup):
         return child
     if isinstance(child, str):
-        return html.escape(child)
-    return "".join(_text(part) for part in child)
+        return _escaped(child)
+    return "" if child is None else "".join(map(_text, child))

@@ -109,9 +109,26 @@ def _counts(inventory: Inventory, address: Address) -> Markup:
         ("Models", ", ".join(sorted({record.model for record in records})) or "none"),
         ("Tasks", ", ".join(sorted({record.task for record in records})) or "none"),
         ("Figures", element("a", str(figures), href=address.to(page.FIGURES))),
+        ("Benchmark files", _benchmarks(inventory, address)),
         ("Profiles with results", profiles or f"{inventory.profile} (0 files)"),
     ]
     return element("section", element("h2", "What is there"), page.pairs(found))
+
+
+def _benchmarks(inventory: Inventory, address: Address) -> Child:
+    bench = inventory.bench
+    count = len(bench.studies) + len(bench.evaluations)
+    emulated = sum(study.emulated for study in bench.studies)
+    targets = [t for found in bench.evaluations for t in found.targets if t.met is not None]
+    told = []
+    if emulated:
+        told.append(f"{emulated} of expert parallelism EMULATED")
+    if targets:
+        told.append(f"{sum(t.met is True for t in targets)} of {len(targets)} targets met")
+    if bench.broken:
+        told.append(f"{len(bench.broken)} unreadable")
+    link = element("a", str(count), href=address.to(page.EFFICIENCY))
+    return [link, f" ({', '.join(told)})" if told else None]
 
 
 def _tables(inventory: Inventory, address: Address) -> Markup:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import posixpath
 import re
@@ -23,6 +24,7 @@ SCRIPT: Final = "site/assets/site.js"
 OVERVIEW: Final = "index.html"
 TABLES: Final = "site/tables.html"
 FIGURES: Final = "site/figures.html"
+EFFICIENCY: Final = "site/efficiency.html"
 CLAIMS: Final = "site/claims.html"
 RECORDS: Final = "site/records.html"
 CELLS: Final = "site/cells"
@@ -31,6 +33,7 @@ _NAVIGATION: Final = (
     (OVERVIEW, "Overview"),
     (TABLES, "Tables"),
     (FIGURES, "Figures"),
+    (EFFICIENCY, "Efficiency"),
     (CLAIMS, "Claims"),
     (RECORDS, "Records"),
 )
@@ -50,7 +53,7 @@ class Address:
 
     def to(self, page: str) -> str:
         """Return the relative link to another page."""
-        return quote(posixpath.relpath(page, posixpath.dirname(self.page) or "."))
+        return _link(page, posixpath.dirname(self.page) or ".")
 
     def to_file(self, path: Path) -> str:
         """Return the relative link to a file anywhere on the disk."""
@@ -59,6 +62,11 @@ class Address:
             return quote(Path(os.path.relpath(path, here)).as_posix())
         except ValueError:  # another drive
             return path.resolve().as_uri()
+
+
+@functools.lru_cache(maxsize=65536)  # the pages of a directory lead to the same ones
+def _link(page: str, folder: str) -> str:
+    return quote(posixpath.relpath(page, folder))
 
 
 def cell_path(record: Record) -> str:
@@ -232,10 +240,18 @@ def badge(word: str) -> Markup:
 def pairs(found: Iterable[tuple[str, Child]]) -> Markup:
     """Return a table of names and values."""
     lines = [
-        element("tr", element("th", name, scope="row"), element("td", value))
+        _known_pair(name, value) if type(value) is str else _pair(name, value)
         for name, value in found
     ]
     return element("table", element("tbody", rows(lines)), class_="pairs")
+
+
+def _pair(name: str, value: Child) -> Markup:
+    return element("tr", element("th", name, scope="row"), element("td", value))
+
+
+# Most records were computed by the same versions. Texts alone: markup that equals one is no text.
+_known_pair = functools.lru_cache(maxsize=65536)(_pair)
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:

@@ -56,7 +56,9 @@ def tables_page(inventory: Inventory, address: Address) -> str:
         described = list(_lines(experiment)) if experiment else []
         lines += described
         try:
-            table, _ = measured_table(layout.key, inventory.overrides, inventory.reader)
+            table, _ = measured_table(
+                layout.key, inventory.overrides, inventory.reader, inventory.bench
+            )
         except (
             ArithmeticError,
             HydraException,
@@ -90,9 +92,9 @@ def tables_page(inventory: Inventory, address: Address) -> str:
         inventory.profile,
         element(
             "p",
-            "A number leads to the record it was taken from; ± is one standard error; bold is the "
-            "highest of a block of the paper's table. A heading sorts its table: ascending, "
-            "descending, as it was.",
+            "A number leads to the record it was taken from; ± is one standard error, two numbers "
+            "in brackets are quartiles; bold is the highest of a block of the paper's table. A "
+            "heading sorts its table: ascending, descending, as it was.",
         ),
         [element("p", element("strong", note)) for note in inventory.notes],
         element("details", element("summary", "Contents"), element("ul", listed)),
@@ -204,6 +206,9 @@ def _cell(
         parts.append(
             element("span", mark, class_=cell.test.verdict, role="img", aria_label=meaning)
         )
+    if cell.quartiles is not None:
+        low, high = cell.quartiles
+        parts.append(element("small", f" ({low:.{decimals}f}–{high:.{decimals}f})"))
     if cell.stderr is not None:
         parts.append(element("small", f" ± {cell.stderr:.{decimals}f}"))
     if cell.published is not None:

@@ -16,6 +16,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.site import Inventory, build, page, take_inventory, write_site
 from capmoe_eval.site.__main__ import main
 from capmoe_eval.site.claims import claims_page
+from capmoe_eval.site.efficiency import efficiency_page
 from capmoe_eval.site.figures import figures_page
 from capmoe_eval.site.names import gamma_options, gamma_text, method_options
 from capmoe_eval.site.overview import overview_page
@@ -161,6 +162,61 @@ def test_figures(site: Site) -> None:
     assert "It has not been drawn." in text and "Its caption is missing" in text
 
 
+def test_efficiency(site: Site) -> None:
+    text = site.text("site/efficiency.html")
+    # Every file with its kind; the emulation misses totals by 10 and −30 %, speedups by 0 and 2 %.
+    rows = re.findall(r'<tr id="ep-[a-z0-9-]+">.*', text)
+    assert len(rows) == 6
+    assert sum('<span class="badge emulated">EMULATED</span>' in row for row in rows) == 5
+    (measured,) = (row for row in rows if '<span class="badge measured">' in row)
+    assert "OLMoE 2 × 32" in measured and "gloo" in measured
+    assert "total: median 20 %, at worst −30 %; speedup: median 1 %, at worst +2 %" in measured
+    assert "cpu: a CPU, 1 thread, torch 2.9.0" in measured
+    assert "EMULATED</strong>: each rank&#x27;s work was timed in turn" in text
+    # What cannot be read, and what is not there.
+    assert "2 files are not whole, and left out everywhere" in text
+    assert "ep-skew-emulated.json: the file has schema 1" in text and "suite.json" in text
+    assert "python -m capmoe_eval.bench ep --study skew" in text
+    assert "python -m capmoe_eval.bench ep --study traces" in text
+    assert "python -m capmoe_eval.bench decision" in text
+    assert "python -m capmoe_eval.bench forward  #" not in text
+
+
+def test_targets(site: Site) -> None:
+    text = site.text("site/efficiency.html")
+    rows = re.findall(r'<tr><th scope="row"><a href="[^"]*forward\.json">forward</a>.*', text)
+    cells = [re.sub(r"<[^>]*>", "|", row).replace("||", "|").split("|") for row in rows]
+    told = [[c for c in line if c] for line in cells]
+    assert told[0] == [
+        "forward",
+        ": stock",
+        "Our forward at γ = ∞ over stock transformers&#x27; &lt;forward&gt;.",
+        "0.99×",
+        "0.97×–1.01×",
+        "≥ 0.98×",
+        "met",
+        "cpu: a CPU",
+    ]
+    assert told[1][3:7] == ["1.01×", "1.00×–1.02×", "≥ 1.05×", "missed"]
+    assert told[2][3:7] == ["2.0\u00a0%", "1.0\u00a0%–4.0\u00a0%", "—", "—"]
+    index = site.text("index.html")
+    assert '<a href="site/efficiency.html">7</a> (5 of expert parallelism EMULATED' in index
+    assert "1 of 2 targets met, 2 unreadable" in index
+
+
+def test_the_table_of_workloads(site: Site) -> None:
+    text = site.text("site/tables.html")
+    assert "Table 10: speedup by batch size and prompt length on DeepSeek-V2 (EMULATED)" in text
+    assert "published 1.09 (+0.01)" in text
+
+
+def test_nothing_was_measured(tmp_path: Path) -> None:
+    nothing = Inventory("zoo")
+    text = efficiency_page(nothing, Address("site/efficiency.html", tmp_path))
+    assert "7 studies are missing" in text and "4 benchmarks are missing" in text
+    assert "EMULATED" not in text
+
+
 def test_claims(site: Site) -> None:
     text = site.text("site/claims.html")
     assert "“score is &lt;b&gt;best&lt;/b&gt;”" in text
@@ -188,7 +244,7 @@ def test_odd_verdicts_and_figures_break_nothing(tmp_path: Path, content: str) ->
 
 
 def test_the_same_input_gives_the_same_bytes(site: Site) -> None:
-    taken = take_inventory(overrides(site.root))
+    taken = take_inventory(overrides(site.root), site.root / "results/bench")
     assert build(taken, site.out, site.root / "results/replication.json") == site.pages
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from capmoe_eval.site import page
 from capmoe_eval.site.markup import Markup, element, join
 
 
@@ -18,3 +19,10 @@ def test_attributes() -> None:
 def test_what_is_joined_is_markup() -> None:
     assert isinstance(join("<"), Markup)
     assert join("<", Markup("<br>")) == "&lt;<br>"
+
+
+def test_a_text_that_equals_markup_is_escaped() -> None:
+    found = page.pairs([("one", Markup("<b>")), ("one", "<b>"), ("one", Markup("<b>"))])
+    assert found.count("<td><b></td>") == 2 and found.count("<td>&lt;b&gt;</td>") == 1
+    text = join(Markup("<i>"), "<i>", Markup("<i>"))
+    assert text == "<i>&lt;i&gt;<i>"

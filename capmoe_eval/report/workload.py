@@ -1,0 +1,110 @@
+"""The table of speedups by workload, from the file of an efficiency study, and as printed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from capmoe_eval.efficiency import Bench, Point, Prefill, Shown, Timing, bench_command
+from capmoe_eval.efficiency.paper import MACHINE
+from capmoe_eval.report.layouts import WorkloadLayout
+from capmoe_eval.report.table import Block, Entry, Missing, Published, Row, Table
+
+STUDY = "workload"
+
+
+def workload_table(layout: WorkloadLayout, bench: Bench, printed: Mapping[str, float]) -> Table:
+    """Lay out a table of speedups: of one MoE layer, of a prefill, and the ideal of the layer.
+
+    Args:
+        layout: The table.
+        bench: What the benchmarks left.
+        printed: The paper's speedup of each workload.
+    """
+    found = [one for one in bench.best(STUDY) if one.run.model == layout.model]
+    one = found[0] if found else None
+    missing = Missing(bench_command(STUDY))
+    points = {p.place: p for p in one.run.points} if one else {}
+    columns = [points.get(place) for _, place in layout.workloads]
+    beside = [printed[place] for _, place in layout.workloads]
+
+    def row(name: str, timings: Sequence[Timing | None]) -> Row:
+        cells = [
+            missing if timing is None else _entry(timing, number)
+            for timing, number in zip(timings, beside, strict=True)
+        ]
+        return Row((name,), tuple(cells))
+
+    layers = [None if point is None else _row(layout, point) for point in columns]
+    rows = [row("one MoE layer", layers)]
+    prefills = [point.prefill for point in points.values() if point.prefill]
+    if prefills:
+        parts = [None if point is None else point.prefill for point in columns]
+        timed = [None if part is None else _row(layout, part) for part in parts]
+        rows.append(row(f"prefill, {prefills[0].layers} layers", timed))
+    if any(layers):
+        ideal = [missing if t is None else Entry(t.ideal_rank) for t in layers]
+        rows.append(Row(("ideal of the layer",), tuple(ideal)))
+    return Table(
+        name=layout.key,
+        title=layout.title.format(kind=f" ({one.kind})" if one else ""),
+        caption=layout.caption,
+        label_headings=("Speedup of",),
+        columns=tuple(heading for heading, _ in layout.workloads),
+        blocks=tuple(Block((row,)) for row in rows),
+        decimals=layout.decimals,
+        notes=tuple(_notes(one, [p for p in columns if p])) if one else (),
+    )
+
+
+def printed_workloads(layout: WorkloadLayout, printed: Mapping[str, float]) -> Table:
+    """Lay out the same table as the paper prints it."""
+    cells = tuple(Entry(printed[place]) for _, place in layout.workloads)
+    return Table(
+        name=layout.key,
+        title=layout.title.format(kind=""),
+        caption=layout.caption,
+        label_headings=("Speedup of",),
+        columns=tuple(heading for heading, _ in layout.workloads),
+        blocks=(Block((Row((layout.printed_method,), cells),)),),
+        decimals=layout.decimals,
+    )
+
+
+def _row(layout: WorkloadLayout, timed: Point | Prefill) -> Timing | None:
+    """Return the row of the table's method, where a capacity bounds each expert."""
+    for row in timed.timings:
+        label = row.label
+        if label and (label.name, label.gamma) == (layout.method, layout.gamma):
+            return row
+    return None
+
+
+def _entry(timing: Timing, printed: float) -> Entry:
+    speedup = timing.speedup
+    return Entry(
+        speedup.median,
+        quartiles=(speedup.low, speedup.high),
+        published=Published(printed, speedup.median - printed),
+    )
+
+
+def _notes(one: Shown, points: Sequence[Point]) -> list[str]:
+    study = one.study
+    peaks = sorted({f"{point.routing.peak:.1f}" for point in points})
+    timed = ", ".join(f"{point.batch} × {point.prompt}" for point in points)
+    notes = [f"{study.note}."] if study.note else [f"Measured on real ranks ({study.backend})."]
+    notes += [
+        f"Layer {one.run.shape.name}: {one.ranks}, {one.widths}, {study.dtype}, peak load "
+        f"{' or '.join(peaks)} × mean; batch × prompt as timed: {timed}.",
+        *([f"Sizes: {study.why.rstrip('.')}."] if study.why else []),
+        *([f"Routing: {one.run.why.rstrip('.')}."] if one.run.why else []),
+        f"Medians, and in brackets quartiles, of {study.repeats} rounds on {study.machine} "
+        f"({study.path.name}).",
+        "Ideal: pairs of the fullest rank without a capacity over those with one.",
+        f"published: what the paper prints, of {MACHINE} and other code, and in parentheses our "
+        "difference to it. It does not say whether a layer or the model was timed: its number "
+        "stands beside both.",
+    ]
+    if study.emulated:
+        notes.append("No emulation confirms or refutes a printed speedup.")
+    return notes
