@@ -10,11 +10,11 @@ VENV    ?= .venv
 BIN      = $(VENV)/bin
 PY       = $(BIN)/python
 TABLES   = table1 table2 table3 table6 table11 table1_v1 table2_v1
-FIGURES  = fig1 fig2 fig7 fig8 fig9 fig12 fig13 fig14 fig15 fig16 fig17 fig18 fig19 fig20 v1_fig7 \
-           pareto waste companions
+FIGURES  = fig1 fig2 fig4 fig5 fig6 fig7 fig8 fig9 fig12 fig13 fig14 fig15 fig16 fig17 fig18 fig19 \
+           fig20 v1_fig7 pareto waste companions granularity placement skew
 
 .DEFAULT_GOAL := help
-.PHONY: help install $(TABLES) table5 tables $(FIGURES) figures replicate claims report bench-ep smoke test check clean
+.PHONY: help install $(TABLES) table5 table10 tables $(FIGURES) figures replicate claims report bench bench-ep smoke test check clean
 
 help:  ## list the targets
 	@sed 's/^$$(TABLES):/table1:/' $(firstword $(MAKEFILE_LIST)) | grep -hE '^[a-z0-9-]+:.*## ' \
@@ -33,6 +33,9 @@ $(TABLES): install  ## run what the table lacks, then render it (PROFILE=zoo|tin
 
 table5: install  ## the evaluation settings, beside the paper's
 	$(PY) -m capmoe_eval.tables table5 profile=$(PROFILE)
+
+table10: install  ## speedups by workload, from results/bench, beside the paper's
+	$(PY) -m capmoe_eval.tables table10 profile=$(PROFILE)
 
 tables: install  ## render every table from finished results, and as published
 	$(PY) -m capmoe_eval.tables all profile=$(PROFILE) $(ARGS)
@@ -78,9 +81,15 @@ report: install  ## everything from finished results, and one site to browse: re
 	$(PY) -m capmoe_eval.figures all --formats svg profile=$(PROFILE) $(ARGS); wait; \
 	$(PY) -m capmoe_eval.site profile=$(PROFILE) $(ARGS)
 
-bench-ep: install  ## speedup under expert parallelism: two real ranks, and eight emulated
-	$(BIN)/torchrun --nproc-per-node 2 -m capmoe_eval.bench ep --together --validate $(ARGS)
-	$(PY) -m capmoe_eval.bench ep --ranks 8 --candidates local global $(ARGS)
+BENCHES  = forward decision suite cells
+
+# Nothing else should run meanwhile; ratios stand in results/bench/.
+bench: install  ## speed of the evaluation: the wrapper, the decision, plain lm-eval, many cells
+	@for name in $(BENCHES); do echo "== $$name"; $(PY) -m capmoe_eval.bench $$name || exit $$?; done
+
+bench-ep: install  ## speed under expert parallelism: every study emulated, and two real ranks
+	$(PY) -m capmoe_eval.bench ep --study all
+	$(BIN)/torchrun --nproc-per-node 2 -m capmoe_eval.bench ep --study all --validate
 
 smoke: install  ## every method on every embedded family, a few documents each
 	$(PY) -m capmoe_eval experiment=smoke results_dir=$$(mktemp -d)/smoke
