@@ -156,7 +156,7 @@ def _compute(
     else:
         middle = f"{study.name}-{world.size}" if world else study.name
     path = given.out / f"ep-{middle}-{content['kind']}.json"
-    write_text(path, json.dumps(content, indent=1, sort_keys=True) + "\n")
+    write_text(path, json.dumps(content, indent=1) + "\n")
     print(table(content))
     print(f"written: {path}\n")
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from capmoe_eval.method import Method
 from capmoe_eval.parallel.clock import Clock, from_ends, untimed
@@ -20,6 +21,7 @@ from capmoe_eval.parallel.dispatch import Exchange, run_experts
 from capmoe_eval.parallel.layer import (
     LayerSetting,
     Router,
+    SharedExperts,
     finished,
     random_experts,
     rank_tokens,
@@ -48,8 +50,7 @@ class EmulatedLayer:
     def __init__(self, setting: LayerSetting, logits: Tensor, link: Link) -> None:
         self.setting = setting
         self.link = link
-        self._experts = [random_experts(setting, rank) for rank in range(setting.ranks)]
-        self._shared = shared_experts(setting)
+        self._experts, self._shared = _weights(setting)
         self._route(logits)
 
     def rerouted(self, logits: Tensor) -> EmulatedLayer:
@@ -125,6 +126,13 @@ class EmulatedLayer:
             self.setting,
             self._tokens[0],
         )
+
+
+@lru_cache(maxsize=1)  # a study times many routings of one layer
+def _weights(setting: LayerSetting) -> tuple[list[nn.Module], SharedExperts | None]:
+    """Return every rank's experts, and the shared ones."""
+    experts = [random_experts(setting, rank) for rank in range(setting.ranks)]
+    return experts, shared_experts(setting)
 
 
 def _slowest(spent: Sequence[dict[str, float]], phases: Sequence[str], begun: float) -> list[float]:

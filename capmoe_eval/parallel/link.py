@@ -17,7 +17,7 @@ from capmoe_eval.parallel.world import World
 if TYPE_CHECKING:
     from capmoe_eval.parallel.emulation import EmulatedLayer
 
-_PASSES = 5  # over which the device's speed is measured, after one that warms up
+_PASSES = 3  # over which the device's speed is measured, after one that warms up
 _LINK_ROWS, _LINK_COLUMNS = 8192, 256  # float32 to each rank: 8 MiB
 _STATED_BYTES = 2  # of a value on a stated machine: bfloat16
 
