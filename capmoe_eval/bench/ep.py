@@ -10,14 +10,13 @@ import argparse
 import ctypes
 import datetime
 import json
-import os
-import platform
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from capmoe_eval.atomic import write_text
 from capmoe_eval.bench.ep_studies import STUDIES, Study, find_studies
 from capmoe_eval.bench.ep_text import table
+from capmoe_eval.bench.where import add_where, device_of, dtype_of, machine
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.launched import process_count, process_rank
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from capmoe_eval.parallel.world import World
 
 SCHEMA = 2
-_DTYPES = ("float32", "bfloat16", "float16")
 _NODE = (200e9, 20e-6)  # bytes per second and rank, seconds: an all-to-all within a node of GPUs
 
 
@@ -45,10 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--results", type=Path, default=Path("results/zoo"), help="study: records to take loads of")
     add("--repeats", type=int, default=7)
     add("--warmup", type=int, default=1)
-    add("--dtype", default="float32", help=", ".join(_DTYPES))
-    add("--device", default="auto", help="auto, cpu, cuda")
     add("--validate", action="store_true", help="under torchrun: emulate, too, and compare")
-    add("--out", type=Path, default=Path("results/bench"), help="directory of the JSON file")
+    add_where(parser)
     link = parser.add_argument_group("emulated link (default: h20's balance on a CPU)")
     link.add_argument("--machine", help="leave communication in proportion as on: h20, h100")
     link.add_argument("--balance", type=float, help="… with so many bytes per FLOP")
@@ -78,18 +74,14 @@ def run(given: argparse.Namespace) -> int:
     Raises:
         UsageError: For a value that cannot be.
     """
-    import torch
-
     from capmoe_eval.bench.ep_jobs import free_job, study_jobs
     from capmoe_eval.bench.ep_measure import Bench
     from capmoe_eval.parallel.world import World
 
     studies = find_studies(given.study) if given.study else ()
-    if given.dtype not in _DTYPES:
-        raise bad_choice("dtype", given.dtype, _DTYPES)
     if min(*given.tokens, given.repeats) < 1 or given.warmup < 0:
         raise UsageError("tokens, repeats: must be whole numbers of at least 1")
-    processes, device = process_count(), _device(given.device)
+    processes, device = process_count(), device_of(given.device)
     _keep_memory()
     link = _link(given, device)
     asked: list[tuple[Study | None, list[Job]]] = [
@@ -109,14 +101,14 @@ def run(given: argparse.Namespace) -> int:
     bench = Bench(
         world,
         device=device,
-        dtype=getattr(torch, given.dtype),
+        dtype=dtype_of(given.dtype, device),
         link=link,
         repeats=given.repeats,
         warmup=given.warmup,
         validate=given.validate,
     )
     for study, jobs in asked:
-        _compute(given, study, jobs, bench, world, _machine(device))
+        _compute(given, study, jobs, bench, world, device)
     return 0
 
 
@@ -126,7 +118,7 @@ def _compute(
     jobs: list[Job],
     bench: Bench,
     world: World | None,
-    machine: dict[str, Any],
+    device: torch.device,
 ) -> None:
     """Time some jobs and write their file."""
     from capmoe_eval.bench.ep_measure import EMULATED
@@ -140,9 +132,9 @@ def _compute(
         "kind": "measured" if world else "emulated",
         "note": None if world else EMULATED,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "machine": machine,
+        "machine": machine(device),
         "backend": world.backend if world else None,
-        "dtype": given.dtype,
+        "dtype": str(dtype_of(given.dtype, device)).removeprefix("torch."),
         "repeats": given.repeats,
         "warmup": given.warmup,
         "scale": given.scale or (study.scale if study else 1),
@@ -185,31 +177,14 @@ def _link(given: argparse.Namespace, device: torch.device) -> Link | Machine:
     name = given.machine or "h20"
     if name not in MACHINES:
         raise bad_choice("machine", name, MACHINES)
-    machine = MACHINES[name]
+    chosen = MACHINES[name]
     if given.balance is not None:
-        machine = dataclasses.replace(
-            machine,
-            name=f"a machine as fast as {machine.name}",
-            bandwidth=given.balance * machine.flops,
+        chosen = dataclasses.replace(
+            chosen,
+            name=f"a machine as fast as {chosen.name}",
+            bandwidth=given.balance * chosen.flops,
         )
-    return machine
-
-
-def _device(name: str) -> torch.device:
-    import torch
-
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda":
-        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"device={name}: not usable here; choose auto, cpu or cuda") from error
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    return device
+    return chosen
 
 
 def _keep_memory() -> None:
@@ -223,18 +198,3 @@ def _keep_memory() -> None:
     if hasattr(library, "mallopt"):
         library.mallopt(mmap_max, 0)
         library.mallopt(trim_threshold, 2**31 - 1)
-
-
-def _machine(device: torch.device) -> dict[str, Any]:
-    import torch
-
-    cuda = device.type == "cuda"
-    name = (
-        torch.cuda.get_device_name(device) if cuda else platform.processor() or platform.machine()
-    )
-    return {
-        "device": device.type,
-        "name": name,
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import hashlib
 import os
 from datetime import timedelta
@@ -145,21 +144,6 @@ class World:
         own = torch.tensor([int.from_bytes(digest, "big")], device=device)
         if not torch.equal(self.highest(own), -self.highest(-own)):
             raise UsageError(f"parallel=ep: the processes disagree about {what}; start them alike")
-
-    def take_turns(self) -> contextlib.AbstractContextManager[None]:
-        """Return a block that the processes run one after the other."""
-        return _turns(self)
-
-
-@contextlib.contextmanager
-def _turns(world: World) -> Any:
-    for _ in range(world.rank):
-        dist.barrier(group=world.group)
-    try:
-        yield
-    finally:
-        for _ in range(world.size - world.rank):
-            dist.barrier(group=world.group)
 
 
 def _leave() -> None:
