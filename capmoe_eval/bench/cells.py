@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from capmoe_eval.bench.target import Target, finish
+from capmoe_eval.bench.target import finish
 from capmoe_eval.bench.where import add_out, say
 from capmoe_eval.configuration import plans
+from capmoe_eval.efficiency import Target
 from capmoe_eval.errors import UsageError
 from capmoe_eval.finished import composed
 from capmoe_eval.progress import Progress

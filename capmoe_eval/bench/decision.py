@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from capmoe_eval.bench.alternate import alternate, ratio, timed
-from capmoe_eval.bench.target import Target, finish
+from capmoe_eval.bench.target import finish
 from capmoe_eval.bench.where import add_where, device_of, dtype_of, machine, say, waiter
+from capmoe_eval.efficiency import Target
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.method import Method
 from capmoe_eval.spread import Spread

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from capmoe_eval.bench.alternate import alternate, ratio, timed
-from capmoe_eval.bench.target import Target, finish
+from capmoe_eval.bench.target import finish
 from capmoe_eval.bench.where import add_where, device_of, dtype_of, machine, say, waiter
+from capmoe_eval.efficiency import Target
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.method import Method
 

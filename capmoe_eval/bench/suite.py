@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from capmoe_eval.bench.alternate import alternate, ratio, timed
-from capmoe_eval.bench.target import Target, finish
+from capmoe_eval.bench.target import finish
 from capmoe_eval.bench.where import add_out, device_of, machine, say
 from capmoe_eval.configuration import Plan, plans
+from capmoe_eval.efficiency import Target
 from capmoe_eval.errors import UsageError
 from capmoe_eval.finished import composed
 from capmoe_eval.spread import Spread

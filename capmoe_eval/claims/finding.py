@@ -84,6 +84,8 @@ SCOPES: Final[Mapping[str, str]] = {
 }
 """What a measured verdict speaks of, by profile."""
 _IN_PRINT: Final = "in print"
+EMULATED: Final = "in direction, emulated"
+"""Scope of a verdict on timings that are not all of real ranks."""
 
 # The first source that decides is the verdict's. A replication report has contrasts made for one
 # claim each; it goes before the simple ones here.
@@ -155,12 +157,15 @@ def _of_direction(
 ) -> Verdict:
     """Return the verdict of timings on other machines, or of emulations: of a direction alone.
 
-    A number that the paper prints is neither confirmed nor contradicted by them.
+    A number that the paper prints is neither confirmed nor contradicted by them, and an emulation,
+    which leaves out more than it has, contradicts nothing.
     """
+    if outcome is Outcome.FAILS and scope == EMULATED:
+        return Verdict(entry, NOT_SHOWN, "(the opposite, but emulated)", tuple(findings))
     if entry.kind != "number":
         return Verdict(entry, _WORD[outcome], scope, tuple(findings))
-    order = {Outcome.HOLDS: "the order is as stated", Outcome.FAILS: "the order is the opposite"}
-    said = f"({order.get(outcome, 'the order is open')} {scope})"
+    order = {Outcome.HOLDS: "as stated", Outcome.FAILS: "the opposite"}
+    said = f"(the order is {order.get(outcome, 'open')} {scope})"
     return Verdict(entry, NOT_SHOWN, said, tuple(findings))
 
 

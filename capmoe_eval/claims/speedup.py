@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from capmoe_eval.claims.finding import Detail, Finding, Outcome, listed
-from capmoe_eval.efficiency import Bench, Label, Shown, Spread, Timing, bench_command
+from capmoe_eval.claims.finding import EMULATED, Detail, Finding, Outcome, listed
+from capmoe_eval.efficiency import Bench, Label, Shown, Timing, bench_command
 from capmoe_eval.efficiency.study import DROPLESS
+from capmoe_eval.spread import Spread
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def check(raw: Mapping[str, Any], bench: Bench) -> Finding:
         for pair in pairs
         if pair.lower.median > 0
     )
-    scope = "in direction, emulated" if emulated else f"in direction, {how}"
+    scope = EMULATED if emulated else f"in direction, {how}"
     return Finding("speedup", outcome, text, details, scope=scope)
 
 

@@ -19,11 +19,11 @@ from capmoe_eval.efficiency.study import (
     Routing,
     Run,
     Shape,
-    Spread,
     Study,
     Timing,
     bench_command,
 )
+from capmoe_eval.spread import Spread
 
 SCHEMA: Final = 2
 _LEAST_SPEEDUP: Final = 1e-9  # a time that is none

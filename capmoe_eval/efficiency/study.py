@@ -8,6 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal
 
+from capmoe_eval.spread import Spread
+
 STUDIES: Final = MappingProxyType(
     {
         "speedup": "speedup of one MoE layer and of a prefill, by model, method and γ",
@@ -30,15 +32,6 @@ Kind = Literal["emulated", "measured"]
 def bench_command(study: str | None) -> str:
     """Return the command line that makes the file of a study."""
     return "python -m capmoe_eval.bench ep" + (f" --study {study}" if study else "")
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A median with its quartiles."""
-
-    median: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 from capmoe_eval.efficiency.content import Content, read_content
-from capmoe_eval.efficiency.study import Spread
+from capmoe_eval.spread import Spread
 
 SCHEMA: Final = 1
 EVALUATIONS: Final = MappingProxyType(
@@ -24,25 +24,44 @@ EVALUATIONS: Final = MappingProxyType(
 
 @dataclass(frozen=True)
 class Target:
-    """One target.
+    """One measured number with what it should be.
 
     Attributes:
-        name: What it is called.
-        ratio: What was reached, in ``unit``.
-        target: What was to be reached; None where a number is reported without a goal.
-        met: Whether it was, as the benchmark says; None without a goal.
-        what: One sentence: of what the ratio is.
-        unit: ``×`` or ``share``.
-        at_least: Whether the target is the least ratio; else it is the most.
+        name: Short name.
+        what: One sentence: what is divided by what.
+        ratio: What was measured, in ``unit``.
+        target: What it should be; None where it is only reported.
+        at_least: Whether it should be at least that; otherwise at most.
+        unit: ``×`` for a ratio, ``share`` for a part of a whole, ``s`` for seconds.
     """
 
     name: str
-    ratio: Spread
-    target: float | None
-    met: bool | None
     what: str
-    unit: str = "×"
+    ratio: Spread
+    target: float | None = None
     at_least: bool = True
+    unit: str = "×"
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the median reaches the target; None where there is none."""
+        if self.target is None:
+            return None
+        reached = self.ratio.median
+        return reached >= self.target if self.at_least else reached <= self.target
+
+    @property
+    def goal(self) -> str | None:
+        """What it should be, in its unit; None where it is only reported."""
+        if self.target is None:
+            return None
+        return f"{'≥' if self.at_least else '≤'} {self.shown(self.target)}"
+
+    def shown(self, value: float) -> str:
+        """Return a value in the target's unit."""
+        if self.unit == "share":
+            return f"{100 * value:.2f}\u00a0%"
+        return f"{value:.3f}\u00a0×" if self.unit == "×" else f"{value:.2f}\u00a0{self.unit}"
 
 
 @dataclass(frozen=True)
@@ -87,13 +106,14 @@ def _machine(content: Content) -> str:
 def _target(content: Content) -> Target:
     ratio = content.part("ratio")
     median, low, high = (ratio.number(key) for key in ("median", "low", "high"))
-    target = content.optional_number("target")
-    return Target(
+    target = Target(
         name=content.text("name"),
-        ratio=Spread(median, low, high),
-        target=target,
-        met=None if target is None else content.flag("met"),
         what=content.text("what"),
-        unit=content.optional_text("unit") or "×",
+        ratio=Spread(median, low, high),
+        target=content.optional_number("target"),
         at_least=content.flag("at_least", True),
+        unit=content.optional_text("unit") or "×",
     )
+    if target.target is not None and content.flag("met") is not target.met:
+        raise content.wrong("met", "is not what ratio and target say")
+    return target

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from capmoe_eval.efficiency import EVALUATIONS, STUDIES, Evaluation, Study, Target, bench_command
+from capmoe_eval.efficiency import EVALUATIONS, STUDIES, Evaluation, Study, bench_command
 from capmoe_eval.efficiency.targets import evaluation_command
 from capmoe_eval.site import page
 from capmoe_eval.site.inventory import Inventory
@@ -165,11 +165,9 @@ def _targets(evaluation: Evaluation, address: Address) -> Iterator[Markup]:
             "tr",
             element("th", link, f": {target.name}", scope="row"),
             element("td", target.what),
-            _number(ratio.median, shown_ratio(target, ratio.median)),
-            _number(
-                ratio.low, f"{shown_ratio(target, ratio.low)}–{shown_ratio(target, ratio.high)}"
-            ),
-            _number(target.target, _goal(target)),
+            _number(ratio.median, target.shown(ratio.median)),
+            _number(ratio.low, f"{target.shown(ratio.low)}–{target.shown(ratio.high)}"),
+            _number(target.target, target.goal or ABSENT),
             element(
                 "td", ABSENT if target.met is None else badge("met" if target.met else "missed")
             ),
@@ -179,19 +177,6 @@ def _targets(evaluation: Evaluation, address: Address) -> Iterator[Markup]:
 
 def _number(value: float | None, shown: str) -> Markup:
     return element("td", shown, class_="number", data_value=value)
-
-
-def shown_ratio(target: Target, value: float) -> str:
-    """Return a ratio in its unit: a factor, or a share in percent."""
-    if target.unit == "share":
-        return f"{100 * value:.1f}\u00a0%"
-    return f"{value:.2f}{target.unit}"
-
-
-def _goal(target: Target) -> str:
-    if target.target is None:
-        return ABSENT
-    return f"{'≥' if target.at_least else '≤'} {shown_ratio(target, target.target)}"
 
 
 def _missing(noun: str, lacking: Sequence[tuple[str, str]]) -> Markup | None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from capmoe_eval.bench.alternate import alternate, ratio, timed
-from capmoe_eval.bench.target import Target, finish
+from capmoe_eval.bench.target import finish, line
+from capmoe_eval.efficiency import Target
 from capmoe_eval.spread import Spread
 
 
@@ -53,13 +54,13 @@ def test_a_target_is_met_by_its_median() -> None:
 
 
 def test_a_line_has_the_number_its_quartiles_and_the_verdict() -> None:
-    line = Target("score over stock", "", Spread(1.2, 1.1, 1.3), 1.05).line()
-    words = " ".join(line.split())
+    score = Target("score over stock", "", Spread(1.2, 1.1, 1.3), 1.05)
+    words = " ".join(line(score).split())
     assert words == "score over stock 1.200 × 1.100 × – 1.300 × ≥ 1.050 × met"
     share = Target("decision", "", Spread(0.2, 0.1, 0.3), 0.1, at_least=False, unit="share")
-    words = " ".join(share.line().split())
+    words = " ".join(line(share).split())
     assert words == "decision 20.00 % 10.00 % – 30.00 % ≤ 10.00 % MISSED"
-    assert "≥" not in Target("only said", "", Spread(1.2, 1.1, 1.3)).line()
+    assert "≥" not in line(Target("only said", "", Spread(1.2, 1.1, 1.3)))
 
 
 def test_a_miss_is_written_and_is_no_error(

@@ -109,9 +109,8 @@ def test_no_emulation_confirms_or_refutes_a_printed_number(tmp_path: Path, bench
     files.write(
         tmp_path, files.study("granularity", [files.run([files.point(wrong)], "Qwen3-MoE")])
     )
-    assert verdict("s52-device-speed", read_bench(tmp_path)).startswith(
-        "not shown (the order is the"
-    )
+    other = verdict("s52-device-speed", read_bench(tmp_path))
+    assert other == "not shown (the opposite, but emulated)"
     with_bench = ledger(paper_claims(), Evidence("zoo", bench=bench))
     without = ledger(paper_claims(), Evidence("zoo"))
     for new, old in zip(with_bench, without, strict=True):
@@ -121,6 +120,18 @@ def test_no_emulation_confirms_or_refutes_a_printed_number(tmp_path: Path, bench
             assert not any(finding.details for finding in timed)
         if timed:
             assert "emulated" in new.scope
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("emulated", "not shown (the opposite, but emulated)"),
+        ("measured", "contradicted in direction, measured on 8 ranks"),
+    ],
+)
+def test_only_real_ranks_contradict(tmp_path: Path, kind: str, expected: str) -> None:
+    slower = [files.row(), files.row(files.label("score", 1.0), 0.5)]
+    assert verdict("s51-accelerates", one_study(tmp_path, "speedup", slower, kind=kind)) == expected
 
 
 def test_without_files_the_command_is_told() -> None:

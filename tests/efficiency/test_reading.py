@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from capmoe_eval.efficiency import Label, Spread, read_bench, read_evaluation, read_study
+from capmoe_eval.efficiency import Label, read_bench, read_evaluation, read_study
 from capmoe_eval.errors import UsageError
+from capmoe_eval.spread import Spread
 from tests.efficiency import files
 
 AGAIN = "make it again: python -m capmoe_eval.bench ep --study speedup"
@@ -190,6 +191,7 @@ def test_targets_are_read_as_they_stand(tmp_path: Path) -> None:
     [
         ("schema", 2, "the file has schema 2, this version of capmoe_eval reads schema 1"),
         ("targets.0.met", "yes", "field 'targets[0].met' is neither true nor false"),
+        ("targets.0.met", False, "field 'targets[0].met' is not what ratio and target say"),
         ("targets.1.ratio", 1.0, "field 'targets[1].ratio' is not an object"),
         ("targets.0.target", "most", "field 'targets[0].target' is no number"),
     ],

@@ -191,14 +191,14 @@ def test_targets(site: Site) -> None:
         "forward",
         ": stock",
         "Our forward at γ = ∞ over stock transformers&#x27; &lt;forward&gt;.",
-        "0.99×",
-        "0.97×–1.01×",
-        "≥ 0.98×",
+        "0.990\u00a0×",
+        "0.970\u00a0×–1.010\u00a0×",
+        "≥ 0.980\u00a0×",
         "met",
         "cpu: a CPU",
     ]
-    assert told[1][3:7] == ["1.01×", "1.00×–1.02×", "≥ 1.05×", "missed"]
-    assert told[2][3:7] == ["2.0\u00a0%", "1.0\u00a0%–4.0\u00a0%", "—", "—"]
+    assert told[1][3:7] == ["1.010\u00a0×", "1.000\u00a0×–1.020\u00a0×", "≥ 1.050\u00a0×", "missed"]
+    assert told[2][3:7] == ["2.00\u00a0%", "1.00\u00a0%–4.00\u00a0%", "—", "—"]
     index = site.text("index.html")
     assert '<a href="site/efficiency.html">7</a> (5 of expert parallelism EMULATED' in index
     assert "1 of 2 targets met, 2 unreadable" in index
