@@ -89,7 +89,8 @@ bench: install  ## speed of the evaluation: the wrapper, the decision, plain lm-
 
 bench-ep: install  ## speed under expert parallelism: every study emulated, and two real ranks
 	$(PY) -m capmoe_eval.bench ep --study all
-	$(BIN)/torchrun --nproc-per-node 2 -m capmoe_eval.bench ep --study all --validate
+	$(BIN)/torchrun --nproc-per-node 2 -m capmoe_eval.bench ep --study speedup --batch-divisor 512 --validate
+	$(BIN)/torchrun --nproc-per-node 2 -m capmoe_eval.bench ep --study breakdown --validate
 
 smoke: install  ## every method on every embedded family, a few documents each
 	$(PY) -m capmoe_eval experiment=smoke results_dir=$$(mktemp -d)/smoke

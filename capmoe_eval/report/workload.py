@@ -40,7 +40,8 @@ def workload_table(layout: WorkloadLayout, bench: Bench, printed: Mapping[str, f
     if prefills:
         parts = [None if point is None else point.prefill for point in columns]
         timed = [None if part is None else _row(layout, part) for part in parts]
-        rows.append(row(f"prefill, {prefills[0].layers} layers", timed))
+        count = prefills[0].layers
+        rows.append(row(f"prefill, {count} MoE {'layer' if count == 1 else 'layers'}", timed))
     if any(layers):
         ideal = [missing if t is None else Entry(t.ideal_rank) for t in layers]
         rows.append(Row(("ideal of the layer",), tuple(ideal)))

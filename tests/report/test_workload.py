@@ -23,7 +23,7 @@ def test_the_table_has_the_file_s_numbers(tmp_path: Path) -> None:
     layer, prefill, ideal = table.rows
     assert [row.labels[0] for row in table.rows] == [
         "one MoE layer",
-        "prefill, 16 layers",
+        "prefill, 16 MoE layers",
         "ideal of the layer",
     ]
     told = [entry for entry in layer.entries if isinstance(entry, Entry)]
