@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch", type=int, default=8, help=f"sequences; a multiple of {RANKS}")
     add("--prompt", type=int, default=128, help="tokens of each")
     add("--peak", type=float, default=4.0, help="highest load of an expert over the mean load")
-    add("--rounds", type=int, default=15)
+    add("--rounds", type=int, default=31)
     add("--warmup", type=int, default=2)
     add_where(parser)
 
