@@ -34,6 +34,7 @@ def task_manager(include: Iterable[Path]) -> TaskManager:
     Args:
         include: Directories with task files; a later one's tasks replace an earlier one's.
     """
+    # A manager builds its index itself and cannot be given one.
     with mock.patch.object(lm_eval.tasks.manager, "TaskIndex", _KeptIndex):
         return TaskManager(include_path=[str(path) for path in include])
 

@@ -14,6 +14,7 @@ from capmoe_eval.bench import suite
 from capmoe_eval.bench.__main__ import main
 from capmoe_eval.bench.forward import SIDES
 from capmoe_eval.datasource import DataSource
+from capmoe_eval.efficiency import read_evaluation
 from capmoe_eval.harness.provenance import weights_hash
 from capmoe_eval.harness.tasks import TaskLibrary, ready
 from capmoe_eval.zoo import trained_model
@@ -23,8 +24,11 @@ def bench(out: Path, *words: str) -> tuple[int, dict[str, Any]]:
     with pytest.raises(SystemExit) as done:
         main([*words, "--out", str(out)])
     content = {}
-    if (out / f"{words[0]}.json").exists():
-        content = json.loads((out / f"{words[0]}.json").read_text())
+    path = out / f"{words[0]}.json"
+    if path.exists():
+        content = json.loads(path.read_text())
+        # What the report reads is what was written.
+        assert len(read_evaluation(path).targets) == len(content["targets"])
     return int(done.value.code or 0), content
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from capmoe_eval.bench.__main__ import main
 from capmoe_eval.cell import Cell, ModelId, TaskId
+from capmoe_eval.efficiency import read_study
 from capmoe_eval.method import Method
 from capmoe_eval.parallel.timing import PHASES
 from capmoe_eval.record import PROOFS, SCHEMA, Record
@@ -112,6 +113,9 @@ def test_a_study_is_written_with_its_models_and_workloads(
         for row in (*point["timings"], *point["prefill"]["timings"]):
             assert row["seconds"]["total"]["median"] > 0
         assert set(point["timings"][0]["seconds"]) == {*PHASES, "total"}
+    # What figures and tables read is what was written.
+    study = read_study(path)
+    assert (study.study, study.emulated, len(study.runs[0].points)) == ("workload", True, 9)
 
 
 def test_a_records_layer_gives_experts_and_loads(

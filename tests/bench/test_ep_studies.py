@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from capmoe_eval import efficiency
 from capmoe_eval.bench.ep_jobs import study_jobs
 from capmoe_eval.bench.ep_measure import Job
 from capmoe_eval.bench.ep_routing import Skew, Trace, figure_1
@@ -18,6 +19,19 @@ from capmoe_eval.parallel.link import Reduction
 from capmoe_eval.routing import expert_load
 
 RESULTS = Path(__file__).parents[2] / "results" / "zoo"
+
+
+def test_figures_and_tables_know_every_study() -> None:
+    assert [study.name for study in STUDIES] == list(efficiency.STUDIES)
+
+
+def test_the_committed_measurements_are_whole() -> None:
+    bench = efficiency.read_bench(RESULTS.parent / "bench")
+    assert bench.broken == ()
+    assert {study.study for study in bench.studies} == set(efficiency.STUDIES)
+    assert {found.name for found in bench.evaluations} == set(efficiency.EVALUATIONS)
+    measured = [study for study in bench.studies if not study.emulated]
+    assert {study.study for study in measured} == {"speedup", "breakdown"}
 
 
 def jobs(name: str, processes: int | None = None, scale: int = 4) -> list[Job]:
