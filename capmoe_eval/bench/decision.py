@@ -9,13 +9,13 @@ import argparse
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from capmoe_eval.bench.alternate import alternate, ratio, timed
 from capmoe_eval.bench.target import finish
-from capmoe_eval.bench.where import add_where, device_of, dtype_of, machine, say, waiter
+from capmoe_eval.bench.where import add_where, device_of, dtype_name, dtype_of, machine, say, waiter
 from capmoe_eval.efficiency import Target
-from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.errors import UsageError
 from capmoe_eval.method import Method
 from capmoe_eval.spread import Spread
 
@@ -54,23 +54,21 @@ def run(given: argparse.Namespace) -> int:
         raise UsageError("tokens, ranks, rounds: must be whole numbers of at least 1")
     if given.tokens % given.ranks:
         raise UsageError(f"tokens={given.tokens}: must be a multiple of ranks={given.ranks}")
-    from capmoe_eval.parallel.layer import SHAPES
+    from capmoe_eval.parallel.layer import find_shape
 
-    for name in given.shapes:
-        if name not in SHAPES:
-            raise bad_choice("shapes", name, SHAPES)
+    shapes = {name: find_shape(name, "shapes") for name in given.shapes}
     device = device_of(given.device)
     dtype = dtype_of(given.dtype, device)
     targets: list[Target] = []
     details = []
-    for name in given.shapes:
+    for name, shape in shapes.items():
         say(f"decision: {name}")
-        problem = _Problem.of(SHAPES[name], given.tokens, given.ranks, device)
-        layer = _layer_seconds(SHAPES[name], problem, given, device, dtype)
+        problem = _Problem.of(shape, given.tokens, given.ranks, device)
+        layer = _layer_seconds(shape, problem, given, device, dtype)
         for decision in _DECISIONS:
             row = _measure(decision, problem, given.rounds, waiter(device))
             targets += _targets(name, decision, row, layer, device.type)
-            details.append({"shape": name, **row.content(), "layer_seconds": layer})
+            details.append({"shape": name, **dataclasses.asdict(row), "layer_seconds": layer})
     return finish(
         "decision",
         targets,
@@ -79,7 +77,7 @@ def run(given: argparse.Namespace) -> int:
         tokens=given.tokens,
         ranks=given.ranks,
         details=details,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=dtype_name(dtype),
     )
 
 
@@ -197,9 +195,6 @@ class _Row:
     seconds: dict[str, list[float]]
     equal: bool
     extra_matrices: float
-
-    def content(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
 
 def _measure(decision: _Decision, problem: _Problem, rounds: int, wait: Callable[[], None]) -> _Row:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import datetime
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +15,14 @@ from typing import TYPE_CHECKING
 from capmoe_eval.atomic import write_text
 from capmoe_eval.bench.ep_studies import STUDIES, Study, find_studies
 from capmoe_eval.bench.ep_text import table
-from capmoe_eval.bench.where import add_where, device_of, dtype_of, machine
+from capmoe_eval.bench.where import (
+    add_where,
+    device_of,
+    dtype_name,
+    dtype_of,
+    heading,
+    machine,
+)
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.launched import process_count, process_rank
 
@@ -124,17 +130,14 @@ def _compute(
     from capmoe_eval.bench.ep_measure import EMULATED
 
     content = {
-        "schema": SCHEMA,
-        "command": "ep",
+        **heading(SCHEMA, "ep", machine(device)),
         "study": study.name if study else None,
         "place": study.place if study else None,
         "why": study.why if study else None,
         "kind": "measured" if world else "emulated",
         "note": None if world else EMULATED,
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "machine": machine(device),
         "backend": world.backend if world else None,
-        "dtype": str(dtype_of(given.dtype, device)).removeprefix("torch."),
+        "dtype": dtype_name(dtype_of(given.dtype, device)),
         "repeats": given.repeats,
         "warmup": given.warmup,
         "scale": given.scale or (study.scale if study else 1),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,10 +17,10 @@ from capmoe_eval.bench.ep_routing import (
     recorded,
 )
 from capmoe_eval.bench.ep_studies import FIGURE_1, ModelCase, Study
-from capmoe_eval.errors import UsageError, bad_choice
-from capmoe_eval.launched import process_rank
+from capmoe_eval.bench.where import say
+from capmoe_eval.errors import UsageError
 from capmoe_eval.method import Method
-from capmoe_eval.parallel.layer import SHAPES
+from capmoe_eval.parallel.layer import SHAPES, find_shape
 from capmoe_eval.parallel.link import Reduction
 from capmoe_eval.routing import experts_per_rank
 
@@ -54,8 +53,9 @@ def study_jobs(
             shape = dataclasses.replace(shape, n_experts=trace.n_experts, top_k=trace.top_k)
         ranks = processes or case.ranks
         if shape.n_experts % ranks:
-            _note(
-                f"{study.name}: {case.title} is left out, {ranks} ranks do not divide its experts"
+            say(
+                f"ep: {study.name}: {case.title} is left out, {ranks} ranks do not divide its "
+                "experts"
             )
             continue
         batches = [
@@ -94,11 +94,6 @@ def _batch(sequences: float, prompt: float, ranks: int, place: str | None) -> Ba
     return Batch(max(1, round(sequences / ranks)), max(1, round(prompt)), place)
 
 
-def _note(text: str) -> None:
-    if not process_rank():
-        print(f"ep: {text}", file=sys.stderr)
-
-
 def free_job(given: argparse.Namespace, processes: int | None) -> Job:
     """Return the job of a free grid.
 
@@ -109,9 +104,7 @@ def free_job(given: argparse.Namespace, processes: int | None) -> Job:
     Raises:
         UsageError: For a value that cannot be.
     """
-    if given.shape not in SHAPES:
-        raise bad_choice("shape", given.shape, SHAPES)
-    shape = SHAPES[given.shape]
+    shape = find_shape(given.shape)
     routings: Sequence[Routing] = [Skew(peak, given.together) for peak in given.peaks]
     if given.trace is not None:  # the sizes of the layer, the experts of the record
         trace = _trace(given.trace, given.layer)

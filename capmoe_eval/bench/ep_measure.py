@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from capmoe_eval.bench.ep_routing import Routing
+from capmoe_eval.bench.where import say
 from capmoe_eval.cell import method_label
-from capmoe_eval.launched import process_rank
 from capmoe_eval.method import Method
 from capmoe_eval.parallel.emulation import EmulatedLayer
 from capmoe_eval.parallel.layer import LayerSetting, LayerShape
@@ -252,13 +251,9 @@ def _validation(
 
 
 def _progress(job: Job, batch: Batch, routing: Routing) -> None:
-    if process_rank():
-        return
     said = routing.said()
     peak = f" {said['wanted_peak']:g}" if "wanted_peak" in said else ""
-    print(
+    say(
         f"ep: {job.model or job.name}, {job.ranks} ranks, {batch.tokens} tokens per rank, "
-        f"routing of {said['source']}{peak}, {len(job.methods)} methods",
-        file=sys.stderr,
-        flush=True,
+        f"routing of {said['source']}{peak}, {len(job.methods)} methods"
     )

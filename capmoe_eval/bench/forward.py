@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from capmoe_eval.bench.alternate import alternate, ratio, timed
 from capmoe_eval.bench.target import finish
-from capmoe_eval.bench.where import add_where, device_of, dtype_of, machine, say, waiter
+from capmoe_eval.bench.where import add_where, device_of, dtype_name, dtype_of, machine, say, waiter
 from capmoe_eval.efficiency import Target
-from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.errors import UsageError
 from capmoe_eval.method import Method
 
 if TYPE_CHECKING:
@@ -71,10 +71,9 @@ def run(given: argparse.Namespace) -> int:
         UsageError: For a value that cannot be.
     """
     from capmoe_eval.bench.skewed_model import skewed_model
-    from capmoe_eval.parallel.layer import SHAPES
+    from capmoe_eval.parallel.layer import find_shape
 
-    if given.shape not in SHAPES:
-        raise bad_choice("shape", given.shape, SHAPES)
+    shape = find_shape(given.shape)
     if given.batch < 1 or given.batch % RANKS:
         raise UsageError(f"batch={given.batch}: must be a multiple of {RANKS}")
     if min(given.layers, given.prompt, given.rounds) < 1 or given.warmup < 0:
@@ -83,7 +82,7 @@ def run(given: argparse.Namespace) -> int:
     dtype = dtype_of(given.dtype, device)
     say(f"building {given.layers} layers of {given.shape}")
     built = skewed_model(
-        SHAPES[given.shape],
+        shape,
         layers=given.layers,
         batch=given.batch,
         prompt=given.prompt,
@@ -115,11 +114,11 @@ def run(given: argparse.Namespace) -> int:
         targets,
         machine(device),
         out=given.out,
-        shape=dataclasses.asdict(SHAPES[given.shape]) | {"name": given.shape},
+        shape=dataclasses.asdict(shape) | {"name": given.shape},
         layers=given.layers,
         batch=given.batch,
         prompt=given.prompt,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=dtype_name(dtype),
         peaks=built.peaks,
         dropped_share=drops,
         seconds=seconds,

@@ -175,23 +175,18 @@ def _run(words: list[str]) -> float:
     Raises:
         UsageError: If it fails.
     """
-    failed: list[str] = []
-
-    def work() -> None:
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-        done = subprocess.run(
-            [sys.executable, "-m", *words],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=environment,
+    command = [sys.executable, "-m", *words]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    ended: list[subprocess.CompletedProcess[str]] = []
+    spent = timed(
+        lambda: ended.append(
+            subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         )
-        if done.returncode:
-            failed.append((done.stderr.strip() or done.stdout.strip()).splitlines()[-1])
-
-    spent = timed(work)
-    if failed:
-        raise UsageError(f"{' '.join(words[:2])}: {failed[0]}")
+    )
+    (done,) = ended
+    if done.returncode:
+        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1]
+        raise UsageError(f"{' '.join(words[:2])}: {last}")
     return spent
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from capmoe_eval.atomic import write_text
+from capmoe_eval.bench.where import heading
 from capmoe_eval.efficiency.targets import SCHEMA, Target
 
 
@@ -34,10 +34,7 @@ def finish(
     A target that is missed is a finding, not an error: the file says so.
     """
     content = {
-        "schema": SCHEMA,
-        "command": command,
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "machine": dict(on),
+        **heading(SCHEMA, command, on),
         "targets": [{**dataclasses.asdict(target), "met": target.met} for target in targets],
         **more,
     }

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import os
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.launched import process_rank
 
 if TYPE_CHECKING:
     import torch
@@ -69,6 +71,11 @@ def dtype_of(name: str | None, device: torch.device) -> torch.dtype:
     return dtype
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return what :func:`dtype_of` takes."""
+    return str(dtype).removeprefix("torch.")
+
+
 def machine(device: torch.device) -> dict[str, Any]:
     """Return what the numbers were measured on, JSON-ready."""
     import torch
@@ -83,6 +90,23 @@ def machine(device: torch.device) -> dict[str, Any]:
     }
 
 
+def heading(schema: int, command: str, on: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what every file of a benchmark begins with.
+
+    Args:
+        schema: Of the file.
+        command: The benchmark.
+        on: The machine, see :func:`machine`.
+    """
+    now = datetime.datetime.now(datetime.timezone.utc)
+    return {
+        "schema": schema,
+        "command": command,
+        "date": now.isoformat(timespec="seconds"),
+        "machine": dict(on),
+    }
+
+
 def waiter(device: torch.device) -> Callable[[], None]:
     """Return what waits until the device has finished."""
     import torch
@@ -93,5 +117,6 @@ def waiter(device: torch.device) -> Callable[[], None]:
 
 
 def say(text: str) -> None:
-    """Say on standard error what runs now."""
-    print(text, file=sys.stderr, flush=True)
+    """Say on standard error what runs now; of several processes the first speaks."""
+    if not process_rank():
+        print(text, file=sys.stderr, flush=True)

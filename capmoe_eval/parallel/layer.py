@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import OlmoeConfig
 from transformers.models.olmoe.modeling_olmoe import OlmoeExperts
 
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.method import Method
 from capmoe_eval.parallel.dispatch import Packed, combine_rows, pack
 from capmoe_eval.routing import (
@@ -78,6 +78,21 @@ SHAPES = {
     "small_mixtral": LayerShape(256, 896, 8, 2),
 }
 """The MoE layers of the paper's models, as in their published configurations, and two for a CPU."""
+
+
+def find_shape(name: str, field: str = "shape") -> LayerShape:
+    """Return the shape of a name.
+
+    Args:
+        name: A key of :data:`SHAPES`.
+        field: The option that it was said with.
+
+    Raises:
+        UsageError: If there is none of that name.
+    """
+    if name not in SHAPES:
+        raise bad_choice(field, name, SHAPES)
+    return SHAPES[name]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from transformers.distributed.expert_parallel import apply_expert_parallelism
 from capmoe_eval.errors import UsageError
 from capmoe_eval.parallel.dispatch import IMPLEMENTATION, register
 from capmoe_eval.parallel.world import World, own_rows
+from capmoe_eval.reroute.call import read_call
 from capmoe_eval.reroute.layers import find_moe_layers
 from capmoe_eval.reroute.ranks import ALONE, Ranks
 from capmoe_eval.routing import experts_per_rank
@@ -130,13 +131,7 @@ class _Splitter:
         self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Replace the batch by this process's sequences of it."""
-        given = self._signature.bind_partial(*args, **kwargs).arguments
-        given |= given.pop("kwargs", {})
-        tokens = given.get("input_ids")
-        if tokens is None:
-            tokens = given.get("inputs_embeds")
-        if tokens is None:
-            raise UsageError("model: call it with input_ids or inputs_embeds")
+        given, tokens = read_call(self._signature, args, kwargs)
         world, n_sequences = self._world, len(tokens)
         self._n_sequences = n_sequences
         rows = own_rows(n_sequences, world.rank, world.size)

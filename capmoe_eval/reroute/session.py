@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from capmoe_eval.errors import EnforcementError, UsageError, bad_choice
+from capmoe_eval.reroute.call import read_call
 from capmoe_eval.reroute.kernel import KERNEL
 from capmoe_eval.reroute.layers import MoeLayer, expected_moe_layers, find_moe_layers
 from capmoe_eval.reroute.meter import LayerMeter, Meter
@@ -173,13 +174,7 @@ class _Session:
     def _before_forward(
         self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        given = self._signature.bind_partial(*args, **kwargs).arguments
-        given |= given.pop("kwargs", {})
-        tokens = given.get("input_ids")
-        if tokens is None:
-            tokens = given.get("inputs_embeds")
-        if tokens is None:
-            raise UsageError("model: call it with input_ids or inputs_embeds")
+        given, tokens = read_call(self._signature, args, kwargs)
         n_positions = tokens.shape[1]
         past = given.get("past_key_values")
         past_length = int(past.get_seq_length()) if past is not None else 0
