@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.reroute.gates import GateRecipe, find_recipe
+from capmoe_eval.reroute.gates import ExpertTensor, Gate, find_gate, whole
 from capmoe_eval.reroute.ranks import ALONE, Ranks, ranks_of
 
 _PROBE_ROWS = 64
@@ -23,7 +27,7 @@ class MoeLayer:
         name: The layer's module path in the model.
         router: Returns (logits [T, E], weights [T, K], indices [T, K]).
         experts: Called with (hidden [T, H], indices, weights).
-        recipe: How the router makes scores and weights.
+        gate: How the router makes scores and weights.
         n_experts: Routed experts E.
         top_k: Experts K per token.
         ranks: The processes that share its experts.
@@ -32,7 +36,7 @@ class MoeLayer:
     name: str
     router: nn.Module
     experts: nn.Module
-    recipe: GateRecipe
+    gate: Gate
     n_experts: int
     top_k: int
     ranks: Ranks = ALONE
@@ -68,6 +72,7 @@ def _is_experts(module: nn.Module) -> bool:
 
 
 def _understand(model_name: str, name: str, parent: nn.Module, experts: nn.Module) -> MoeLayer:
+    _check_dispatch(model_name, name, experts)
     ranks = ranks_of(experts)
     if experts._is_expert_parallel and ranks is ALONE:
         raise UsageError(
@@ -79,52 +84,107 @@ def _understand(model_name: str, name: str, parent: nn.Module, experts: nn.Modul
     for child_name, child in parent.named_children():
         if child is experts or type(child) is nn.Linear:
             continue  # a shared expert's gate, not a router
+        given = _expert_tensors(child, parent, n_experts)
         try:
-            logits_TE, weight_TK, topk_TK = _probe(child, experts)
+            logits_TE, weight_TK, topk_TK = _probe(child, experts, given)
         except Exception as error:
             reasons.append(f"{child_name} ({type(child).__name__}): {_first_line(error)}")
             continue
         if logits_TE.shape[-1] != n_experts:
             reasons.append(f"{child_name}: {logits_TE.shape[-1]} logits for {n_experts} experts")
             continue
-        recipe = find_recipe(child, logits_TE, weight_TK, topk_TK)
-        if recipe is None:
+        gate = find_gate(child, given, logits_TE, weight_TK, topk_TK)
+        if gate is None:
             reasons.append(
                 f"{child_name} ({type(child).__name__}): its weights are neither softmax nor "
                 "sigmoid scores of its logits, normalised or not"
             )
             continue
-        return MoeLayer(name, child, experts, recipe, n_experts, topk_TK.shape[-1], ranks)
+        return MoeLayer(name, child, experts, gate, n_experts, topk_TK.shape[-1], ranks)
     raise UsageError(
         f"model={model_name}: the router of {name} is not understood: "
         f"{'; '.join(reasons) or 'no module beside the experts'}"
     )
 
 
-def _probe(router: nn.Module, experts: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what a would-be router makes of random hidden states.
+def _check_dispatch(model_name: str, name: str, experts: nn.Module) -> None:
+    """Refuse experts that transformers dispatches through a registry that is not ours (FP8)."""
+    forward: Any = type(experts).forward
+    interface = inspect.getclosurevars(forward).nonlocals.get("experts_interface")
+    if interface is not ALL_EXPERTS_FUNCTIONS:
+        raise UsageError(
+            f"model={model_name}: the experts of {name} ({type(experts).__name__}) are quantised "
+            "and have kernels of their own, which compute dropped pairs; load the model with "
+            "quantization_config=FineGrainedFP8Config(dequantize=True), or in bfloat16"
+        )
+
+
+def _expert_tensors(
+    router: nn.Module, parent: nn.Module, n_experts: int
+) -> dict[ExpertTensor, Tensor]:
+    """Return what holds one number per expert, each with random positive ones to probe it by.
+
+    It is the router's own, or the block's where the router's forward asks for it by name.
+    """
+    own = [*router.named_parameters(), *router.named_buffers()]
+    if any(tensor.is_meta for _, tensor in own):
+        return {}  # offloaded: what is put in its place would be loaded over
+    asked = inspect.signature(router.forward).parameters.keys()
+    lent = [
+        (name, tensor)
+        for name, tensor in (*parent.named_parameters(recurse=False), *parent.named_buffers(recurse=False))
+        if name in asked
+    ]
+    generator = torch.Generator().manual_seed(1)
+    return {
+        ExpertTensor(owner, name): torch.rand(n_experts, generator=generator).to(tensor.device)
+        for owner, tensors in ((router, own), (parent, lent))
+        for name, tensor in tensors
+        if tensor.is_floating_point() and tensor.numel() == tensor.shape[-1] == n_experts
+    }
+
+
+def _probe(
+    router: nn.Module, experts: nn.Module, given: Mapping[ExpertTensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what a would-be router makes of random hidden states, in float32.
+
+    Args:
+        router: The module.
+        experts: The experts beside it.
+        given: Numbers that it is to take in place of its own and of its block's.
 
     Raises:
         TypeError: If it is no router: what it returns is not (logits, weights, indices).
     """
-    config: Any = experts.config
-    width = int(config.get_text_config().hidden_size)
     like = next(iter(router.parameters()), None)
     if like is None:
         raise TypeError("it has no parameters")
-    hidden_TH = torch.randn(_PROBE_ROWS, width, generator=torch.Generator().manual_seed(0))
-    device = like.device if like.device.type != "meta" else torch.device("cpu")
-    with torch.no_grad():
-        hidden_TH = hidden_TH.to(device=device, dtype=like.dtype)
+    state: dict[str, Tensor] = {}
+    if not like.is_meta:
+        # Whatever the model's precision: a recipe that is wrong shows by more than any rounding.
         # Parameters that FSDP keeps in parts are put together for this one call.
-        whole = {
-            name: parameter.full_tensor()
-            for name, parameter in router.named_parameters()
-            if hasattr(parameter, "full_tensor")
+        state = {
+            name: whole(tensor).float() if tensor.is_floating_point() else tensor
+            for name, tensor in (*router.named_parameters(), *router.named_buffers())
         }
-        output = (
-            torch.func.functional_call(router, whole, (hidden_TH,)) if whole else router(hidden_TH)
-        )
+    lent = {}
+    for place, value_E in given.items():
+        if place.owner is router:
+            state[place.name] = value_E.view(state[place.name].shape)
+        else:
+            lent[place.name] = value_E
+    config: Any = experts.config
+    width = int(config.get_text_config().hidden_size)
+    hidden_TH = torch.randn(_PROBE_ROWS, width, generator=torch.Generator().manual_seed(0))
+    # From hardly any opinion to a strong one.
+    hidden_TH *= torch.logspace(-2, 0, _PROBE_ROWS)[:, None]
+    hidden_TH = hidden_TH.to(dtype=like.dtype) if like.is_meta else hidden_TH.to(like.device)
+    with torch.no_grad():
+        try:
+            output = functional_call(router, state, (hidden_TH,), lent)
+        except ValueError:  # it wants sequences (AFMoE)
+            output = functional_call(router, state, (hidden_TH[None],), lent)
     if not isinstance(output, tuple) or len(output) != 3:
         raise TypeError("it does not return (logits, weights, indices)")
     logits_TE, weight_TK, topk_TK = output
@@ -140,27 +200,40 @@ def _first_line(error: Exception) -> str:
 def expected_moe_layers(config: Any) -> int | None:
     """Return how many MoE layers a configuration announces, or None if it does not say.
 
-    Counted from the configuration alone, independently of the modules that were found: the layers
-    that are neither in ``mlp_only_layers``, nor before ``first_k_dense_replace``, nor skipped by
-    ``decoder_sparse_step``, nor outside ERNIE's ``moe_layer_*``, nor dense in ``mlp_layer_types``.
+    Counted from the configuration alone, independently of the modules that were found.
     """
     text = config.get_text_config()
+    if getattr(text, "enable_moe_block", True) is False:  # Gemma 4
+        return 0
+    for field in ("mlp_layer_types", "layers_block_type"):
+        kinds: list[str] = getattr(text, field, None) or []
+        if not _MLP_KINDS.isdisjoint(kinds):  # Jamba's kinds are those of its attention
+            return sum(kind in _MOE_KINDS for kind in kinds)
     layers: int | None = getattr(text, "num_hidden_layers", None)
-    if layers is None:
-        return None
-    types: list[str] | None = getattr(text, "mlp_layer_types", None)
-    if types is not None:
-        return types.count("sparse")
-    first = getattr(text, "first_k_dense_replace", None) or 0
-    first = max(first, getattr(text, "moe_layer_start_index", None) or 0)
-    end: int | None = getattr(text, "moe_layer_end_index", None)
-    last = layers - 1 if end is None or end < 0 else end
-    step = getattr(text, "decoder_sparse_step", None) or 1
-    step = getattr(text, "moe_layer_interval", None) or step
-    only_dense = set(getattr(text, "mlp_only_layers", None) or ())
-    moe_layers = [
-        layer
-        for layer in range(layers)
-        if first <= layer <= last and layer not in only_dense and (layer + 1) % step == 0
-    ]
-    return len(moe_layers)
+    return None if layers is None else sum(_is_moe(text, layer) for layer in range(layers))
+
+
+_MOE_KINDS = {"sparse", "moe", "hash_moe"}
+_MLP_KINDS = _MOE_KINDS | {"dense", "mlp"}
+
+
+def _is_moe(text: Any, layer: int) -> bool:
+    """Return whether no field of a configuration makes a layer dense."""
+
+    def said(field: str, default: int) -> int:
+        value: int | None = getattr(text, field, None)
+        return default if value is None else value
+
+    first = max(
+        said(field, 0) for field in ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+    )
+    last = said("moe_layer_end_index", -1)
+    step = said("moe_layer_interval", said("decoder_sparse_step", 1))
+    period = said("expert_layer_period", 1)  # Jamba
+    return (
+        first <= layer
+        and (last < 0 or layer <= last)
+        and (layer + 1) % step == 0
+        and layer % period == said("expert_layer_offset", 0)
+        and layer not in (getattr(text, "mlp_only_layers", None) or ())
+    )
