@@ -34,6 +34,9 @@ _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "none": lambda logits_TE: logits_TE.float(),
 }
 
+_SUMS = ((False, 0.0), (True, 0.0), (True, 1e-6))
+"""Whether a family normalises, and what it adds to the sum."""
+
 
 @dataclass(frozen=True)
 class GateRecipe:
@@ -43,6 +46,7 @@ class GateRecipe:
         activation: ``softmax`` over all experts, ``sigmoid`` of each (DeepSeek-V3), the root of
             each one's softplus (DeepSeek-V4), or ``none``: the router returns scores (Gemma 4).
         normalises: Whether the weights are divided by their sum over the top-k.
+        epsilon: What is added to that sum (LFM2).
         groups: How experts are limited to the best groups: not at all, by each group's ``max``
             (DeepSeek-V2), or by the sum of its ``top2`` (DeepSeek-V3).
         biased: What a bias is added to for the choice, not for the weights: nothing, the ``scores``
@@ -52,6 +56,7 @@ class GateRecipe:
 
     activation: Activation = "softmax"
     normalises: bool = False
+    epsilon: float = 0.0
     groups: Groups = "none"
     biased: Biased = "none"
     scales: bool = False
@@ -81,7 +86,7 @@ class ExpertTensor:
         return whole(operator.attrgetter(self.name)(self.owner)).detach().reshape(-1).float()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Assumed:
     """The numbers that a router was given in place of an :class:`ExpertTensor`."""
 
@@ -146,7 +151,8 @@ class Gate:
             else:
                 total_T1 = (weight_TS * over_TS).sum(dim=1, keepdim=True)
             # ERNIE-4.5 says how small its denominator may be.
-            weight_TS = weight_TS / total_T1.clamp_min(getattr(self.router, "norm_min", 1e-20))
+            least = getattr(self.router, "norm_min", 1e-20)
+            weight_TS = weight_TS / (total_T1 + self.recipe.epsilon).clamp_min(least)
         if self.expert_scale is not None:
             weight_TS = weight_TS * self.expert_scale.value_E[index_TS]
         return weight_TS * self.scale
@@ -187,30 +193,29 @@ def find_gate(
         weight_TK: Its weights for them.
         topk_TK: Its choice for them.
     """
-    places: dict[int, ExpertTensor] = {}
-    assumed = [_Assumed(value_E) for value_E in given.values()]
-    for place, value in zip(given, assumed, strict=True):
-        places[id(value)] = place
-    for activation, normalises, factor in itertools.product(
-        _ACTIVATIONS, (False, True), (None, *assumed)
-    ):
+    assumed = {_Assumed(value_E): place for place, value_E in given.items()}
+    for activation in _ACTIVATIONS:
         if activation == "none" and bool((logits_TE < 0).any()):
             continue  # no scores
-        recipe = GateRecipe(activation, normalises, scales=factor is not None)
-        gate = Gate(recipe, router, expert_scale=factor)
-        # Neither groups nor a bias change the weight of an expert that was chosen.
-        scores = gate.scores(logits_TE, topk_TK)
-        scale = _scale(router, weight_TK, gate.weights(scores, topk_TK))
-        gate = dataclasses.replace(gate, scale=scale)
-        if not bool(gate.deviation(scores, weight_TK, topk_TK) <= tolerance(weight_TK.dtype)):
-            continue
-        for choice in _choices(gate, assumed):
-            if _chooses(choice.scores(logits_TE, topk_TK), topk_TK):
-                return dataclasses.replace(
-                    choice,
-                    bias=places.get(id(choice.bias)),
-                    expert_scale=places.get(id(factor)),
-                )
+        fitting = []
+        for (normalises, epsilon), factor in itertools.product(_SUMS, (None, *assumed)):
+            recipe = GateRecipe(activation, normalises, epsilon, scales=factor is not None)
+            gate = Gate(recipe, router, expert_scale=factor)
+            # Neither groups nor a bias change the weight of an expert that was chosen.
+            scores = gate.scores(logits_TE, topk_TK)
+            scale = _scale(router, weight_TK, gate.weights(scores, topk_TK))
+            gate = dataclasses.replace(gate, scale=scale)
+            deviation = float(gate.deviation(scores, weight_TK, topk_TK))
+            if deviation <= tolerance(weight_TK.dtype):
+                fitting.append((deviation, gate))
+        for _, gate in sorted(fitting, key=lambda fit: fit[0]):
+            for choice in _choices(gate, list(assumed)):
+                if _chooses(choice.scores(logits_TE, topk_TK), topk_TK):
+                    return dataclasses.replace(
+                        choice,
+                        bias=assumed.get(choice.bias),
+                        expert_scale=assumed.get(choice.expert_scale),
+                    )
     return None
 
 

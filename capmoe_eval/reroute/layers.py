@@ -183,7 +183,7 @@ def _probe(
     with torch.no_grad():
         try:
             output = functional_call(router, state, (hidden_TH,), lent)
-        except ValueError:  # it wants sequences (AFMoE)
+        except (IndexError, ValueError):  # it wants sequences (AFMoE)
             output = functional_call(router, state, (hidden_TH[None],), lent)
     if not isinstance(output, tuple) or len(output) != 3:
         raise TypeError("it does not return (logits, weights, indices)")

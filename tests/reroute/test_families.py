@@ -25,10 +25,10 @@ RECIPES = {
     "deepseek_v2_groups": GateRecipe(groups="max"),
     "mixtral": GateRecipe(normalises=True),
     "gpt_oss": GateRecipe(normalises=True),
-    "glm4_moe": GateRecipe("sigmoid", normalises=True, biased=True),
-    "deepseek_v3": GateRecipe("sigmoid", normalises=True, groups="top2", biased=True),
+    "glm4_moe": GateRecipe("sigmoid", normalises=True, biased="scores"),
+    "deepseek_v3": GateRecipe("sigmoid", normalises=True, groups="top2", biased="scores"),
     "granitemoe": GateRecipe(normalises=True),
-    "ernie4_5_moe": GateRecipe(normalises=True),
+    "ernie4_5_moe": GateRecipe(normalises=True, biased="scores"),
 }
 N_LAYERS = {
     "qwen2_moe": 2,
@@ -61,7 +61,7 @@ def loop_over_pairs(experts: Any, hidden_TH: Tensor, index_TS: Tensor, weight_TS
 def test_the_router_is_understood(name: str) -> None:
     layers = find_moe_layers(make(name))
     assert len(layers) == N_LAYERS.get(name, 2)
-    assert {layer.recipe for layer in layers} == {RECIPES[name]}
+    assert {layer.gate.recipe for layer in layers} == {RECIPES[name]}
 
 
 @pytest.mark.parametrize("method", ["baseline", "score", "order", "random", "token_reroute"])
