@@ -193,7 +193,9 @@ def find_gate(
         weight_TK: Its weights for them.
         topk_TK: Its choice for them.
     """
-    assumed = {_Assumed(value_E): place for place, value_E in given.items()}
+    places: dict[object, ExpertTensor] = {}
+    assumed = [_Assumed(value_E) for value_E in given.values()]
+    places.update(zip(assumed, given, strict=True))
     for activation in _ACTIVATIONS:
         if activation == "none" and bool((logits_TE < 0).any()):
             continue  # no scores
@@ -209,12 +211,12 @@ def find_gate(
             if deviation <= tolerance(weight_TK.dtype):
                 fitting.append((deviation, gate))
         for _, gate in sorted(fitting, key=lambda fit: fit[0]):
-            for choice in _choices(gate, list(assumed)):
+            for choice in _choices(gate, assumed):
                 if _chooses(choice.scores(logits_TE, topk_TK), topk_TK):
                     return dataclasses.replace(
                         choice,
-                        bias=assumed.get(choice.bias),
-                        expert_scale=assumed.get(choice.expert_scale),
+                        bias=places.get(choice.bias),
+                        expert_scale=places.get(choice.expert_scale),
                     )
     return None
 
@@ -231,8 +233,8 @@ def _choices(gate: Gate, assumed: list[_Assumed]) -> Iterator[Gate]:
     grouped = (getattr(gate.router, "num_group", None) or 1) > 1
     groups: list[Groups] = ["none", "max", "top2"] if grouped else ["none"]
     biases: list[tuple[Biased, _Assumed | None]] = [("none", None)]
-    for bias in assumed:
-        biases += [("scores", bias), ("logits", bias)]
+    for added in assumed:
+        biases += [("scores", added), ("logits", added)]
     for group, (biased, bias) in itertools.product(groups, biases):
         recipe = dataclasses.replace(gate.recipe, groups=group, biased=biased)
         yield dataclasses.replace(gate, recipe=recipe, bias=bias)

@@ -95,9 +95,11 @@ def _understand(model_name: str, name: str, parent: nn.Module, experts: nn.Modul
             continue
         gate = find_gate(child, given, logits_TE, weight_TK, topk_TK)
         if gate is None:
+            unread = " (part of it is offloaded: a bias there cannot be read)"
             reasons.append(
                 f"{child_name} ({type(child).__name__}): its weights are neither softmax nor "
                 "sigmoid scores of its logits, normalised or not"
+                f"{unread if any(part.is_meta for part in child.parameters()) else ''}"
             )
             continue
         return MoeLayer(name, child, experts, gate, n_experts, topk_TK.shape[-1], ranks)
@@ -122,25 +124,27 @@ def _check_dispatch(model_name: str, name: str, experts: nn.Module) -> None:
 def _expert_tensors(
     router: nn.Module, parent: nn.Module, n_experts: int
 ) -> dict[ExpertTensor, Tensor]:
-    """Return what holds one number per expert, each with random positive ones to probe it by.
+    """Return what holds one number per expert, each with the numbers [E] to probe the router by.
 
-    It is the router's own, or the block's where the router's forward asks for it by name.
+    It is the router's own, or the block's where the router's forward asks for it by name. The
+    numbers are random, so that each shows what it does.
     """
     own = [*router.named_parameters(), *router.named_buffers()]
-    if any(tensor.is_meta for _, tensor in own):
-        return {}  # offloaded: what is put in its place would be loaded over
     asked = inspect.signature(router.forward).parameters.keys()
-    lent = [
-        (name, tensor)
-        for name, tensor in (*parent.named_parameters(recurse=False), *parent.named_buffers(recurse=False))
-        if name in asked
-    ]
+    held = [*parent.named_parameters(recurse=False), *parent.named_buffers(recurse=False)]
+    places = [(ExpertTensor(router, name), tensor) for name, tensor in own]
+    places += [(ExpertTensor(parent, name), tensor) for name, tensor in held if name in asked]
+    offloaded = any(tensor.is_meta for _, tensor in own)
     generator = torch.Generator().manual_seed(1)
     return {
-        ExpertTensor(owner, name): torch.rand(n_experts, generator=generator).to(tensor.device)
-        for owner, tensors in ((router, own), (parent, lent))
-        for name, tensor in tensors
-        if tensor.is_floating_point() and tensor.numel() == tensor.shape[-1] == n_experts
+        # What an offloaded router is given is loaded over: it keeps its own.
+        place: place.value_E
+        if offloaded
+        else torch.rand(n_experts, generator=generator).to(tensor.device)
+        for place, tensor in places
+        if tensor.is_floating_point()
+        and tensor.numel() == tensor.shape[-1] == n_experts
+        and not tensor.is_meta
     }
 
 
@@ -160,8 +164,9 @@ def _probe(
     like = next(iter(router.parameters()), None)
     if like is None:
         raise TypeError("it has no parameters")
+    offloaded = like.is_meta
     state: dict[str, Tensor] = {}
-    if not like.is_meta:
+    if not offloaded:
         # Whatever the model's precision: a recipe that is wrong shows by more than any rounding.
         # Parameters that FSDP keeps in parts are put together for this one call.
         state = {
@@ -170,16 +175,16 @@ def _probe(
         }
     lent = {}
     for place, value_E in given.items():
-        if place.owner is router:
-            state[place.name] = value_E.view(state[place.name].shape)
-        else:
+        if place.owner is not router:
             lent[place.name] = value_E
+        elif not offloaded:
+            state[place.name] = value_E.view(state[place.name].shape)
     config: Any = experts.config
     width = int(config.get_text_config().hidden_size)
     hidden_TH = torch.randn(_PROBE_ROWS, width, generator=torch.Generator().manual_seed(0))
     # From hardly any opinion to a strong one.
     hidden_TH *= torch.logspace(-2, 0, _PROBE_ROWS)[:, None]
-    hidden_TH = hidden_TH.to(dtype=like.dtype) if like.is_meta else hidden_TH.to(like.device)
+    hidden_TH = hidden_TH.to(like.dtype) if offloaded else hidden_TH.to(like.device)
     with torch.no_grad():
         try:
             output = functional_call(router, state, (hidden_TH,), lent)
@@ -200,10 +205,13 @@ def _first_line(error: Exception) -> str:
 def expected_moe_layers(config: Any) -> int | None:
     """Return how many MoE layers a configuration announces, or None if it does not say.
 
-    Counted from the configuration alone, independently of the modules that were found.
+    Counted from the configuration alone, independently of the modules that were found. One that
+    names no dense layer announces all of its layers.
     """
     text = config.get_text_config()
     if getattr(text, "enable_moe_block", True) is False:  # Gemma 4
+        return 0
+    if any(getattr(text, field, None) == 0 for field in _EXPERT_COUNTS):
         return 0
     for field in ("mlp_layer_types", "layers_block_type"):
         kinds: list[str] = getattr(text, field, None) or []
@@ -213,6 +221,7 @@ def expected_moe_layers(config: Any) -> int | None:
     return None if layers is None else sum(_is_moe(text, layer) for layer in range(layers))
 
 
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _MOE_KINDS = {"sparse", "moe", "hash_moe"}
 _MLP_KINDS = _MOE_KINDS | {"dense", "mlp"}
 
@@ -225,7 +234,8 @@ def _is_moe(text: Any, layer: int) -> bool:
         return default if value is None else value
 
     first = max(
-        said(field, 0) for field in ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+        said(field, 0)
+        for field in ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
     )
     last = said("moe_layer_end_index", -1)
     step = said("moe_layer_interval", said("decoder_sparse_step", 1))

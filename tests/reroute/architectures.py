@@ -170,8 +170,11 @@ _EXCEPTIONS: dict[str, dict[str, Any]] = {
 }
 """What a family needs beside that; of its parts, by the name of the part."""
 
-_CLASSES = {"qwen3_omni_moe": "Qwen3OmniMoeThinkerForConditionalGeneration"}
-"""Models of families whose first class answers with something else than text."""
+_CLASSES = {
+    "ernie4_5_vl_moe": "Ernie4_5_VLMoeForConditionalGeneration",
+    "qwen3_omni_moe": "Qwen3OmniMoeThinkerForConditionalGeneration",
+}
+"""Models of families whose first class is deprecated, or answers with something else than text."""
 
 
 @functools.cache
@@ -187,9 +190,7 @@ def families() -> tuple[str, ...]:
 
 def model_class(family: str) -> Any:
     """Return the class of a family that answers with text, or else its first one with a head."""
-    module: ModuleType = importlib.import_module(
-        f"transformers.models.{family}.modeling_{family}"
-    )
+    module: ModuleType = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
     if family in _CLASSES:
         return getattr(module, _CLASSES[family])
     classes = [
@@ -215,10 +216,9 @@ def small_config(config_class: type[PreTrainedConfig], settings: Mapping[str, An
     parts = config_class.sub_configs
     values = {name: value for name, value in _SMALL.items() if name in fields - parts.keys()}
     for name, part in parts.items():
-        if part is AutoConfig:
-            part = type(getattr(config_class(), name))
-        if dataclasses.is_dataclass(part):
-            values[name] = small_config(part, settings.get(name, {}))
+        known = type(getattr(config_class(), name)) if part is AutoConfig else part
+        if dataclasses.is_dataclass(known):
+            values[name] = small_config(known, settings.get(name, {}))
     values |= {name: value for name, value in settings.items() if name not in parts}
     return config_class(**values)
 
@@ -355,17 +355,23 @@ def document() -> str:
 _HEAD = """\
 # Models
 
-{supported} of the {all} architectures of transformers {version} that dispatch their experts through its experts interface
-run under a capacity. Of each a model with random weights was built in small, with a bias that is not zero where the
-family has one, and run at γ=1: every promise of [methods.md](methods.md) held, tokens were dropped, and the model
-was itself again afterwards. Made by `python -m tests.reroute.architectures`; a test keeps it true.
+{supported} of the {all} architectures of transformers {version} that dispatch their experts through
+its experts interface run under a capacity. Of each, a model with random weights was built in small,
+with a bias that is not zero where the family has one, and run at γ=1: every promise of
+[methods.md](methods.md) held, tokens were dropped, and the model was itself again afterwards. A
+multimodal model is given text alone. Made by `python -m tests.reroute.architectures`; a test keeps
+it true.
 
-A router is understood by what it does: from its logits we compute the scores and weights of each recipe, and take the
-recipe that gives the router's own choice and weights on random hidden states with a random bias. *Bias*: added to the
-scores or logits for the choice alone. *MoE layers announced*: what the configuration says, whatever modules there are; a
-model in which another number is found is refused. A multimodal model is given text alone.
+A router is understood by what it does. It is given random hidden states and a random bias; of all
+recipes the one is taken whose scores and weights, computed from the router's logits, are the
+router's own choice and weights. A *bias* is added to the scores or logits for the choice alone.
+*MoE layers announced* is what the configuration says of its layers, whatever modules there are (one
+that names no dense layer announces all); a model in which another number is found is refused.
+Experts in FP8 are refused, whatever the architecture: they have kernels of their own; load them
+dequantised.
 
 ## Supported
+
 """
 
 

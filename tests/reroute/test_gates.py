@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from torch import Tensor, nn
 from transformers import FineGrainedFP8Config
 from transformers.integrations.finegrained_fp8 import replace_with_fp8_linear
@@ -174,3 +175,21 @@ def test_quantised_experts_are_refused_in_one_line() -> None:
     line = str(error.value)
     assert "\n" not in line
     assert "model.layers.0.mlp (FP8Experts) are quantised" in line and "dequantize=True" in line
+
+
+def offloaded(name: str) -> nn.Module:
+    model = make(name).to(torch.bfloat16)
+    cpu_offload(model, execution_device=torch.device("cpu"))
+    return model
+
+
+@pytest.mark.parametrize("name", ["olmoe", "deepseek_v3"])
+def test_an_offloaded_router_is_understood(name: str) -> None:
+    recipe = find_moe_layers(make(name))[0].gate.recipe
+    with capacity_aware(offloaded(name), "score", gamma=1.0) as meter:
+        assert {layer.layer.gate.recipe for layer in meter.layers} == {recipe}
+
+
+def test_an_offloaded_bias_is_refused_with_the_reason() -> None:
+    with pytest.raises(UsageError, match="offloaded: a bias there cannot be read"):
+        find_moe_layers(offloaded("ernie4_5_moe"))
