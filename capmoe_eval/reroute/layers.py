@@ -17,6 +17,10 @@ from capmoe_eval.reroute.gates import ExpertTensor, Gate, find_gate, whole
 from capmoe_eval.reroute.ranks import ALONE, Ranks, ranks_of
 
 _PROBE_ROWS = 64
+_DEQUANTISE = (
+    "if its weights are quantised, load them dequantised, for example with "
+    "quantization_config=FineGrainedFP8Config(dequantize=True) or Mxfp4Config(dequantize=True)"
+)
 
 
 @dataclass(frozen=True)
@@ -59,9 +63,12 @@ def find_moe_layers(model: nn.Module) -> list[MoeLayer]:
         if _is_experts(experts)
     ]
     if not layers:
+        config: Any = getattr(model, "config", None)
+        quantised = getattr(config, "quantization_config", None) is not None
         raise UsageError(
             f"model={model_name}: no Mixture-of-Experts layer found (no module uses transformers' "
-            "experts interface); choose an MoE model of transformers 5"
+            "experts interface); "
+            f"{_DEQUANTISE if quantised else 'choose an MoE model of transformers 5'}"
         )
     return layers
 
@@ -115,9 +122,8 @@ def _check_dispatch(model_name: str, name: str, experts: nn.Module) -> None:
     interface = inspect.getclosurevars(forward).nonlocals.get("experts_interface")
     if interface is not ALL_EXPERTS_FUNCTIONS:
         raise UsageError(
-            f"model={model_name}: the experts of {name} ({type(experts).__name__}) are quantised "
-            "and have kernels of their own, which compute dropped pairs; load the model with "
-            "quantization_config=FineGrainedFP8Config(dequantize=True), or in bfloat16"
+            f"model={model_name}: the experts of {name} ({type(experts).__name__}) have kernels of "
+            f"their own, which know of no dropped pairs; {_DEQUANTISE}"
         )
 
 

@@ -367,8 +367,8 @@ recipes the one is taken whose scores and weights, computed from the router's lo
 router's own choice and weights. A *bias* is added to the scores or logits for the choice alone.
 *MoE layers announced* is what the configuration says of its layers, whatever modules there are (one
 that names no dense layer announces all); a model in which another number is found is refused.
-Experts in FP8 are refused, whatever the architecture: they have kernels of their own; load them
-dequantised.
+Quantised experts (FP8, MXFP4) are refused, whatever the architecture: they have kernels of their
+own; load them dequantised.
 
 ## Supported
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from accelerate import cpu_offload
 from torch import Tensor, nn
-from transformers import FineGrainedFP8Config
+from transformers import FineGrainedFP8Config, Mxfp4Config
 from transformers.integrations.finegrained_fp8 import replace_with_fp8_linear
+from transformers.integrations.mxfp4 import Mxfp4GptOssExperts, Mxfp4GptOssMLP
 
 from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.reroute import capacity_aware, find_moe_layers, session
@@ -168,13 +170,33 @@ def test_added_candidates_follow_the_bias(family: str) -> None:
         assert torch.equal(wider[0].sort(dim=1).values, topk_TK.sort(dim=1).values)
 
 
-def test_quantised_experts_are_refused_in_one_line() -> None:
-    model = replace_with_fp8_linear(make("mixtral"), quantization_config=FineGrainedFP8Config())
-    with pytest.raises(UsageError) as error, capacity_aware(model, "score", 1.0):
+def in_fp8() -> nn.Module:
+    return replace_with_fp8_linear(make("mixtral"), quantization_config=FineGrainedFP8Config())
+
+
+def in_fp4() -> nn.Module:
+    model = make("gpt_oss")
+    for layer in model.model.layers:
+        layer.mlp = Mxfp4GptOssMLP(layer.mlp.router, Mxfp4GptOssExperts(model.config))
+    model.config.quantization_config = Mxfp4Config()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("quantised", "words"),
+    [
+        (in_fp8, "the experts of model.layers.0.mlp (FP8Experts) have kernels of their own"),
+        (in_fp4, "no Mixture-of-Experts layer found"),
+    ],
+)
+def test_quantised_experts_are_refused_in_one_line(
+    quantised: Callable[[], nn.Module], words: str
+) -> None:
+    with pytest.raises(UsageError) as error, capacity_aware(quantised(), "score", 1.0):
         pass
     line = str(error.value)
     assert "\n" not in line
-    assert "model.layers.0.mlp (FP8Experts) are quantised" in line and "dequantize=True" in line
+    assert words in line and "dequantize=True" in line
 
 
 def offloaded(name: str) -> nn.Module:
