@@ -52,6 +52,8 @@ class GateRecipe:
         biased: What a bias is added to for the choice, not for the weights: nothing, the ``scores``
             (DeepSeek-V3, ERNIE-4.5), or the ``logits`` (Kolibri).
         scales: Whether each expert has a factor of its own on its weight (Gemma 4).
+        fixed: Whether the choice is fixed for each token, whatever the scores (DeepSeek-V4's first
+            layers).
     """
 
     activation: Activation = "softmax"
@@ -60,6 +62,7 @@ class GateRecipe:
     groups: Groups = "none"
     biased: Biased = "none"
     scales: bool = False
+    fixed: bool = False
 
 
 def whole(tensor: Any) -> Tensor:
@@ -182,6 +185,8 @@ def find_gate(
     logits_TE: Tensor,
     weight_TK: Tensor,
     topk_TK: Tensor,
+    *,
+    fixed: bool = False,
 ) -> Gate | None:
     """Return the gate that reproduces what a router returned, or None.
 
@@ -192,6 +197,7 @@ def find_gate(
         logits_TE: Its logits for some rows.
         weight_TK: Its weights for them.
         topk_TK: Its choice for them.
+        fixed: Whether it chooses the same whatever the hidden states.
     """
     places: dict[object, ExpertTensor] = {}
     assumed = [_Assumed(value_E) for value_E in given.values()]
@@ -201,7 +207,8 @@ def find_gate(
             continue  # no scores
         fitting = []
         for (normalises, epsilon), factor in itertools.product(_SUMS, (None, *assumed)):
-            recipe = GateRecipe(activation, normalises, epsilon, scales=factor is not None)
+            scales = factor is not None
+            recipe = GateRecipe(activation, normalises, epsilon, scales=scales, fixed=fixed)
             gate = Gate(recipe, router, expert_scale=factor)
             # Neither groups nor a bias change the weight of an expert that was chosen.
             scores = gate.scores(logits_TE, topk_TK)
@@ -212,7 +219,7 @@ def find_gate(
                 fitting.append((deviation, gate))
         for _, gate in sorted(fitting, key=lambda fit: fit[0]):
             for choice in _choices(gate, assumed):
-                if _chooses(choice.scores(logits_TE, topk_TK), topk_TK):
+                if fixed or _chooses(choice.scores(logits_TE, topk_TK), topk_TK):
                     return dataclasses.replace(
                         choice,
                         bias=places.get(choice.bias),

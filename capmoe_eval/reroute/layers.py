@@ -93,14 +93,19 @@ def _understand(model_name: str, name: str, parent: nn.Module, experts: nn.Modul
             continue  # a shared expert's gate, not a router
         given = _expert_tensors(child, parent, n_experts)
         try:
-            logits_TE, weight_TK, topk_TK = _probe(child, experts, given)
+            output = _probe(child, experts, given)
         except Exception as error:
             reasons.append(f"{child_name} ({type(child).__name__}): {_first_line(error)}")
             continue
+        logits_TE, _, topk_TK = output
         if logits_TE.shape[-1] != n_experts:
             reasons.append(f"{child_name}: {logits_TE.shape[-1]} logits for {n_experts} experts")
             continue
-        gate = find_gate(child, given, logits_TE, weight_TK, topk_TK)
+        gate = find_gate(child, given, *output)
+        if gate is None and _asks_for_tokens(child):
+            elsewhere = _probe(child, experts, given, seed=1)
+            if torch.equal(topk_TK, elsewhere[2]):
+                gate = find_gate(child, given, *output, fixed=True)
         if gate is None:
             unread = " (part of it is offloaded: a bias there cannot be read)"
             reasons.append(
@@ -155,7 +160,7 @@ def _expert_tensors(
 
 
 def _probe(
-    router: nn.Module, experts: nn.Module, given: Mapping[ExpertTensor, Tensor]
+    router: nn.Module, experts: nn.Module, given: Mapping[ExpertTensor, Tensor], *, seed: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return what a would-be router makes of random hidden states, in float32.
 
@@ -163,6 +168,7 @@ def _probe(
         router: The module.
         experts: The experts beside it.
         given: Numbers that it is to take in place of its own and of its block's.
+        seed: Of the hidden states.
 
     Raises:
         TypeError: If it is no router: what it returns is not (logits, weights, indices).
@@ -186,8 +192,11 @@ def _probe(
         elif not offloaded:
             state[place.name] = value_E.view(state[place.name].shape)
     config: Any = experts.config
-    width = int(config.get_text_config().hidden_size)
-    hidden_TH = torch.randn(_PROBE_ROWS, width, generator=torch.Generator().manual_seed(0))
+    text = config.get_text_config()
+    if _asks_for_tokens(router):
+        lent["input_ids"] = torch.arange(_PROBE_ROWS, device=like.device) % int(text.vocab_size)
+    generator = torch.Generator().manual_seed(seed)
+    hidden_TH = torch.randn(_PROBE_ROWS, int(text.hidden_size), generator=generator)
     # From hardly any opinion to a strong one.
     hidden_TH *= torch.logspace(-2, 0, _PROBE_ROWS)[:, None]
     hidden_TH = hidden_TH.to(like.dtype) if offloaded else hidden_TH.to(like.device)
@@ -202,6 +211,10 @@ def _probe(
     if topk_TK.dtype.is_floating_point or weight_TK.shape != topk_TK.shape or topk_TK.ndim != 2:
         raise TypeError("it does not return (logits [T, E], weights [T, K], indices [T, K])")
     return logits_TE, weight_TK, topk_TK.long()
+
+
+def _asks_for_tokens(router: nn.Module) -> bool:
+    return "input_ids" in inspect.signature(router.forward).parameters
 
 
 def _first_line(error: Exception) -> str:

@@ -247,6 +247,8 @@ def build(
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if name.endswith(("e_score_correction_bias", "expert_bias")):
             nn.init.normal_(tensor, std=0.2)
+        if name.endswith("tid2eid"):  # experts of each token
+            tensor.copy_(torch.rand(len(tensor), 8).argsort(dim=1)[:, : tensor.shape[1]])
     return model
 
 
@@ -264,7 +266,7 @@ class Finding:
         model: The class that was built.
         announced: MoE layers that the small configuration announces.
         layers: Its layers.
-        recipe: How its gate works, if it is understood.
+        recipes: How its gates work, if they are understood; mostly one.
         refused: Why it is refused, or nothing.
     """
 
@@ -272,7 +274,7 @@ class Finding:
     model: str
     announced: int | None
     layers: int
-    recipe: GateRecipe | None = None
+    recipes: tuple[GateRecipe, ...] = ()
     refused: str = ""
 
 
@@ -305,8 +307,8 @@ def examine(family: str) -> Finding:
     assert meter.summary()["dropped"] > 0
     assert bool(inside.isfinite().all()) and not torch.allclose(before, inside, atol=1e-5)
     assert torch.equal(before, _logits(model, tokens))
-    (recipe,) = {layer.gate.recipe for layer in find_moe_layers(model)}
-    return dataclasses.replace(finding, recipe=recipe)
+    recipes = dict.fromkeys(layer.gate.recipe for layer in find_moe_layers(model))
+    return dataclasses.replace(finding, recipes=tuple(recipes))
 
 
 @torch.no_grad()
@@ -323,9 +325,9 @@ def document() -> str:
         "| architecture | built in small | MoE layers announced | gate |",
         "|---|---|---|---|",
         *(
-            f"| `{one.family}` | `{one.model}` | {_announced(one)} | {_words(one.recipe)} |"
+            f"| `{one.family}` | `{one.model}` | {_announced(one)} "
+            f"| {'; '.join(_words(recipe) for recipe in one.recipes)} |"
             for one in supported
-            if one.recipe is not None
         ),
     ]
     refusals = [
@@ -388,6 +390,7 @@ def _words(recipe: GateRecipe) -> str:
         "epsilon": f"+{recipe.epsilon:g} in the sum" if recipe.epsilon else "",
         "groups": f"groups by {recipe.groups}" if recipe.groups != "none" else "",
         "biased": f"bias on {recipe.biased}" if recipe.biased != "none" else "",
+        "fixed": "choice fixed for each token" if recipe.fixed else "",
         "scales": "a factor for each expert" if recipe.scales else "",
     }
     return ", ".join(part for part in parts.values() if part)

@@ -152,10 +152,10 @@ def _refused(model: nn.Module) -> str:
     return str(error.value)
 
 
-def test_a_router_that_needs_more_than_hidden_states_is_refused_by_name() -> None:
-    line = _refused(build("deepseek_v4"))
-    assert "model=DeepseekV4ForCausalLM: the router of model.layers.0.mlp is not understood" in line
-    assert "DeepseekV4HashRouter" in line and "input_ids" in line
+def test_a_router_that_returns_more_is_refused_by_name() -> None:
+    line = _refused(build("inkling"))
+    assert "model=InklingForCausalLM: the router of model.layers.0.mlp is not understood" in line
+    assert "InklingTopkRouter" in line and "(logits, weights, indices)" in line
 
 
 def test_a_router_with_other_weights_is_refused_by_name() -> None:

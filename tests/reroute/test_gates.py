@@ -170,6 +170,33 @@ def test_added_candidates_follow_the_bias(family: str) -> None:
         assert torch.equal(wider[0].sort(dim=1).values, topk_TK.sort(dim=1).values)
 
 
+def test_a_choice_that_is_fixed_for_each_token_is_kept_or_dropped_by_score() -> None:
+    torch.manual_seed(0)
+    model = build("deepseek_v4")  # three layers whose experts are read from a table of tokens
+    called: list[Tensor] = []
+    with torch.no_grad(), capacity_aware(model, "score", gamma=0.5) as meter:
+        layer = meter.layers[0].layer
+        assert layer.gate.recipe == GateRecipe("sqrtsoftplus", normalises=True, fixed=True)
+        handle = layer.experts.register_forward_pre_hook(
+            lambda _m, args: called.append(args[1])  # (hidden, indices, weights)
+        )
+        model(batch())
+        handle.remove()
+    table: Any = layer.router.tid2eid
+    own_TK = table[batch().reshape(-1)]
+    kept_TK = called[0] < layer.n_experts
+    assert torch.equal(called[0][kept_TK], own_TK[kept_TK])
+    logits_TE, _, topk_TK = routed(model, layer)
+    assert torch.equal(topk_TK, own_TK)
+    score_TE = layer.gate.scores(logits_TE, topk_TK).score_TE
+    for expert in range(layer.n_experts):
+        pairs = own_TK == expert
+        kept = score_TE[(pairs & kept_TK).any(dim=1), expert]
+        lost = score_TE[(pairs & ~kept_TK).any(dim=1), expert]
+        assert len(kept) == min(int(pairs.sum()), 6)  # ceil(0.5 · 48 tokens · 2 / 8 experts)
+        assert not len(lost) or not len(kept) or lost.max() <= kept.min()
+
+
 def in_fp8() -> nn.Module:
     return replace_with_fp8_linear(make("mixtral"), quantization_config=FineGrainedFP8Config())
 
