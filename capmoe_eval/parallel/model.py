@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers.distributed.expert_parallel import apply_expert_parallelism
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.parallel.beams import follow_beams
 from capmoe_eval.parallel.dispatch import IMPLEMENTATION, register
 from capmoe_eval.parallel.world import World, own_rows
 from capmoe_eval.reroute.call import read_call
@@ -93,8 +94,8 @@ def split_batches(model: nn.Module) -> Callable[[], None]:
     """Have every forward compute this process's sequences alone and return the logits of all.
 
     The model is then called with the same batch in every process, as if there were one, and answers
-    as one; ``generate`` works, each process caching its own sequences. Sequence b of B goes to rank
-    floor(b·R/B).
+    as one; ``generate`` works, each process caching its own sequences. A beam is a sequence.
+    Sequence b of B goes to rank floor(b·R/B).
 
     Args:
         model: A model whose experts are spread (:func:`shard_experts`).
@@ -143,6 +144,7 @@ class _Splitter:
         return (), given
 
     def gather(self, _model: nn.Module, _args: Any, output: Any) -> Any:
-        """Replace this process's logits by those of the whole batch."""
+        """Replace this process's logits by those of the whole batch; its cache stays its own."""
+        follow_beams(getattr(output, "past_key_values", None), self._world)
         output.logits = self._world.gather(output.logits.contiguous(), self._n_sequences)
         return output

@@ -1,15 +1,18 @@
 """How a family turns router logits into gate scores and combine weights.
 
 A recipe is not believed because of a class name: it is chosen because it reproduces, on random
-hidden states, the top-k and the weights that the router itself returns, and it is checked again in
-every forward. A router that no recipe reproduces is refused.
+hidden states and with a random bias, the top-k and the weights that the router itself returns, and
+it is checked again in every forward. A router that no recipe reproduces is refused.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import operator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,90 +23,155 @@ from capmoe_eval.routing import Scores
 
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
+Activation = Literal["softmax", "sigmoid", "sqrtsoftplus", "none"]
+Groups = Literal["none", "max", "top2"]
+Biased = Literal["none", "scores", "logits"]
+
+_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda logits_TE: logits_TE.softmax(dim=-1, dtype=torch.float32),
+    "sigmoid": lambda logits_TE: logits_TE.float().sigmoid(),
+    "sqrtsoftplus": lambda logits_TE: nn.functional.softplus(logits_TE.float()).sqrt(),
+    "none": lambda logits_TE: logits_TE.float(),
+}
+
+_SUMS = ((False, 0.0), (True, 0.0), (True, 1e-6))
+"""Whether a family normalises, and what it adds to the sum."""
+
 
 @dataclass(frozen=True)
 class GateRecipe:
     """A family's way from logits to scores and weights.
 
     Attributes:
-        activation: ``softmax`` over all experts, or ``sigmoid`` of each (DeepSeek-V3).
+        activation: ``softmax`` over all experts, ``sigmoid`` of each (DeepSeek-V3), the root of
+            each one's softplus (DeepSeek-V4), or ``none``: the router returns scores (Gemma 4).
         normalises: Whether the weights are divided by their sum over the top-k.
+        epsilon: What is added to that sum (LFM2).
         groups: How experts are limited to the best groups: not at all, by each group's ``max``
             (DeepSeek-V2), or by the sum of its ``top2`` (DeepSeek-V3).
-        biased: Whether the choice, not the weights, uses ``e_score_correction_bias``.
+        biased: What a bias is added to for the choice, not for the weights: nothing, the ``scores``
+            (DeepSeek-V3, ERNIE-4.5), or the ``logits`` (Kolibri).
+        scales: Whether each expert has a factor of its own on its weight (Gemma 4).
+        fixed: Whether the choice is fixed for each token, whatever the scores (DeepSeek-V4's first
+            layers).
     """
 
-    activation: Literal["softmax", "sigmoid"] = "softmax"
+    activation: Activation = "softmax"
     normalises: bool = False
-    groups: Literal["none", "max", "top2"] = "none"
-    biased: bool = False
+    epsilon: float = 0.0
+    groups: Groups = "none"
+    biased: Biased = "none"
+    scales: bool = False
+    fixed: bool = False
 
-    def scores(self, router: nn.Module, logits_TE: Tensor, topk_TK: Tensor) -> Scores:
+
+def whole(tensor: Any) -> Tensor:
+    """Return a tensor, put together if FSDP keeps it in parts."""
+    complete: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return complete
+
+
+@dataclass(frozen=True)
+class ExpertTensor:
+    """A tensor with one number for each expert, wherever a family keeps it.
+
+    Attributes:
+        owner: The router, or the block around it.
+        name: Dotted name in its owner.
+    """
+
+    owner: nn.Module
+    name: str
+
+    @property
+    def value_E(self) -> Tensor:
+        """The numbers, in float32."""
+        return whole(operator.attrgetter(self.name)(self.owner)).detach().reshape(-1).float()
+
+
+@dataclass(frozen=True, eq=False)
+class _Assumed:
+    """The numbers that a router was given in place of an :class:`ExpertTensor`."""
+
+    value_E: Tensor
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A router's recipe and what it takes from that router.
+
+    Attributes:
+        recipe: How scores and weights are made.
+        router: The router, for its groups.
+        bias: What is added for the choice, if the recipe says so.
+        expert_scale: Each expert's factor, if the recipe says so.
+        scale: What all weights are multiplied by (DeepSeek's ``routed_scaling_factor``).
+    """
+
+    recipe: GateRecipe
+    router: nn.Module
+    bias: ExpertTensor | _Assumed | None = None
+    expert_scale: ExpertTensor | _Assumed | None = None
+    scale: float = 1.0
+
+    def scores(self, logits_TE: Tensor, topk_TK: Tensor) -> Scores:
         """Return the scores by which a capacity decides, for rows of logits of this router."""
-        if self.activation == "softmax":
-            score_TE = logits_TE.softmax(dim=-1, dtype=torch.float32)
-        else:
-            score_TE = logits_TE.float().sigmoid()
-        choice_TE = score_TE + _bias(router) if self.biased else None
+        score_TE = _ACTIVATIONS[self.recipe.activation](logits_TE)
+        choice_TE = None
+        if self.bias is not None:
+            ranked_TE = score_TE if self.recipe.biased == "scores" else logits_TE.float()
+            choice_TE = ranked_TE + self.bias.value_E
         eligible_TE = None
-        if self.groups != "none":
-            eligible_TE = self._eligible(router, score_TE if choice_TE is None else choice_TE)
+        if self.recipe.groups != "none":
+            eligible_TE = self._eligible(score_TE if choice_TE is None else choice_TE)
             score_TE = score_TE.masked_fill(~eligible_TE, 0.0)
         return Scores(score_TE, topk_TK, choice_TE, eligible_TE)
 
-    def _eligible(self, router: nn.Module, ranking_TE: Tensor) -> Tensor:
-        n_groups, kept_groups = int(router.num_group), int(router.topk_group)  # type: ignore[arg-type]
-        grouped = ranking_TE.view(len(ranking_TE), n_groups, -1)
-        if self.groups == "max":
+    def _eligible(self, ranking_TE: Tensor) -> Tensor:
+        router: Any = self.router
+        grouped = ranking_TE.view(len(ranking_TE), int(router.num_group), -1)
+        if self.recipe.groups == "max":
             worth = grouped.amax(dim=-1)
         else:
             worth = grouped.topk(2, dim=-1).values.sum(dim=-1)
-        best = worth.topk(kept_groups, dim=-1, sorted=False).indices
+        best = worth.topk(int(router.topk_group), dim=-1, sorted=False).indices
         allowed = torch.zeros_like(worth, dtype=torch.bool).scatter_(1, best, True)
         return allowed.repeat_interleave(grouped.shape[-1], dim=1)
 
-    def weights(
-        self, router: nn.Module, scores: Scores, index_TS: Tensor, over_TS: Tensor | None = None
-    ) -> Tensor:
+    def weights(self, scores: Scores, index_TS: Tensor, over_TS: Tensor | None = None) -> Tensor:
         """Return combine weights in float32 [T, S].
 
         Args:
-            router: The router, for its scaling factor.
             scores: The rows' scores.
             index_TS: Experts to weigh.
             over_TS: For a family that normalises: the slots whose scores form the denominator.
                 None: the router's own top-k, as the dropless model has it.
         """
         weight_TS = scores.score_TE.gather(1, index_TS)
-        if self.normalises:
+        if self.recipe.normalises:
             if over_TS is None:
                 total_T1 = scores.score_TE.gather(1, scores.topk_TK).sum(dim=1, keepdim=True)
             else:
                 total_T1 = (weight_TS * over_TS).sum(dim=1, keepdim=True)
-            weight_TS = weight_TS / total_T1.clamp_min(1e-20)
-        return weight_TS * scaling_factor(router)
+            # ERNIE-4.5 says how small its denominator may be.
+            least = getattr(self.router, "norm_min", 1e-20)
+            weight_TS = weight_TS / (total_T1 + self.recipe.epsilon).clamp_min(least)
+        if self.expert_scale is not None:
+            weight_TS = weight_TS * self.expert_scale.value_E[index_TS]
+        return weight_TS * self.scale
 
-    def deviation(
-        self, router: nn.Module, scores: Scores, weight_TK: Tensor, topk_TK: Tensor
-    ) -> Tensor:
-        """Return by how much the recipe misses the router's own weights: a scalar, relative."""
-        expected_TK = self.weights(router, scores, topk_TK)
+    def deviation(self, scores: Scores, weight_TK: Tensor, topk_TK: Tensor) -> Tensor:
+        """Return by how much the recipe misses the router's own weights: a scalar, relative.
+
+        Below the smallest normal number of the weights' precision the rounding is absolute, and
+        relative to that number.
+        """
+        if not len(topk_TK):
+            return torch.zeros((), device=topk_TK.device)
+        expected_TK = self.weights(scores, topk_TK)
         error_TK = (weight_TK.float() - expected_TK).abs()
-        return (
-            (error_TK / expected_TK.abs().clamp_min(1e-6)).amax()
-            if len(topk_TK)
-            else (torch.zeros((), device=topk_TK.device))
-        )
-
-
-def _bias(router: nn.Module) -> Tensor:
-    bias: Tensor = router.e_score_correction_bias  # type: ignore[assignment]
-    return bias
-
-
-def scaling_factor(router: nn.Module) -> float:
-    """Return what the family multiplies its weights by (DeepSeek's ``routed_scaling_factor``)."""
-    return float(getattr(router, "routed_scaling_factor", 1.0) or 1.0)
+        smallest = max(1e-6, torch.finfo(weight_TK.dtype).tiny) * max(1.0, self.scale)
+        return (error_TK / expected_TK.abs().clamp_min(smallest)).amax()
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -111,37 +179,72 @@ def tolerance(dtype: torch.dtype) -> float:
     return _TOLERANCE.get(dtype, 2e-2)
 
 
-def find_recipe(
-    router: nn.Module, logits_TE: Tensor, weight_TK: Tensor, topk_TK: Tensor
-) -> GateRecipe | None:
-    """Return the recipe that reproduces what a router returned, or None.
+def find_gate(
+    router: nn.Module,
+    given: Mapping[ExpertTensor, Tensor],
+    logits_TE: Tensor,
+    weight_TK: Tensor,
+    topk_TK: Tensor,
+    *,
+    fixed: bool = False,
+) -> Gate | None:
+    """Return the gate that reproduces what a router returned, or None.
 
     Args:
         router: The router.
+        given: What may be a bias or a factor of each expert, with the numbers [E] that the router
+            was given in its place.
         logits_TE: Its logits for some rows.
         weight_TK: Its weights for them.
         topk_TK: Its choice for them.
+        fixed: Whether it chooses the same whatever the hidden states.
     """
-    for recipe in _recipes_for(router):
-        scores = recipe.scores(router, logits_TE, topk_TK)
-        if recipe.deviation(router, scores, weight_TK, topk_TK) > tolerance(weight_TK.dtype):
-            continue
-        if _chooses(scores, topk_TK):
-            return recipe
+    places: dict[object, ExpertTensor] = {}
+    assumed = [_Assumed(value_E) for value_E in given.values()]
+    places.update(zip(assumed, given, strict=True))
+    for activation in _ACTIVATIONS:
+        if activation == "none" and bool((logits_TE < 0).any()):
+            continue  # no scores
+        fitting = []
+        for (normalises, epsilon), factor in itertools.product(_SUMS, (None, *assumed)):
+            scales = factor is not None
+            recipe = GateRecipe(activation, normalises, epsilon, scales=scales, fixed=fixed)
+            gate = Gate(recipe, router, expert_scale=factor)
+            # Neither groups nor a bias change the weight of an expert that was chosen.
+            scores = gate.scores(logits_TE, topk_TK)
+            scale = _scale(router, weight_TK, gate.weights(scores, topk_TK))
+            gate = dataclasses.replace(gate, scale=scale)
+            deviation = float(gate.deviation(scores, weight_TK, topk_TK))
+            if deviation <= tolerance(weight_TK.dtype):
+                fitting.append((deviation, gate))
+        for _, gate in sorted(fitting, key=lambda fit: fit[0]):
+            for choice in _choices(gate, assumed):
+                if fixed or _chooses(choice.scores(logits_TE, topk_TK), topk_TK):
+                    return dataclasses.replace(
+                        choice,
+                        bias=places.get(choice.bias),
+                        expert_scale=places.get(choice.expert_scale),
+                    )
     return None
 
 
-def _recipes_for(router: nn.Module) -> list[GateRecipe]:
-    biased = [True] if hasattr(router, "e_score_correction_bias") else [False]
-    grouped = (getattr(router, "num_group", None) or 1) > 1
-    groups: list[Literal["none", "max", "top2"]] = ["none", "max", "top2"] if grouped else ["none"]
-    activations: list[Literal["softmax", "sigmoid"]] = ["softmax", "sigmoid"]
-    return [
-        GateRecipe(activation, normalises, group, bias)
-        for activation, normalises, group, bias in itertools.product(
-            activations, [False, True], groups, biased
-        )
-    ]
+def _scale(router: nn.Module, weight_TK: Tensor, expected_TK: Tensor) -> float:
+    """Return the number among a router's own, 1 and 1/K that its weights were multiplied by."""
+    own = [float(n) for n in vars(router).values() if type(n) in (int, float) and n > 0]
+    ratio = float((weight_TK.float() / expected_TK).median())
+    return min([1.0, *own, 1 / weight_TK.shape[1]], key=lambda number: abs(ratio / number - 1))
+
+
+def _choices(gate: Gate, assumed: list[_Assumed]) -> Iterator[Gate]:
+    """Yield the gate with every way to choose experts."""
+    grouped = (getattr(gate.router, "num_group", None) or 1) > 1
+    groups: list[Groups] = ["none", "max", "top2"] if grouped else ["none"]
+    biases: list[tuple[Biased, _Assumed | None]] = [("none", None)]
+    for added in assumed:
+        biases += [("scores", added), ("logits", added)]
+    for group, (biased, bias) in itertools.product(groups, biases):
+        recipe = dataclasses.replace(gate.recipe, groups=group, biased=biased)
+        yield dataclasses.replace(gate, recipe=recipe, bias=bias)
 
 
 def _chooses(scores: Scores, topk_TK: Tensor) -> bool:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.reroute.gates import GateRecipe, find_recipe
+from capmoe_eval.reroute.gates import ExpertTensor, Gate, find_gate, whole
 from capmoe_eval.reroute.ranks import ALONE, Ranks, ranks_of
 
 _PROBE_ROWS = 64
+_DEQUANTISE = (
+    "if its weights are quantised, load them dequantised, for example with "
+    "quantization_config=FineGrainedFP8Config(dequantize=True) or Mxfp4Config(dequantize=True)"
+)
 
 
 @dataclass(frozen=True)
@@ -23,7 +31,7 @@ class MoeLayer:
         name: The layer's module path in the model.
         router: Returns (logits [T, E], weights [T, K], indices [T, K]).
         experts: Called with (hidden [T, H], indices, weights).
-        recipe: How the router makes scores and weights.
+        gate: How the router makes scores and weights.
         n_experts: Routed experts E.
         top_k: Experts K per token.
         ranks: The processes that share its experts.
@@ -32,7 +40,7 @@ class MoeLayer:
     name: str
     router: nn.Module
     experts: nn.Module
-    recipe: GateRecipe
+    gate: Gate
     n_experts: int
     top_k: int
     ranks: Ranks = ALONE
@@ -55,9 +63,12 @@ def find_moe_layers(model: nn.Module) -> list[MoeLayer]:
         if _is_experts(experts)
     ]
     if not layers:
+        config: Any = getattr(model, "config", None)
+        quantised = getattr(config, "quantization_config", None) is not None
         raise UsageError(
             f"model={model_name}: no Mixture-of-Experts layer found (no module uses transformers' "
-            "experts interface); choose an MoE model of transformers 5"
+            "experts interface); "
+            f"{_DEQUANTISE if quantised else 'choose an MoE model of transformers 5'}"
         )
     return layers
 
@@ -68,6 +79,7 @@ def _is_experts(module: nn.Module) -> bool:
 
 
 def _understand(model_name: str, name: str, parent: nn.Module, experts: nn.Module) -> MoeLayer:
+    _check_dispatch(model_name, name, experts)
     ranks = ranks_of(experts)
     if experts._is_expert_parallel and ranks is ALONE:
         raise UsageError(
@@ -79,58 +91,130 @@ def _understand(model_name: str, name: str, parent: nn.Module, experts: nn.Modul
     for child_name, child in parent.named_children():
         if child is experts or type(child) is nn.Linear:
             continue  # a shared expert's gate, not a router
+        given = _expert_tensors(child, parent, n_experts)
         try:
-            logits_TE, weight_TK, topk_TK = _probe(child, experts)
+            output = _probe(child, experts, given)
         except Exception as error:
             reasons.append(f"{child_name} ({type(child).__name__}): {_first_line(error)}")
             continue
+        logits_TE, _, topk_TK = output
         if logits_TE.shape[-1] != n_experts:
             reasons.append(f"{child_name}: {logits_TE.shape[-1]} logits for {n_experts} experts")
             continue
-        recipe = find_recipe(child, logits_TE, weight_TK, topk_TK)
-        if recipe is None:
+        gate = find_gate(child, given, *output)
+        if gate is None and _asks_for_tokens(child):
+            elsewhere = _probe(child, experts, given, seed=1)
+            if torch.equal(topk_TK, elsewhere[2]):
+                gate = find_gate(child, given, *output, fixed=True)
+        if gate is None:
+            unread = " (part of it is offloaded: a bias there cannot be read)"
             reasons.append(
                 f"{child_name} ({type(child).__name__}): its weights are neither softmax nor "
                 "sigmoid scores of its logits, normalised or not"
+                f"{unread if any(part.is_meta for part in child.parameters()) else ''}"
             )
             continue
-        return MoeLayer(name, child, experts, recipe, n_experts, topk_TK.shape[-1], ranks)
+        return MoeLayer(name, child, experts, gate, n_experts, topk_TK.shape[-1], ranks)
     raise UsageError(
         f"model={model_name}: the router of {name} is not understood: "
         f"{'; '.join(reasons) or 'no module beside the experts'}"
     )
 
 
-def _probe(router: nn.Module, experts: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what a would-be router makes of random hidden states.
+def _check_dispatch(model_name: str, name: str, experts: nn.Module) -> None:
+    """Refuse experts that transformers dispatches through a registry that is not ours (FP8)."""
+    forward: Any = type(experts).forward
+    interface = inspect.getclosurevars(forward).nonlocals.get("experts_interface")
+    if interface is not ALL_EXPERTS_FUNCTIONS:
+        raise UsageError(
+            f"model={model_name}: the experts of {name} ({type(experts).__name__}) have kernels of "
+            f"their own, which know of no dropped pairs; {_DEQUANTISE}"
+        )
+
+
+def _expert_tensors(
+    router: nn.Module, parent: nn.Module, n_experts: int
+) -> dict[ExpertTensor, Tensor]:
+    """Return what holds one number per expert, each with the numbers [E] to probe the router by.
+
+    It is the router's own, or the block's where the router's forward asks for it by name. The
+    numbers are random, so that each shows what it does.
+    """
+    own = [*router.named_parameters(), *router.named_buffers()]
+    asked = inspect.signature(router.forward).parameters.keys()
+    held = [*parent.named_parameters(recurse=False), *parent.named_buffers(recurse=False)]
+    places = [(ExpertTensor(router, name), tensor) for name, tensor in own]
+    places += [(ExpertTensor(parent, name), tensor) for name, tensor in held if name in asked]
+    offloaded = any(tensor.is_meta for _, tensor in own)
+    generator = torch.Generator().manual_seed(1)
+    return {
+        # What an offloaded router is given is loaded over: it keeps its own.
+        place: place.value_E
+        if offloaded
+        else torch.rand(n_experts, generator=generator).to(tensor.device)
+        for place, tensor in places
+        if tensor.is_floating_point()
+        and tensor.numel() == tensor.shape[-1] == n_experts
+        and not tensor.is_meta
+    }
+
+
+def _probe(
+    router: nn.Module, experts: nn.Module, given: Mapping[ExpertTensor, Tensor], *, seed: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what a would-be router makes of random hidden states, in float32.
+
+    Args:
+        router: The module.
+        experts: The experts beside it.
+        given: Numbers that it is to take in place of its own and of its block's.
+        seed: Of the hidden states.
 
     Raises:
         TypeError: If it is no router: what it returns is not (logits, weights, indices).
     """
-    config: Any = experts.config
-    width = int(config.get_text_config().hidden_size)
     like = next(iter(router.parameters()), None)
     if like is None:
         raise TypeError("it has no parameters")
-    hidden_TH = torch.randn(_PROBE_ROWS, width, generator=torch.Generator().manual_seed(0))
-    device = like.device if like.device.type != "meta" else torch.device("cpu")
-    with torch.no_grad():
-        hidden_TH = hidden_TH.to(device=device, dtype=like.dtype)
+    offloaded = like.is_meta
+    state: dict[str, Tensor] = {}
+    if not offloaded:
+        # Whatever the model's precision: a recipe that is wrong shows by more than any rounding.
         # Parameters that FSDP keeps in parts are put together for this one call.
-        whole = {
-            name: parameter.full_tensor()
-            for name, parameter in router.named_parameters()
-            if hasattr(parameter, "full_tensor")
+        state = {
+            name: whole(tensor).float() if tensor.is_floating_point() else tensor
+            for name, tensor in (*router.named_parameters(), *router.named_buffers())
         }
-        output = (
-            torch.func.functional_call(router, whole, (hidden_TH,)) if whole else router(hidden_TH)
-        )
+    lent = {}
+    for place, value_E in given.items():
+        if place.owner is not router:
+            lent[place.name] = value_E
+        elif not offloaded:
+            state[place.name] = value_E.view(state[place.name].shape)
+    config: Any = experts.config
+    text = config.get_text_config()
+    if _asks_for_tokens(router):
+        lent["input_ids"] = torch.arange(_PROBE_ROWS, device=like.device) % int(text.vocab_size)
+    generator = torch.Generator().manual_seed(seed)
+    hidden_TH = torch.randn(_PROBE_ROWS, int(text.hidden_size), generator=generator)
+    # From hardly any opinion to a strong one.
+    hidden_TH *= torch.logspace(-2, 0, _PROBE_ROWS)[:, None]
+    hidden_TH = hidden_TH.to(like.dtype) if offloaded else hidden_TH.to(like.device)
+    with torch.no_grad():
+        try:
+            output = functional_call(router, state, (hidden_TH,), lent)
+        except (IndexError, ValueError):  # it wants sequences (AFMoE)
+            output = functional_call(router, state, (hidden_TH[None],), lent)
     if not isinstance(output, tuple) or len(output) != 3:
         raise TypeError("it does not return (logits, weights, indices)")
     logits_TE, weight_TK, topk_TK = output
     if topk_TK.dtype.is_floating_point or weight_TK.shape != topk_TK.shape or topk_TK.ndim != 2:
         raise TypeError("it does not return (logits [T, E], weights [T, K], indices [T, K])")
     return logits_TE, weight_TK, topk_TK.long()
+
+
+def _asks_for_tokens(router: nn.Module) -> bool:
+    return "input_ids" in inspect.signature(router.forward).parameters
 
 
 def _first_line(error: Exception) -> str:
@@ -140,27 +224,45 @@ def _first_line(error: Exception) -> str:
 def expected_moe_layers(config: Any) -> int | None:
     """Return how many MoE layers a configuration announces, or None if it does not say.
 
-    Counted from the configuration alone, independently of the modules that were found: the layers
-    that are neither in ``mlp_only_layers``, nor before ``first_k_dense_replace``, nor skipped by
-    ``decoder_sparse_step``, nor outside ERNIE's ``moe_layer_*``, nor dense in ``mlp_layer_types``.
+    Counted from the configuration alone, independently of the modules that were found. One that
+    names no dense layer announces all of its layers.
     """
     text = config.get_text_config()
+    if getattr(text, "enable_moe_block", True) is False:  # Gemma 4
+        return 0
+    if any(getattr(text, field, None) == 0 for field in _EXPERT_COUNTS):
+        return 0
+    for field in ("mlp_layer_types", "layers_block_type"):
+        kinds: list[str] = getattr(text, field, None) or []
+        if not _MLP_KINDS.isdisjoint(kinds):  # Jamba's kinds are those of its attention
+            return sum(kind in _MOE_KINDS for kind in kinds)
     layers: int | None = getattr(text, "num_hidden_layers", None)
-    if layers is None:
-        return None
-    types: list[str] | None = getattr(text, "mlp_layer_types", None)
-    if types is not None:
-        return types.count("sparse")
-    first = getattr(text, "first_k_dense_replace", None) or 0
-    first = max(first, getattr(text, "moe_layer_start_index", None) or 0)
-    end: int | None = getattr(text, "moe_layer_end_index", None)
-    last = layers - 1 if end is None or end < 0 else end
-    step = getattr(text, "decoder_sparse_step", None) or 1
-    step = getattr(text, "moe_layer_interval", None) or step
-    only_dense = set(getattr(text, "mlp_only_layers", None) or ())
-    moe_layers = [
-        layer
-        for layer in range(layers)
-        if first <= layer <= last and layer not in only_dense and (layer + 1) % step == 0
-    ]
-    return len(moe_layers)
+    return None if layers is None else sum(_is_moe(text, layer) for layer in range(layers))
+
+
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_MOE_KINDS = {"sparse", "moe", "hash_moe"}
+_MLP_KINDS = _MOE_KINDS | {"dense", "mlp"}
+
+
+def _is_moe(text: Any, layer: int) -> bool:
+    """Return whether no field of a configuration makes a layer dense."""
+
+    def said(field: str, default: int) -> int:
+        value: int | None = getattr(text, field, None)
+        return default if value is None else value
+
+    first = max(
+        said(field, 0)
+        for field in ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+    )
+    last = said("moe_layer_end_index", -1)
+    step = said("moe_layer_interval", said("decoder_sparse_step", 1))
+    period = said("expert_layer_period", 1)  # Jamba
+    return (
+        first <= layer
+        and (last < 0 or layer <= last)
+        and (layer + 1) % step == 0
+        and layer % period == said("expert_layer_offset", 0)
+        and layer not in (getattr(text, "mlp_only_layers", None) or ())
+    )

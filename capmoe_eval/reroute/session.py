@@ -259,8 +259,8 @@ class _Session:
                 logits_TE, weight_TK, topk_TK = (
                     part.index_select(0, groups.rows_T) for part in output
                 )
-            scores = layer.recipe.scores(layer.router, logits_TE, topk_TK)
-            deviation = layer.recipe.deviation(layer.router, scores, weight_TK, topk_TK)
+            scores = layer.gate.scores(logits_TE, topk_TK)
+            deviation = layer.gate.deviation(scores, weight_TK, topk_TK)
             meter.note_router(topk_TK, groups, deviation, weight_TK.dtype)
             if method.is_stock:
                 meter.note_scores(scores.score_TE)
@@ -317,12 +317,11 @@ def _combine_weights(
     """
     index_TS, keep_TS = assignment.index_TS, assignment.keep_TS
     n_added = index_TS.shape[1] - layer.top_k
-    anew = method.renormalize == "after" and layer.recipe.normalises
+    anew = method.renormalize == "after" and layer.gate.recipe.normalises
     if not n_added and not anew:
         return weight_TK
-    computed_TS = layer.recipe.weights(
-        layer.router, scores, index_TS, over_TS=keep_TS if anew else None
-    ).to(weight_TK.dtype)
+    over_TS = keep_TS if anew else None
+    computed_TS = layer.gate.weights(scores, index_TS, over_TS).to(weight_TK.dtype)
     own_TS = torch.cat([weight_TK, computed_TS[:, layer.top_k :]], dim=1)
     return torch.where(changed_T[:, None], computed_TS, own_TS) if anew else own_TS
 

@@ -136,7 +136,7 @@ def measure(
 
 
 @torch.no_grad()
-def generate(model: PreTrainedModel, method: Method) -> dict[str, Any]:
+def generate(model: PreTrainedModel, method: Method, num_beams: int = 1) -> dict[str, Any]:
     """Return what a model writes after a left-padded batch."""
     tokens_BS, mask_BS = batch()
     with capacity_aware(model, method, verify=False) as meter:
@@ -145,6 +145,7 @@ def generate(model: PreTrainedModel, method: Method) -> dict[str, Any]:
             attention_mask=mask_BS.flip(1).long(),
             max_new_tokens=6,
             do_sample=False,
+            num_beams=num_beams,
         )
     return {"logits": written, "report": meter.report()}
 
@@ -165,4 +166,7 @@ def everything(family: str, model: PreTrainedModel, size: int) -> dict[str, dict
         constrained = Method("score", 0.5, ep_size=size, decode="constrained")
         results["generate"] = generate(model, score)
         results["generate_constrained"] = generate(model, constrained)
+        # 15 beams: those of the third sequence lie on two ranks.
+        results["generate_beams"] = generate(model, score, num_beams=3)
+        results["generate_beams_constrained"] = generate(model, constrained, num_beams=3)
     return results

@@ -104,7 +104,10 @@ def test_ranks_without_sequences_or_tokens_take_part(
         same(ours["report"], expected["report"])
 
 
-@pytest.mark.parametrize("case", ["generate", "generate_constrained"])
+@pytest.mark.parametrize(
+    "case",
+    ["generate", "generate_constrained", "generate_beams", "generate_beams_constrained"],
+)
 def test_they_write_the_same(case: str, ranks: list[Results], emulated: dict[str, Results]) -> None:
     expected = emulated["olmoe"][case]
     for rank in ranks:

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-import transformers
 from transformers import PreTrainedModel
 
-_SHAPE: dict[str, Any] = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+from tests.reroute.architectures import VOCABULARY, build
+
+_SHAPE: dict[str, Any] = {"num_hidden_layers": 2, "num_key_value_heads": 2}
 _MLA = {
     "q_lora_rank": None,
     "kv_lora_rank": 16,
@@ -34,13 +23,13 @@ PAPER_FAMILIES = ("olmoe", "qwen2_moe", "qwen3_moe", "deepseek_v2", "mixtral")
 """The families of the paper's models."""
 
 _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
-    "olmoe": ("Olmoe", {"num_experts": 8, "num_experts_per_tok": 3}),
+    "olmoe": ("olmoe", {"num_experts": 8, "num_experts_per_tok": 3}),
     "olmoe_normalised": (
-        "Olmoe",
+        "olmoe",
         {"num_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": True},
     ),
     "qwen2_moe": (
-        "Qwen2Moe",
+        "qwen2_moe",
         {
             "num_experts": 6,
             "num_experts_per_tok": 2,
@@ -51,7 +40,7 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen3_moe": (
-        "Qwen3Moe",
+        "qwen3_moe",
         {
             "num_experts": 8,
             "num_experts_per_tok": 3,
@@ -63,7 +52,7 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "deepseek_v2": (
-        "DeepseekV2",
+        "deepseek_v2",
         {
             **_MLA,
             "n_routed_experts": 8,
@@ -77,7 +66,7 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "deepseek_v2_groups": (
-        "DeepseekV2",
+        "deepseek_v2",
         {
             **_MLA,
             "n_routed_experts": 8,
@@ -91,9 +80,9 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "routed_scaling_factor": 16.0,
         },
     ),
-    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "gpt_oss": (
-        "GptOss",
+        "gpt_oss",
         {
             "num_local_experts": 4,
             "num_experts_per_tok": 2,
@@ -102,7 +91,7 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "glm4_moe": (
-        "Glm4Moe",
+        "glm4_moe",
         {
             "n_routed_experts": 8,
             "num_experts_per_tok": 3,
@@ -115,7 +104,7 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "deepseek_v3": (
-        "DeepseekV3",
+        "deepseek_v3",
         {
             **_MLA,
             "n_routed_experts": 8,
@@ -128,9 +117,9 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "routed_scaling_factor": 2.5,
         },
     ),
-    "granitemoe": ("GraniteMoe", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "granitemoe": ("granitemoe", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "ernie4_5_moe": (
-        "Ernie4_5_Moe",
+        "ernie4_5_moe",
         {
             "moe_num_experts": 4,
             "moe_k": 2,
@@ -145,27 +134,13 @@ SUPPORTED = tuple(_CONFIGS)
 
 
 def make(name: str, *, seed: int = 0, experts: str | None = None) -> PreTrainedModel:
-    """Return a tiny model whose router has an opinion: its weights are scaled up after init."""
-    prefix, settings = _CONFIGS[name]
-    config_class: Callable[..., Any] = getattr(transformers, f"{prefix}Config")
-    model_class: Any = getattr(transformers, f"{prefix}ForCausalLM")
-    config = config_class(**(_SHAPE | settings))
-    if experts is not None:
-        config._experts_implementation = experts
+    """Return a tiny model of :data:`SUPPORTED`."""
+    family, settings = _CONFIGS[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = model_class(config).eval()
-        for module_name, parameter in model.named_parameters():
-            if "experts" in module_name:
-                torch.nn.init.normal_(parameter, std=0.3)
-            if "router" in module_name or module_name.endswith(("gate.weight", "moe_statics")):
-                torch.nn.init.normal_(parameter, std=1.0)
-        for module_name, buffer in model.named_buffers():
-            if module_name.endswith("e_score_correction_bias"):
-                torch.nn.init.normal_(buffer, std=0.2)
-    return model
+        return build(family, _SHAPE | settings, experts=experts)
 
 
 def batch(seed: int = 0, n_sequences: int = 4, n_positions: int = 12) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(3, 97, (n_sequences, n_positions), generator=generator)
+    return torch.randint(3, VOCABULARY, (n_sequences, n_positions), generator=generator)

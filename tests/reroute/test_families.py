@@ -14,6 +14,7 @@ from capmoe_eval.reroute import capacity_aware, find_moe_layers
 from capmoe_eval.reroute.gates import GateRecipe
 from capmoe_eval.reroute.kernel import stock_experts
 from capmoe_eval.routing import METHODS, Method
+from tests.reroute.architectures import build, small_config
 from tests.reroute.models import PAPER_FAMILIES, SUPPORTED, batch, make
 
 RECIPES = {
@@ -25,10 +26,10 @@ RECIPES = {
     "deepseek_v2_groups": GateRecipe(groups="max"),
     "mixtral": GateRecipe(normalises=True),
     "gpt_oss": GateRecipe(normalises=True),
-    "glm4_moe": GateRecipe("sigmoid", normalises=True, biased=True),
-    "deepseek_v3": GateRecipe("sigmoid", normalises=True, groups="top2", biased=True),
+    "glm4_moe": GateRecipe("sigmoid", normalises=True, biased="scores"),
+    "deepseek_v3": GateRecipe("sigmoid", normalises=True, groups="top2", biased="scores"),
     "granitemoe": GateRecipe(normalises=True),
-    "ernie4_5_moe": GateRecipe(normalises=True),
+    "ernie4_5_moe": GateRecipe(normalises=True, biased="scores"),
 }
 N_LAYERS = {
     "qwen2_moe": 2,
@@ -61,7 +62,7 @@ def loop_over_pairs(experts: Any, hidden_TH: Tensor, index_TS: Tensor, weight_TS
 def test_the_router_is_understood(name: str) -> None:
     layers = find_moe_layers(make(name))
     assert len(layers) == N_LAYERS.get(name, 2)
-    assert {layer.recipe for layer in layers} == {RECIPES[name]}
+    assert {layer.gate.recipe for layer in layers} == {RECIPES[name]}
 
 
 @pytest.mark.parametrize("method", ["baseline", "score", "order", "random", "token_reroute"])
@@ -145,37 +146,26 @@ def test_zero_gamma_leaves_the_residual_and_the_shared_experts(name: str) -> Non
     torch.testing.assert_close(silent, logits(model, batch()))
 
 
-def _refused(prefix: str, **settings: Any) -> str:
-    config = getattr(transformers, f"{prefix}Config")(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        **settings,
-    )
-    model = getattr(transformers, f"{prefix}ForCausalLM")(config)
-    for parameter in model.parameters():
-        nn.init.normal_(parameter)
+def _refused(model: nn.Module) -> str:
     with pytest.raises(UsageError) as error, capacity_aware(model, "score", 1.0):
         pass
     return str(error.value)
 
 
-def test_a_router_that_needs_more_than_hidden_states_is_refused_by_name() -> None:
-    line = _refused("MiniMaxM2", num_local_experts=4, num_experts_per_tok=2, head_dim=8)
-    assert "model=MiniMaxM2ForCausalLM: the router of model.layers.0.mlp is not understood" in line
-    assert "MiniMaxM2TopKRouter" in line and "e_score_correction_bias" in line
+def test_a_router_that_returns_more_is_refused_by_name() -> None:
+    line = _refused(build("inkling"))
+    assert "model=InklingForCausalLM: the router of model.layers.0.mlp is not understood" in line
+    assert "InklingTopkRouter" in line and "(logits, weights, indices)" in line
 
 
 def test_a_router_with_other_weights_is_refused_by_name() -> None:
-    line = _refused("Phimoe", num_local_experts=4, num_experts_per_tok=2)
+    line = _refused(build("phimoe"))
     assert "PhimoeTopKRouter" in line and "neither softmax nor sigmoid" in line
 
 
 def test_a_dense_model_is_refused() -> None:
-    assert "no Mixture-of-Experts layer found" in _refused("Llama")
+    config = small_config(transformers.LlamaConfig, {})
+    assert "no Mixture-of-Experts layer found" in _refused(transformers.LlamaForCausalLM(config))
 
 
 def test_methods_agree_across_stock_kernels() -> None:
