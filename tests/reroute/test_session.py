@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from capmoe_eval.errors import EnforcementError, UsageError
-from capmoe_eval.reroute import GAMMA_GRID, capacity_aware, session
+from capmoe_eval.reroute import GAMMA_GRID, capacity_aware, forward
 from capmoe_eval.routing import Assignment
 from tests.reroute.models import batch, make
 
@@ -310,7 +310,7 @@ def test_a_decision_that_keeps_too_much_is_caught(monkeypatch: pytest.MonkeyPatc
         capacity_aware(model, "score", gamma=0.5),
         pytest.raises(EnforcementError, match=r"overloads without a drop"),
     ):
-        monkeypatch.setattr(session, "assign", keep_all)
+        monkeypatch.setattr(forward, "assign", keep_all)
         run(model, batch())
 
 
@@ -348,7 +348,7 @@ def test_a_part_of_the_model_cannot_run_alone() -> None:
 
 def test_random_draws_by_layer_and_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     streams: list[tuple[int, int]] = []
-    assign = session.assign
+    assign = forward.assign
 
     def noting(*args: Any, stream: tuple[int, int], **kwargs: Any) -> Assignment:
         streams.append(stream)
@@ -356,7 +356,7 @@ def test_random_draws_by_layer_and_forward(monkeypatch: pytest.MonkeyPatch) -> N
 
     model = make("olmoe")
     with capacity_aware(model, "random", gamma=0.5):
-        monkeypatch.setattr(session, "assign", noting)
+        monkeypatch.setattr(forward, "assign", noting)
         run(model, batch())
         run(model, batch())
     assert streams == [(0, 0), (1, 0), (0, 1), (1, 1)]
@@ -376,15 +376,18 @@ def test_random_is_untouched_by_probe_forwards() -> None:
 # Entering and leaving.
 
 
-def test_the_model_is_itself_again_after_an_exception() -> None:
+@pytest.mark.parametrize("method", ["score", "baseline"])
+def test_the_model_is_itself_again_after_an_exception(method: str) -> None:
     model = make("olmoe")
     before = run(model, batch())
     names = {name: set(vars(module)) for name, module in model.named_modules()}
-    with pytest.raises(RuntimeError, match="boom"), capacity_aware(model, "score", gamma=0.5):
-        assert model.config._experts_implementation == "capmoe"
+    with pytest.raises(RuntimeError, match="boom"), capacity_aware(model, method, gamma=0.5):
+        run(model, batch())
         raise RuntimeError("boom")
-    assert model.config._experts_implementation == "grouped_mm"
     assert names == {name: set(vars(module)) for name, module in model.named_modules()}
+    experts = [module for module in model.modules() if hasattr(module, "_is_expert_parallel")]
+    assert all(module.config is model.config for module in experts)
+    assert model.config._experts_implementation == "grouped_mm"
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     assert torch.equal(before, run(model, batch()))
 
