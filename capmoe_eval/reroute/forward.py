@@ -117,8 +117,8 @@ class _ForwardHooks:
                 f"not every MoE layer ran exactly once in a forward: {missing or 'some ran twice'}"
             )
         self._meter.check()
-        checkpointed = self._model.training and getattr(
-            self._model, "is_gradient_checkpointing", False
+        checkpointed = self._model.training and any(
+            getattr(module, "gradient_checkpointing", False) for module in self._model.modules()
         )
         self._last = plan if checkpointed else None
 
@@ -166,7 +166,8 @@ class _ForwardHooks:
                 _check_same_choice(layer, plan.choices[number], topk_TK)
             else:
                 plan.choices[number] = topk_TK
-                deviation = layer.recipe.deviation(layer.router, scores, weight_TK, topk_TK)
+                with torch.no_grad():  # a backward pass must not find it, nor keep its tensors
+                    deviation = layer.recipe.deviation(layer.router, scores, weight_TK, topk_TK)
                 meter.note_router(topk_TK, groups, deviation, weight_TK.dtype)
             if method.is_stock:
                 if not again:
