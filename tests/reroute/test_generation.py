@@ -228,6 +228,25 @@ def test_beams_are_sequences() -> None:
     assert meter.decode_forwards == without_cache.decode_forwards == 4
 
 
+def test_candidates_that_are_verified_together_are_decoded() -> None:
+    """Several new tokens in one forward of a generation are no prompt."""
+    model = make("olmoe")
+    tokens = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
+    with capacity_aware(model, "score", gamma=0.5) as meter:
+        model.generate(tokens, prompt_lookup_num_tokens=3, max_new_tokens=8, do_sample=False)
+    assert meter.summary()["tokens"] <= 8 + 3  # the first forward verifies candidates, too
+    assert meter.forwards - meter.decode_forwards == 1
+
+
+def test_forwards_of_a_generation_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("olmoe")
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(type(model), "generate", lambda _self, **options: asked.append(options))
+    with capacity_aware(model, "score", gamma=0.5):
+        model.generate(max_new_tokens=3)
+    assert asked == [{"max_new_tokens": 3, "disable_compile": True}]
+
+
 def test_a_failed_generation_leaves_nothing_behind() -> None:
     model = make("olmoe")
     methods = set(vars(model))

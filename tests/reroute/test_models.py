@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import AutoModel
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from capmoe_eval.errors import EnforcementError
 from capmoe_eval.reroute import capacity_aware
@@ -72,19 +73,24 @@ def test_blocks_that_end_in_another_order_leave_both_as_they_were() -> None:
     assert one.config._experts_implementation == "grouped_mm"
 
 
-def test_a_stock_kernel_that_is_chosen_inside_is_used() -> None:
+def test_a_stock_kernel_that_is_chosen_inside_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """As ``generate`` chooses another for decoding on a GPU."""
     model = make("olmoe", experts="grouped_mm")
-    used: list[str] = []
-    with capacity_aware(model, "score", gamma=0.5):
-        for implementation in ("eager", "batched_mm"):
-            model.set_experts_implementation(implementation)
-            experts = model.model.layers[0].mlp.experts
-            stock = experts.capmoe_stock
-            run(model)
-            used.append(model.config._experts_implementation)
-            assert stock is experts.capmoe_stock
-    assert used == ["eager", "batched_mm"]
+    batched_mm = ALL_EXPERTS_FUNCTIONS["batched_mm"]
+    rows: list[int] = []
+
+    def noting(experts: nn.Module, hidden: Tensor, *call: Tensor) -> Tensor:
+        rows.append(len(hidden))
+        return batched_mm(experts, hidden, *call)
+
+    monkeypatch.setitem(ALL_EXPERTS_FUNCTIONS._global_mapping, "batched_mm", noting)
+    with capacity_aware(model, "score", gamma=0.5) as meter:
+        run(model)
+        assert not rows
+        model.set_experts_implementation("batched_mm")
+        run(model)
+    kept = [sum(layer.report()["load_after"]) // 2 for layer in meter.layers]
+    assert rows == kept
     assert model.config._experts_implementation == "batched_mm"
 
 
