@@ -324,6 +324,18 @@ def test_a_skipped_layer_is_caught() -> None:
         run(model, batch())
 
 
+def test_a_layer_that_runs_twice_is_caught() -> None:
+    model = make("olmoe")
+    layer = model.model.layers[1].mlp
+    forward_once = layer.forward
+    with (
+        capacity_aware(model, "score", gamma=0.5),
+        pytest.raises(EnforcementError, match="some ran twice"),
+    ):
+        layer.forward = lambda hidden: forward_once(hidden + 0 * forward_once(hidden))
+        run(model, batch())
+
+
 def test_a_weight_change_by_others_is_caught() -> None:
     """A router whose weights are no longer its scores is not the router that was understood."""
     model = make("olmoe")
