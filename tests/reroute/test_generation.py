@@ -257,3 +257,24 @@ def test_a_failed_generation_leaves_nothing_behind() -> None:
             model(batch())
     assert meter.summary()["tokens"] == 48
     assert set(vars(model)) == methods
+
+
+def test_a_generation_that_is_broken_off_between_steps_is_over() -> None:
+    """The next forward is a prompt, although the broken one would have been a decode step."""
+    model = make("olmoe")
+    calls: list[int] = []
+
+    def break_off(_model: nn.Module, _args: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    with capacity_aware(model, "score", gamma=0.5) as meter:
+        handle = model.register_forward_pre_hook(break_off, prepend=True)
+        with pytest.raises(KeyboardInterrupt):
+            model.generate(batch(n_positions=6), max_new_tokens=4, use_cache=False)
+        handle.remove()
+        with torch.no_grad():
+            model(batch())
+    assert (meter.forwards, meter.decode_forwards) == (2, 0)
+    assert meter.summary()["tokens"] == 24 + 48
