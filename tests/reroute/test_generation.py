@@ -278,3 +278,13 @@ def test_a_generation_that_is_broken_off_between_steps_is_over() -> None:
             model(batch())
     assert (meter.forwards, meter.decode_forwards) == (2, 0)
     assert meter.summary()["tokens"] == 24 + 48
+
+
+def test_a_loop_of_ones_own_begins_with_a_prompt() -> None:
+    """Also after a generation: only that one says which of its forwards are the first."""
+    model = make("olmoe")
+    with capacity_aware(model, "score", gamma=0.5) as meter, torch.no_grad():
+        model.generate(batch(n_positions=6), max_new_tokens=1, use_cache=False)
+        model(**model.prepare_inputs_for_generation(batch(), use_cache=False))
+    assert (meter.forwards, meter.decode_forwards) == (2, 0)
+    assert meter.summary()["tokens"] == 24 + 48

@@ -102,6 +102,13 @@ def ignores_the_weights(experts: Any, hidden: Tensor, index: Tensor, weight: Ten
     return kept_pairs_forward(experts, hidden, index, torch.ones_like(weight))
 
 
+def errs_where_nothing_is_dropped(
+    experts: Any, hidden: Tensor, index: Tensor, weight: Tensor
+) -> Tensor:
+    out = kept_pairs_forward(experts, hidden, index, weight)
+    return 1.01 * out if bool((index < experts.num_experts).all()) else out
+
+
 def leaves_memory_as_it_was(experts: Any, hidden: Tensor, index: Tensor, weight: Tensor) -> Tensor:
     out = kept_pairs_forward(experts, hidden, index, weight)
     return out.masked_fill((index == experts.num_experts).all(dim=1, keepdim=True), torch.nan)
@@ -114,6 +121,7 @@ def leaves_memory_as_it_was(experts: Any, hidden: Tensor, index: Tensor, weight:
         (weighs_the_dropped_by_zero, "computes other pairs than the kept"),
         (loses_a_pair, "computes other pairs than the kept"),
         (ignores_the_weights, "off by"),
+        (errs_where_nothing_is_dropped, "off by"),
         (leaves_memory_as_it_was, "off by inf"),
     ],
 )
