@@ -147,6 +147,16 @@ def test_a_batch_of_pads_alone_counts_nothing() -> None:
     assert meter.summary()["tokens"] == 48
 
 
+def test_a_decode_step_without_a_capacity_need_not_count() -> None:
+    model, (tokens, mask) = make("olmoe"), padded_prompt()
+    with torch.no_grad(), capacity_aware(model, "score", gamma=0.5) as meter:
+        cache = model(tokens, attention_mask=mask, use_cache=True).past_key_values
+        mask = torch.cat([mask, torch.zeros(4, 1)], dim=1)
+        model(tokens[:, :1], attention_mask=mask, past_key_values=cache)
+    promise = meter.proofs()["tokens_counted"]
+    assert promise == {"passed": True, "uncounted": 0, "all_pads": 0, "checked": 1}
+
+
 # Generation.
 
 
