@@ -37,6 +37,8 @@ PROOFS = (
     "pads_take_no_slot",
     "overload_drops",
     "every_layer_hooked",
+    "tokens_counted",
+    "kernel_agrees",
 )
 """What every record proves; see ``docs/methods.md``."""
 

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from capmoe_eval.errors import UsageError
 
+# Shape suffixes: B sequences, S new positions, M columns of a mask over cache and new positions.
+
 
 def read_call(
     signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -31,3 +33,38 @@ def read_call(
     if tokens is None:
         raise UsageError("model: call it with input_ids or inputs_embeds")
     return given, tokens
+
+
+def cached_positions(given: dict[str, Any]) -> int:
+    """Return how many positions of each sequence the call's cache holds already."""
+    cache = given.get("past_key_values")
+    return 0 if cache is None else int(cache.get_seq_length())
+
+
+def new_columns(mask: Any, tokens: Tensor, n_cached: int) -> Tensor:
+    """Return which of the new tokens an attention mask calls real [B, S].
+
+    Column j of a mask is position j of a sequence, cached ones first, as transformers reads it: a
+    mask may go on beyond the new tokens (the full length of a static cache), but must reach them.
+
+    Args:
+        mask: The mask [B, M], M ≥ n_cached + S.
+        tokens: The new tokens [B, S] or their embeddings.
+        n_cached: Positions in the cache.
+
+    Raises:
+        UsageError: If it is no such mask.
+    """
+    if not isinstance(mask, Tensor) or mask.ndim != 2:
+        raise UsageError(
+            "attention_mask: a capacity needs the 2-dimensional mask to know the pads; pass that, "
+            "or say them with meter.real_tokens(mask)"
+        )
+    n_sequences, n_new = tokens.shape[:2]
+    end = n_cached + n_new
+    if len(mask) != n_sequences or mask.shape[1] < end:
+        raise UsageError(
+            f"attention_mask: its shape {tuple(mask.shape)} does not cover {n_sequences} sequences "
+            f"of {n_cached} cached and {n_new} new tokens; pass ({n_sequences}, {end})"
+        )
+    return mask[:, n_cached:end].bool()

@@ -8,7 +8,9 @@ never meets a dropped slot: grouped_mm would leave its row uninitialised.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,13 +29,42 @@ def stock_experts(experts: nn.Module, implementation: str) -> Callable[..., Tens
     return kernel
 
 
+@contextmanager
+def kept_pairs_kernel(
+    experts: Any, watch: Callable[[Tensor], None] = lambda _index: None
+) -> Iterator[None]:
+    """Have one experts module compute kept pairs alone, and as before afterwards.
+
+    The module gets a configuration of its own: the one that it had may be another model's, too. Its
+    stock kernel is whatever that one says at each call, as ``generate`` changes it for decoding.
+
+    Args:
+        experts: The experts module.
+        watch: Called with the experts [rows, slots] that the stock kernel computes, at each call.
+    """
+    config = experts.config
+
+    def stock(*call: Tensor) -> Tensor:
+        watch(call[1])
+        return stock_experts(experts, config._experts_implementation)(experts, *call)
+
+    experts.config = copy.copy(config)
+    experts.config._experts_implementation_internal = KERNEL
+    experts.capmoe_stock, experts.capmoe_untouched = stock, True
+    try:
+        yield
+    finally:
+        experts.config = config
+        del experts.capmoe_stock, experts.capmoe_untouched
+
+
 def kept_pairs_forward(
     experts: Any, hidden_TH: Tensor, index_TS: Tensor, weight_TS: Tensor
 ) -> Tensor:
     """Run the experts on the kept pairs.
 
     Args:
-        experts: The experts module; ``experts.capmoe_stock`` names its stock implementation and
+        experts: The experts module; ``experts.capmoe_stock`` is its stock kernel, and
             ``experts.capmoe_untouched`` says whether this forward drops and adds nothing, in which
             case the stock kernel runs as it always did.
         hidden_TH: Hidden states.
@@ -43,15 +74,13 @@ def kept_pairs_forward(
     Returns:
         The weighted sum of the kept experts' outputs [T, H], accumulated in float32 in slot order.
     """
-    stock = stock_experts(experts, experts.capmoe_stock)
     if experts.capmoe_untouched:
-        return stock(experts, hidden_TH, index_TS, weight_TS)
+        return experts.capmoe_stock(hidden_TH, index_TS, weight_TS)  # type: ignore[no-any-return]
     keep_TS = index_TS < experts.num_experts
     token_P, slot_P = keep_TS.nonzero(as_tuple=True)
     if len(token_P) == 0:
         return torch.zeros_like(hidden_TH)
-    rows_PH = stock(
-        experts,
+    rows_PH = experts.capmoe_stock(
         hidden_TH.index_select(0, token_P),  # several times as fast as indexing, on a CPU
         index_TS[token_P, slot_P].unsqueeze(1),
         weight_TS[token_P, slot_P].unsqueeze(1),

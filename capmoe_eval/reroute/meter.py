@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -64,17 +65,19 @@ class LayerMeter:
         """Count what the router asked for, before any capacity."""
         self._demand_GE = _loads(topk_TK, torch.ones_like(topk_TK), groups, self.layer.n_experts)
         self._tolerance = tolerance(dtype)
+        # Weights that are no numbers are off by infinity: no comparison with NaN would say so.
+        deviation = deviation.nan_to_num(nan=torch.inf, posinf=torch.inf)
         worst = deviation if self.deviation is None else torch.maximum(self.deviation, deviation)
         self.deviation = worst
 
     def note_scores(self, score_TE: Tensor) -> None:
         """Sum the gate scores by rank, a token's highest first (Figure 8)."""
-        ranked_E = _sorted(score_TE).sum(dim=0, dtype=torch.float64).flip(0)
+        ranked_E = _sorted(score_TE.detach()).sum(dim=0, dtype=torch.float64).flip(0)
         ranked_E = self.layer.ranks.total(ranked_E)
         known = self._score_by_rank_E
         self._score_by_rank_E = ranked_E if known is None else known + ranked_E
 
-    def note_experts(self, index_NS: Tensor, plan: ForwardPlan, *, untouched: bool) -> None:
+    def note_experts(self, index_NS: Tensor, plan: ForwardPlan) -> None:
         """Count what the experts were called with, and hold it against the bound."""
         n_experts, top_k = self.layer.n_experts, self.layer.top_k
         groups = plan.groups_on(index_NS.device)
@@ -82,16 +85,16 @@ class LayerMeter:
         if demand_GE is None:
             raise EnforcementError(f"{self.layer.name}: the experts ran without their router")
         self._demand_GE = None
-        everyone = groups.every_row_counts
-        index_TS = index_NS if everyone else index_NS[groups.rows_T]
+        index_TS = index_NS if groups.every_row_counts else index_NS[groups.rows_T]
         computed_TS = index_TS < n_experts
         kept_GE = _loads(index_TS.clamp_max(n_experts - 1), computed_TS, groups, n_experts)
         dropped = (~computed_TS[:, :top_k]).sum()
         added = computed_TS[:, top_k:].sum()
         lost_all = (~computed_TS.any(dim=1)).sum()
         pad_slots = torch.zeros_like(dropped)
-        if not untouched and not everyone:
-            pad_slots = (index_NS < n_experts).sum() - computed_TS.sum()
+        if not self._method.is_stock:
+            pad_N1 = ~plan.counted_BS.reshape(-1, 1).to(index_NS.device)
+            pad_slots = ((index_NS < n_experts) & pad_N1).sum()
         demand_GE, kept_GE, dropped, added, lost_all, pad_slots = self.layer.ranks.totals(
             demand_GE, kept_GE, dropped, added, lost_all, pad_slots
         )
@@ -130,8 +133,8 @@ class LayerMeter:
         self._add("grid_unused", (grid - demand_GU).clamp_min(0).sum(dim=(1, 2)))
         self._add("grid_slots", grid.expand(-1, -1, self._units).sum(dim=(1, 2)))
         if method.name == "expert_drop":
-            silent = (kept_GE.sum(dim=0) == 0).sum()
-            self._add("violations", (silent < max(1, n_experts // 10)).long())
+            lowest = demand_GE.sum(dim=0).argsort(stable=True)[: max(1, n_experts // 10)]
+            self._add("violations", (kept_GE.sum(dim=0)[lowest] > 0).sum())
         limit_G = plan.limits(method, top_k, n_experts, demand_GU.device)
         if limit_G is None:
             return
@@ -155,6 +158,19 @@ class LayerMeter:
         if self.deviation is not None:
             broken = broken + (self.deviation > self._tolerance).to(broken.device)
         return broken
+
+    def breaches(self) -> str:
+        """Return what this layer broke, in words; empty if nothing."""
+        said = {
+            "violations": "bound exceeded in {} buckets",
+            "pad_slots": "{} slots taken by pads",
+            "unenforced": "{} overloads without a drop",
+        }
+        parts = [text.format(self.count(name)) for name, text in said.items() if self.count(name)]
+        off = 0.0 if self.deviation is None else float(self.deviation)
+        if off > self._tolerance:
+            parts.append(f"weights off by {off:.1e}" if off < math.inf else "weights are NaN")
+        return f"{self.layer.name}: {', '.join(parts)}" if parts else ""
 
     def count(self, name: str) -> int:
         """Return one of the sums; 0 where nothing was counted."""
@@ -186,15 +202,15 @@ class LayerMeter:
                     )
                 ],
             },
-            "weight_deviation": 0.0 if self.deviation is None else float(self.deviation),
+            "weight_deviation": 0.0 if self.deviation is None else _finite(float(self.deviation)),
         }
 
-    def _scores(self) -> list[float] | None:
+    def _scores(self) -> list[float | None] | None:
         """Return the mean gate score by rank, or None where it was not noted."""
         if self._score_by_rank_E is None:
             return None
         mean_E = self._score_by_rank_E / max(self.count("tokens"), 1)
-        return [round(score, 8) for score in mean_E.tolist()]
+        return [_finite(round(score, 8)) for score in mean_E.tolist()]
 
     def _list(self, name: str) -> list[int]:
         return [int(n) for n in self._sums[name].tolist()] if name in self._sums else []
@@ -216,6 +232,9 @@ class Meter:
         self.forwards = 0
         self.decode_forwards = 0
         self.stock_at_infinity: dict[str, Any] = {"passed": None, "why": "not run"}
+        self.kernel_agrees: dict[str, Any] = {"passed": None, "why": "not run"}
+        self._constrained = 0
+        self._empty = {"uncounted": 0, "all_pads": 0}
         self._expected_layers = expected_layers
         self.real_tokens_BS: Tensor | None = None
 
@@ -236,25 +255,39 @@ class Meter:
         finally:
             self.real_tokens_BS = before
 
+    def note_forward(self, plan: ForwardPlan, *, decode: bool, mask: Tensor | None) -> None:
+        """Count a forward that begins, and whether any of its tokens counts.
+
+        Args:
+            plan: Its plan.
+            decode: Whether it is a decode step.
+            mask: The mask that said which tokens are real, with all its columns.
+        """
+        self.forwards += 1
+        self.decode_forwards += decode
+        self._constrained += plan.constrained
+        if plan.constrained and not plan.groups.n_tokens:
+            ranks = self.layers[0].layer.ranks
+            real = torch.ones((), device=plan.counted_BS.device) if mask is None else mask.sum()
+            self._empty["uncounted" if int(ranks.total(real)) else "all_pads"] += 1
+
     def check(self) -> None:
         """Raise if any promise was broken; waits for the device once.
 
         Raises:
             EnforcementError: Naming the layers and what they broke.
         """
+        if self._empty["uncounted"]:
+            raise EnforcementError(
+                "capacity not enforced: no token of a forward counted, though its mask says that "
+                "some are real"
+            )
         self._share_deviations()
         broken = [layer.broken() for layer in self.layers]
         if not any(int(n) for n in broken):
             return
-        details = [
-            f"{layer.layer.name}: bound exceeded in {layer.count('violations')} buckets, "
-            f"{layer.count('pad_slots')} slots taken by pads, "
-            f"{layer.count('unenforced')} overloads without a drop, "
-            f"weights off by {layer.report()['weight_deviation']:.1e}"
-            for layer, n in zip(self.layers, broken, strict=True)
-            if int(n)
-        ]
-        raise EnforcementError("capacity not enforced: " + "; ".join(details))
+        details = [layer.breaches() for layer in self.layers]
+        raise EnforcementError("capacity not enforced: " + "; ".join(filter(None, details)))
 
     def _share_deviations(self) -> None:
         """Take the worst deviations of all processes for this one's, so that all of them raise."""
@@ -265,7 +298,7 @@ class Meter:
                 layer.deviation = worst
 
     def proofs(self) -> dict[str, Any]:
-        """Return the five promises of the semantics with what was checked, JSON-ready."""
+        """Return the seven promises of the semantics with what was checked, JSON-ready."""
         checked = sum(layer.forwards for layer in self.layers)
 
         def total(name: str) -> int:
@@ -280,11 +313,7 @@ class Meter:
                 "checked": checked,
             },
             "stock_at_infinity": self.stock_at_infinity,
-            "pads_take_no_slot": {
-                "passed": None if self.method.count_padding else total("pad_slots") == 0,
-                "pad_slots": total("pad_slots"),
-                "checked": checked,
-            },
+            "pads_take_no_slot": self._pads_take_no_slot(total("pad_slots"), checked),
             "overload_drops": {
                 "passed": total("unenforced") == 0,
                 "overloaded": total("overloaded"),
@@ -295,7 +324,20 @@ class Meter:
                 "hooked": hooked,
                 "expected": expected,
             },
+            "tokens_counted": {
+                "passed": self._empty["uncounted"] == 0,
+                **self._empty,
+                "checked": self._constrained,
+            },
+            "kernel_agrees": self.kernel_agrees,
         }
+
+    def _pads_take_no_slot(self, pad_slots: int, checked: int) -> dict[str, Any]:
+        if self.method.is_stock:
+            return {"passed": None, "why": "without a capacity there are no slots"}
+        if self.method.count_padding:
+            return {"passed": None, "why": "count_padding: pads count like tokens"}
+        return {"passed": pad_slots == 0, "pad_slots": pad_slots, "checked": checked}
 
     def summary(self) -> dict[str, Any]:
         """Return the statistics over all layers and forwards, JSON-ready."""
@@ -330,7 +372,7 @@ class Meter:
 def _sorted(score_TE: Tensor) -> Tensor:
     """Return each row in rising order; on a CPU numpy's sort is 15 times as fast as torch's."""
     if score_TE.device.type == "cpu":
-        return torch.from_numpy(np.sort(score_TE.detach().numpy(), axis=-1))
+        return torch.from_numpy(np.sort(score_TE.numpy(), axis=-1))
     return score_TE.sort(dim=-1).values
 
 
@@ -345,6 +387,11 @@ def _loads(index_TS: Tensor, counts_TS: Tensor, groups: TokenGroups, n_experts: 
 def _summary(peaks: list[Tensor]) -> dict[str, float]:
     values = torch.stack(peaks).double()
     return {"mean": float(values.mean()), "max": float(values.max()), "last": float(values[-1])}
+
+
+def _finite(number: float) -> float | None:
+    """Return a number that JSON knows; None for infinity and NaN."""
+    return number if math.isfinite(number) else None
 
 
 def _mean(values: list[float]) -> float | None:

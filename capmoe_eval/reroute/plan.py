@@ -27,19 +27,19 @@ class ForwardPlan:
 
     Attributes:
         number: How many forwards came before.
-        decode: One new token per sequence after a prompt.
         constrained: Whether the method acts in this forward.
         counted_BS: Boolean [B, S]: tokens that count and take slots.
         groups: Their capacity groups.
         seen: Layers whose router and whose experts ran so far.
+        choices: What the router of each layer chose for the counted tokens.
     """
 
     number: int
-    decode: bool
     constrained: bool
     counted_BS: Tensor
     groups: TokenGroups
     seen: list[tuple[int, str]] = field(default_factory=list)
+    choices: dict[int, Tensor] = field(default_factory=dict)
     _on_device: dict[torch.device, TokenGroups] = field(default_factory=dict)
     _limits: dict[object, Tensor | None] = field(default_factory=dict)
 
@@ -61,7 +61,7 @@ class ForwardPlan:
         own_B = counted_BS.sum(dim=1)
         share = ranks.share(own_B[:0] if ranks.idle else own_B)
         groups = group_tokens(counted_BS, ep_size=method.ep_size, scope=method.scope, share=share)
-        return cls(number, decode, constrained, counted_BS, groups)
+        return cls(number, constrained, counted_BS, groups)
 
     def groups_on(self, device: torch.device) -> TokenGroups:
         """Return the groups with tensors on ``device``, moved once per forward."""

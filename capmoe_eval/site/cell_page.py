@@ -38,6 +38,8 @@ _PROMISES: Final = {
     "pads_take_no_slot": "Pads take no slot.",
     "overload_drops": "Where a load exceeds its bound, something was dropped.",
     "every_layer_hooked": "Every MoE layer was under the method, once in every forward.",
+    "tokens_counted": "In every forward some token counted.",
+    "kernel_agrees": "The experts kernel gives the stock kernel's output, of kept pairs alone.",
 }
 _STATES: Final = {True: "kept", False: "broken", None: "does not apply"}
 

@@ -147,7 +147,10 @@ def test_transformers_own_loading_gives_the_same(
 
 
 def test_every_rank_proves_the_stock_logits(ranks: list[Results]) -> None:
-    assert all(rank["proof"]["passed"] for rank in ranks)
+    for rank in ranks:
+        others = {name: proof["passed"] for name, proof in rank["proof"].items()}
+        assert others.pop("kernel_agrees") is None  # another kernel: a dropped pair is never sent
+        assert all(others.values())
 
 
 def test_what_cannot_be_is_refused_in_one_line(ranks: list[Results], size: int) -> None:

@@ -53,7 +53,7 @@ def main(directory: Path) -> None:
     shard_experts(olmoe)
     split_batches(olmoe)
     with capacity_aware(olmoe, "score", gamma=1.0, ep_size=world.size) as meter:
-        results["proof"] = meter.proofs()["stock_at_infinity"]
+        results["proof"] = meter.proofs()
     results["own"] = _own_batches(world)
     results["native"] = _native(directory, world)
     results["refused"] = {

@@ -10,15 +10,8 @@ from typing import Any
 
 from capmoe_eval.cell import Cell, ModelId, TaskId
 from capmoe_eval.method import Method
-from capmoe_eval.record import SCHEMA, Record
+from capmoe_eval.record import PROOFS, SCHEMA, Record
 
-PROOFS = (
-    "bound_holds",
-    "stock_at_infinity",
-    "pads_take_no_slot",
-    "overload_drops",
-    "every_layer_hooked",
-)
 HOSTILE = "<script>alert(1)</script>&amp;"
 """A name that must be read as it is written."""
 

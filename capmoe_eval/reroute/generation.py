@@ -1,0 +1,74 @@
+"""What a running ``generate`` knows of its next forward, and the forward's arguments do not say."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Step:
+    """One forward of a generation.
+
+    Attributes:
+        first: Whether it computes the prompt; all others compute what was generated.
+        mask_BM: The 2-dimensional mask of prompt and generated tokens. For a static cache
+            transformers makes another one of it, which no longer tells the pads.
+    """
+
+    first: bool
+    mask_BM: Tensor | None
+
+
+class Generation:
+    """Follows the generations of a model."""
+
+    def __init__(self) -> None:
+        self._running = 0
+        self._next: Step | None = None
+
+    def take_step(self) -> Step | None:
+        """Return the step that the forward which begins now is; None outside a generation."""
+        step, self._next = self._next, None
+        return step
+
+    @contextmanager
+    def followed(self, model: Any) -> Iterator[None]:
+        """Follow what a model generates; a model without a head generates nothing."""
+        with ExitStack() as stack:
+            if hasattr(model, "generate"):
+                _replace(stack, model, "generate", self._generate)
+                _replace(stack, model, "prepare_inputs_for_generation", self._prepare)
+            yield
+
+    def _generate(self, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._running += 1
+        try:
+            # With a static cache on a GPU the forwards would be compiled, hooks and all.
+            return stock(*args, **kwargs | {"disable_compile": True})
+        finally:
+            self._running -= 1
+            self._next = None
+
+    def _prepare(self, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._running:
+            # A chunk of a long prompt is a first iteration, too.
+            first = bool(kwargs.get("is_first_iteration"))
+            mask = kwargs.get("attention_mask")
+            known = isinstance(mask, Tensor) and mask.ndim == 2
+            self._next = Step(first, mask if known else None)
+        return stock(*args, **kwargs)
+
+
+def _replace(stack: ExitStack, model: Any, name: str, with_stock: Callable[..., Any]) -> None:
+    """Replace a method of one object until the stack closes."""
+    stock, own = getattr(model, name), vars(model).get(name)
+    setattr(model, name, functools.wraps(stock)(functools.partial(with_stock, stock)))
+    stack.callback(delattr, model, name) if own is None else stack.callback(
+        setattr, model, name, own
+    )
