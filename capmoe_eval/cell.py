@@ -164,7 +164,8 @@ def method_label(method: Method) -> str:
         parts.append("g" + ("inf" if method.gamma == math.inf else f"{method.gamma:g}"))
     short = {"ep_size": "ep", "seed": "s", "rounds": "r"}
     for knob, value in method.identity().items():
-        if knob in ("method", "gamma") or value == DEFAULTS[knob]:
+        # m says how many experts "ranked" adds: no number goes without saying.
+        if knob in ("method", "gamma") or (value == DEFAULTS[knob] and knob != "m"):
             continue
         if value is True:
             parts.append(knob)

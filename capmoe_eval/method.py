@@ -21,9 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from capmoe_eval.errors import UsageError, bad_choice
@@ -178,17 +176,16 @@ class Method:
         never_binds = self.gamma == math.inf or (
             self.granularity == "device" and self.gamma >= self.ep_size
         )
-        if self.name == "expanded_drop":
-            # Nothing is added where a token's own K go first and fill it, or the one device.
-            fills_device = self.granularity == "device" and self.ep_size == 1 and self.gamma <= 1
-            adds = not (self.protect_topk and (fills_device or (never_binds and self.max_k)))
-        else:
-            adds = False
-        if never_binds and not adds:
+        # Nothing is added where a token's own K go first and fill it, or fill the one device.
+        fills_device = self.granularity == "device" and self.ep_size == 1 and self.gamma <= 1
+        no_room = self.protect_topk and (fills_device or (never_binds and self.max_k))
+        expands = self.name == "expanded_drop" and not no_room
+        if never_binds and not expands:
             return "baseline"
         one_round = self.name == "token_reroute" and self.rounds == 1
-        expands_nothing = self.name == "expanded_drop" and not adds
-        return "score" if self.gamma == 0 or one_round or expands_nothing else self.name
+        if self.gamma == 0 or one_round or (self.name == "expanded_drop" and not expands):
+            return "score"
+        return self.name
 
     def _effective(self) -> set[str]:
         """Return the knobs that can change what the canonical method does, or what it records."""
@@ -203,12 +200,9 @@ class Method:
             groups_by_rank = False
         if not (adds_local or groups_by_rank):
             effective.discard("ep_size")
-        if (
-            self.granularity == "device"
-            and self.gamma is not None
-            and not self.gamma % self.ep_size
-        ):
-            effective.discard("rounding")  # a device's γ·T·K/R is a whole number
+        device = self.granularity == "device"
+        if device and self.gamma is not None and self.gamma % self.ep_size == 0:
+            effective.discard("rounding")  # γ·T·K/R is a whole number
         if not ranked:
             effective.discard("m")
         return effective
@@ -255,7 +249,5 @@ class Method:
         return knob != "m" or self.candidates == "ranked"
 
 
-DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {knob.name: knob.default for knob in dataclasses.fields(Method)[2:]}
-)
+DEFAULTS: dict[str, Any] = {knob.name: knob.default for knob in dataclasses.fields(Method)[2:]}
 """The default of every knob beside the name and γ."""
