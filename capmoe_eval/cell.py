@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.method import Method
+from capmoe_eval.method import DEFAULTS, Method
 
 _OTHERS = ("batch_size", "limit", "data", "eval_seed", "shuffle")
 
@@ -162,10 +162,10 @@ def method_label(method: Method) -> str:
     parts = [method.name]
     if method.gamma is not None:
         parts.append("g" + ("inf" if method.gamma == math.inf else f"{method.gamma:g}"))
-    defaults = Method(method.name, method.gamma).identity()
     short = {"ep_size": "ep", "seed": "s", "rounds": "r"}
     for knob, value in method.identity().items():
-        if knob in ("method", "gamma") or value == defaults.get(knob):
+        # m says how many experts "ranked" adds: no number goes without saying.
+        if knob in ("method", "gamma") or (value == DEFAULTS[knob] and knob != "m"):
             continue
         if value is True:
             parts.append(knob)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from capmoe_eval.configuration import (
     Plan,
@@ -22,6 +22,7 @@ from capmoe_eval.configuration import (
     register_resolvers,
 )
 from capmoe_eval.errors import UsageError
+from capmoe_eval.method import DEFAULTS
 from capmoe_eval.record import Record, read_record
 from capmoe_eval.report import ModelSlot
 
@@ -136,7 +137,18 @@ def model_slots(config: DictConfig, table: str) -> tuple[ModelSlot, ...]:
     """
     models = [load_option("model", key) for key in config.grid.model]
     symbols = dict(config.profile.get(f"{table}_m", {}))
-    return tuple(ModelSlot(m.name, m.title, float(m.gamma), symbols) for m in models)
+    knobs = {knob: config[knob] for knob in DEFAULTS}
+    own_ranks = OmegaConf.is_interpolation(config, "ep_size")
+    return tuple(
+        ModelSlot(
+            m.name,
+            m.title,
+            float(m.gamma),
+            symbols,
+            knobs | ({"ep_size": int(m.ep_size)} if own_ranks else {}),
+        )
+        for m in models
+    )
 
 
 def composed(overrides: Sequence[str]) -> DictConfig:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from capmoe_eval.record import Record, read_record
+from capmoe_eval.record import VERDICTS, Record, read_record
 
 
 def load_frame(root: Path | str) -> pd.DataFrame:
@@ -20,7 +20,7 @@ def load_frame(root: Path | str) -> pd.DataFrame:
     Raises:
         UsageError: If a file there is no whole record.
     """
-    paths = sorted(Path(root).rglob("*.json"))
+    paths = sorted(path for path in Path(root).rglob("*.json") if path.name != VERDICTS)
     return pd.DataFrame([_row(read_record(path)) for path in paths])
 
 

@@ -11,6 +11,10 @@ which          pairs are kept where the bound is exceeded: by score, order, reve
 =============  =====================================================================
 
 Expert Drop bounds nothing and silences experts; Token Reroute asks the three questions in rounds.
+
+Where two settings are one computation whatever the model and its inputs, they are one method: its
+*canonical form* (:meth:`Method._canonical_name` and :meth:`Method._effective`), so that a cell is
+computed once and found by whoever asks for it in other words.
 """
 
 from __future__ import annotations
@@ -42,6 +46,11 @@ _EFFECTIVE: dict[str, tuple[str, ...]] = {
 }
 _ALIASES = {"device_drop": "score"}  # Token Drop under a device-level capacity
 _WITHOUT_GAMMA = ("baseline", "expert_drop")
+# At γ=0 every expert is silent, and at γ=∞ nothing is bounded: what is left to have an effect.
+# The ranks stay at γ=0, and which tokens count: the loads of the devices and the counts of tokens
+# that a record holds depend on them.
+_AT_ZERO = ("ep_size", "count_padding", "decode")
+_AT_INFINITY = ("ep_size", *_COMMON, "candidates", "m", "max_k")
 
 METHODS: tuple[str, ...] = (*_EFFECTIVE, *_ALIASES)
 """Every name that ``method=`` accepts."""
@@ -62,9 +71,11 @@ _FLAGS = ("protect_topk", "max_k", "count_padding")
 class Method:
     """One way to route under a capacity (the semantics' names and defaults).
 
-    Construction checks every knob and resets those without effect to their defaults, so that equal
-    behaviour means equal objects: ``Method("baseline", gamma=1.0) == Method("baseline")`` and
-    ``Method("device_drop", 1.0) == Method("score", 1.0, granularity="device")``.
+    Construction checks every knob and brings the method to its canonical form, so that equal
+    behaviour means equal objects: ``Method("baseline", gamma=1.0) == Method("baseline")``,
+    ``Method("token_reroute", 1.0, rounds=1) == Method("score", 1.0)`` and
+    ``Method("score", math.inf) == Method("baseline")``. What coincides on some models only is not
+    reset: ``candidates="ranked"`` with m ≥ E-K stays different from ``"global"``.
 
     Attributes:
         name: The method, one of :data:`METHODS`.
@@ -77,7 +88,7 @@ class Method:
         m: Number of added candidates for ``candidates="ranked"`` (Table 11 uses 2k and 3k).
         protect_topk: A token's own top-k go before added candidates.
         max_k: A token keeps at most K experts in the end (Table 11, "w/ max").
-        rounds: Rounds of Token Reroute (v1, Algorithm 1); 1 is ``score``.
+        rounds: Rounds of Token Reroute (v1, Algorithm 1); with 1 the method is ``score``.
         granularity: What is bounded: each ``expert`` or the sum over each ``device``'s experts.
         rounding: ``ceil`` (released code, textbooks) or ``floor`` (Algorithms 1 and 2) of C.
         count_padding: Pads count in T and take slots (released code).
@@ -112,7 +123,15 @@ class Method:
             self._set("granularity", "device")
             self._set("name", _ALIASES[self.name])
         self._set("gamma", self._checked_gamma())
-        self._reset_ineffective()
+        if self.candidates == "local" and self.ep_size == 1:
+            self._set("candidates", "global")  # all experts are those of the one rank
+        self._set("name", self._canonical_name())
+        if self.name in _WITHOUT_GAMMA:
+            self._set("gamma", None)
+        effective = self._effective()
+        for knob, default in DEFAULTS.items():
+            if knob not in effective:
+                self._set(knob, default)
 
     def _set(self, knob: str, value: Any) -> None:
         object.__setattr__(self, knob, value)
@@ -147,26 +166,51 @@ class Method:
                 f"gamma={self.gamma}: the capacity factor must be a number of at least 0 "
                 "(0 silences every routed expert, inf means no capacity), for example gamma=1.0"
             )
-        return gamma
+        return gamma + 0.0  # -0.0 is 0.0, and is written as it
 
-    def _reset_ineffective(self) -> None:
+    def _canonical_name(self) -> str:
+        """Return the simplest method that decides alike on every model and every input."""
+        if self.gamma is None:
+            return self.name
+        # A device's C is γ·T·K/R: from γ=R on, all T·K pairs of the tokens' own fit into one.
+        never_binds = self.gamma == math.inf or (
+            self.granularity == "device" and self.gamma >= self.ep_size
+        )
+        # Nothing is added where a token's own K go first and fill it, or fill the one device.
+        fills_device = self.granularity == "device" and self.ep_size == 1 and self.gamma <= 1
+        no_room = self.protect_topk and (fills_device or (never_binds and self.max_k))
+        expands = self.name == "expanded_drop" and not no_room
+        if never_binds and not expands:
+            return "baseline"
+        one_round = self.name == "token_reroute" and self.rounds == 1
+        if self.gamma == 0 or one_round or (self.name == "expanded_drop" and not expands):
+            return "score"
+        return self.name
+
+    def _effective(self) -> set[str]:
+        """Return the knobs that can change what the canonical method does, or what it records."""
         effective = set(_EFFECTIVE[self.name])
-        if "m" in effective and self.candidates != "ranked":
-            effective.discard("m")
-        if not self.uses_ranks:
+        if self.gamma == 0:
+            return effective.intersection(_AT_ZERO)
+        adds_local = self.name == "expanded_drop" and self.candidates == "local"
+        ranked = self.name == "expanded_drop" and self.candidates == "ranked"
+        groups_by_rank = self.scope == "batch" or self.granularity == "device"
+        if self.gamma == math.inf:
+            effective.intersection_update(_AT_INFINITY)
+            groups_by_rank = False
+        if not (adds_local or groups_by_rank):
             effective.discard("ep_size")
-        for knob in dataclasses.fields(self):
-            if knob.name not in effective and knob.name not in ("name", "gamma"):
-                self._set(knob.name, knob.default)
+        device = self.granularity == "device"
+        if device and self.gamma is not None and self.gamma % self.ep_size == 0:
+            effective.discard("rounding")  # γ·T·K/R is a whole number
+        if not ranked:
+            effective.discard("m")
+        return effective
 
     @property
     def uses_ranks(self) -> bool:
         """Whether what it does depends on the number of ranks."""
-        return "ep_size" in _EFFECTIVE[self.name] and (
-            self.scope == "batch"
-            or self.granularity == "device"
-            or (self.name == "expanded_drop" and self.candidates == "local")
-        )
+        return "ep_size" in self._effective()
 
     # The answers to the three questions.
 
@@ -187,10 +231,8 @@ class Method:
 
     @property
     def is_stock(self) -> bool:
-        """Whether the method leaves every decision of the router as it is (baseline, or γ=∞)."""
-        if self.name == "baseline":
-            return True
-        return self.gamma == math.inf and self.candidate_rule == "topk"
+        """Whether the method leaves every decision of the router as it is."""
+        return self.name == "baseline"
 
     def identity(self) -> dict[str, Any]:
         """Return the name and the knobs that have an effect, in a fixed order, JSON-ready.
@@ -205,3 +247,7 @@ class Method:
 
     def _shows(self, knob: str) -> bool:
         return knob != "m" or self.candidates == "ranked"
+
+
+DEFAULTS: dict[str, Any] = {knob.name: knob.default for knob in dataclasses.fields(Method)[2:]}
+"""The default of every knob beside the name and γ."""

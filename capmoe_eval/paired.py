@@ -10,15 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from capmoe_eval.pairing import Floats
 
-#: Resamples of the bootstrap, and sign flips of the test.
+#: Resamples of the bootstrap, and of the sign flips where they are drawn.
 RESAMPLES = 10_000
+#: Values of a sum of differences up to which the sign-flip test is exact.
+LATTICE = 200_000
 _SEED = 20260101
+# Scores are means over fewer runs than this.
+_DENOMINATOR = 1000
 # Up to so many distinct differences are counted, not drawn one by one.
 _FEW = 64
 # Resamples are drawn in parts of this many numbers, so that memory does not grow with documents.
@@ -44,12 +49,11 @@ class Comparison:
     documents: int
 
 
-def compare(differences: Mapping[str, Sequence[float]]) -> Comparison:
+def compare(differences: Mapping[str, Sequence[float] | Floats]) -> Comparison:
     """Compare two methods by the differences of their scores, document by document.
 
-    The confidence interval resamples documents within tasks. The test flips the sign of each
-    document's difference: exactly (a binomial test, McNemar's) where there is one task and all
-    differences have one size, by :data:`RESAMPLES` random flips otherwise. Both are seeded.
+    The confidence interval resamples documents within tasks, seeded; the test is
+    :func:`sign_flip`.
 
     Args:
         differences: For each task, one difference for each document.
@@ -58,22 +62,104 @@ def compare(differences: Mapping[str, Sequence[float]]) -> Comparison:
         ValueError: If there is no task, or a task has no documents.
     """
     tasks = [np.asarray(values, dtype=np.float64) for values in differences.values()]
-    if not tasks or any(not len(values) for values in tasks):
-        raise ValueError("compare: every task needs documents")
+    p = sign_flip(tasks)
     effect = float(np.mean([values.mean() for values in tasks]))
     rng = np.random.default_rng(_SEED)
-    means, flipped = np.zeros(RESAMPLES), np.zeros(RESAMPLES)
+    means = np.zeros(RESAMPLES)
     for values in tasks:
         means += _resampled_means(values, rng) / len(tasks)
     low, high = np.percentile(means, [2.5, 97.5])
-    p = _exact(tasks)
-    if p is None:
-        for values in tasks:
-            flipped += _flipped_means(values, rng) / len(tasks)
-        # The observed signs are one of the possible ones, so p is never 0; ties count.
-        beyond = int((np.abs(flipped) >= abs(effect) - 1e-12).sum())
-        p = (1 + beyond) / (1 + RESAMPLES)
     return Comparison(effect, float(low), float(high), p, sum(map(len, tasks)))
+
+
+def sign_flip(tasks: Sequence[Floats]) -> float:
+    """Return the two-sided p of so large a mean difference if the documents' signs were random.
+
+    Tasks count equally. What counts of the documents is how many differ by how much: of n
+    differences of one size, the number with a positive sign is binomial. Where all are of one size,
+    this is McNemar's exact test. Else it is exact where the sizes are multiples of one step, as
+    means of few right and wrong answers are, and their sum has at most :data:`LATTICE` values;
+    otherwise :data:`RESAMPLES` sums are drawn, from one seed. Neither the order of tasks and
+    documents, nor the sides, nor the unit plays a part.
+
+    Args:
+        tasks: For each task, one difference for each document.
+
+    Raises:
+        ValueError: If there is no task, or a task has no documents.
+    """
+    if not tasks or any(not len(values) for values in tasks):
+        raise ValueError("every task needs documents")
+    moved = _moved(tasks)
+    if not moved:
+        return 1.0
+    gained, lost = (np.array([signs[side] for signs in moved.values()]) for side in (0, 1))
+    if len(moved) == 1:
+        return mcnemar(int(gained[0]), int(lost[0]))
+    steps, counts = _steps(list(moved)), gained + lost
+    span = sum(step * int(count) for step, count in zip(steps, counts, strict=True))
+    if span < LATTICE:
+        whole = np.array(steps)
+        chances = _chances(whole, counts, span)
+        beyond = np.abs(2 * np.arange(span + 1) - span) >= abs(int(whole @ (gained - lost)))
+        # The transform's digits end there.
+        return float(np.clip(chances[beyond].sum(), 1e-12, 1.0))
+    sizes = np.array([float(size) for size in moved])
+    # Equal sums may differ in their last digits; ties count.
+    observed = abs(float(sizes @ (gained - lost))) * (1 - 1e-9)
+    # The observed signs are one of the possible ones, so p is never 0.
+    return (1 + int((np.abs(_drawn(sizes, counts)) >= observed).sum())) / (1 + RESAMPLES)
+
+
+def _moved(tasks: Sequence[Floats]) -> dict[Fraction, list[int]]:
+    """Return the sizes of differences in the mean, how often one is positive and how often not."""
+    moved: dict[Fraction, list[int]] = {}
+    for values in tasks:
+        distinct, times = np.unique(values[values != 0].round(12), return_counts=True)
+        for value, count in zip(distinct.tolist(), times.tolist(), strict=True):
+            signs = moved.setdefault(_rational(abs(value)) / len(values), [0, 0])
+            signs[value < 0] += count
+    return dict(sorted(moved.items()))
+
+
+def _rational(value: float) -> Fraction:
+    """Return the fraction that a score with the last digits lost stands for, such as 2/3."""
+    near = Fraction(value).limit_denominator(_DENOMINATOR)
+    return near if math.isclose(near, value, rel_tol=1e-9) else Fraction(value)
+
+
+def _steps(sizes: Sequence[Fraction]) -> list[int]:
+    """Return sizes as multiples of the largest number that divides all of them."""
+    common = math.lcm(*(size.denominator for size in sizes))
+    whole = [int(size * common) for size in sizes]
+    divisor = math.gcd(*whole)
+    return [size // divisor for size in whole]
+
+
+def _chances(steps: NDArray[np.int64], counts: NDArray[np.int64], span: int) -> Floats:
+    """Return the probability that the positive differences sum to 0, 1, … ``span`` steps.
+
+    The transform of a sum's distribution is the product of the transforms of its parts:
+    (1 + exp(-iθs)) / 2 for each difference of s steps, here with all phases taken out together.
+    """
+    frequencies = np.arange((span + 1) // 2 + 1)
+    product = np.ones(len(frequencies))
+    for step, count in zip(steps.tolist(), counts.tolist(), strict=True):
+        product *= np.cos(np.pi * (frequencies * step % (2 * span + 2)) / (span + 1)) ** count
+    phase = np.exp(-1j * np.pi * (frequencies * span % (2 * span + 2)) / (span + 1))
+    return np.fft.irfft(product * phase, span + 1)
+
+
+def _drawn(sizes: Floats, counts: NDArray[np.int64]) -> Floats:
+    """Return the sums under random signs, seeded, drawn in parts of bounded memory."""
+    rng = np.random.default_rng(_SEED)
+    sums = np.zeros(RESAMPLES)
+    width = max(1, _PART // RESAMPLES)
+    for start in range(0, len(sizes), width):
+        part = slice(start, start + width)
+        positive = rng.binomial(counts[part], 0.5, size=(RESAMPLES, len(counts[part])))
+        sums += (2.0 * positive - counts[part]) @ sizes[part]
+    return sums
 
 
 def _resampled_means(values: Floats, rng: np.random.Generator) -> Floats:
@@ -96,37 +182,6 @@ def _resampled_means(values: Floats, rng: np.random.Generator) -> Floats:
     return np.concatenate(parts)
 
 
-def _flipped_means(values: Floats, rng: np.random.Generator) -> Floats:
-    """Return the means under random signs; differences of 0 have none.
-
-    Of n differences of one size, the number with a positive sign is binomial.
-    """
-    moved = values[values != 0]
-    sizes, times = np.unique(np.abs(moved).round(12), return_counts=True)
-    if len(sizes) <= _FEW:
-        positive = rng.binomial(times, 0.5, size=(RESAMPLES, len(times)))
-        means: Floats = (2.0 * positive - times) @ sizes / len(values)
-        return means
-    rows = max(1, _PART // len(moved))
-    parts = []
-    for start in range(0, RESAMPLES, rows):
-        shape = (min(rows, RESAMPLES - start), len(moved))
-        parts.append((1.0 - 2.0 * rng.integers(2, size=shape)) @ moved / len(values))
-    return np.concatenate(parts)
-
-
-def _exact(tasks: Sequence[Floats]) -> float | None:
-    """Return the exact p where a single task's differences are all of one size, else None."""
-    if len(tasks) != 1:
-        return None
-    moved = tasks[0][tasks[0] != 0]
-    if not len(moved):
-        return 1.0
-    if not np.allclose(np.abs(moved), abs(moved[0])):
-        return None
-    return mcnemar(int((moved > 0).sum()), int((moved < 0).sum()))
-
-
 def mcnemar(gained: int, lost: int) -> float:
     """Return the two-sided p of McNemar's exact test.
 
@@ -134,11 +189,11 @@ def mcnemar(gained: int, lost: int) -> float:
         gained: Documents that only the first method has right.
         lost: Documents that only the second has right.
     """
-    count, least = gained + lost, min(gained, lost)
-    if not count:
+    if not gained + lost:
         return 1.0
-    tail = sum(math.comb(count, k) for k in range(least + 1))
-    return min(1.0, float(2 * tail / 2**count))
+    from scipy.stats import binomtest
+
+    return float(binomtest(gained, gained + lost, 0.5).pvalue)
 
 
 def holm(ps: Sequence[float]) -> list[float]:

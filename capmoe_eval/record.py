@@ -17,6 +17,9 @@ from capmoe_eval.errors import UsageError
 SCHEMA = 2
 """Version of the record's ``capmoe`` part; ``docs/results.md`` describes it."""
 
+VERDICTS = "replication.json"
+"""The file of a results directory that holds the replication's verdicts on its records."""
+
 # Field of the capmoe part → the types that it may have.
 _FIELDS: dict[str, tuple[type, ...]] = {
     "schema": (int,),

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from capmoe_eval.cell import method_label
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing import METHODS, Method
 
@@ -36,6 +37,29 @@ def test_identity_rebuilds_the_method() -> None:
                 **knobs,
             )
             assert rebuilt == method
+
+
+@pytest.mark.parametrize(
+    ("method", "label"),
+    [
+        (Method("expanded_drop", 1.0, ep_size=8), "expanded_drop-g1-ep8"),
+        (Method("expanded_drop", 1.0), "expanded_drop-g1-global"),
+        (
+            Method("expanded_drop", 1.0, ep_size=8, candidates="global"),
+            "expanded_drop-g1-ep8-global",
+        ),
+        (
+            Method("expanded_drop", 1.0, ep_size=8, candidates="ranked"),
+            "expanded_drop-g1-ep8-ranked-m4",
+        ),
+        (Method("token_reroute", 1.0, rounds=1, ep_size=8), "score-g1-ep8"),
+        (Method("random", 0.0, ep_size=8, seed=2), "score-g0-ep8"),
+        (Method("score", math.inf, ep_size=8), "baseline"),
+    ],
+)
+def test_a_label_names_what_differs_from_the_defaults(method: Method, label: str) -> None:
+    """Files of results are named by it: a default that goes without saying must stay one."""
+    assert method_label(method) == label
 
 
 @pytest.mark.parametrize(

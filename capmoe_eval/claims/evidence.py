@@ -14,7 +14,7 @@ from typing import Any, Final
 from capmoe_eval.efficiency import Bench
 from capmoe_eval.errors import UsageError
 from capmoe_eval.method import Method
-from capmoe_eval.record import Record, read_record
+from capmoe_eval.record import VERDICTS, Record, read_record
 from capmoe_eval.report.layouts import ALL_TASKS
 
 TASKS: Final = tuple(column.task for column in ALL_TASKS)
@@ -167,44 +167,45 @@ def read_evidence(root: Path, profile: str, homes: Mapping[str, Home]) -> Eviden
     """Read every record under a results directory; what is broken is listed and left out.
 
     Args:
-        root: The directory, ``results/<profile>``. A replication report is looked for in it and
-            beside it (``results/replication.json``).
+        root: The directory, ``results/<profile>``. The verdicts of the replication are looked for
+            in it (:data:`capmoe_eval.record.VERDICTS`).
         profile: Name of the profile.
         homes: Each model's own settings.
     """
     records, broken = [], []
     for path in sorted(root.rglob("*.json")):
-        if path.name.startswith(".") or path.name == _REPLICATION:
+        if path.name.startswith(".") or path.name == VERDICTS:
             continue
         try:
             records.append(read_record(path))
         except UsageError as error:
             broken.append(" ".join(str(error).split()))
     replication: Mapping[str, Mapping[str, Any]] = {}
-    # The report is about the trained tiny models and says nothing of others.
-    if profile == "zoo":
-        for path in (root / _REPLICATION, root.parent / _REPLICATION):
-            if path.is_file():
-                replication, reason = read_replication(path)
-                broken += [reason] if reason else []
-                break
+    verdicts = root / VERDICTS
+    if verdicts.is_file():
+        replication, reason = read_replication(verdicts, profile)
+        broken += [reason] if reason else []
     return Evidence(profile, tuple(records), tuple(broken), homes, replication)
 
 
-_REPLICATION: Final = "replication.json"
-
-
-def read_replication(path: Path) -> tuple[dict[str, Mapping[str, Any]], str]:
-    """Return the claims of a replication report by id, and why it cannot be read (or "")."""
+def read_replication(path: Path, profile: str) -> tuple[dict[str, Mapping[str, Any]], str]:
+    """Return the claims of a profile's replication report by id, and why there are none (or "")."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         claims = {str(claim["id"]): claim for claim in content["claims"]}
         for claim in claims.values():
             str(claim["verdict"])
             for contrast in claim.get("contrasts", []):
-                float(contrast["effect"])
+                # What was not measured has no effect.
+                float(0.0 if contrast["effect"] is None else contrast["effect"])
+        of = str(content["profile"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         return {}, f"{path}: no replication report ({type(error).__name__}: {error})"
+    if of != profile:
+        return {}, (
+            f"{path}: verdicts of profile {of}, not of {profile}; run "
+            f"`python -m capmoe_eval.replication profile={profile}`"
+        )
     return claims, ""
 
 

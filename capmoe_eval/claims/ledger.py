@@ -109,6 +109,7 @@ def replicated(claim: str, replication: Mapping[str, Mapping[str, Any]]) -> Find
             models=dict(sorted(_models(contrast).items())),
         )
         for contrast in found.get("contrasts", [])
+        if contrast["effect"] is not None
     )
     text = f"Replication report ({claim}): {found['verdict']}; {len(details)} contrasts."
     return Finding("replication", _WORDS.get(word, Outcome.UNDECIDED), text, details)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,7 +11,8 @@ import numpy as np
 
 from capmoe_eval.claims.evidence import Choice, Evidence
 from capmoe_eval.claims.finding import Detail, Finding, Outcome, combine
-from capmoe_eval.paired import Comparison, Floats, compare, holm
+from capmoe_eval.paired import Comparison, compare, holm
+from capmoe_eval.pairing import Paired, Unpaired, pair, pool
 from capmoe_eval.record import Record
 
 ALPHA: Final = 0.05
@@ -117,52 +118,45 @@ class Contrast:
         return cls(label, first, second, Expectation.of(raw["expect"]), tuple(raw.get("tasks", ())))
 
 
-Key = tuple[str, str, str]
-Scores = dict[Key, Floats]
-"""Each document's score by (task, subtask, hash of the documents)."""
+def pairs(
+    first: Mapping[str, Sequence[Record]], second: Mapping[str, Sequence[Record]]
+) -> tuple[dict[str, Paired], dict[str, str]]:
+    """Return the tasks that both choices have as pairs, and why others do not pair.
+
+    Scores are averaged over the records of a task (the seeds of Random).
+    """
+    found: dict[str, Paired] = {}
+    reasons: dict[str, str] = {}
+    for task in sorted(first.keys() & second.keys()):
+        sides = ([record.documents for record in side[task]] for side in (first, second))
+        paired = pair(*sides)
+        if isinstance(paired, Unpaired):
+            reasons[task] = paired.reason
+        else:
+            found[task] = paired
+    return found, reasons
 
 
-def document_scores(found: Mapping[str, Sequence[Record]]) -> Scores:
-    """Return each document's score, averaged over the records of a task (the seeds of Random)."""
-    collected: dict[Key, list[Floats]] = {}
-    for task, records in found.items():
-        for record in records:
-            for subtask, part in sorted(record.capmoe["documents"].items()):
-                correct = np.asarray(part["correct"], dtype=np.float64)
-                collected.setdefault((task, subtask, part["documents"]), []).append(correct)
-    return {key: np.mean(seeds, axis=0) for key, seeds in collected.items()}
-
-
-def differences(first: Scores, second: Scores) -> Scores:
-    """Return the differences on the documents that both answered."""
-    return {key: first[key] - second[key] for key in first if key in second}
-
-
-def pool(models: Iterable[Scores]) -> dict[str, list[float]]:
-    """Average over the models that answered a document; return the values by task."""
-    collected: dict[Key, list[Floats]] = {}
-    for model in models:
-        for key, values in model.items():
-            collected.setdefault(key, []).append(values)
-    pooled: dict[str, list[float]] = {}
-    for (task, *_), scores in sorted(collected.items(), key=lambda item: item[0]):
-        pooled.setdefault(task, []).extend(np.mean(scores, axis=0).tolist())
-    return pooled
-
-
-def task_mean(pooled: Mapping[str, Sequence[float]]) -> float:
-    """Return the mean in which tasks count equally."""
-    return float(np.mean([np.mean(values) for values in pooled.values()]))
+def task_mean(paired: Mapping[str, Paired]) -> float:
+    """Return the mean difference in which tasks count equally."""
+    return float(np.mean([values.differences.mean() for values in paired.values()]))
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a contrast found, in fractions; ``models`` in points."""
+    """What a contrast found, in fractions; ``models`` in points.
 
-    contrast: Contrast
-    comparison: Comparison
+    Attributes:
+        comparison: What its pairs say; None where no model has both sides of a task.
+        models: The mean difference of each model.
+        records: Paths of the records that were compared.
+        unpaired: The tasks of models that do not pair, with the reason.
+    """
+
+    comparison: Comparison | None
     models: Mapping[str, float]
     records: tuple[str, ...]
+    unpaired: tuple[str, ...]
 
 
 class Contrasts:
@@ -170,10 +164,10 @@ class Contrasts:
 
     def __init__(self, evidence: Evidence) -> None:
         self._evidence = evidence
-        self._known: dict[str, Result | None] = {}
+        self._known: dict[str, Result] = {}
 
-    def result(self, contrast: Contrast) -> Result | None:
-        """Return what a contrast finds, or None where no model has both sides."""
+    def result(self, contrast: Contrast) -> Result:
+        """Return what a contrast finds."""
         key = f"{contrast.first}|{contrast.second}|{contrast.tasks}"
         key += f"|{contrast.first.shuffle}|{contrast.first.batch_size}"
         key += f"|{contrast.second.shuffle}|{contrast.second.batch_size}"
@@ -181,23 +175,24 @@ class Contrasts:
             self._known[key] = self._compute(contrast)
         return self._known[key]
 
-    def _compute(self, contrast: Contrast) -> Result | None:
-        by_model: dict[str, Scores] = {}
+    def _compute(self, contrast: Contrast) -> Result:
+        by_model: dict[str, dict[str, Paired]] = {}
         paths: set[str] = set()
+        unpaired: list[str] = []
         for model in self._evidence.models:
             sides = [self._evidence.find(c, model) for c in (contrast.first, contrast.second)]
             if contrast.tasks:
                 sides = [{t: r for t, r in side.items() if t in contrast.tasks} for side in sides]
-            found = differences(*(document_scores(side) for side in sides))
+            found, reasons = pairs(*sides)
+            unpaired += [f"{model} {task} ({reason})" for task, reason in reasons.items()]
             if found:
                 by_model[model] = found
-                tasks = {key[0] for key in found}
-                paths |= {str(r.path) for s in sides for t in tasks for r in s.get(t, ())}
-        if not by_model:
-            return None
-        models = {model: _POINTS * task_mean(pool([found])) for model, found in by_model.items()}
-        pooled = compare(pool(by_model.values()))
-        return Result(contrast, pooled, models, tuple(sorted(paths)))
+                paths |= {str(r.path) for side in sides for t in found for r in side[t]}
+        models = {model: _POINTS * task_mean(found) for model, found in by_model.items()}
+        # Tasks in one order, whichever model has them first: resamples are drawn task by task.
+        pooled = dict(sorted(pool(by_model.values()).items()))
+        comparison = compare(pooled) if pooled else None
+        return Result(comparison, models, tuple(sorted(paths)), tuple(unpaired))
 
 
 def check(raw: Sequence[Mapping[str, Any]], contrasts: Contrasts) -> Finding:
@@ -208,16 +203,20 @@ def check(raw: Sequence[Mapping[str, Any]], contrasts: Contrasts) -> Finding:
     """
     wanted = [Contrast.of(item) for item in raw]
     results = [contrasts.result(contrast) for contrast in wanted]
-    present = [(c, r) for c, r in zip(wanted, results, strict=True) if r is not None]
-    missing = [c.label for c, r in zip(wanted, results, strict=True) if r is None]
+    # A result may have been computed for another claim, which expects something else of it.
+    compared = list(zip(wanted, results, strict=True))
+    present = [(c, r, r.comparison) for c, r in compared if r.comparison is not None]
+    missing = [c.label for c, r in compared if r.comparison is None]
+    unpaired = list(dict.fromkeys(task for r in results for task in r.unpaired))
+    left_out = f"Not paired and left out: {'; '.join(unpaired)}." if unpaired else ""
     if not present:
-        return Finding("measured", Outcome.ABSENT, f"No records of: {'; '.join(missing)}.")
-    corrected = holm([r.comparison.p for _, r in present])
+        text = f"No records of: {'; '.join(missing)}. {left_out}".rstrip()
+        return Finding("measured", Outcome.ABSENT, text)
+    corrected = holm([comparison.p for *_, comparison in present])
     details, outcomes, texts = [], [], []
-    for (contrast, result), p in zip(present, corrected, strict=True):
+    for (contrast, result, comparison), p in zip(present, corrected, strict=True):
         effect, low, high = (
-            _POINTS * x
-            for x in (result.comparison.effect, result.comparison.low, result.comparison.high)
+            _POINTS * x for x in (comparison.effect, comparison.low, comparison.high)
         )
         outcome = contrast.expect.judge(low, high, p)
         outcomes.append(outcome)
@@ -225,13 +224,14 @@ def check(raw: Sequence[Mapping[str, Any]], contrasts: Contrasts) -> Finding:
             contrast.label, effect, low, high, p, "points", result.models, result.records
         )
         details.append(detail)
-        models, tasks = len(result.models), result.comparison.documents
+        models, documents = len(result.models), comparison.documents
         texts.append(
             f"{contrast.label}: {effect:+.2f} points [{low:+.2f}, {high:+.2f}], "
-            f"p = {p:.3g}, {models} model{'s' * (models != 1)}, {tasks:,} documents; "
+            f"p = {p:.3g}, {models} model{'s' * (models != 1)}, {documents:,} documents; "
             f"asked {contrast.expect}: {outcome.value}"
         )
     if missing:
         outcomes.append(Outcome.UNDECIDED)
         texts.append(f"no records of: {'; '.join(missing)}")
-    return Finding("measured", combine(outcomes), ". ".join(texts) + ".", tuple(details))
+    text = f"{'. '.join(texts)}. {left_out}".rstrip()
+    return Finding("measured", combine(outcomes), text, tuple(details))

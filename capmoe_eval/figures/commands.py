@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from capmoe_eval.cell import Cell
 from capmoe_eval.configuration import load_option
-from capmoe_eval.method import Method
+from capmoe_eval.method import DEFAULTS
 
 _COMMAND: Final = "python -m capmoe_eval"
 # What a sweep can run over, in the order in which cells are joined: tasks share one evaluation of
@@ -52,7 +52,7 @@ def _is_of_the_experiment(word: str) -> bool:
 def _words(cell: Cell, said: set[str]) -> Words:
     """Return what sets a cell: what may be swept, and what is not as usual."""
     model, method = load_option("model", cell.model.name), cell.method
-    usual = Method(method.name, method.gamma).identity() | {"ep_size": model.ep_size}
+    usual = DEFAULTS | {"ep_size": model.ep_size}
     words: dict[str, Any] = {"model": cell.model.name, "method": method.name}
     words |= {
         knob: value

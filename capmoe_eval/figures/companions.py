@@ -12,6 +12,7 @@ from capmoe_eval.figures.evidence import Evidence
 from capmoe_eval.figures.pooling import by_key
 from capmoe_eval.figures.spec import Measured, Numbers
 from capmoe_eval.figures.style import BLUE, HATCHES, PAGE, SKY, new_figure
+from capmoe_eval.pairing import Unpaired, pair
 from capmoe_eval.record import Record
 
 if TYPE_CHECKING:
@@ -25,24 +26,6 @@ _METHODS: Final = {
     "expanded_drop": "Expanded Drop",
 }
 _KINDS: Final = {"batch_sizes": "batch size", "shuffles": "companions"}
-
-
-def flip_rate(one: Record, other: Record) -> float | None:
-    """Return the share of documents that are right in one record and wrong in the other.
-
-    None where the records did not see the same documents.
-    """
-    first, second = one.capmoe["documents"], other.capmoe["documents"]
-    if {name: part["documents"] for name, part in first.items()} != {
-        name: part["documents"] for name, part in second.items()
-    }:
-        return None
-    pairs = [
-        (float(a), float(b))
-        for name in sorted(first)
-        for a, b in zip(first[name]["correct"], second[name]["correct"], strict=True)
-    ]
-    return sum(a != b for a, b in pairs) / len(pairs)
 
 
 def measure_companions(evidence: Evidence) -> Measured:
@@ -84,14 +67,13 @@ def _spread(records: Sequence[Record], label: str, notes: list[str]) -> dict[str
     """Return the flip rates of all pairs and the range of scores; None with fewer than two."""
     pairs: list[dict[str, Any]] = []
     for one, other in itertools.combinations(records, 2):
-        rate = flip_rate(one, other)
-        if rate is None:
+        found = pair([one.documents], [other.documents])
+        if isinstance(found, Unpaired):
             notes.append(
-                f"{label}: {_setting(one)} and {_setting(other)} saw other documents and are not "
-                "compared."
+                f"{label}: {_setting(one)} and {_setting(other)} are not compared: {found.reason}."
             )
         else:
-            pairs.append({"settings": [_setting(one), _setting(other)], "flip_rate": rate})
+            pairs.append({"settings": [_setting(one), _setting(other)], "flip_rate": found.flips})
     if not pairs:
         return None
     rates = [float(pair["flip_rate"]) for pair in pairs]

@@ -26,7 +26,9 @@ def measure_curve(evidence: Evidence) -> Measured:
     """Collect the scores under Token Drop by γ: of each task, and the mean where all are there."""
     model, tasks = evidence.model, list(evidence.tasks)
     baseline = evidence.of("baseline", model=model)
-    groups = by_key(evidence.of("curve", model=model), lambda record: record.gamma)
+    # γ=∞ is the baseline, which the figure has anyway.
+    bounded = [r for r in evidence.of("curve", model=model) if r.gamma is not None]
+    groups = by_key(bounded, lambda record: record.gamma)
     mean: list[dict[str, Any]] = []
     notes = []
     for gamma in sorted(groups):

@@ -1,7 +1,7 @@
 """Does what the paper claims show on the models at hand? Verdicts from records, by paired tests.
 
 ``python -m capmoe_eval.replication profile=zoo`` reads the records of ``experiment=replicate`` and
-writes ``results/replication.json`` and ``reports/replication.md``. Needs no torch.
+writes ``results/zoo/replication.json`` and ``reports/zoo/replication.md``. Needs no torch.
 """
 
 from capmoe_eval.replication.claims import CLAIMS, Claim, Contrast, Side

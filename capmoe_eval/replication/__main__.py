@@ -12,14 +12,16 @@ from capmoe_eval.application import run_command
 from capmoe_eval.atomic import write_bytes, write_text
 from capmoe_eval.errors import UsageError
 from capmoe_eval.finished import finished
+from capmoe_eval.record import VERDICTS
 from capmoe_eval.replication.claims import CLAIMS
 from capmoe_eval.replication.evidence import Evidence
 from capmoe_eval.replication.measures import MEASURES, Trainings
 from capmoe_eval.replication.render import draw, to_json, to_markdown, to_png
 from capmoe_eval.replication.verdict import Judgement, judge
 
-#: Where the balance of models of several training seeds is kept.
+#: Where the balance of the trained tiny models of several training seeds is kept.
 TRAININGS = Path("results/training_seeds.json")
+_TRAINED = "zoo"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -28,9 +30,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m capmoe_eval.replication",
         description="Judge the paper's claims by the finished records of experiment=replicate.",
     )
-    parser.add_argument("--results", type=Path, default=Path("results"), help="for the JSON")
-    parser.add_argument("--out", type=Path, default=Path("reports"), help="for the report")
-    parser.add_argument("--trainings", type=Path, default=TRAININGS, help="training seeds' balance")
+    parser.add_argument(
+        "--results", type=Path, help=f"for {VERDICTS} (default: beside the records, results_dir)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("reports"), help="directory (default: reports)"
+    )
+    parser.add_argument(
+        "--trainings",
+        type=Path,
+        help=f"training seeds' balance (default: {TRAININGS} with profile {_TRAINED}, else none)",
+    )
     parser.add_argument("overrides", nargs="*", help="as for python -m capmoe_eval")
     given = parser.parse_args(arguments)
 
@@ -42,7 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 f"profile={profile}: no finished evaluation of experiment=replicate; run "
                 f"`python -m capmoe_eval experiment=replicate {' '.join(given.overrides)}` first"
             )
-        evidence, trainings = Evidence(found.records), _trainings(given.trainings)
+        # Trained tiny models say nothing of other profiles, unless someone names them.
+        trained = given.trainings or (TRAININGS if profile == _TRAINED else None)
+        evidence, trainings = Evidence(found.records), _trainings(trained)
         judgements = [
             Judgement(
                 claim,
@@ -60,24 +72,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "missing": len(found.plans) - len(found.records),
             "notes": [*found.notes, *found.broken],
         }
-        write_text(given.results / "replication.json", to_json(judgements, about))
+        verdicts = (given.results or found.plans[0].root) / VERDICTS
+        write_text(verdicts, to_json(judgements, about))
+        folder = given.out / profile
         text = to_markdown(judgements, about)
-        write_text(given.out / "replication.md", text)
+        write_text(folder / "replication.md", text)
         title = f"What routing costs: {len(evidence.models)} models, profile {profile}"
-        write_bytes(given.out / "replication.png", to_png(draw(judgements, title)))
+        write_bytes(folder / "replication.png", to_png(draw(judgements, title)))
         print(text.partition("\n## ")[0])
         if about["missing"]:
             print(f"{about['missing']} of {len(found.plans)} evaluations are missing")
-        print(
-            f"written: {given.results / 'replication.json'}, {given.out / 'replication.md'}, .png"
-        )
+        print(f"written: {verdicts}, {folder / 'replication.md'}, .png")
         return 0
 
     sys.exit(run_command(report))
 
 
-def _trainings(path: Path) -> Trainings:
-    if not path.is_file():
+def _trainings(path: Path | None) -> Trainings:
+    if path is None or not path.is_file():
         return []
     try:
         trainings: Trainings = json.loads(path.read_text(encoding="utf-8"))["trainings"]

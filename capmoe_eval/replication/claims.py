@@ -32,9 +32,9 @@ class Side:
     gamma: float | None = None
     knobs: Mapping[str, Any] = field(default_factory=dict)
 
-    def key(self) -> tuple[tuple[str, Any], ...]:
-        """Return what :func:`method_key` gives for a method of this side."""
-        return method_key(Method(self.name, self.gamma, ep_size=2, **self.knobs))
+    def key(self, ep_size: int) -> tuple[tuple[str, Any], ...]:
+        """Return what :func:`method_key` gives for this side on a model of so many ranks."""
+        return method_key(Method(self.name, self.gamma, ep_size=ep_size, **self.knobs))
 
 
 def method_key(method: Method) -> tuple[tuple[str, Any], ...]:

@@ -4,30 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-
-import numpy as np
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.paired import Floats
+from capmoe_eval.pairing import Documents, Paired, Unpaired, pair
 from capmoe_eval.record import Record
 from capmoe_eval.replication.claims import Composition, Side, method_key
 
 MIX = "zero_shot_mix"
 """The task whose requests meet in one batch."""
-
-
-@dataclass(frozen=True)
-class Answers:
-    """How the documents of one task were answered.
-
-    Attributes:
-        documents: Hash over the documents; only equal ones pair.
-        correct: Score of each document, a mean over seeds.
-    """
-
-    documents: str
-    correct: Floats
 
 
 class Evidence:
@@ -40,6 +24,9 @@ class Evidence:
     def __init__(self, records: Iterable[Record]) -> None:
         self.records = tuple(records)
         self.models = tuple(dict.fromkeys(record.model for record in self.records))
+        self._ranks = dict.fromkeys(self.models, 1)
+        for record in self.records:
+            self._ranks[record.model] = max(self._ranks[record.model], record.cell.method.ep_size)
         self._found: defaultdict[tuple[object, ...], list[Record]] = defaultdict(list)
         for record in self.records:
             batches = _batches(record)
@@ -48,64 +35,57 @@ class Evidence:
 
     def of(self, model: str, side: Side, batches: Composition = "single") -> Sequence[Record]:
         """Return the records of a side on a model: of all its tasks, seeds and shuffles."""
-        return self._found.get((model, batches, side.key()), [])
+        return self._found.get((model, batches, side.key(self._ranks[model])), [])
 
-    def answers(self, model: str, side: Side, batches: Composition) -> Mapping[str, Answers]:
-        """Return, for each task, its documents' scores, averaged over seeds and shuffles.
+    def is_of(self, record: Record, side: Side) -> bool:
+        """Return whether a record is of a side, whatever its batches."""
+        return method_key(record.cell.method) == side.key(self._ranks[record.model])
 
-        Raises:
-            UsageError: If two records of a task saw different documents.
-        """
-        found: defaultdict[str, list[Answers]] = defaultdict(list)
-        for record in self.of(model, side, batches):
-            for task, answers in answers_by_task(record).items():
-                found[task].append(answers)
-        return {task: _mean(task, several) for task, several in found.items()}
+    def pairs(self, model: str, one: Side, other: Side, batches: Composition) -> dict[str, Paired]:
+        """Return, for each task that both sides have, their scores on its documents.
 
-    def differences(
-        self, model: str, one: Side, other: Side, batches: Composition
-    ) -> dict[str, Floats]:
-        """Return, for each task that both sides have, one minus other for each document.
+        Scores are averaged over seeds and shuffles.
 
         Raises:
-            UsageError: If the sides saw different documents.
+            UsageError: If the records of a task do not pair.
         """
-        ones, others = (self.answers(model, side, batches) for side in (one, other))
+        ones, others = (self._documents(model, side, batches) for side in (one, other))
         return {
-            task: ones[task].correct - _paired(task, ones[task], others[task]).correct
-            for task in ones
-            if task in others
+            task: paired(model, task, ones[task], others[task]) for task in ones if task in others
         }
 
+    def _documents(
+        self, model: str, side: Side, batches: Composition
+    ) -> Mapping[str, list[Documents]]:
+        found: defaultdict[str, list[Documents]] = defaultdict(list)
+        for record in self.of(model, side, batches):
+            for task, documents in documents_by_task(record).items():
+                found[task].append(documents)
+        return found
 
-def answers_by_task(record: Record) -> dict[str, Answers]:
-    """Return a record's answers; the subjects of MMLU are one task, those of a mixture are many."""
-    parts = record.capmoe["documents"]
+
+def documents_by_task(record: Record) -> dict[str, Documents]:
+    """Return a record's scores; the subjects of MMLU are one task, those of a mixture are many."""
     if record.task == MIX:
-        return {name: _answers([part]) for name, part in parts.items()}
-    return {record.task: _answers(list(parts.values()))}
+        return {name: {name: part} for name, part in record.documents.items()}
+    return {record.task: record.documents}
 
 
-def _answers(parts: Sequence[Mapping[str, object]]) -> Answers:
-    hashes = " ".join(str(part["documents"]) for part in parts)
-    return Answers(hashes, np.concatenate([np.asarray(p["correct"], dtype=float) for p in parts]))
+def paired(
+    model: str, task: str, first: Sequence[Documents], second: Sequence[Documents]
+) -> Paired:
+    """Return two sides of a task as a pair: a verdict on a part of the documents is none.
 
-
-def _mean(task: str, several: Sequence[Answers]) -> Answers:
-    for answers in several[1:]:
-        _paired(task, several[0], answers)
-    mean = np.mean([answers.correct for answers in several], axis=0)
-    return Answers(several[0].documents, mean)
-
-
-def _paired(task: str, one: Answers, other: Answers) -> Answers:
-    """Return the other answers if they are to the same documents."""
-    if one.documents != other.documents:
+    Raises:
+        UsageError: If they do not pair.
+    """
+    found = pair(first, second)
+    if isinstance(found, Unpaired):
         raise UsageError(
-            f"task={task}: two records answer different documents; run the experiment again with "
-            "one limit and one data.root"
+            f"model={model}, task={task}: records do not pair ({found.reason}); run the experiment "
+            "again with one limit and one data.root"
         )
-    return other
+    return found
 
 
 def _batches(record: Record) -> Composition | None:

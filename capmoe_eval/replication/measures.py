@@ -9,11 +9,10 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-import numpy as np
-
+from capmoe_eval.pairing import Documents
 from capmoe_eval.record import Record
 from capmoe_eval.replication.claims import BASELINE, Side
-from capmoe_eval.replication.evidence import MIX, Evidence, answers_by_task
+from capmoe_eval.replication.evidence import MIX, Evidence, documents_by_task, paired
 from capmoe_eval.replication.verdict import (
     CONFIRMED,
     CONTRADICTED,
@@ -119,26 +118,24 @@ _MIXED_SIDES: Final = (
 
 def _flips(evidence: Evidence, model: str, side: Side, batches: str) -> float | None:
     """Return the mean share of documents whose score differs between two compositions."""
-    by_task: defaultdict[str, list[Any]] = defaultdict(list)
+    by_task: defaultdict[str, list[Documents]] = defaultdict(list)
     for record in evidence.records:
         shuffled = record.cell.shuffle is not None
         if record.task != MIX or record.model != model or shuffled != (batches == "the company"):
             continue
-        if Side(record.method, record.gamma, _knobs(record)).key() != side.key():
+        if not evidence.is_of(record, side):
             continue
-        for task, answers in answers_by_task(record).items():
-            by_task[task].append(answers.correct)
+        for task, documents in documents_by_task(record).items():
+            by_task[task].append(documents)
     rates = [
-        float(np.mean([np.mean(one != other) for one, other in itertools.combinations(several, 2)]))
-        for several in by_task.values()
+        statistics.fmean(
+            paired(model, task, [one], [other]).flips
+            for one, other in itertools.combinations(several, 2)
+        )
+        for task, several in by_task.items()
         if len(several) > 1
     ]
     return statistics.fmean(rates) if rates else None
-
-
-def _knobs(record: Record) -> dict[str, Any]:
-    identity = record.cell.method.identity()
-    return {k: v for k, v in identity.items() if k not in ("method", "gamma", "ep_size", "seed")}
 
 
 def _flipped(side: Side, batches: str, flips: Mapping[str, float]) -> Finding:
@@ -171,18 +168,16 @@ def _unanimous(yes: Sequence[bool]) -> str:
     return CONFIRMED if all(yes) else MIXED if any(yes) else CONTRADICTED
 
 
-# Student's t for a two-sided 95 % interval, by degrees of freedom.
-_T95: Final = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365}
-
-
 def _sampled(label: str, unit: str, by_seed: Mapping[str, float]) -> Finding:
     """Return a finding on training seeds, with Student's interval over them."""
     values = list(by_seed.values())
     freedom = len(values) - 1
-    if freedom not in _T95:
+    if freedom < 1:
         return Finding(label, NOT_MEASURED, unit, models=by_seed)
+    from scipy.stats import t
+
     mean = statistics.fmean(values)
-    reach = _T95[freedom] * statistics.stdev(values) / math.sqrt(len(values))
+    reach = float(t.ppf(0.975, freedom)) * statistics.stdev(values) / math.sqrt(len(values))
     verdict = CONFIRMED if mean - reach > 0 else CONTRADICTED if mean + reach < 0 else NOT_SHOWN
     return Finding(label, verdict, unit, mean, mean - reach, mean + reach, models=by_seed)
 

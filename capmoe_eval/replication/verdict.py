@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
-from capmoe_eval.paired import Comparison, Floats, compare, holm
+from capmoe_eval.paired import Comparison, compare, holm
+from capmoe_eval.pairing import pool
 from capmoe_eval.replication.claims import MARGIN, Claim, Contrast, Side
 from capmoe_eval.replication.evidence import Evidence
 
@@ -102,19 +102,19 @@ class _Compared:
 
 def _compared(evidence: Evidence, contrast: Contrast) -> _Compared | None:
     """Compare a contrast's sides: documents are averaged over models, tasks count equally."""
-    by_task: defaultdict[str, list[Floats]] = defaultdict(list)
-    models = {}
-    for model in evidence.models:
-        found = evidence.differences(model, contrast.one, contrast.other, contrast.batches)
-        if not found:
-            continue
-        models[model] = 100 * float(np.mean([values.mean() for values in found.values()]))
-        for task, values in found.items():
-            by_task[task].append(100 * values)
-    if not by_task:
+    found = {
+        model: pairs
+        for model in evidence.models
+        if (pairs := evidence.pairs(model, contrast.one, contrast.other, contrast.batches))
+    }
+    if not found:
         return None
-    pooled = {task: np.mean(values, axis=0).tolist() for task, values in by_task.items()}
-    return _Compared(compare(pooled), models)
+    models = {
+        model: 100 * float(np.mean([paired.differences.mean() for paired in pairs.values()]))
+        for model, pairs in found.items()
+    }
+    points = {task: 100 * values for task, values in pool(found.values()).items()}
+    return _Compared(compare(points), models)
 
 
 def _finding(contrast: Contrast, compared: _Compared, p: float | None) -> Finding:

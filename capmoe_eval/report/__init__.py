@@ -4,7 +4,6 @@ A table rebuilds in seconds from JSON alone: nothing here imports torch, transfo
 
     layouts       which rows and columns a table has (data)
     fill          puts measured numbers into a layout
-    significance  tests them against the baseline, document by document
     published     puts the printed numbers into the same layout
     settings      the table of evaluation settings
     workload      the table of speedups by workload

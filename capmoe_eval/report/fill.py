@@ -13,7 +13,7 @@ from typing import Protocol
 
 from capmoe_eval.datasource import EMBEDDED
 from capmoe_eval.errors import UsageError
-from capmoe_eval.report.layouts import OWN, Layout, ModelSlot, RowSpec
+from capmoe_eval.report.layouts import OWN, Asked, Layout, ModelSlot, RowSpec
 from capmoe_eval.report.table import (
     ALPHA,
     Block,
@@ -25,6 +25,8 @@ from capmoe_eval.report.table import (
     Row,
     Table,
 )
+
+_BASELINE = Asked("baseline", None, {})
 
 NO_LIMIT = "+∞"
 """How γ is printed where there is no capacity limit."""
@@ -105,7 +107,7 @@ class Measured:
     the mean of theirs, an upper bound.
 
     Each entry is compared with the same model's baseline on the same documents
-    (:mod:`capmoe_eval.report.significance`); what the paper prints for the same model stands
+    (:mod:`capmoe_eval.pairing`); what the paper prints for the same model stands
     beside it, unless the documents are embedded ones.
 
     Args:
@@ -145,44 +147,36 @@ class Measured:
                 seeds of one entry have different knobs or saw different numbers of documents, or
                 if a number is not finite.
         """
-        knobs = {knob: slot.symbols.get(str(v), v) for knob, v in spec.knobs.items()}
-        found = [self._runs(slot, spec.method, gamma, task.task, knobs) for task in layout.tasks]
+        asked = Asked.of(slot, spec, gamma)
+        found = [self._runs(slot, asked, task.task) for task in layout.tasks]
         absent = [column.task for column, ms in zip(layout.tasks, found, strict=True) if not ms]
-        missing = Missing(self._fill_command(slot, spec, gamma, knobs, absent))
+        missing = Missing(self._fill_command(slot, spec, gamma, absent))
         cells: list[Entry | Missing] = [_entry(ms, layout.scale) if ms else missing for ms in found]
         if layout.average is not None:
             measured = [cell for cell in cells if isinstance(cell, Entry)]
             cells.append(missing if absent else _average(measured, layout.same_documents))
-        if spec.method != "baseline":
-            baselines = [self._runs(slot, "baseline", None, t.task, {}) for t in layout.tasks]
+        if asked != _BASELINE:
+            baselines = [self._runs(slot, _BASELINE, task.task) for task in layout.tasks]
             cells = _tested(cells, found, baselines, layout)
         if self._printed is not None and all(m.data not in EMBEDDED for ms in found for m in ms):
             cells = _beside(cells, self._printed, layout, slot, spec, gamma)
         return tuple(cells)
 
-    def _runs(
-        self,
-        slot: ModelSlot,
-        method: str,
-        gamma: float | None,
-        task: str,
-        knobs: Mapping[str, object],
-    ) -> list[Measurement]:
-        found = self._found.get((slot.key, method, gamma, task), [])
-        return [m for m in found if knobs.items() <= m.knobs.items()]
+    def _runs(self, slot: ModelSlot, asked: Asked, task: str) -> list[Measurement]:
+        found = self._found.get((slot.key, asked.method, asked.gamma, task), [])
+        return [m for m in found if asked.fits(m.knobs)]
 
     def _fill_command(
         self,
         slot: ModelSlot,
         spec: RowSpec,
         gamma: float | None,
-        knobs: Mapping[str, object],
         tasks: Sequence[str],
     ) -> str:
         words = [*self._overrides, f"model={slot.key}", f"method={spec.method}"]
         if gamma is not None:
             words.append(f"gamma={float(gamma)}")
-        words += [f"{knob}={_word(value)}" for knob, value in knobs.items()]
+        words += [f"{knob}={_word(value)}" for knob, value in spec.knobs_on(slot).items()]
         # Hydra reads a bare comma as a sweep, so several tasks are a list in brackets.
         words.append(f"tasks={tasks[0]}" if len(tasks) == 1 else f"tasks=[{','.join(tasks)}]")
         if spec.method == "random":
@@ -345,32 +339,33 @@ def _tested(
     layout: Layout,
 ) -> list[Entry | Missing]:
     """Compare a row's entries, and its average if it has one, with the baseline's."""
-    from capmoe_eval.report import significance
+    from capmoe_eval.paired import sign_flip
+    from capmoe_eval.pairing import Floats, Unpaired, by_document, pair
 
-    def test(entry: Entry, tasks: Sequence[significance.Floats]) -> Entry:
+    def test(entry: Entry, tasks: Sequence[Floats]) -> Entry:
         effect = layout.scale * statistics.fmean(float(task.mean()) for task in tasks)
-        return dataclasses.replace(entry, test=PairedTest(effect, significance.p_value(tasks)))
+        return dataclasses.replace(entry, test=PairedTest(effect, sign_flip(tasks)))
 
     compared: list[Entry | Missing] = []
-    paired: list[significance.Floats] = []
+    paired: list[Floats] = []
     for cell, runs, baseline in zip(cells, found, baselines, strict=False):
         if isinstance(cell, Missing):
             compared.append(cell)
         elif len(baseline) != 1:
             compared.append(dataclasses.replace(cell, untested="the baseline is missing"))
         else:
-            moved = significance.differences([m.documents for m in runs], baseline[0].documents)
-            if moved is None:
-                reason = "the baseline saw other documents, or scores by document are not known"
+            found_pairs = pair([m.documents for m in runs], [baseline[0].documents])
+            if isinstance(found_pairs, Unpaired):
+                reason = f"not paired with the baseline: {found_pairs.reason}"
                 compared.append(dataclasses.replace(cell, untested=reason))
             else:
-                compared.append(test(cell, [moved]))
-                paired.append(moved)
+                compared.append(test(cell, [found_pairs.differences]))
+                paired.append(found_pairs.differences)
     for cell in cells[len(found) :]:
         if isinstance(cell, Missing):
             compared.append(cell)
         elif len(paired) == len(found):
-            together = significance.by_document(paired) if layout.same_documents else paired
+            together = by_document(paired) if layout.same_documents else paired
             compared.append(test(cell, together))
         else:
             compared.append(dataclasses.replace(cell, untested="a task has no paired test"))

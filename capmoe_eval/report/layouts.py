@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from capmoe_eval.errors import bad_choice
+from capmoe_eval.method import Method
 
 OWN: Final = "own"
 """A row's γ is that of its model."""
@@ -25,12 +26,14 @@ class ModelSlot:
         title: Its printed name.
         gamma: The capacity factor of rows that use the model's own, or None where no row does.
         symbols: What the symbols of a row's knobs stand for on this model, such as "2k".
+        knobs: Knobs that its evaluations run with where a row says nothing of them.
     """
 
     key: str
     title: str
     gamma: float | None = None
     symbols: Mapping[str, int] = field(default_factory=dict)
+    knobs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,41 @@ class RowSpec:
     knobs: Mapping[str, str | int | bool] = field(default_factory=dict)
     printed_variant: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+
+    def knobs_on(self, slot: ModelSlot) -> dict[str, Any]:
+        """Return the knobs that it names, with a model's numbers for their symbols."""
+        return {knob: slot.symbols.get(str(v), v) for knob, v in self.knobs.items()}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a row asks for on a model, in the canonical form in which results have it.
+
+    Attributes:
+        method: Key of the method.
+        gamma: Capacity factor, or None for a method without one.
+        knobs: The knobs that the row names, those without effect left out.
+    """
+
+    method: str
+    gamma: float | None
+    knobs: Mapping[str, object]
+
+    @classmethod
+    def of(cls, slot: ModelSlot, spec: RowSpec, gamma: float | None) -> Asked:
+        """Return what a row asks for on a model at a capacity factor.
+
+        Raises:
+            UsageError: If a knob has a value that it cannot have.
+        """
+        named = spec.knobs_on(slot)
+        method = Method(spec.method, gamma, **{**slot.knobs, **named})
+        effective = method.identity()
+        return cls(method.name, method.gamma, {k: effective[k] for k in named if k in effective})
+
+    def fits(self, knobs: Mapping[str, object]) -> bool:
+        """Return whether an evaluation with these knobs is one of those asked for."""
+        return self.knobs.items() <= knobs.items()
 
 
 @dataclass(frozen=True)

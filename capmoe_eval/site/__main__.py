@@ -9,6 +9,7 @@ from pathlib import Path
 
 from capmoe_eval.application import run_command
 from capmoe_eval.efficiency import FOLDER
+from capmoe_eval.record import VERDICTS
 from capmoe_eval.site.build import build, write_site
 from capmoe_eval.site.inventory import take_inventory
 
@@ -25,8 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--replication",
         type=Path,
-        default=Path("results/replication.json"),
-        help="verdicts of the replication (default: results/replication.json)",
+        help=f"verdicts of the replication (default: {VERDICTS} in the results directory)",
     )
     parser.add_argument(
         "--bench", type=Path, default=FOLDER, help="files of the benchmarks (default: %(default)s)"
@@ -36,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def report() -> int:
         inventory = take_inventory(given.overrides, given.bench)
-        pages = build(inventory, given.out, given.replication)
+        verdicts = given.replication or inventory.results / VERDICTS
+        pages = build(inventory, given.out, verdicts)
         deleted = write_site(pages, given.out)
         told = [f"{len(inventory.records)} records"]
         if inventory.broken:

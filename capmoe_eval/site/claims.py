@@ -42,14 +42,18 @@ class Judged:
         return dict(Counter(text(claim.get("verdict")) for claim in self.claims))
 
 
-def read_verdicts(path: Path) -> Judged | None:
-    """Read a file of verdicts, or return None if there is none."""
+def read_verdicts(path: Path, profile: str) -> Judged | None:
+    """Read a file of a profile's verdicts, or return None if there is none."""
     if not path.is_file():
         return None
     try:
-        return Judged(path, read_object(path))
+        content = read_object(path)
     except ValueError as error:
         return Judged(path, problem=str(error))
+    if content.get("profile") != profile:
+        of = text(content.get("profile"))
+        return Judged(path, problem=f"{path}: verdicts of profile {of}, not of {profile}")
+    return Judged(path, content)
 
 
 def ledger_path(out: Path, profile: str) -> Path:
@@ -65,12 +69,13 @@ def claims_page(inventory: Inventory, replication: Path, address: Address) -> st
         replication: The JSON file that the replication writes.
         address: Where the page will be.
     """
-    ledger = read_verdicts(ledger_path(address.out, inventory.profile))
+    profile = inventory.profile
+    ledger = read_verdicts(ledger_path(address.out, profile), profile)
     return page.frame(
         address,
         "Claims",
-        inventory.profile,
-        _replication(read_verdicts(replication), inventory.profile, address),
+        profile,
+        _replication(read_verdicts(replication, profile), profile, address),
         _ledger(ledger, inventory, address),
     )
 
@@ -93,8 +98,6 @@ def _replication(found: Judged | None, profile: str, address: Address) -> Markup
             "confidence interval, p corrected within a claim.",
         )
     ]
-    if about.get("profile") != profile:
-        told.append(notice(element("p", "These verdicts are of another profile.")))
     if about.get("missing"):
         told.append(notice(element("p", f"{text(about['missing'])} evaluations are missing.")))
     told += [element("p", text(note)) for note in sequence(about.get("notes"))]

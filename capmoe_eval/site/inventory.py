@@ -16,7 +16,7 @@ from capmoe_eval.configuration import Plan, options
 from capmoe_eval.efficiency import FOLDER, Bench, read_bench
 from capmoe_eval.errors import UsageError
 from capmoe_eval.finished import Reader, composed, model_slots, planned
-from capmoe_eval.record import Record
+from capmoe_eval.record import VERDICTS, Record
 from capmoe_eval.report import TABLES, Layout, ModelSlot
 
 GRIDS: Final = ("grid.", "parts.")
@@ -85,6 +85,7 @@ class Inventory:
         profiles: Number of files in the results of each profile.
         reader: Reads records, none of them twice.
         bench: What the benchmarks left.
+        results: The results directory of the profile.
     """
 
     profile: str
@@ -95,6 +96,7 @@ class Inventory:
     profiles: Mapping[str, int] = field(default_factory=dict)
     reader: CheckedReader = field(default_factory=CheckedReader, compare=False)
     bench: Bench = field(default_factory=Bench)
+    results: Path = Path("results")
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
@@ -140,7 +142,8 @@ def take_inventory(overrides: Sequence[str], bench: Path = FOLDER) -> Inventory:
     roots = {plan.root for experiment in experiments for plan in experiment.planned}
     roots = roots or {Path(str(config.results_dir))}
     records, broken = [], []
-    for path in sorted({path for root in roots for path in root.rglob("*.json")}):
+    paths = {path for root in roots for path in root.rglob("*.json") if path.name != VERDICTS}
+    for path in sorted(paths):
         try:
             records.append(reader(path))
         except UsageError as error:
@@ -155,6 +158,7 @@ def take_inventory(overrides: Sequence[str], bench: Path = FOLDER) -> Inventory:
         profiles=_profiles(profile, roots),
         reader=reader,
         bench=read_bench(bench),
+        results=min(roots),
     )
 
 
@@ -189,7 +193,9 @@ def _profiles(profile: str, roots: set[Path]) -> dict[str, int]:
     """Return how many files each profile has, where results lie as they are written."""
     places = {root.parent for root in roots if root.name == profile}
     counts = {
-        name: sum(1 for place in places for _ in (place / name).rglob("*.json"))
+        name: sum(
+            path.name != VERDICTS for place in places for path in (place / name).rglob("*.json")
+        )
         for name in options("profile")
     }
     return {name: count for name, count in counts.items() if count or name == profile}

@@ -9,7 +9,6 @@ from capmoe_eval.site.claims import Judged, ledger_path, read_verdicts
 from capmoe_eval.site.figures import figure_names
 from capmoe_eval.site.inventory import Experiment, Inventory
 from capmoe_eval.site.listing import broken_files
-from capmoe_eval.site.loose import text
 from capmoe_eval.site.markup import Child, Markup, element
 from capmoe_eval.site.page import Address, badge, notice
 
@@ -37,7 +36,7 @@ def overview_page(inventory: Inventory, replication: Path, address: Address) -> 
         broken_files(inventory),
         _promises(inventory, address),
         _verdicts(inventory, replication, address),
-        _picture(replication, inventory.profile, address),
+        _picture(inventory.profile, address),
         _counts(inventory, address),
         _tables(inventory, address),
     )
@@ -54,15 +53,11 @@ def _promises(inventory: Inventory, address: Address) -> Markup | None:
     return notice(element("p", element("strong", told)), element("ul", links))
 
 
-def _picture(replication: Path, profile: str, address: Address) -> Markup | None:
-    path = address.out / "replication.png"
+def _picture(profile: str, address: Address) -> Markup | None:
+    path = address.out / profile / "replication.png"
     if not path.is_file():
         return None
-    found = read_verdicts(replication)
-    of = text(found.content.get("profile")) if found and not found.problem else profile
     told = "Each contrast of the main claims: effect, 95 % confidence interval, every model."
-    if of != profile:
-        told += f" It is of profile {of}."
     return element(
         "figure",
         element(
@@ -76,9 +71,10 @@ def _picture(replication: Path, profile: str, address: Address) -> Markup | None
 
 
 def _verdicts(inventory: Inventory, replication: Path, address: Address) -> Markup | None:
+    profile = inventory.profile
     files = (
-        ("The main claims, tested", read_verdicts(replication)),
-        ("Every claim and number", read_verdicts(ledger_path(address.out, inventory.profile))),
+        ("The main claims, tested", read_verdicts(replication, profile)),
+        ("Every claim and number", read_verdicts(ledger_path(address.out, profile), profile)),
     )
     lines = [
         element("tr", element("th", name, scope="row"), element("td", _count(found)))

@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from capmoe_eval.record import Record
 from capmoe_eval.report import TABLES, Entry, Layout, Missing, ModelSlot, Row, RowSpec, Table, Text
-from capmoe_eval.report.layouts import OWN
+from capmoe_eval.report.layouts import OWN, Asked
 from capmoe_eval.report.table import Cell
 from capmoe_eval.site import page
 from capmoe_eval.site.inventory import Experiment, Inventory
@@ -35,14 +35,14 @@ class _Line:
         number = slot.gamma if spec.gamma == OWN else spec.gamma
         assert number is None or isinstance(number, (int, float))
         self.gamma = gamma_text(spec.method, number)
-        self._key = (slot.key, spec.method, number)
-        self._knobs = {knob: slot.symbols.get(str(v), v) for knob, v in spec.knobs.items()}
+        self._asked = Asked.of(slot, spec, number)
+        self._key = (slot.key, self._asked.method, self._asked.gamma)
         self._found = found
 
     def records(self, task: str) -> list[Record]:
         """Return the records of a column, of several seeds the lowest first."""
         found = self._found.get((*self._key, task), ())
-        fitting = [record for record in found if self._knobs.items() <= record.knobs.items()]
+        fitting = [record for record in found if self._asked.fits(record.knobs)]
         return sorted(fitting, key=lambda record: (record.seed or 0, record.cell.digest))
 
 

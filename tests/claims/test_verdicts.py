@@ -15,7 +15,7 @@ from capmoe_eval.claims import Evidence, Finding, Outcome, Verdict, ledger, read
 from capmoe_eval.claims.evidence import TASKS, Choice, read_evidence, read_replication
 from capmoe_eval.claims.finding import combine, conclude
 from capmoe_eval.claims.ledger import replicated
-from capmoe_eval.claims.measured import Contrasts, Expectation, document_scores, pool, task_mean
+from capmoe_eval.claims.measured import Contrasts, Expectation
 from capmoe_eval.claims.rows import find_row
 from capmoe_eval.record import Record
 from tests.claims.fabricate import HOME, evidence, record
@@ -104,7 +104,26 @@ def test_other_documents_are_not_paired() -> None:
     )
     verdict = judge(CONTRAST % "greater", found)
     assert verdict.label == "not measured"
-    assert "No records of: c" in verdict.findings[0].text
+    text = verdict.findings[0].text
+    assert "No records of: c" in text
+    assert "Not paired and left out: zoo_olmoe obqa (other documents of obqa)." in text
+
+
+def test_a_task_that_does_not_pair_is_left_out_and_named() -> None:
+    """A part of its subtasks is no task: none is compared on fewer documents without a word."""
+    both = {"obqa_a": {"documents": "a", "correct": [1] * 20}}
+    more = both | {"obqa_b": {"documents": "b", "correct": [0] * 20}}
+    one, other = (record("score", 1.0, RIGHT), record("random", 1.0, RIGHT))
+    one.capmoe["documents"], other.capmoe["documents"] = both, more
+    found = evidence(
+        one,
+        other,
+        record("score", 1.0, RIGHT, task="rte"),
+        record("random", 1.0, WRONG, task="rte"),
+    )
+    finding = judge(CONTRAST % "greater", found).findings[0]
+    assert finding.details[0].effect == pytest.approx(100)
+    assert "Not paired and left out: zoo_olmoe obqa (other subtasks: obqa_b)." in finding.text
 
 
 def test_contrasts_of_a_claim_are_corrected_for_their_number() -> None:
@@ -138,14 +157,13 @@ def test_a_contrast_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == 1
 
 
-def test_pooling_agrees_with_a_loop() -> None:
-    a = record("score", 1.0, [1, 0, 1], model="zoo_a")
-    b = record("score", 1.0, [0, 0, 1], model="zoo_b")
-    c = record("score", 1.0, [1, 1], model="zoo_b", task="rte", documents="d9")
-    scores = [document_scores({"obqa": [a]}), document_scores({"obqa": [b], "rte": [c]})]
-    pooled = pool(scores)
-    assert pooled == {"obqa": [0.5, 0.0, 1.0], "rte": [1.0, 1.0]}
-    assert task_mean(pooled) == pytest.approx((0.5 + 1.0) / 2)
+def test_what_a_contrast_found_is_judged_by_each_claim_that_names_it() -> None:
+    """−5 points: within 10, and no gain; the comparison itself is computed once."""
+    found = evidence(record("score", 1.0, [0] * 20 + [1] * 380), record("random", 1.0, [1] * 400))
+    checks = [CONTRAST % "greater", CONTRAST % "{at_least: -10}"]
+    entries = [f"- {(HEAD % check).replace('one', f'n{i}')}" for i, check in enumerate(checks)]
+    words = [verdict.word for verdict in ledger(read_claims("\n".join(entries)), found)]
+    assert words == ["contradicted", "confirmed"]
 
 
 def test_expectations_are_intervals() -> None:
@@ -395,13 +413,15 @@ def test_a_measured_verdict_says_of_what(profile: str, label: str) -> None:
 # The replication report.
 
 REPORT: dict[str, Any] = {
+    "profile": "zoo",
     "claims": [
         {
             "id": "a",
             "verdict": "Confirmed",
             "contrasts": [
                 {"label": "x", "effect": 2.5, "low": 1, "high": 4, "p": 0.01,
-                 "models": {"zoo_b": {"effect": 3}, "zoo_a": 2}}
+                 "models": {"zoo_b": {"effect": 3}, "zoo_a": 2}},
+                {"label": "not measured", "effect": None, "models": {}},
             ],
         },
         {"id": "b", "verdict": "it depends"},
@@ -410,31 +430,47 @@ REPORT: dict[str, Any] = {
 
 
 def test_a_replication_report_is_taken_at_its_word(tmp_path: Path) -> None:
-    (tmp_path / "zoo").mkdir()
     (tmp_path / "replication.json").write_text(json.dumps(REPORT))
-    found = read_evidence(tmp_path / "zoo", "zoo", {})
+    found = read_evidence(tmp_path, "zoo", {})
+    assert not found.broken
     assert judge("{replication: {id: a}}", found).label == "confirmed at toy scale"
     assert judge("{replication: {id: b}}", found).label == "not shown at toy scale"
     assert judge("{replication: {id: c}}", found).label == "not measured"
     detail = replicated("a", found.replication).details[0]
     assert (detail.effect, detail.low, detail.high) == (2.5, 1.0, 4.0)
     assert list(detail.models.items()) == [("zoo_a", 2.0), ("zoo_b", 3.0)]
-    # It is about the zoo: other profiles do not see it.
-    assert read_evidence(tmp_path / "zoo", "tiny", {}).replication == {}
+    assert len(replicated("a", found.replication).details) == 1
+
+
+@pytest.mark.parametrize(("of", "asked"), [("zoo", "tiny"), ("zoo", "paper"), ("tiny", "zoo")])
+def test_verdicts_of_another_profile_are_refused(tmp_path: Path, of: str, asked: str) -> None:
+    (tmp_path / "replication.json").write_text(json.dumps(REPORT | {"profile": of}))
+    found = read_evidence(tmp_path, asked, {})
+    assert found.replication == {}
+    assert found.broken == (
+        f"{tmp_path / 'replication.json'}: verdicts of profile {of}, not of {asked}; run "
+        f"`python -m capmoe_eval.replication profile={asked}`",
+    )
+    assert judge("{replication: {id: a}}", found).label == "not measured"
+
+
+def test_verdicts_beside_the_results_directory_are_of_no_profile(tmp_path: Path) -> None:
+    (tmp_path / "zoo").mkdir()
+    (tmp_path / "replication.json").write_text(json.dumps(REPORT))
+    assert read_evidence(tmp_path / "zoo", "zoo", {}).replication == {}
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"claims": [{"id": "a"}]}', '{"claims": 3}'])
 def test_a_damaged_replication_report_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "replication.json"
     path.write_text(text)
-    claims, reason = read_replication(path)
+    claims, reason = read_replication(path, "zoo")
     assert not claims and str(path) in reason
-    (tmp_path / "zoo").mkdir()
-    assert read_evidence(tmp_path / "zoo", "zoo", {}).broken == (reason,)
+    assert read_evidence(tmp_path, "zoo", {}).broken == (reason,)
 
 
 def test_contrasts_without_records_are_none() -> None:
     from capmoe_eval.claims.measured import Contrast
 
     raw = {"a": {"method": "score", "gamma": 1.0}, "b": {"method": "baseline"}, "expect": "less"}
-    assert Contrasts(Evidence("zoo")).result(Contrast.of(raw)) is None
+    assert Contrasts(Evidence("zoo")).result(Contrast.of(raw)).comparison is None

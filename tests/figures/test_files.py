@@ -16,8 +16,10 @@ from hydra import compose, initialize_config_dir
 from capmoe_eval.configuration import config_directory, plans
 from capmoe_eval.errors import UsageError
 from capmoe_eval.figures import FIGURES, __main__, gather, get_figure
+from capmoe_eval.figures.commands import commands
 from capmoe_eval.figures.evidence import Experiment
 from capmoe_eval.figures.spec import FigureSpec
+from capmoe_eval.finished import composed
 from tests.efficiency import files
 from tests.figures.builder import plausible
 
@@ -196,6 +198,22 @@ def test_the_commands_measure_exactly_what_is_missing(
         if not spec.tasks or plan.cell.task.name in spec.tasks
     }
     assert len(found) == wanted.planned == wanted.n_absent
+
+
+@pytest.mark.parametrize("candidates", ["local", "global"])
+@pytest.mark.parametrize("ep_size", [1, 8])
+def test_a_command_says_the_candidates_that_are_not_as_usual(candidates: str, ep_size: int) -> None:
+    """With one rank local candidates are global ones; the command must compute the same cell."""
+    (plan,) = plans(
+        composed(
+            ["method=expanded_drop", f"candidates={candidates}", f"ep_size={ep_size}", "tasks=obqa"]
+        )
+    )
+    (line,) = commands([plan.cell])
+    assert ("candidates=global" in line) == (plan.cell.method.candidates == "global")
+    words = shlex.split(line)[3:]
+    (again,) = plans(composed(words))
+    assert again.cell == plan.cell
 
 
 def test_the_methods_of_the_front_take_few_commands(tmp_path: Path) -> None:

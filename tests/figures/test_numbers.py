@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -313,20 +312,15 @@ def test_flips_are_counted_over_pairs_of_settings() -> None:
     assert (shown["batch_sizes"]["lowest"], shown["batch_sizes"]["highest"]) == (0.25, 0.75)
     assert shown["batch_sizes"]["score_range"] == 75
     assert shown["shuffles"] is None
-    assert "saw other documents" in found.notes[0]
+    assert "are not compared: other documents of " in found.notes[0]
     with pytest.raises(UsageError, match="no method has two settings"):
         companions.measure_companions(evidence(batch_sizes=sizes[:1], shuffles=[]))
 
 
-@given(st.lists(st.booleans(), min_size=1, max_size=8), st.data())
-def test_flips_do_not_depend_on_the_order_of_the_two(one: list[bool], data: st.DataObject) -> None:
-    other = data.draw(st.lists(st.booleans(), min_size=len(one), max_size=len(one)))
-    pair = [
-        record(cell(BASELINE), ROOT, [EVEN], correct=list(map(int, right)))
-        for right in (one, other)
-    ]
-    naive = sum(1 for a, b in zip(one, other, strict=True) if a != b) / len(one)
-    assert [companions.flip_rate(*order) for order in itertools.permutations(pair)] == [naive] * 2
+def test_a_curve_that_reaches_infinity_leaves_it_to_the_baseline() -> None:
+    curve = [record(cell(method, "a"), ROOT, [EVEN]) for method in (Method("score", 1.0), BASELINE)]
+    numbers = gamma_curve.measure_curve(evidence(curve=curve, baseline=curve[1:])).numbers
+    assert [point["gamma"] for points in numbers["tasks"].values() for point in points] == [1.0]
 
 
 def test_a_mean_needs_every_task_and_averages_seeds_first() -> None:

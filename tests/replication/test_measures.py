@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 import pytest
 
+from capmoe_eval.errors import UsageError
 from capmoe_eval.method import Method
 from capmoe_eval.replication.evidence import Evidence
 from capmoe_eval.replication.measures import balance, companions, decay, removed
@@ -37,13 +39,22 @@ def test_balance_has_students_interval_over_seeds() -> None:
     mean = sum(differences) / 3
     deviation = math.sqrt(sum((d - mean) ** 2 for d in differences) / 2)
     assert found.effect == pytest.approx(mean)
-    assert found.low == pytest.approx(mean - 4.303 * deviation / math.sqrt(3))
+    assert found.low == pytest.approx(mean - 4.302652729749464 * deviation / math.sqrt(3))
     assert found.verdict == "confirmed"
     assert found.models["seed 2"] == pytest.approx(2.3)
     (found,) = balance(Evidence([]), trainings([2.0, 2.1, 2.0], [4.0, 4.0, 4.3]))
     assert found.verdict == "contradicted"
     (found,) = balance(Evidence([]), trainings([2.0, 4.0, 3.0], [3.0, 3.0, 3.0]))
     assert found.verdict == "not shown"
+
+
+def test_nine_training_seeds_have_an_interval_too() -> None:
+    """Eight degrees of freedom: t = 2.306."""
+    scratch = [4.0, 4.1, 3.9, 4.2, 4.0, 4.3, 3.8, 4.0, 4.1]
+    (found,) = balance(Evidence([]), trainings(scratch, [2.0] * 9))
+    deviation = statistics.stdev(scratch)
+    assert found.verdict == "confirmed"
+    assert found.low == pytest.approx(found.effect - 2.306004135 * deviation / 3)
 
 
 def test_trainings_of_other_lengths_are_not_mixed() -> None:
@@ -57,6 +68,16 @@ def test_trainings_of_other_lengths_are_not_mixed() -> None:
 def test_balance_needs_two_seeds() -> None:
     assert [f.verdict for f in balance(Evidence([]), [])] == ["not measured"]
     assert [f.verdict for f in balance(Evidence([]), trainings([1.0], [2.0]))] == ["not measured"]
+
+
+def test_flips_of_other_documents_are_not_counted() -> None:
+    mix = {"task": "zero_shot_mix"}
+    records = [
+        record(Method("order", 1.0), {"piqa": [1.0, 0.0]}, shuffle=0, **mix),
+        record(Method("order", 1.0), {"piqa": [1.0, 1.0]}, shuffle=1, documents="x", **mix),
+    ]
+    with pytest.raises(UsageError, match="task=piqa: records do not pair"):
+        companions(Evidence(records), [])
 
 
 @pytest.mark.parametrize(

@@ -45,24 +45,28 @@ def run(*words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]
 def test_records_become_verdicts(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(*WORDS, capsys=capsys)
     assert status == 0
-    found = json.loads((results / "results/replication.json").read_text())
+    found = json.loads((results / "results/zoo/replication.json").read_text())
     verdicts = {claim["id"]: claim["verdict"] for claim in found["claims"]}
     assert verdicts["f"] == "not measured"
     assert found["models"] == ["zoo_olmoe"] and found["missing"] > 0
     by_label = {c["label"]: c for claim in found["claims"] for c in claim["contrasts"]}
     contrast = by_label["score γ=1 > order γ=1, mixed batches"]
     assert contrast["effect"] in (100.0, None)
-    text = (results / "reports/replication.md").read_text()
+    text = (results / "reports/zoo/replication.md").read_text()
     for claim in found["claims"]:
         assert f"| ({claim['id']}) | {claim['statement']} | " in text
     assert "closed mini-world" in text and "evaluations are missing" in out
-    assert (results / "reports/replication.png").read_bytes().startswith(b"\x89PNG")
+    assert (results / "reports/zoo/replication.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_same_records_give_the_same_bytes(
     results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    names = ("results/replication.json", "reports/replication.md", "reports/replication.png")
+    names = (
+        "results/zoo/replication.json",
+        "reports/zoo/replication.md",
+        "reports/zoo/replication.png",
+    )
     run(*WORDS, capsys=capsys)
     before = [(results / name).read_bytes() for name in names]
     run(*WORDS, capsys=capsys)
@@ -77,7 +81,8 @@ def test_a_damaged_record_is_said_and_left_out(
     status, _, _ = run(*WORDS, capsys=capsys)
     assert status == 0
     assert (
-        f"left out: {path.relative_to(results)}" in (results / "reports/replication.md").read_text()
+        f"left out: {path.relative_to(results)}"
+        in (results / "reports/zoo/replication.md").read_text()
     )
 
 
@@ -92,13 +97,45 @@ def test_training_seeds_are_read_and_a_damaged_file_is_refused(
     ]
     file.write_text(json.dumps({"trainings": seeds}))
     assert run(*WORDS, capsys=capsys)[0] == 0
-    found = json.loads((results / "results/replication.json").read_text())
+    found = json.loads((results / "results/zoo/replication.json").read_text())
     (balance,) = (claim for claim in found["claims"] if claim["id"] == "f")
     assert balance["verdict"] == "confirmed"
     file.write_text('{"trainings": [{}]}')
     status, _, err = run(*WORDS, capsys=capsys)
     assert status == 2
     assert err.startswith("error: results/training_seeds.json: not a whole file of trainings")
+
+
+def test_each_profile_has_its_own_verdicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the trained models show is said of them alone, their training seeds included."""
+    monkeypatch.chdir(tmp_path)
+    peaks = {"scratch": 3.0, "upcycled": 2.0}
+    seeds = [
+        {"name": "mixtral", "origin": origin, "seed": seed, "steps": 9, "peaks": [peak + seed / 9]}
+        for origin, peak in peaks.items()
+        for seed in range(3)
+    ]
+    Path("results").mkdir()
+    Path("results/training_seeds.json").write_text(json.dumps({"trainings": seeds}))
+    verdicts = {}
+    for profile in ("zoo", "tiny"):
+        words = (f"profile={profile}", f"grid.model=[{profile}_olmoe]", "limit=2")
+        plan = plans(composed(["experiment=replicate", *words]))[0]
+        content = dict(record(plan.cell.method, [1.0] * 12).capmoe)
+        content |= {"cell": plan.cell.identity(), "digest": plan.cell.digest}
+        Record({"capmoe": content}, plan.path).write()
+        assert run(*words, capsys=capsys)[0] == 0
+        found = json.loads(Path(f"results/{profile}/replication.json").read_text())
+        assert found["profile"] == profile and found["models"] == [f"{profile}_olmoe"]
+        assert Path(f"reports/{profile}/replication.md").is_file()
+        verdicts[profile] = {claim["id"]: claim["verdict"] for claim in found["claims"]}["f"]
+    assert verdicts == {"zoo": "confirmed", "tiny": "not measured"}
+    words = ("profile=tiny", "grid.model=[tiny_olmoe]", "limit=2")
+    run(*words, "--trainings", "results/training_seeds.json", capsys=capsys)
+    found = json.loads(Path("results/tiny/replication.json").read_text())
+    assert {claim["id"]: claim["verdict"] for claim in found["claims"]}["f"] == "confirmed"
 
 
 def test_nothing_to_judge_gives_one_line(

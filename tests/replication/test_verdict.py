@@ -118,13 +118,49 @@ def test_mixed_batches_are_another_comparison() -> None:
 
 
 def test_other_documents_do_not_pair() -> None:
-    with pytest.raises(UsageError, match="two records answer different documents"):
+    with pytest.raises(
+        UsageError, match=r"model=m, task=obqa: records do not pair \(other documents of obqa\)"
+    ):
         only(
             [
                 record(method("score"), [1.0], documents="a"),
                 record(method("order"), [1.0], documents="b"),
             ]
         )
+
+
+def test_scores_that_are_missing_do_not_pair_either() -> None:
+    short = [record(method("score"), [1.0] * 3), record(method("order"), [1.0] * 4)]
+    with pytest.raises(UsageError, match="3 and 4 scores for the same documents of obqa"):
+        only(short)
+
+
+def test_models_that_answered_other_documents_are_further_units() -> None:
+    records = [
+        record(method(name), correct, model=model, documents=model)
+        for model, name, correct in (
+            ("a", "score", [1.0, 1.0]),
+            ("a", "order", [0.0, 1.0]),
+            ("b", "score", [1.0]),
+            ("b", "order", [1.0]),
+        )
+    ]
+    found = only(records)
+    assert found.documents == 3
+    assert found.models == {"a": 50.0, "b": 0.0}
+
+
+def test_a_model_of_one_rank_has_other_canonical_forms() -> None:
+    """With one rank, local candidates are all experts, and one device drops nothing at γ=1."""
+    one = {"candidates": "local"}
+    sides = (Side("expanded_drop", 1.0, one), Side("score", 1.0, {"granularity": "device"}))
+    claim = Claim("x", "", "", tuple(Contrast(side, ORDER) for side in sides))
+    records = [
+        record(Method("expanded_drop", 1.0, candidates="global"), [1.0, 1.0]),
+        record(Method("baseline"), [1.0, 0.0]),
+        record(Method("order", 1.0), [0.0, 0.0]),
+    ]
+    assert [finding.effect for finding in judge(Evidence(records), claim)] == [100.0, 50.0]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from capmoe_eval.report import (
     get_layout,
 )
 
-TINY = ModelSlot("tiny_olmoe", "tiny OLMoE (untrained)", 1.25)
+TINY = ModelSlot("tiny_olmoe", "tiny OLMoE (untrained)", 1.25, knobs={"ep_size": 8})
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,8 @@ def test_a_row_is_filled_by_one_command() -> None:
 
 
 DEVICE = RowSpec("Device", "score", 1.0, {"granularity": "device"})
-TWO_M = RowSpec("2k", "score", 1.0, {"m": "2k", "max_k": True})
+RANKED = {"candidates": "ranked"}
+TWO_M = RowSpec("2k", "expanded_drop", 1.0, {**RANKED, "m": "2k", "max_k": True})
 
 
 def of_row(spec: RowSpec, *results: Result, symbols: Mapping[str, int] | None = None) -> Table:
@@ -262,7 +263,7 @@ def test_knobs_of_a_row_find_its_runs_alone() -> None:
 
 def test_symbols_stand_for_the_models_own_numbers() -> None:
     runs = [
-        Result("score", 1.0, knobs={"m": m, "max_k": limited}, value=m / 100)
+        Result("expanded_drop", 1.0, knobs={**RANKED, "m": m, "max_k": limited}, value=m / 100)
         for m in (8, 12)
         for limited in (True, False)
         if (m, limited) != (12, True)
@@ -272,6 +273,37 @@ def test_symbols_stand_for_the_models_own_numbers() -> None:
     assert "On tiny OLMoE (untrained), 2k = 8." in table.notes
     missing = of_row(TWO_M, *runs, symbols={"2k": 12, "3k": 18}).missing_commands
     assert "m=12 max_k=true" in missing[0]
+
+
+@pytest.mark.parametrize(
+    ("method", "gamma", "knobs", "found"),
+    [
+        ("token_reroute", 1.0, {"rounds": 1}, 0.2),
+        ("token_reroute", 1.0, {"rounds": 2}, None),
+        ("score", math.inf, {}, 0.1),
+        ("random", math.inf, {"count_padding": True}, 0.1),
+        ("device_drop", 8.0, {}, 0.1),  # γ = R: a device has room for all
+        ("device_drop", 8.0, {"ep_size": 16}, None),
+        ("order", 0.0, {"rounding": "floor"}, 0.4),
+    ],
+)
+def test_a_row_finds_what_is_the_same_computation(
+    method: str, gamma: float, knobs: dict[str, object], found: float | None
+) -> None:
+    runs = [
+        Result("baseline", None, value=0.1),
+        Result("score", 1.0, knobs={"granularity": "expert", "rounding": "ceil"}, value=0.2),
+        Result("score", 0.0, knobs={"granularity": "expert", "rounding": "ceil"}, value=0.4),
+    ]
+    (cell,) = of_row(RowSpec("row", method, gamma, knobs), *runs).rows[0].entries[:1]
+    assert (cell.value if isinstance(cell, Entry) else None) == (
+        None if found is None else pytest.approx(100 * found)
+    )
+
+
+def test_the_baseline_in_other_words_is_not_tested_against_itself() -> None:
+    table = of_row(RowSpec("row", "score", math.inf), graded("baseline", "1101"))
+    assert entry(table, 0).test is None and entry(table, 0).untested == ""
 
 
 def test_two_settings_of_a_knob_that_no_row_names_are_refused_by_name() -> None:
@@ -392,9 +424,12 @@ def test_seeds_are_averaged_by_document_before_they_are_tested() -> None:
     [
         ([], "the baseline is missing"),
         ([graded("baseline", "1111", documents={"t": ("other", [1.0] * 4)})], "other documents"),
-        ([graded("baseline", "1111", documents={"u": ("hash", [1.0] * 4)})], "other documents"),
-        ([graded("baseline", "111")], "other documents"),
-        ([graded("baseline", "1111", documents={})], "other documents"),
+        (
+            [graded("baseline", "1111", documents={"u": ("hash", [1.0] * 4)})],
+            "other subtasks: t, u",
+        ),
+        ([graded("baseline", "111")], "4 and 3 scores for the same documents of t"),
+        ([graded("baseline", "1111", documents={})], "scores by document are not known"),
         ([graded("baseline", "1111", model="tiny_mixtral")], "the baseline is missing"),
     ],
 )

@@ -264,3 +264,27 @@ def test_the_command_starts_without_the_heavy_libraries() -> None:
     code = f"import sys, capmoe_eval.tables; print(*sys.modules.keys() & {set(heavy)})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "row", "method"),
+    [
+        ("table2_v1", ("rounds=1",), "Token Reroute", "score"),
+        ("table2", ("granularity=device", "ep_size=1"), "Token Drop", "baseline"),
+        ("table1", ("grid.gamma=[2.0,1.5,1.0]", "granularity=device", "ep_size=1"), "Score", None),
+    ],
+)
+def test_a_row_shows_the_record_of_the_same_computation(
+    command: Command, name: str, words: tuple[str, ...], row: str, method: str | None
+) -> None:
+    """One round is Token Drop; one device of all experts drops nothing from γ=1 on."""
+    words = ("profile=zoo", "grid.model=[zoo_olmoe]", *words)
+    plans = planned(f"experiment={name}", *words)
+    write_all(plans, lambda cell: [1, 0, 1, 1] if cell.method.name == "baseline" else [1, 0, 0, 0])
+    assert command(name, *words)[0] == 0
+    table, _ = tables.measured_table(name, words)
+    assert not table.missing_commands
+    (found,) = {e.value for r in table.rows if row in r.labels for e in r.entries}  # type: ignore[union-attr]
+    assert found == (25.0 if method == "score" else 75.0)
+    tested = [e.test for r in table.rows if row in r.labels for e in r.entries]  # type: ignore[union-attr]
+    assert (None in tested) == (method != "score")

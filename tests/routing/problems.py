@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,10 +48,12 @@ class Case:
 
 
 @st.composite
-def methods(draw: st.DrawFn, names: tuple[str, ...], ep_size: int) -> Method:
+def methods(
+    draw: st.DrawFn, names: tuple[str, ...], ep_size: int, gammas: Sequence[float] = GAMMAS
+) -> Method:
     return Method(
         draw(st.sampled_from(names)),
-        gamma=draw(st.sampled_from(GAMMAS)),
+        gamma=draw(st.sampled_from(gammas)),
         ep_size=ep_size,
         scope=draw(st.sampled_from(["batch", "sequence"])),
         candidates=draw(st.sampled_from(["local", "ranked", "global"])),
@@ -65,7 +68,9 @@ def methods(draw: st.DrawFn, names: tuple[str, ...], ep_size: int) -> Method:
 
 
 @st.composite
-def cases(draw: st.DrawFn, names: tuple[str, ...] = ("score",)) -> Case:
+def cases(
+    draw: st.DrawFn, names: tuple[str, ...] = ("score",), gammas: Sequence[float] = GAMMAS
+) -> Case:
     ep_size = draw(st.integers(1, 4))
     n_experts = ep_size * draw(st.integers(1, 4))
     top_k = draw(st.integers(1, n_experts))
@@ -75,7 +80,7 @@ def cases(draw: st.DrawFn, names: tuple[str, ...] = ("score",)) -> Case:
         st.sampled_from([0.5, 1.0])
     )
     counted_BS[0, 0] = True
-    groups_method = draw(methods(names, ep_size))
+    groups_method = draw(methods(names, ep_size, gammas))
     groups = group_tokens(counted_BS, ep_size=groups_method.ep_size, scope=groups_method.scope)
     shape = (groups.n_tokens, n_experts)
     # Few distinct values make ties the rule; one value makes every score equal.

@@ -43,7 +43,7 @@ METHODS = [
     Method("expanded_drop", 1.0, candidates="global"),
     Method("expanded_drop", 1.0, candidates="global", protect_topk=True),
     Method("expanded_drop", 1.0, candidates="global", max_k=True),
-    Method("token_reroute", 1.0, rounds=1),
+    Method("token_reroute", 1.0, rounds=2),
     Method("token_reroute", 1.0, rounds=3),
 ]
 

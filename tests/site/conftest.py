@@ -84,8 +84,8 @@ def site(tmp_path_factory: pytest.TempPathFactory, few_tables: None) -> Site:
     records.write_figure(figures, "pareto", {"title": "Front"}, drawn=False)
     place = f"../../{paths[0].relative_to(root).as_posix()}"
     (root / "reports/zoo/claims.json").write_text(json.dumps(records.ledger(place)))
-    (root / "results/replication.json").write_text(json.dumps(records.REPLICATION))
-    (root / "reports/replication.png").write_bytes(PNG)
+    (root / "results/zoo/replication.json").write_text(json.dumps(records.REPLICATION))
+    (root / "reports/zoo/replication.png").write_bytes(PNG)
     bench = files.write_all(root / "results/bench")
     measured = files.run([files.point(files.speedup_rows(), **VALIDATED)], ranks=2, link=None)
     files.write(bench, files.study("speedup", [measured], "measured"), "ep-speedup-2-measured.json")
@@ -93,7 +93,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, few_tables: None) -> Site:
     (bench / "suite.json").write_text('{"schema": 1, "targets": [')
     (bench / "ep-skew-emulated.json").write_text('{"schema": 1}')
     taken = take_inventory(overrides(root), bench)
-    pages = build(taken, root / "reports", root / "results/replication.json")
+    pages = build(taken, root / "reports", root / "results/zoo/replication.json")
     write_site(pages, root / "reports")
     return Site(root, taken, pages)
 

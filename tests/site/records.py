@@ -105,7 +105,7 @@ def ledger(record_path: str) -> dict[str, Any]:
     }
     second = {**first, "id": "two", "verdict": "not testable here", "kind": "number"}
     second |= {"published": None, "findings": [], "version": "v1"}
-    return {"records": [record_path], "claims": [first, second, "not a claim"]}
+    return {"profile": "zoo", "records": [record_path], "claims": [first, second, "not a claim"]}
 
 
 REPLICATION: dict[str, Any] = {

@@ -226,7 +226,7 @@ def test_claims(site: Site) -> None:
     assert "not testable here (1)" in text
     index = site.text("index.html")
     assert '<span class="badge partly">partly</span> 1' in index
-    assert 'src="replication.png"' in index
+    assert 'src="zoo/replication.png"' in index
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"claims": [1, {"contrasts": 3, "findings": {}}]}'])
@@ -245,7 +245,7 @@ def test_odd_verdicts_and_figures_break_nothing(tmp_path: Path, content: str) ->
 
 def test_the_same_input_gives_the_same_bytes(site: Site) -> None:
     taken = take_inventory(overrides(site.root), site.root / "results/bench")
-    assert build(taken, site.out, site.root / "results/replication.json") == site.pages
+    assert build(taken, site.out, site.root / "results/zoo/replication.json") == site.pages
 
 
 def test_pages_of_records_that_are_gone_are_deleted(site: Site, tmp_path: Path) -> None:

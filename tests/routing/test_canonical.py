@@ -1,0 +1,206 @@
+"""One computation, one method: every combination of knobs against the definition."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from capmoe_eval.method import DEFAULTS
+from capmoe_eval.routing import Method, Scores, assign, group_tokens
+from capmoe_eval.routing.reference import assign_reference
+from tests.routing.problems import Case, kept_pairs
+
+GROUPING = {
+    "ep_size": (1, 2),
+    "scope": ("batch", "sequence"),
+    "granularity": ("expert", "device"),
+    "rounding": ("ceil", "floor"),
+}
+KNOBS = {
+    "order": GROUPING,
+    "reverse_order": GROUPING,
+    "random": GROUPING | {"seed": (0, 1)},
+    "score": GROUPING,
+    "expanded_drop": GROUPING
+    | {
+        "candidates": ("local", "ranked", "global"),
+        "protect_topk": (False, True),
+        "max_k": (False, True),
+        "m": (2,),
+    },
+    "token_reroute": GROUPING | {"rounds": (1, 2)},
+}
+GAMMAS = (0.0, 0.6, 1.0, 1.3, 2.0, 2.3, math.inf)
+STREAM = (1, 2)
+
+
+def as_said(name: str, gamma: float, **knobs: object) -> Method:
+    """The method as it was said, not brought to its canonical form."""
+    method: Method = object.__new__(Method)
+    for field in dataclasses.fields(Method):
+        value = {"name": name, "gamma": gamma, **DEFAULTS, **knobs}[field.name]
+        object.__setattr__(method, field.name, value)
+    return method
+
+
+def combinations(gammas: tuple[float, ...] = GAMMAS) -> Iterator[tuple[str, float, dict]]:
+    for name, knobs in KNOBS.items():
+        for gamma, values in itertools.product(gammas, itertools.product(*knobs.values())):
+            yield name, gamma, dict(zip(knobs, values, strict=True))
+
+
+def problem(number: int, n_experts: int, top_k: int, n_positions: int) -> tuple[Scores, object]:
+    """Scores of four sequences with pads: ties, a family's bias and masked experts in turn."""
+    generator = torch.Generator().manual_seed(number)
+    counted_BS = torch.rand(4, n_positions, generator=generator) < 0.8
+    counted_BS[:, 0] = True
+    shape = (int(counted_BS.sum()), n_experts)
+    levels = 3 if number % 2 else 1000
+    logits_TE = torch.randint(levels, shape, generator=generator) / levels * 3
+    score_TE = (logits_TE + torch.arange(n_experts) * 0.4).softmax(dim=1)
+    choice_TE = eligible_TE = None
+    if number % 3 == 1:
+        choice_TE = score_TE + torch.randint(3, (n_experts,), generator=generator) / 4
+    if number % 4 == 2:
+        eligible_TE = torch.rand(shape, generator=generator) < 0.7
+        score_TE = score_TE.masked_fill(~eligible_TE, 0.0)
+    ranking_TE = (score_TE if choice_TE is None else choice_TE) + torch.rand(
+        shape, generator=generator
+    ) * 1e-4
+    if eligible_TE is not None:
+        ranking_TE = ranking_TE + eligible_TE * 10.0
+    topk_TK = ranking_TE.topk(top_k, dim=1).indices
+    return Scores(score_TE, topk_TK, choice_TE, eligible_TE), counted_BS
+
+
+PROBLEMS = [problem(number, 4 + 2 * (number % 2), 1 + number % 3, 3) for number in range(6)]
+# Large enough for two methods that differ to differ somewhere.
+LARGE = [problem(number, 12, 1 + number % 3, 24) for number in range(6, 12)]
+
+
+def case(method: Method, at: tuple[Scores, object]) -> Case:
+    scores, counted_BS = at
+    groups = group_tokens(counted_BS, ep_size=method.ep_size, scope=method.scope)
+    return Case(scores, groups, counted_BS, method)
+
+
+def decided(method: Method, at: tuple[Scores, object]) -> frozenset[tuple[int, int]]:
+    here = case(method, at)
+    assignment = assign(here.scores, method, here.groups, stream=STREAM)
+    return frozenset(kept_pairs(assignment.index_TS, assignment.keep_TS))
+
+
+@pytest.mark.parametrize("name", KNOBS)
+def test_the_canonical_form_decides_as_the_knobs_that_were_said(name: str) -> None:
+    """The definition on the knobs as said, the tensors on the canonical form."""
+    known: dict[tuple[Method, int], frozenset[tuple[int, int]]] = {}
+    for _, gamma, knobs in (c for c in combinations() if c[0] == name):
+        method = Method(name, gamma, **knobs)
+        said = as_said(name, gamma, **knobs)
+        for number, at in enumerate(PROBLEMS):
+            if (method, number) not in known:
+                known[method, number] = decided(method, at)
+            wanted = assign_reference(case(said, at).problem(STREAM), said)
+            assert known[method, number] == wanted, (name, gamma, knobs, method)
+
+
+def test_methods_that_differ_decide_differently_somewhere() -> None:
+    """Whatever decides alike everywhere should have been one method."""
+    # From γ=2 on, what max_k cuts from a device's load is seldom seen on so few tokens.
+    gammas = tuple(gamma for gamma in GAMMAS if gamma < 2 or gamma == math.inf)
+    methods = {Method(name, gamma, **knobs) for name, gamma, knobs in combinations(gammas)}
+    # At γ=0 the ranks stay, for what a record counts of them.
+    methods = {m for m in methods if m.gamma != 0 or m.ep_size == 1}
+    alike: dict[tuple[frozenset[tuple[int, int]], ...], list[Method]] = {}
+    for method in methods:
+        key = tuple(decided(method, at) for at in LARGE)
+        alike.setdefault(key, []).append(method)
+    doubles = [[m.identity() for m in several] for several in alike.values() if len(several) > 1]
+    assert not doubles
+
+
+def test_a_canonical_form_is_its_own() -> None:
+    for name, gamma, knobs in combinations():
+        method = Method(name, gamma, **knobs)
+        assert dataclasses.replace(method) == method
+        identity = method.identity()
+        gamma_knob = identity.pop("gamma", None)
+        again = Method(
+            identity.pop("method"), None if gamma_knob is None else float(gamma_knob), **identity
+        )
+        assert again == method
+        assert again.identity() == method.identity()
+
+
+ALIKE = [
+    (("token_reroute", 1.0, {"rounds": 1, "ep_size": 4}), ("score", 1.0, {"ep_size": 4})),
+    (
+        ("expanded_drop", 1.0, {"candidates": "local"}),
+        ("expanded_drop", 1.0, {"candidates": "global"}),
+    ),
+    (("random", math.inf, {"seed": 3, "ep_size": 8}), ("baseline", None, {})),
+    (("token_reroute", math.inf, {"rounds": 1, "count_padding": True}), ("baseline", None, {})),
+    (
+        ("expanded_drop", math.inf, {"protect_topk": True, "max_k": True, "ep_size": 8}),
+        ("baseline", None, {}),
+    ),
+    (
+        ("expanded_drop", math.inf, {"candidates": "global", "rounding": "floor", "ep_size": 8}),
+        ("expanded_drop", math.inf, {"candidates": "global", "scope": "sequence"}),
+    ),
+    (("order", 0.0, {"ep_size": 8}), ("score", 0.0, {"ep_size": 8})),
+    (
+        ("expanded_drop", 0.0, {"ep_size": 8, "candidates": "ranked", "m": 3}),
+        ("random", 0.0, {"ep_size": 8, "seed": 2, "rounding": "floor", "renormalize": "after"}),
+    ),
+    (("device_drop", 8.0, {"ep_size": 8}), ("baseline", None, {})),
+    (
+        (
+            "expanded_drop",
+            0.6,
+            {"granularity": "device", "protect_topk": True, "candidates": "ranked"},
+        ),
+        ("score", 0.6, {"granularity": "device"}),
+    ),
+    (("score", -0.0, {}), ("score", 0.0, {})),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), ALIKE)
+def test_one_computation_is_one_method(
+    one: tuple[str, float, dict], other: tuple[str, float | None, dict]
+) -> None:
+    first, second = (Method(name, gamma, **knobs) for name, gamma, knobs in (one, other))
+    assert first == second
+    assert str(first.identity()) == str(second.identity())  # -0.0 equals 0.0 and reads otherwise
+
+
+DIFFERENT = [
+    # The added candidates' order is the family's bias, the cut is by score: a bias parts them.
+    (("expanded_drop", math.inf, {"max_k": True}), ("baseline", None, {})),
+    (("expanded_drop", math.inf, {"ep_size": 4}), ("expanded_drop", math.inf, {"ep_size": 8})),
+    # What a record counts: the loads of devices, and the tokens.
+    (("score", 0.0, {"ep_size": 4}), ("score", 0.0, {"ep_size": 8})),
+    (("score", 0.0, {"count_padding": True}), ("score", 0.0, {})),
+    (("score", 0.0, {"decode": "constrained"}), ("score", 0.0, {})),
+    (("device_drop", 7.9, {"ep_size": 8}), ("baseline", None, {})),
+    (("token_reroute", 1.0, {"rounds": 2}), ("score", 1.0, {})),
+    # m ≥ E-K adds all experts, but E and K are the model's.
+    (
+        ("expanded_drop", 1.0, {"candidates": "ranked", "m": 999}),
+        ("expanded_drop", 1.0, {"candidates": "global"}),
+    ),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), DIFFERENT)
+def test_other_computations_or_records_stay_apart(
+    one: tuple[str, float, dict], other: tuple[str, float | None, dict]
+) -> None:
+    first, second = (Method(name, gamma, **knobs) for name, gamma, knobs in (one, other))
+    assert first != second
