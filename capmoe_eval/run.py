@@ -98,7 +98,7 @@ def _finished(plan: Plan) -> Record | None:
     fingerprint = plan.source.fingerprint(plan.cell.task.dataset)
     if plan.overwrite or not plan.path.exists():
         return None
-    record = read_record(plan.path)
+    record = read_record(plan.path, plan.root)
     recorded = record.capmoe["provenance"].get("data_fingerprint")
     if recorded != fingerprint:
         raise UsageError(
