@@ -207,7 +207,7 @@ def read_record(path: Path, root: Path | None = None) -> Record:
         raise UsageError(f"{path}: not a whole record ({error}); {_ANEW}") from error
     found = _parsed(data, path, root)
     if isinstance(found, str):
-        raise UsageError(f"{path}: {found}; {_ANEW}")
+        raise UsageError(f"{path}: {' '.join(found.split())}; {_ANEW}")
     return found
 
 
@@ -233,7 +233,7 @@ def _parsed(data: bytes, path: Path, root: Path | None) -> Record | str:
     try:
         cell = record.cell
         digest = cell.digest
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         return f"its cell cannot be read ({error})"
     if digest != part["digest"]:
         return f"its cell has digest {digest}, the record says {part['digest'][:40]}"
