@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import signal
 import subprocess
 import sys
@@ -152,6 +153,16 @@ def test_other_weights_under_the_same_name_are_not_mixed_in(tmp_path: Path) -> N
     with pytest.raises(UsageError, match="computed with other weights"):
         run(plans)
     assert not plans[1].path.exists()
+
+
+def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
+    (one,) = grid(tmp_path)[:1]
+    one.path.parent.mkdir(parents=True)
+    stray = one.path.with_name(f".{one.path.name}.999999999.abcd_123.tmp")
+    stray.write_text("{")
+    os.utime(stray, (0, 0))
+    run([one])
+    assert [path.name for path in one.path.parent.iterdir()] == [one.path.name]
 
 
 def test_an_unwritable_directory_gives_one_line(tmp_path: Path) -> None:

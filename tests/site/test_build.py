@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -13,9 +14,12 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.record import Record
 from capmoe_eval.site import Inventory, build, page, take_inventory, write_site
 from capmoe_eval.site.__main__ import main
+from capmoe_eval.site.cell_page import Relatives, record_page
 from capmoe_eval.site.claims import claims_page
+from capmoe_eval.site.command import Reproduction
 from capmoe_eval.site.efficiency import efficiency_page
 from capmoe_eval.site.figures import figures_page
 from capmoe_eval.site.names import gamma_options, gamma_text, method_options
@@ -125,6 +129,37 @@ def test_a_record_page(site: Site) -> None:
     # Loads 8 4 2 2 and 4 4 2 2 on 48 pixels; the mean of those asked for is 4.
     assert 'd="M0 48v-48.0h3v48.0zM4 48v-24.0h3v24.0zM8 48v-12.0h3v12.0z' in text
     assert 'd="M0 24.0h16" class="mean"' in text
+
+
+def seeds(root: Path, count: int) -> list[Record]:
+    cells = [material.odd_cell(name="random", seed=seed) for seed in range(count)]
+    return [made(cell, root, right=30 + cell.method.seed % 2) for cell in cells]
+
+
+@pytest.mark.parametrize(
+    ("seed", "shown"),
+    [(0, range(1, 21)), (50, [*range(40, 50), *range(51, 61)]), (99, range(79, 99))],
+)
+def test_a_page_shows_the_nearest_seeds_and_counts_the_others(
+    tmp_path: Path, seed: int, shown: Sequence[int]
+) -> None:
+    many = seeds(tmp_path, 100)
+    text = page_of(many, seed)
+    assert re.findall(r">seed (\d+)</a>", text) == [str(n) for n in shown]
+    # 30 and 31 of 40, in turn.
+    assert "and 79 more; mean of all 100: 76.25 %" in text
+
+
+def test_a_page_does_not_grow_with_the_number_of_seeds(tmp_path: Path) -> None:
+    few, many = (page_of(seeds(tmp_path, count), 0) for count in (30, 300))
+    assert abs(len(many) - len(few)) < 10
+    assert ">seed 20</a>" in page_of(seeds(tmp_path, 21), 0), "up to 20 others are all shown"
+    assert "more; mean" not in page_of(seeds(tmp_path, 21), 0)
+
+
+def page_of(found: list[Record], seed: int) -> str:
+    inventory, address = Inventory("zoo"), Address(page.cell_path(found[seed]))
+    return record_page(found[seed], inventory, Relatives(found), Reproduction(), address)
 
 
 def test_a_record_of_a_task_that_is_no_more_has_a_page(site: Site) -> None:
