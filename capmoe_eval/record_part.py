@@ -189,9 +189,9 @@ class Provenance(_Part):
     versions: dict[str, str]
     git_revision: str | None
     model: Weights
-    device: dict[str, str]
+    device: dict[str, str | int | None]
     threads: Positive
-    parallel: dict[str, str | int] | None
+    parallel: dict[str, str | int | None] | None
     data_fingerprint: str | None
 
 
@@ -199,7 +199,7 @@ class RecordPart(_Part):
     """All of the ``capmoe`` part."""
 
     schema_: Literal[3] = Field(alias="schema")
-    checksum: str
+    checksum: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     cell: CellIdentity
     digest: str
     value: float

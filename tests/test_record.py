@@ -73,6 +73,8 @@ DEEP = "[" * 10**5
         (lambda text: text.replace('"n": 400', '"n":  400'), "changed after"),
         (lambda text: text.replace('"n": 400', f'"n": {"9" * 5000}'), "not a whole record"),
         (lambda text: text + text, "not a whole record"),
+        (lambda text: text.replace('"checksum": "', '"checksum": "0'), "capmoe.checksum'"),
+        (lambda text: text.replace('"checksum"', '"check"'), "capmoe.checksum' is missing"),
         (lambda text: "null", "no record of this suite"),
         (lambda text: '{"capmoe": []}', "no record of this suite"),
     ],

@@ -77,7 +77,8 @@ def _row(record: Record, address: Address) -> Markup:
     kept = element("span", f"broken: {', '.join(failed)}", class_="wrong") if failed else "kept"
 
     def cell(text: str, value: float | None) -> Markup:
-        return element("td", text, class_="number", data_value=value)
+        order = None if value is None else float(value)
+        return element("td", text, class_="number", data_value=order)
 
     return element(
         "tr",
