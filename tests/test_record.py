@@ -69,6 +69,10 @@ DEEP = "[" * 10**5
         (lambda text: text.replace('"n": 400', f'"n": {DEEP}'), "not a whole record"),
         (lambda text: text.replace('"n": 400', '"n": NaN'), "not a whole record"),
         (lambda text: text.replace('"n": 400', '"n": Infinity'), "not a whole record"),
+        (
+            lambda text: text.replace('"seconds": 1.5', '"seconds": 1e999'),
+            "capmoe.provenance.seconds'",
+        ),
         (lambda text: text.replace('"n": 400', '"n": 400, "n": 400'), "changed after"),
         (lambda text: text.replace('"n": 400', '"n":  400'), "changed after"),
         (lambda text: text.replace('"n": 400', f'"n": {"9" * 5000}'), "not a whole record"),
