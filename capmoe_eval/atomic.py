@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
+_TEMPORARY = re.compile(r"\..+?(\.(?P<pid>[0-9]+))?\.[a-z0-9_]{8}\.tmp")
+"""The name of a temporary file: the file's own, the writer's process, and eight characters."""
 
-def write_bytes(path: Path, data: bytes) -> None:
+
+def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Replace ``path`` by ``data``; whoever reads, whenever killed, finds the old or the new file.
 
     The data goes to a temporary file in the same directory, is flushed to the disk and renamed.
@@ -15,18 +21,22 @@ def write_bytes(path: Path, data: bytes) -> None:
     Args:
         path: The file to write; missing parent directories are created.
         data: The whole content.
+        durable: Whether to wait for the disk. Without it a power failure may leave an empty file:
+            for thousands of files that are made again in seconds.
 
     Raises:
         OSError: If the directory cannot be written. Nothing is left behind.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    prefix = f".{path.name}.{os.getpid()}."
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=".tmp")
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         # mkstemp makes the file private; results are as readable as any other file of the user.
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
@@ -35,9 +45,42 @@ def write_bytes(path: Path, data: bytes) -> None:
         raise
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, durable: bool = True) -> None:
     """Replace ``path`` by ``text`` in UTF-8; see :func:`write_bytes`."""
-    write_bytes(path, text.encode("utf-8"))
+    write_bytes(path, text.encode("utf-8"), durable=durable)
+
+
+def remove_strays(directories: Iterable[Path]) -> list[Path]:
+    """Remove what killed writers left in some directories, and return it.
+
+    A temporary file is removed when it is older than a day and its writer is no process of this
+    machine; another machine may write here too, but not for a day.
+    """
+    removed = []
+    yesterday = time.time() - 24 * 60 * 60
+    for directory in directories:
+        for path in sorted(directory.glob(".*.tmp")):
+            named = _TEMPORARY.fullmatch(path.name)
+            try:
+                if named and path.stat().st_mtime < yesterday and not _runs(named["pid"]):
+                    path.unlink()
+                    removed.append(path)
+            except OSError:
+                continue  # another process was faster, or it is not ours to remove
+    return removed
+
+
+def _runs(pid: str | None) -> bool:
+    """Return whether a process of this machine has a number; files of old had none."""
+    if pid is None:
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _umask() -> int:

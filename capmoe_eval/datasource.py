@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,13 +65,26 @@ class DataSource:
         return "+".join(hashes)
 
 
-@functools.cache
+@functools.cache  # so files that change while a process runs are noticed by the next one
 def _hash_files(directory: Path) -> str:
+    """Return a hash of the files below a directory and of what its links lead to."""
     digest = hashlib.sha256()
-    for path in sorted(p for p in directory.rglob("*") if p.is_file()):
+    for path in sorted(_files(directory)):
         digest.update(str(path.relative_to(directory)).encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:16]
+
+
+def _files(directory: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """Yield the files below a directory; links are followed, but not to a directory above."""
+    here = directory.resolve()
+    if here in above:
+        return
+    for path in directory.iterdir():
+        if path.is_dir():
+            yield from _files(path, (*above, here))
+        elif path.is_file():
+            yield path
 
 
 def cache_directory() -> Path:

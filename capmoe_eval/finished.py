@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
@@ -23,42 +22,12 @@ from capmoe_eval.configuration import (
 )
 from capmoe_eval.errors import UsageError
 from capmoe_eval.method import DEFAULTS
-from capmoe_eval.record import Record, read_record
+from capmoe_eval.record import Record
 from capmoe_eval.report import ModelSlot
+from capmoe_eval.results import Reader
 
 LEFT_OUT = "left out"
 """How a note on a record that cannot be read begins."""
-
-
-class Reader:
-    """Reads each record once, whatever the number of tables that show it."""
-
-    def __init__(self) -> None:
-        self._known: dict[Path, Record | UsageError] = {}
-
-    def __call__(self, path: Path) -> Record:
-        """Return the record at a path.
-
-        Raises:
-            UsageError: If it is no whole record.
-        """
-        if path not in self._known:
-            try:
-                self._known[path] = self.read(path)
-            except UsageError as error:
-                self._known[path] = error
-        found = self._known[path]
-        if isinstance(found, UsageError):
-            raise found
-        return found
-
-    def read(self, path: Path) -> Record:
-        """Read a record for the first time; who needs more of a record checks it here.
-
-        Raises:
-            UsageError: If it is no whole record.
-        """
-        return read_record(path)
 
 
 @dataclass(frozen=True)
@@ -97,7 +66,7 @@ def finished(overrides: Sequence[str], reader: Reader | None = None) -> Finished
     for plan in cells:
         if plan.path.exists():
             try:
-                records.append(reader(plan.path))
+                records.append(reader(plan.path, plan.root))
             except UsageError as error:
                 broken.append(f"{LEFT_OUT}: {error}")
     models: dict[str, dict[str, None]] = {}

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pandas as pd
 
-from capmoe_eval.record import VERDICTS, Record, read_record
+from capmoe_eval.record import Record
+from capmoe_eval.results import read_results, result_directories
 
 
 def load_frame(root: Path | str) -> pd.DataFrame:
-    """Return one row per record under a results directory, in the order of their paths.
+    """Return one row per record of a results directory, in the order of their paths.
 
     Columns: ``model``, ``task``, ``label``, the method's own knobs (``method``, ``gamma``, …;
     missing where a method has no such knob), ``value`` and ``stderr`` (fractions), ``n``
     (documents), ``drop_rate``, ``pad_waste``, ``peak_before``, ``peak_after`` (highest expert load
     over the mean), ``proven`` (no promise was broken), ``seconds`` and ``path``.
 
-    Raises:
-        UsageError: If a file there is no whole record.
+    Args:
+        root: The directory of a profile (``results/zoo``), or of several (``results``).
+
+    A file there that is no whole record is left out, with a warning that names it.
     """
-    paths = sorted(path for path in Path(root).rglob("*.json") if path.name != VERDICTS)
-    return pd.DataFrame([_row(read_record(path)) for path in paths])
+    rows = []
+    for directory in result_directories(Path(root)):
+        found = read_results(directory)
+        rows += [_row(record) for record in found.records]
+        for line in found.broken:
+            warnings.warn(f"left out: {line}", stacklevel=2)
+    return pd.DataFrame(rows)
 
 
 def _row(record: Record) -> dict[str, object]:

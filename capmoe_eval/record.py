@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from capmoe_eval.atomic import write_text
+from capmoe_eval.atomic import write_bytes
 from capmoe_eval.cell import Cell
 from capmoe_eval.errors import UsageError
 
-SCHEMA = 2
+if TYPE_CHECKING:
+    from capmoe_eval.record_part import RecordPart
+
+SCHEMA = 3
 """Version of the record's ``capmoe`` part; ``docs/results.md`` describes it."""
 
 VERDICTS = "replication.json"
 """The file of a results directory that holds the replication's verdicts on its records."""
 
-# Field of the capmoe part → the types that it may have.
-_FIELDS: dict[str, tuple[type, ...]] = {
-    "schema": (int,),
-    "cell": (dict,),
-    "digest": (str,),
-    "value": (int, float),
-    "stderr": (int, float, type(None)),
-    "n": (int,),
-    "documents": (dict,),
-    "load": (dict,),
-    "layers": (list,),
-    "proofs": (dict,),
-    "provenance": (dict,),
-}
 PROOFS = (
     "bound_holds",
     "stock_at_infinity",
@@ -47,6 +38,10 @@ PROOFS = (
 
 # A list of numbers as json indents it. No string of JSON holds a bare line break.
 _NUMBERS = re.compile(r'\[\n([^\[\]{}"]+)\n *\]')
+
+_CHECKSUM = b'"checksum": "%s"'
+_BLANK = "0" * 64
+_ANEW = "delete it to compute it anew"
 
 
 @dataclass(frozen=True)
@@ -66,6 +61,13 @@ class Record:
         """The part that is ours."""
         part: dict[str, Any] = self.content["capmoe"]
         return part
+
+    @cached_property
+    def part(self) -> RecordPart:
+        """The part that is ours, as types; made when first asked for."""
+        from capmoe_eval.record_part import RecordPart
+
+        return RecordPart.model_validate(self.capmoe)
 
     @cached_property
     def cell(self) -> Cell:
@@ -113,14 +115,9 @@ class Record:
 
     @cached_property
     def documents(self) -> Mapping[str, tuple[str, Sequence[float]]]:
-        """Per subtask the hash over its documents and their scores; empty if unreadable."""
-        try:
-            return {
-                name: (str(part["documents"]), [float(score) for score in part["correct"]])
-                for name, part in sorted(self.capmoe["documents"].items())
-            }
-        except (AttributeError, KeyError, TypeError, ValueError):
-            return {}
+        """Per subtask the hash over its documents, and their scores."""
+        parts = sorted(self.capmoe["documents"].items())
+        return {name: (part["documents"], part["correct"]) for name, part in parts}
 
     @property
     def value(self) -> float:
@@ -139,16 +136,48 @@ class Record:
         return int(self.capmoe["n"])
 
     def write(self) -> None:
-        """Write the record, whole or not at all.
+        """Seal the record with its checksum and write it, whole or not at all.
 
         Raises:
-            UsageError: If the results directory cannot be written.
+            UsageError: If the results directory cannot be written, or no reader would take the
+                record: a value that is not a number, a field that is missing.
         """
-        text = json.dumps(self.content, indent=1, sort_keys=True, ensure_ascii=False)
+        data = sealed(self.content)
+        found = _parsed(data, self.path, self.path.parents[2])
+        if isinstance(found, str):
+            raise UsageError(f"{self.path}: not written: {found}")
         try:
-            write_text(self.path, _NUMBERS.sub(_on_one_line, text) + "\n")
+            write_bytes(self.path, data)
         except OSError as error:
             raise unwritable(self.path.parent, error) from error
+
+
+def sealed(content: dict[str, Any]) -> bytes:
+    """Return the bytes of a record's file, and set its checksum.
+
+    The checksum is SHA-256 over the file with 64 zeros in the checksum's place.
+    """
+    part = content["capmoe"]
+    part["checksum"] = _BLANK
+    data = _encoded(content)
+    part["checksum"] = hashlib.sha256(data).hexdigest()
+    return data.replace(_CHECKSUM % _BLANK.encode(), _CHECKSUM % part["checksum"].encode())
+
+
+def _encoded(content: dict[str, Any]) -> bytes:
+    """Return the bytes of a file; JSON has no NaN, so it is null in lm-eval's part."""
+    ours = {"capmoe": content["capmoe"]}
+    content = {key: _finite(part) for key, part in content.items() if key != "capmoe"} | ours
+    text = json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False)
+    return (_NUMBERS.sub(_on_one_line, text) + "\n").encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _on_one_line(numbers: re.Match[str]) -> str:
@@ -163,48 +192,60 @@ def unwritable(directory: Path, error: OSError) -> UsageError:
     )
 
 
-def read_record(path: Path) -> Record:
+def read_record(path: Path, root: Path | None = None) -> Record:
     """Read and validate a record.
 
+    Args:
+        path: The file.
+        root: The results directory. With it the record must lie where its cell's does; without,
+            it must have the file name.
+
     Raises:
-        UsageError: If the file is truncated, is no record, or has another schema; the message names
-            the file and what to do.
+        UsageError: If the file is truncated, changed, no record, of another schema or of another
+            cell than its path says; the message is one line and names the file and what to do.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{path}: not a whole record ({error}); delete it to compute it anew"
-        ) from (error)
-    problem = _problem(content)
-    if problem:
-        raise UsageError(f"{path}: {problem}; delete it to compute it anew")
-    record = Record(content, path)
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: not a whole record ({error}); {_ANEW}") from error
+    found = _parsed(data, path, root)
+    if isinstance(found, str):
+        raise UsageError(f"{path}: {' '.join(found.split())}; {_ANEW}")
+    return found
+
+
+def _parsed(data: bytes, path: Path, root: Path | None) -> Record | str:
+    """Return the record that a file holds, or what is wrong with it."""
+    from pydantic_core import from_json
+
+    from capmoe_eval.record_part import problem
+
     try:
-        digest = record.cell.digest
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(
-            f"{path}: its cell cannot be read ({error}); delete it to compute it anew"
-        ) from error
-    if digest != record.capmoe["digest"]:
-        raise UsageError(
-            f"{path}: its cell has digest {digest}, the record says {record.capmoe['digest']}; "
-            "delete it to compute it anew"
-        )
-    return record
-
-
-def _problem(content: object) -> str | None:
-    """Return what is wrong with a record's content, or None."""
+        content = from_json(data, allow_inf_nan=False)
+    except ValueError as error:
+        return f"not a whole record ({error})"
     if not isinstance(content, dict) or not isinstance(content.get("capmoe"), dict):
         return "no record of this suite (it has no 'capmoe' part)"
     part = content["capmoe"]
     if part.get("schema") != SCHEMA:
-        return f"schema {part.get('schema')!r}, this version reads {SCHEMA}"
-    for field, types in _FIELDS.items():
-        if field not in part:
-            return f"field 'capmoe.{field}' is missing"
-        if not isinstance(part[field], types) or isinstance(part[field], bool):
-            return f"field 'capmoe.{field}' has the wrong type ({type(part[field]).__name__})"
-    missing = [name for name in PROOFS if not isinstance(part["proofs"].get(name), dict)]
-    return f"proofs {', '.join(missing)} are missing" if missing else None
+        return f"schema {str(part.get('schema'))[:40]}, this version reads {SCHEMA}"
+    wrong = problem(part)
+    if wrong:
+        return wrong
+    record = Record(content, path)
+    try:
+        cell = record.cell
+        digest = cell.digest
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        return f"its cell cannot be read ({error})"
+    if digest != part["digest"]:
+        return f"its cell has digest {digest}, the record says {part['digest'][:40]}"
+    own = _CHECKSUM % part["checksum"].encode()
+    blanked = data.replace(own, _CHECKSUM % _BLANK.encode())
+    if hashlib.sha256(blanked).hexdigest() != part["checksum"]:
+        return "it was changed after it was written (its checksum is another)"
+    home = cell.path(Path())
+    here = Path(path.name) if root is None else path.relative_to(root)
+    if here != (Path(home.name) if root is None else home):
+        return f"the record of another cell, whose place is {home}"
+    return record

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from capmoe_eval.atomic import remove_strays
 from capmoe_eval.cell import ModelId
 from capmoe_eval.configuration import Plan
 from capmoe_eval.errors import UsageError
@@ -57,11 +58,13 @@ def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
         _check_processes(plan)
     from capmoe_eval.harness.tasks import ready
 
-    plans = [dataclasses.replace(plan, source=ready(plan.source)) for plan in plans]
+    sources = {source: ready(source) for source in {plan.source for plan in plans}}
+    plans = [dataclasses.replace(plan, source=sources[plan.source]) for plan in plans]
     finished = {plan.path: _finished(plan) for plan in plans}
     missing = [plan for plan in plans if finished[plan.path] is None]
     for root in sorted({plan.root for plan in missing}):
         _check_writable(root)
+        remove_strays(sorted({plan.path.parent for plan in missing if plan.root == root}))
     outcome = Outcome()
     if missing:
         progress = progress or Progress(len(missing), io.StringIO() if process_rank() else None)
@@ -98,7 +101,7 @@ def _finished(plan: Plan) -> Record | None:
     fingerprint = plan.source.fingerprint(plan.cell.task.dataset)
     if plan.overwrite or not plan.path.exists():
         return None
-    record = read_record(plan.path)
+    record = read_record(plan.path, plan.root)
     recorded = record.capmoe["provenance"].get("data_fingerprint")
     if recorded != fingerprint:
         raise UsageError(

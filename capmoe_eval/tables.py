@@ -17,7 +17,7 @@ from capmoe_eval.application import run_command
 from capmoe_eval.configuration import load_option
 from capmoe_eval.efficiency import FOLDER, Bench, read_bench
 from capmoe_eval.errors import bad_choice
-from capmoe_eval.finished import LEFT_OUT, Reader, composed, finished, model_slots
+from capmoe_eval.finished import LEFT_OUT, composed, finished, model_slots
 from capmoe_eval.report import (
     TABLES,
     Entry,
@@ -38,6 +38,7 @@ from capmoe_eval.report import (
     write,
 )
 from capmoe_eval.report.workload import STUDY
+from capmoe_eval.results import Reader
 
 ALL = "all"
 _VERSIONS = ("v1", "v2")

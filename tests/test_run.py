@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import os
 import signal
 import subprocess
 import sys
@@ -136,9 +136,9 @@ def test_a_damaged_record_is_named_before_anything_is_computed(
 def test_a_record_of_other_documents_is_not_taken(tmp_path: Path) -> None:
     plans = grid(tmp_path)[:1]
     run(plans)
-    content = json.loads(plans[0].path.read_text(encoding="utf-8"))
-    content["capmoe"]["provenance"]["data_fingerprint"] = "0123"
-    plans[0].path.write_text(json.dumps(content), encoding="utf-8")
+    record = read_record(plans[0].path)
+    record.capmoe["provenance"]["data_fingerprint"] = "0123"
+    record.write()
     with pytest.raises(UsageError, match="computed from other documents"):
         run(plans)
     assert run([dataclasses.replace(plans[0], overwrite=True)]).computed == 1
@@ -147,12 +147,22 @@ def test_a_record_of_other_documents_is_not_taken(tmp_path: Path) -> None:
 def test_other_weights_under_the_same_name_are_not_mixed_in(tmp_path: Path) -> None:
     plans = grid(tmp_path)
     run(plans[:1])
-    content = json.loads(plans[0].path.read_text(encoding="utf-8"))
-    content["capmoe"]["provenance"]["model"]["weights"] = "0123"
-    plans[0].path.write_text(json.dumps(content), encoding="utf-8")
+    record = read_record(plans[0].path)
+    record.capmoe["provenance"]["model"]["weights"] = "0123"
+    record.write()
     with pytest.raises(UsageError, match="computed with other weights"):
         run(plans)
     assert not plans[1].path.exists()
+
+
+def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
+    (one,) = grid(tmp_path)[:1]
+    one.path.parent.mkdir(parents=True)
+    stray = one.path.with_name(f".{one.path.name}.999999999.abcd_123.tmp")
+    stray.write_text("{")
+    os.utime(stray, (0, 0))
+    run([one])
+    assert [path.name for path in one.path.parent.iterdir()] == [one.path.name]
 
 
 def test_an_unwritable_directory_gives_one_line(tmp_path: Path) -> None:

@@ -111,13 +111,17 @@ def figure_1() -> Trace:
     return Trace(FIGURE_1, (tuple(figures["fig1_load_svg_vector"]),), FIGURE_1_TOP_K)
 
 
-def record_layers(path: Path) -> list[Trace]:
+def record_layers(path: Path, root: Path | None = None) -> list[Trace]:
     """Return every MoE layer of a record; each trace goes on with the layers after its own.
+
+    Args:
+        path: The file.
+        root: The results directory that it is of, where that is known.
 
     Raises:
         UsageError: If there is no such record.
     """
-    record = read_record(path)
+    record = read_record(path, root)
     layers = record.capmoe["layers"]
     loads = [tuple(layer["load_before"]) for layer in layers]
     return [
@@ -138,7 +142,7 @@ def record_layer(path: Path, number: int | None) -> Trace:
     """
     traces = record_layers(path)
     if number is None:
-        number = max(range(len(traces)), key=lambda n: max(traces[n].loads[0], default=0))
+        number = max(range(len(traces)), key=lambda n: max(traces[n].loads[0]))
     if not 0 <= number < len(traces):
         raise UsageError(f"layer={number}: the record has MoE layers 0 to {len(traces) - 1}")
     return traces[number]
@@ -161,4 +165,4 @@ def recorded(results: Path, model: str, task: str) -> list[Trace]:
             f"results={results}: no baseline record of {model} and {task}; compute one with "
             f"python -m capmoe_eval model={model} method=baseline tasks={task}"
         )
-    return record_layers(found[0])
+    return record_layers(found[0], results)

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from capmoe_eval.efficiency import Bench
-from capmoe_eval.errors import UsageError
 from capmoe_eval.method import Method
-from capmoe_eval.record import VERDICTS, Record, read_record
+from capmoe_eval.record import VERDICTS, Record
 from capmoe_eval.report.layouts import ALL_TASKS
+from capmoe_eval.results import read_results
 
 TASKS: Final = tuple(column.task for column in ALL_TASKS)
 """The tasks of Table 2, in its order; contrasts use those that both sides have."""
@@ -172,20 +172,14 @@ def read_evidence(root: Path, profile: str, homes: Mapping[str, Home]) -> Eviden
         profile: Name of the profile.
         homes: Each model's own settings.
     """
-    records, broken = [], []
-    for path in sorted(root.rglob("*.json")):
-        if path.name.startswith(".") or path.name == VERDICTS:
-            continue
-        try:
-            records.append(read_record(path))
-        except UsageError as error:
-            broken.append(" ".join(str(error).split()))
+    found = read_results(root)
+    broken = list(found.broken)
     replication: Mapping[str, Mapping[str, Any]] = {}
     verdicts = root / VERDICTS
     if verdicts.is_file():
         replication, reason = read_replication(verdicts, profile)
         broken += [reason] if reason else []
-    return Evidence(profile, tuple(records), tuple(broken), homes, replication)
+    return Evidence(profile, found.records, tuple(broken), homes, replication)
 
 
 def read_replication(path: Path, profile: str) -> tuple[dict[str, Mapping[str, Any]], str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from omegaconf import DictConfig
 
@@ -12,13 +11,9 @@ from capmoe_eval.configuration import Plan, load_option, plans
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.figures.commands import commands
 from capmoe_eval.figures.spec import FigureSpec
-from capmoe_eval.finished import Reader, composed
+from capmoe_eval.finished import composed
 from capmoe_eval.record import Record
-
-# What the figures read of each layer, beside what `read_record` checks.
-_LAYER_LISTS = ("load_before", "load_after")
-_LAYER_NUMBERS = ("n_experts", "top_k", "tokens", "assignments", "drop_rate")
-_GRID = ("gamma", "drop_rate", "pad_waste")
+from capmoe_eval.results import Reader
 
 
 @dataclass(frozen=True)
@@ -83,22 +78,6 @@ class Evidence:
         return [record for record in found.values() if model in (None, record.model)]
 
 
-class LayerReader(Reader):
-    """Refuses a record whose layers lack what the figures draw."""
-
-    def read(self, path: Path) -> Record:
-        """Read a record for the first time.
-
-        Raises:
-            UsageError: If it is no whole record, or a layer's statistics are not whole.
-        """
-        record = super().read(path)
-        problem = _problem(record)
-        if problem:
-            raise UsageError(f"{path}: {problem}; delete it to compute it anew")
-        return record
-
-
 @dataclass
 class Experiment:
     """The composed experiment ``figures``; its parts are planned once, when first asked for.
@@ -112,7 +91,7 @@ class Experiment:
 
     overrides: Sequence[str] = ()
     _plans: dict[str, list[Plan]] = field(default_factory=dict)
-    _reader: LayerReader = field(default_factory=LayerReader)
+    _reader: Reader = field(default_factory=Reader)
 
     def __post_init__(self) -> None:
         for word in self.overrides:
@@ -144,12 +123,12 @@ class Experiment:
             self._plans[part] = plans(config)
         return self._plans[part]
 
-    def record(self, path: Path) -> Record | str | None:
-        """Return a record, or what is wrong with it, or None; each file is read once."""
-        if not path.exists():
+    def record(self, plan: Plan) -> Record | str | None:
+        """Return a plan's record, or what is wrong with it, or None; each file is read once."""
+        if not plan.path.exists():
             return None
         try:
-            return self._reader(path)
+            return self._reader(plan.path, plan.root)
         except UsageError as error:
             return str(error)
 
@@ -165,7 +144,7 @@ def gather(spec: FigureSpec, experiment: Experiment) -> Evidence:
     """
     chosen = {part: _chosen(spec, experiment, part) for part in spec.parts}
     planned = {plan.path: plan for listed in chosen.values() for plan in listed}
-    found = {path: experiment.record(path) for path in planned}
+    found = {path: experiment.record(plan) for path, plan in planned.items()}
     read = {path: record for path, record in found.items() if isinstance(record, Record)}
     broken = [f"Left out: {wrong}." for wrong in found.values() if isinstance(wrong, str)]
     absent = [plan.cell for path, plan in planned.items() if path not in read]
@@ -203,35 +182,6 @@ def _chosen(spec: FigureSpec, experiment: Experiment, part: str) -> list[Plan]:
             )
         found = [plan for plan in found if plan.cell.model.name == models[spec.model]]
     return found
-
-
-def _problem(record: Record) -> str | None:
-    """Return what a record lacks that figures need, or None."""
-    layers = record.capmoe["layers"]
-    if not layers:
-        return "it has no MoE layers"
-    for number, layer in enumerate(layers):
-        where = f"field 'capmoe.layers[{number}]"
-        if not isinstance(layer, dict):
-            return f"{where}' is not an object"
-        for name in _LAYER_NUMBERS:
-            if not isinstance(layer.get(name), (int, float)):
-                return f"{where}.{name}' is no number"
-        if not layer["assignments"]:
-            return f"{where}' counted no tokens"
-        for name in _LAYER_LISTS:
-            values = layer.get(name)
-            if not isinstance(values, list) or len(values) != layer["n_experts"]:
-                return f"{where}.{name}' is not a list of {layer['n_experts']} loads"
-        grid = layer.get("grid")
-        if not isinstance(grid, dict) or any(
-            not isinstance(grid.get(name), list) or len(grid[name]) != len(grid["gamma"])
-            for name in _GRID
-        ):
-            return f"{where}.grid' is not whole"
-        if not isinstance(layer.get("peak"), dict) or "expert_before" not in layer["peak"]:
-            return f"{where}.peak' is not whole"
-    return None
 
 
 def _task_title(experiment: Experiment, name: str) -> str:

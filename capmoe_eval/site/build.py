@@ -65,7 +65,7 @@ def write_site(pages: Mapping[str, str], out: Path) -> int:
     try:
         for path, text in pages.items():
             if not _says(out / path, text):
-                write_text(out / path, text)
+                write_text(out / path, text, durable=False)
         return _delete_others(pages, out)
     except OSError as error:
         raise UsageError(

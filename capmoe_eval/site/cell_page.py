@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from capmoe_eval.record import Record
 from capmoe_eval.site import page
 from capmoe_eval.site.command import DIRECTORY, Reproduction
 from capmoe_eval.site.inventory import Inventory
-from capmoe_eval.site.loose import ABSENT, mapping, number, sequence, shown, text
+from capmoe_eval.site.loose import shown, text
 from capmoe_eval.site.markup import Child, Markup, element, join
 from capmoe_eval.site.names import gamma_text, method_name
 from capmoe_eval.site.page import Address, Heading
@@ -38,10 +41,27 @@ _PROMISES: Final = {
     "pads_take_no_slot": "Pads take no slot.",
     "overload_drops": "Where a load exceeds its bound, something was dropped.",
     "every_layer_hooked": "Every MoE layer was under the method, once in every forward.",
-    "tokens_counted": "In every forward some token counted.",
-    "kernel_agrees": "The experts kernel gives the stock kernel's output, of kept pairs alone.",
+    "tokens_counted": "Every forward under the method had a token that counts, or only pads.",
+    "kernel_agrees": "The kernel of kept pairs computes what the stock kernel does, and no other.",
 }
+SHOWN: Final = 20
+"""How many other seeds a page links to; a page of each of n seeds that lists all is n² links."""
 _STATES: Final = {True: "kept", False: "broken", None: "does not apply"}
+
+
+@dataclass(frozen=True)
+class Others:
+    """The records that are the same but for the seed.
+
+    Attributes:
+        nearest: Those whose seeds come next, at most :data:`SHOWN`, in the order of seeds.
+        count: How many there are.
+        mean: Mean score of all seeds, this record's included.
+    """
+
+    nearest: Sequence[Record]
+    count: int
+    mean: float
 
 
 class Relatives:
@@ -54,6 +74,8 @@ class Relatives:
     def __init__(self, records: Sequence[Record]) -> None:
         self._seeds: defaultdict[str, list[Record]] = defaultdict(list)
         self._baselines: dict[str, Record] = {}
+        self._rank: dict[Path, int] = {}
+        self._mean: dict[str, float] = {}
         # An identity takes long to say, and every record's is asked for again.
         self._keys = {r.path: (_key(r, "seed"), _key(r)) for r in records}
         for record in records:
@@ -61,12 +83,19 @@ class Relatives:
             self._seeds[seedless].append(record)
             if record.method == "baseline":
                 self._baselines[home] = record
+        for seedless, found in self._seeds.items():
+            found.sort(key=lambda record: (record.seed or 0, record.cell.digest))
+            self._rank.update({record.path: rank for rank, record in enumerate(found)})
+            self._mean[seedless] = statistics.fmean(record.value for record in found)
 
-    def seeds(self, record: Record) -> list[Record]:
+    def seeds(self, record: Record) -> Others:
         """Return the records of the other seeds."""
-        found = self._seeds[self._keys[record.path][0]]
-        others = [other for other in found if other is not record]
-        return sorted(others, key=lambda other: (other.seed or 0, other.cell.digest))
+        seedless = self._keys[record.path][0]
+        found, rank = self._seeds[seedless], self._rank[record.path]
+        first = max(0, min(rank - SHOWN // 2, len(found) - SHOWN - 1))
+        window = found[first : first + SHOWN + 1]
+        nearest = [other for other in window if other is not record]
+        return Others(nearest, len(found) - 1, self._mean[seedless])
 
     def baseline(self, record: Record) -> Record | None:
         """Return the same model's baseline on the same task, in the same batches."""
@@ -112,7 +141,7 @@ def record_page(
         _layers(record),
         _proofs(record),
         _tree("Cell", record.cell.identity()),
-        _tree("Provenance", mapping(record.capmoe["provenance"])),
+        _tree("Provenance", record.capmoe["provenance"]),
         _file(record, address),
     )
 
@@ -135,15 +164,19 @@ def _result(record: Record, relatives: Relatives, address: Address) -> Markup:
         link = element("a", value, href=address.to(page.cell_path(baseline)))
         found.append(("Baseline", [link, f"; this is {moved} points to it"]))
     others = relatives.seeds(record)
-    if others:
-        links = [
+    if others.nearest:
+        links: list[Child] = [
             [
                 ", " if index else "",
                 element("a", f"seed {other.seed}", href=address.to(page.cell_path(other))),
                 f" {100 * other.value:.2f} %",
             ]
-            for index, other in enumerate(others)
+            for index, other in enumerate(others.nearest)
         ]
+        more = others.count - len(others.nearest)
+        if more:
+            mean = f"mean of all {others.count + 1:,}: {100 * others.mean:.2f} %"
+            links.append(f", and {more:,} more; {mean}")
         found.append(("Other seeds", links))
     return _section("Result", page.pairs(found))
 
@@ -165,15 +198,12 @@ def _command(record: Record, reproduction: Reproduction) -> Markup:
 
 
 def _load(record: Record) -> Markup:
-    load = mapping(record.capmoe["load"])
-    found = [(name, shown(load.get(key), pattern, scale)) for key, name, pattern, scale in _LOAD]
+    load = record.capmoe["load"]
+    found = [(name, shown(load[key], pattern, scale)) for key, name, pattern, scale in _LOAD]
     return _section("Load", page.pairs(found))
 
 
 def _layers(record: Record) -> Markup:
-    layers = [mapping(layer) for layer in sequence(record.capmoe["layers"])]
-    if not layers:
-        return _section("Layers", element("p", "The record has no load of its layers."))
     headings = (
         Heading("Layer"),
         Heading("Load of the experts, busiest first"),
@@ -183,21 +213,22 @@ def _layers(record: Record) -> Markup:
         Heading("Mean peak after", numeric=True),
     )
     body = []
-    for layer in layers:
-        peak = mapping(layer.get("peak"))
+    for layer in record.capmoe["layers"]:
+        peak = layer["peak"]
         numbers = (
-            (layer.get("drop_rate"), "{:.1f}", 100.0),
-            (layer.get("pad_waste"), "{:.1f}", 100.0),
-            (mapping(peak.get("expert_before")).get("mean"), "{:.2f}", 1.0),
-            (mapping(peak.get("expert_after")).get("mean"), "{:.2f}", 1.0),
+            (layer["drop_rate"], "{:.1f}", 100.0),
+            (layer["pad_waste"], "{:.1f}", 100.0),
+            (peak["expert_before"]["mean"], "{:.2f}", 1.0),
+            (peak["expert_after"]["mean"], "{:.2f}", 1.0),
         )
         cells = [
-            element("td", shown(v, pattern, scale), class_="number", data_value=number(v))
+            element("td", shown(v, pattern, scale), class_="number", data_value=v)
             for v, pattern, scale in numbers
         ]
-        name = text(layer.get("name"))
         body.append(
-            element("tr", element("th", name, scope="row"), element("td", _bars(layer)), cells)
+            element(
+                "tr", element("th", layer["name"], scope="row"), element("td", _bars(layer)), cells
+            )
         )
     caption = "Light: assignments that the router made; dark: those that were computed."
     return _section("Layers", page.sortable(caption, headings, [page.rows(body)]))
@@ -205,10 +236,8 @@ def _layers(record: Record) -> Markup:
 
 def _bars(layer: Mapping[str, Any]) -> Child:
     """Draw each expert's load before and after, busiest first."""
-    before, after = _loads(layer.get("load_before")), _loads(layer.get("load_after"))
-    top = max((*before, *after), default=0.0)
-    if not before or len(before) != len(after) or top <= 0:
-        return ABSENT
+    before, after = layer["load_before"], layer["load_after"]
+    top = max((*before, *after))
     order = sorted(range(len(before)), key=lambda expert: -before[expert])
     width, height = 4 * len(before), 48
     label = f"{len(before)} experts; the busiest was asked for {before[order[0]]:,.0f} times and "
@@ -232,11 +261,6 @@ def _bars(layer: Mapping[str, Any]) -> Child:
     )
 
 
-def _loads(values: object) -> list[float]:
-    """Return loads, 0 in place of what is none; nearly all are whole numbers already."""
-    return [v if type(v) is int else number(v) or 0.0 for v in sequence(values)]
-
-
 def _svg(name: str, **attributes: str) -> Markup:
     return element(name, **attributes)
 
@@ -249,12 +273,11 @@ def _steps(heights: Sequence[float], base: int) -> str:
 
 def _proofs(record: Record) -> Markup:
     lines = []
-    for name, proof in sorted(mapping(record.capmoe["proofs"]).items()):
-        told = mapping(proof)
-        passed = told.get("passed")
-        known = passed is None or isinstance(passed, bool)
-        state = _STATES[passed] if known else text(passed)
-        counted = [f"{key} {text(value)}" for key, value in sorted(told.items()) if key != "passed"]
+    for name, proof in sorted(record.capmoe["proofs"].items()):
+        state = _STATES[proof["passed"]]
+        counted = [
+            f"{key} {text(value)}" for key, value in sorted(proof.items()) if key != "passed"
+        ]
         lines.append(
             element(
                 "tr",
@@ -275,8 +298,6 @@ def _proofs(record: Record) -> Markup:
 
 
 def _tree(title: str, content: Mapping[str, Any]) -> Markup:
-    if not content:
-        return _section(title, element("p", "The record says nothing of it."))
     return _section(title, page.pairs((name, value) for name, value in _flat(content)))
 
 

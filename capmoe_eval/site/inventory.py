@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,35 +14,13 @@ from omegaconf.errors import OmegaConfBaseException
 from capmoe_eval.configuration import Plan, options
 from capmoe_eval.efficiency import FOLDER, Bench, read_bench
 from capmoe_eval.errors import UsageError
-from capmoe_eval.finished import Reader, composed, model_slots, planned
-from capmoe_eval.record import VERDICTS, Record
+from capmoe_eval.finished import composed, model_slots, planned
+from capmoe_eval.record import Record
 from capmoe_eval.report import TABLES, Layout, ModelSlot
+from capmoe_eval.results import Reader, read_results, record_paths
 
 GRIDS: Final = ("grid.", "parts.")
 """Overrides of an experiment, which say nothing to a single cell."""
-
-
-class CheckedReader(Reader):
-    """Reads each record once, and refuses one whose number is none."""
-
-    def read(self, path: Path) -> Record:
-        """Read a record for the first time.
-
-        Raises:
-            UsageError: If it is no whole record, or its value or standard error is not finite.
-        """
-        try:
-            record = super().read(path)
-            finite = math.isfinite(record.value + (record.stderr or 0.0))
-        except RecursionError as error:
-            raise UsageError(
-                f"{path}: not a whole record (nested too deep); delete it to compute it anew"
-            ) from error
-        except OverflowError:
-            finite = False
-        if not finite:
-            raise UsageError(f"{path}: its value is not a number; delete it to compute it anew")
-        return record
 
 
 @dataclass(frozen=True)
@@ -94,7 +71,7 @@ class Inventory:
     broken: tuple[str, ...] = ()
     experiments: tuple[Experiment, ...] = ()
     profiles: Mapping[str, int] = field(default_factory=dict)
-    reader: CheckedReader = field(default_factory=CheckedReader, compare=False)
+    reader: Reader = field(default_factory=Reader, compare=False)
     bench: Bench = field(default_factory=Bench)
     results: Path = Path("results")
 
@@ -116,12 +93,8 @@ class Inventory:
 
 def failed_proofs(record: Record) -> list[str]:
     """Return the promises that a record did not keep."""
-    proofs = record.capmoe["proofs"]
-    return [
-        name
-        for name, proof in sorted(proofs.items())
-        if isinstance(proof, dict) and proof.get("passed") is False
-    ]
+    proofs = sorted(record.capmoe["proofs"].items())
+    return [name for name, proof in proofs if proof["passed"] is False]
 
 
 def take_inventory(overrides: Sequence[str], bench: Path = FOLDER) -> Inventory:
@@ -136,24 +109,18 @@ def take_inventory(overrides: Sequence[str], bench: Path = FOLDER) -> Inventory:
         HydraException: For an override that does not exist.
     """
     config = composed([word for word in overrides if not word.startswith(GRIDS)])
-    reader = CheckedReader()
+    reader = Reader()
     layouts = [layout for layout in TABLES if isinstance(layout, Layout)]
     experiments = tuple(_experiment(layout, overrides, reader) for layout in layouts)
     roots = {plan.root for experiment in experiments for plan in experiment.planned}
     roots = roots or {Path(str(config.results_dir))}
-    records, broken = [], []
-    paths = {path for root in roots for path in root.rglob("*.json") if path.name != VERDICTS}
-    for path in sorted(paths):
-        try:
-            records.append(reader(path))
-        except UsageError as error:
-            broken.append(" ".join(str(error).split()))
+    found = [read_results(root, reader) for root in sorted(roots)]
     profile = str(config.profile.name)
     return Inventory(
         profile=profile,
         overrides=tuple(overrides),
-        records=_once(records, broken),
-        broken=tuple(broken),
+        records=tuple(record for results in found for record in results.records),
+        broken=tuple(line for results in found for line in results.broken),
         experiments=experiments,
         profiles=_profiles(profile, roots),
         reader=reader,
@@ -173,29 +140,17 @@ def _experiment(layout: Layout, overrides: Sequence[str], reader: Reader) -> Exp
     for plan in cells:
         if plan.path.exists():
             try:
-                records.append(reader(plan.path))
+                records.append(reader(plan.path, plan.root))
             except UsageError:
                 broken += 1
     return Experiment(layout, slots, tuple(cells), tuple(records), broken)
-
-
-def _once(records: Sequence[Record], broken: list[str]) -> tuple[Record, ...]:
-    """Return each cell's first record; others of the same cell are told of."""
-    found: dict[str, Record] = {}
-    for record in records:
-        first = found.setdefault(record.cell.digest, record)
-        if first is not record:
-            broken.append(f"{record.path}: a second record of the cell of {first.path}; delete one")
-    return tuple(found.values())
 
 
 def _profiles(profile: str, roots: set[Path]) -> dict[str, int]:
     """Return how many files each profile has, where results lie as they are written."""
     places = {root.parent for root in roots if root.name == profile}
     counts = {
-        name: sum(
-            path.name != VERDICTS for place in places for path in (place / name).rglob("*.json")
-        )
+        name: sum(len(record_paths(place / name)) for place in places)
         for name in options("profile")
     }
     return {name: count for name, count in counts.items() if count or name == profile}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from capmoe_eval.record import Record
 from capmoe_eval.site import page
 from capmoe_eval.site.inventory import Inventory, failed_proofs
-from capmoe_eval.site.loose import mapping, number, shown
+from capmoe_eval.site.loose import shown
 from capmoe_eval.site.markup import Markup, element
 from capmoe_eval.site.names import (
     gamma_options,
@@ -71,13 +71,14 @@ def broken_files(inventory: Inventory) -> Markup | None:
 
 
 def _row(record: Record, address: Address) -> Markup:
-    load = mapping(record.capmoe["load"])
+    load = record.capmoe["load"]
     gamma = gamma_text(record.method, record.gamma)
     failed = failed_proofs(record)
     kept = element("span", f"broken: {', '.join(failed)}", class_="wrong") if failed else "kept"
 
-    def cell(text: str, value: object) -> Markup:
-        return element("td", text, class_="number", data_value=number(value))
+    def cell(text: str, value: float | None) -> Markup:
+        order = None if value is None else float(value)
+        return element("td", text, class_="number", data_value=order)
 
     return element(
         "tr",
@@ -91,9 +92,9 @@ def _row(record: Record, address: Address) -> Markup:
         cell(f"{100 * record.value:.1f}", record.value),
         cell(shown(record.stderr, "{:.1f}", 100), record.stderr),
         cell(str(record.n), record.n),
-        cell(shown(load.get("drop_rate"), "{:.1f}", 100), load.get("drop_rate")),
-        cell(shown(load.get("peak_before"), "{:.2f}"), load.get("peak_before")),
-        cell(shown(load.get("peak_after"), "{:.2f}"), load.get("peak_after")),
+        cell(shown(load["drop_rate"], "{:.1f}", 100), load["drop_rate"]),
+        cell(shown(load["peak_before"], "{:.2f}"), load["peak_before"]),
+        cell(shown(load["peak_after"], "{:.2f}"), load["peak_after"]),
         element("td", kept),
         data_model=record.model,
         data_task=record.task,

@@ -13,10 +13,12 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from capmoe_eval.application import execute
 from capmoe_eval.configuration import check_overrides, merge, plans, share
+
+from .compose import CellSweeper, composed_jobs
 
 
 class CellLauncher(Launcher):
@@ -43,18 +45,13 @@ class CellLauncher(Launcher):
             UsageError: For a value that cannot be.
         """
         assert self._context is not None and self._config is not None
+        del initial_job_idx
         loader = self._context.config_loader
+        jobs = composed_jobs(loader, self._config, job_overrides)
         batches = []
-        for number, overrides in enumerate(job_overrides):
-            config = loader.load_sweep_config(self._config, list(overrides))
-            OmegaConf.set_readonly(config, False)
-            config.hydra.job.id = str(initial_job_idx + number)
-            config.hydra.job.num = initial_job_idx + number
-            task_config = config.copy()
-            OmegaConf.set_struct(task_config, False)
-            task_config.pop("hydra")
-            check_overrides(task_config, overrides)
-            batches.append(plans(task_config))
+        for overrides, config in zip(job_overrides, jobs, strict=True):
+            check_overrides(config, overrides)
+            batches.append(plans(config))
         status = execute(share(merge(batches), self._config.shard))
         if status:
             raise SystemExit(status)
@@ -70,6 +67,16 @@ def _completed(overrides: Sequence[str]) -> JobReturn:
 
 
 _store: Any = ConfigStore.instance()
+_store.store(
+    group="hydra/sweeper",
+    name="capmoe",
+    node={
+        "_target_": f"{CellSweeper.__module__}.{CellSweeper.__name__}",
+        "max_batch_size": None,
+        "params": None,
+    },
+    provider="capmoe_eval",
+)
 _store.store(
     group="hydra/launcher",
     name="capmoe",

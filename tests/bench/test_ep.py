@@ -15,8 +15,8 @@ from capmoe_eval.cell import Cell, ModelId, TaskId
 from capmoe_eval.efficiency import read_study
 from capmoe_eval.method import Method
 from capmoe_eval.parallel.timing import PHASES
-from capmoe_eval.record import PROOFS, SCHEMA, Record
 from capmoe_eval.report.published import published_numbers
+from tests.records import layer, record
 
 QUICK = [
     "ep",
@@ -124,24 +124,13 @@ def test_a_records_layer_gives_experts_and_loads(
     model = ModelId("mine", "tiny:mixtral")
     task = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm")
     cell = Cell(model, Method("score", 1.0, ep_size=2), task, 4)
-    quiet = {"name": "model.layers.0.mlp", "top_k": 2, "load_before": [25] * 8}
-    busy = {
-        "name": "model.layers.1.mlp",
-        "top_k": 2,
-        "load_before": [90, 40, 20, 10, 10, 10, 10, 10],
-    }
-    part = {key: {} for key in ("documents", "load", "provenance")} | {
-        "schema": SCHEMA,
-        "cell": cell.identity(),
-        "digest": cell.digest,
-        "value": 0.5,
-        "stderr": None,
-        "n": 4,
-        "layers": [quiet, busy],
-        "proofs": {name: {} for name in PROOFS},
-    }
-    Record({"capmoe": part}, tmp_path / "record.json").write()
-    words = ["--trace", str(tmp_path / "record.json"), "--out", str(tmp_path / "out")]
+    layers = [
+        layer([25] * 8, name="model.layers.0.mlp"),
+        layer([90, 40, 20, 10, 10, 10, 10, 10], name="model.layers.1.mlp"),
+    ]
+    made = record(cell, tmp_path, layers=layers)
+    made.write()
+    words = ["--trace", str(made.path), "--out", str(tmp_path / "out")]
     assert status(*QUICK, "--tokens", "400", "--ranks", "2", *words) == 0
     (path,) = (tmp_path / "out").iterdir()
     content = json.loads(path.read_text())

@@ -1,17 +1,16 @@
-"""Records with chosen scores and loads, whole and valid, without evaluating anything."""
+"""Records as claims ask for them: by method, all of models with the same settings."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from capmoe_eval.cell import Cell, ModelId, TaskId
 from capmoe_eval.claims import Evidence, Home
 from capmoe_eval.method import Method
-from capmoe_eval.record import PROOFS, SCHEMA, Record
+from capmoe_eval.record import Record
+from tests import records
 
 HOME = Home(ep_size=2, batch_size=16, gamma=1.5)
 
@@ -32,31 +31,22 @@ def record(
     **knobs: Any,
 ) -> Record:
     """Return a record; nothing is written."""
-    identity = Cell(
-        ModelId(model, f"zoo:{model}", dtype="float32"),
+    loads = {"peak_before": 4.0, "mean_peak_before": 3.0, **(load or {})}
+    return records.record_of(
         Method(method, gamma, **{"ep_size": HOME.ep_size, **knobs}),
-        TaskId(task, task, f"org/{task}", "acc", 0),
-        **{"batch_size": HOME.batch_size, "data": "miniworld", **(cell or {})},
-    )
-    loads = {"drop_rate": 0.0, "added": 0, "dropped": 0, "pad_waste": None, "peak_before": 4.0}
-    layers = {"name": "layer", "assignments": 100, "tokens": 50, "top_k": 2, "n_experts": 8}
-    content = {
-        "capmoe": {
-            "schema": SCHEMA,
-            "cell": identity.identity(),
-            "digest": identity.digest,
-            "value": sum(correct) / len(correct),
+        correct,
+        model=model,
+        task=task,
+        root=root,
+        **{"batch_size": HOME.batch_size, **(cell or {})},
+        parts={
+            "documents": documents,
             "stderr": 0.01,
-            "n": len(correct),
-            "documents": {task: {"documents": documents, "correct": list(correct)}},
-            "load": {**loads, "mean_peak_before": 3.0, **(load or {})},
-            "layers": [{**layers, **(layer or {})}],
-            "proofs": {name: {"passed": name != broken_promise} for name in PROOFS},
-            "provenance": {},
-        }
-    }
-    # As read from a file: numbers and lists as JSON has them.
-    return Record(json.loads(json.dumps(content)), identity.path(root))
+            "load": loads,
+            "layers": [records.layer([30, 20, 10, 10, 10, 10, 5, 5], **(layer or {}))],
+            "broken_promise": broken_promise,
+        },
+    )
 
 
 def evidence(*records: Record, profile: str = "zoo", **rest: Any) -> Evidence:

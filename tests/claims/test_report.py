@@ -87,15 +87,24 @@ def test_what_is_no_record_is_listed_and_breaks_nothing(
 ) -> None:
     results = write_results(tmp_path)
     whole = next(results.rglob("score*.json"))
-    (results / "cut.json").write_text(whole.read_text()[:200])
-    (results / "other.json").write_text("[1, 2]")
-    (results / "moved.json").write_text(whole.read_text().replace('"gamma": 1.0', '"gamma": 2.0'))
+    text, beside = whole.read_text(), whole.parent
+    (beside / "cut.json").write_text(text[:200])
+    (beside / "other.json").write_text("[1, 2]")
+    (beside / "moved.json").write_text(text.replace('"gamma": 1.0', '"gamma": 2.0'))
+    (beside / "copy.json").write_text(text)
+    (beside / "old").mkdir()
+    (beside / "old" / whole.name).write_text(text)
     out = tmp_path / "reports"
     assert run("profile=zoo", f"results_dir={results}", "--out", str(out)) == 0
     said = capsys.readouterr()
     assert "3 records of profile zoo" in said.out
     content = json.loads((out / "zoo/claims.json").read_text())
-    for name, reason in (("cut", "whole"), ("other", "no record"), ("moved", "digest")):
+    for name, reason in (
+        ("cut", "whole"),
+        ("other", "no record"),
+        ("moved", "digest"),
+        ("copy", "cell"),
+    ):
         assert f"{name}.json" in said.err
         assert any(f"{name}.json" in line and reason in line for line in content["broken"])
         assert f"{name}.json" in (out / "zoo/claims.html").read_text()

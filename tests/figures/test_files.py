@@ -20,8 +20,9 @@ from capmoe_eval.figures.commands import commands
 from capmoe_eval.figures.evidence import Experiment
 from capmoe_eval.figures.spec import FigureSpec
 from capmoe_eval.finished import composed
+from capmoe_eval.record import Record
 from tests.efficiency import files
-from tests.figures.builder import plausible
+from tests.records import forge, plausible
 
 NAMES = [spec.name for spec in FIGURES]
 OF_RECORDS = [spec.name for spec in FIGURES if isinstance(spec, FigureSpec)]
@@ -123,7 +124,7 @@ def test_a_missing_a_broken_and_a_foreign_record(
     cut.write_bytes(cut.read_bytes()[:400])
     told = json.loads(partial.read_text())
     del told["capmoe"]["layers"][1]["grid"]["pad_waste"]
-    partial.write_text(json.dumps(told))
+    forge(Record(told, partial))
     (root / "note.json").write_text("{}")  # none of the figure's cells: not looked at
 
     assert run("fig2", "--formats=svg", f"results_dir={root}", "--out", tmp_path) == 0
@@ -133,7 +134,7 @@ def test_a_missing_a_broken_and_a_foreign_record(
     assert [row["task"] for row in told["numbers"]["rows"]] == ["WinoGrande", "BoolQ", "MMLU"]
     notes = "\n".join(told["notes"])
     assert f"Left out: {cut}: not a whole record" in notes
-    assert f"{partial}: field 'capmoe.layers[1].grid' is not whole" in notes
+    assert f"{partial}: field 'capmoe.layers[1].grid.pad_waste' is missing" in notes
     command = (
         "python -m capmoe_eval "
         f"results_dir={root} model=zoo_olmoe method=baseline 'tasks=[obqa,piqa,rte]'"

@@ -28,7 +28,8 @@ from capmoe_eval.figures.pooling import Grid, mean_score, pooled_grid
 from capmoe_eval.figures.print_values import figure1_bars, table1_scores
 from capmoe_eval.method import Method
 from capmoe_eval.record import Record
-from tests.figures.builder import GAMMAS, layer, record
+from tests import records
+from tests.records import GAMMAS, layer
 
 ROOT = Path("results")
 
@@ -36,6 +37,21 @@ ROOT = Path("results")
 def cell(method: Method, task: str = "obqa", *, model: str = "mine", **other: Any) -> Cell:
     settings = {"batch_size": 16} | other
     return Cell(ModelId(model, "x"), method, TaskId(task, task, "d", "acc"), **settings)
+
+
+def record(
+    of: Cell,
+    root: Path,
+    layers: Sequence[dict[str, Any]],
+    *,
+    correct: Sequence[int] = (0, 1),
+    drop_rate: float = 0.0,
+    peak: float = 2.0,
+    **parts: Any,
+) -> Record:
+    peaks = ("peak_before", "peak_after", "mean_peak_before", "mean_peak_after")
+    load = {"drop_rate": drop_rate, **dict.fromkeys(peaks, peak)}
+    return records.record(of, root, correct, layers=layers, load=load, **{"stderr": 0.02, **parts})
 
 
 def evidence(**records: Sequence[Record]) -> Evidence:

@@ -11,14 +11,14 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.method import Method
 from capmoe_eval.replication.evidence import Evidence
 from capmoe_eval.replication.measures import balance, companions, decay, removed
-from tests.replication.records import record
+from tests.records import layer, record_of
 
 
 def test_the_share_that_expert_drop_removes_is_held_against_token_drops() -> None:
     records = [
-        record(Method("score", 1.0), [1.0], drop_rate=0.3),
-        record(Method("score", 1.0), [1.0], task="rte", drop_rate=0.5),
-        record(Method("expert_drop"), [1.0], drop_rate=0.1),
+        record_of(Method("score", 1.0), [1.0], parts={"load": {"drop_rate": 0.3}}),
+        record_of(Method("score", 1.0), [1.0], task="rte", parts={"load": {"drop_rate": 0.5}}),
+        record_of(Method("expert_drop"), [1.0], parts={"load": {"drop_rate": 0.1}}),
     ]
     one, *others = removed(Evidence(records), [])
     assert (one.verdict, one.effect) == ("confirmed", pytest.approx(30.0))
@@ -73,8 +73,8 @@ def test_balance_needs_two_seeds() -> None:
 def test_flips_of_other_documents_are_not_counted() -> None:
     mix = {"task": "zero_shot_mix"}
     records = [
-        record(Method("order", 1.0), {"piqa": [1.0, 0.0]}, shuffle=0, **mix),
-        record(Method("order", 1.0), {"piqa": [1.0, 1.0]}, shuffle=1, documents="x", **mix),
+        record_of(Method("order", 1.0), {"piqa": [1.0, 0.0]}, shuffle=0, **mix),
+        record_of(Method("order", 1.0), {"piqa": [1.0, 1.0]}, shuffle=1, parts={"documents": "x"}, **mix),
     ]
     with pytest.raises(UsageError, match="task=piqa: records do not pair"):
         companions(Evidence(records), [])
@@ -87,8 +87,8 @@ def test_flips_of_other_documents_are_not_counted() -> None:
 def test_decay_compares_the_step_behind_the_top_k_with_those_inside(
     scores: list[float], verdict: str
 ) -> None:
-    layers = [{"top_k": 2, "score_by_rank": scores}]
-    (found,) = decay(Evidence([record(Method("baseline"), [1.0], layers=layers)]), [])
+    layers = [layer([8] * len(scores), scores=scores)]
+    (found,) = decay(Evidence([record_of(Method("baseline"), [1.0], parts={"layers": layers})]), [])
     assert found.verdict == verdict
     inside, behind = math.log(scores[0] / scores[1]), math.log(scores[1] / scores[2])
     assert found.effect == pytest.approx(inside - behind)
@@ -98,12 +98,12 @@ def test_decay_compares_the_step_behind_the_top_k_with_those_inside(
 def test_flips_are_counted_between_batches_of_the_same_documents() -> None:
     mix = {"task": "zero_shot_mix"}
     records = [
-        record(Method("order", 1.0), {"piqa": [1.0, 0.0, 1.0, 1.0]}, shuffle=0, **mix),
-        record(Method("order", 1.0), {"piqa": [1.0, 1.0, 1.0, 1.0]}, shuffle=1, **mix),
-        record(Method("order", 1.0), {"piqa": [1.0, 0.0, 0.0, 1.0]}, shuffle=2, **mix),
-        record(Method("order", 1.0), {"piqa": [0.0, 0.0, 0.0, 0.0]}, batch_size=4, **mix),
-        record(Method("baseline"), {"piqa": [1.0, 1.0]}, shuffle=0, **mix),
-        record(Method("baseline"), {"piqa": [1.0, 1.0]}, shuffle=1, **mix),
+        record_of(Method("order", 1.0), {"piqa": [1.0, 0.0, 1.0, 1.0]}, shuffle=0, **mix),
+        record_of(Method("order", 1.0), {"piqa": [1.0, 1.0, 1.0, 1.0]}, shuffle=1, **mix),
+        record_of(Method("order", 1.0), {"piqa": [1.0, 0.0, 0.0, 1.0]}, shuffle=2, **mix),
+        record_of(Method("order", 1.0), {"piqa": [0.0, 0.0, 0.0, 0.0]}, batch_size=4, **mix),
+        record_of(Method("baseline"), {"piqa": [1.0, 1.0]}, shuffle=0, **mix),
+        record_of(Method("baseline"), {"piqa": [1.0, 1.0]}, shuffle=1, **mix),
     ]
     baseline, order = companions(Evidence(records), [])
     # Pairs of batches differ in 1, 1 and 2 of 4 documents.

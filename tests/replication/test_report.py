@@ -9,9 +9,8 @@ import pytest
 
 from capmoe_eval.configuration import plans
 from capmoe_eval.finished import composed
-from capmoe_eval.record import Record
 from capmoe_eval.replication import __main__ as command
-from tests.replication.records import record
+from tests.records import layer, record
 
 WORDS = ("profile=zoo", "grid.model=[zoo_olmoe]", "limit=2")
 
@@ -22,16 +21,11 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for plan in plans(composed(["experiment=replicate", *WORDS]))[::2]:
         right = 0.0 if plan.cell.method.keep == "order" else 1.0
-        layers = [{"top_k": 2, "score_by_rank": [0.5, 0.2, 0.1]}]
-        made = record(plan.cell.method, [right] * 12, layers=layers)
-        content = dict(made.capmoe)
-        content |= {"cell": plan.cell.identity(), "digest": plan.cell.digest}
-        if plan.cell.task.name == "zero_shot_mix":
-            content["documents"] = {
-                name: {"documents": "h", "correct": [right] * 12}
-                for name in ("openbookqa", "piqa", "rte", "boolq")
-            }
-        Record({"capmoe": content}, plan.path).write()
+        mix = ("openbookqa", "piqa", "rte", "boolq")
+        parts = mix if plan.cell.task.name == "zero_shot_mix" else (plan.cell.task.lm_eval,)
+        layers = [layer([8, 4, 2], scores=[0.5, 0.2, 0.1])]
+        correct = {name: [right] * 12 for name in parts}
+        record(plan.cell, plan.root, correct, layers=layers).write()
     return tmp_path
 
 
@@ -123,9 +117,7 @@ def test_each_profile_has_its_own_verdicts(
     for profile in ("zoo", "tiny"):
         words = (f"profile={profile}", f"grid.model=[{profile}_olmoe]", "limit=2")
         plan = plans(composed(["experiment=replicate", *words]))[0]
-        content = dict(record(plan.cell.method, [1.0] * 12).capmoe)
-        content |= {"cell": plan.cell.identity(), "digest": plan.cell.digest}
-        Record({"capmoe": content}, plan.path).write()
+        record(plan.cell, plan.root, [1.0] * 12).write()
         assert run(*words, capsys=capsys)[0] == 0
         found = json.loads(Path(f"results/{profile}/replication.json").read_text())
         assert found["profile"] == profile and found["models"] == [f"{profile}_olmoe"]

@@ -10,7 +10,7 @@ from capmoe_eval.record import Record
 from capmoe_eval.replication import CLAIMS, Claim, Contrast, Judgement, Side, judge
 from capmoe_eval.replication.evidence import Evidence
 from capmoe_eval.replication.verdict import Finding, label
-from tests.replication.records import record
+from tests.records import record_of
 
 BASELINE, SCORE, ORDER = Side("baseline"), Side("score", 1.0), Side("order", 1.0)
 CLAIM = Claim("x", "Table 0", "Something.", (Contrast(SCORE, ORDER),))
@@ -27,36 +27,39 @@ def only(records: list[Record], claim: Claim = CLAIM) -> Finding:
 
 def test_a_clear_difference_is_confirmed_and_its_opposite_contradicted() -> None:
     good, bad = [1.0] * 20, [0.0] * 12 + [1.0] * 8
-    found = only([record(method("score"), good), record(method("order"), bad)])
+    found = only([record_of(method("score"), good), record_of(method("order"), bad)])
     assert (found.verdict, found.effect, found.documents) == ("confirmed", 60.0, 20)
     assert found.p == pytest.approx(2 / 2**12)
     assert found.models == {"m": 60.0}
-    found = only([record(method("score"), bad), record(method("order"), good)])
+    found = only([record_of(method("score"), bad), record_of(method("order"), good)])
     assert (found.verdict, found.effect) == ("contradicted", -60.0)
 
 
 def test_a_small_difference_is_not_shown() -> None:
     found = only(
-        [record(method("score"), [1.0] * 20), record(method("order"), [0.0] * 2 + [1.0] * 18)]
+        [record_of(method("score"), [1.0] * 20), record_of(method("order"), [0.0] * 2 + [1.0] * 18)]
     )
     assert (found.verdict, found.p) == ("not shown", 0.5)
 
 
 def test_p_is_corrected_for_the_contrasts_of_the_claim() -> None:
-    six = [record(method("score"), [1.0] * 20), record(method("order"), [0.0] * 6 + [1.0] * 14)]
+    six = [
+        record_of(method("score"), [1.0] * 20),
+        record_of(method("order"), [0.0] * 6 + [1.0] * 14),
+    ]
     assert only(six).p == pytest.approx(2 / 2**6)
     assert only(six).verdict == "confirmed"
     claim = Claim("x", "", "", (Contrast(SCORE, ORDER), Contrast(SCORE, BASELINE)))
-    both = judge(Evidence([*six, record(method("baseline"), [1.0] * 20)]), claim)
+    both = judge(Evidence([*six, record_of(method("baseline"), [1.0] * 20)]), claim)
     assert both[0].p == pytest.approx(4 / 2**6)
     assert both[0].verdict == "not shown"
 
 
 def test_seeds_are_averaged_and_ranks_are_the_models_own() -> None:
     records = [
-        record(method("score"), [1.0, 1.0]),
-        record(method("random", seed=0), [1.0, 0.0]),
-        record(method("random", seed=1), [0.0, 0.0]),
+        record_of(method("score"), [1.0, 1.0]),
+        record_of(method("random", seed=0), [1.0, 0.0]),
+        record_of(method("random", seed=1), [0.0, 0.0]),
     ]
     claim = Claim("x", "", "", (Contrast(SCORE, Side("random", 1.0)),))
     assert only(records, claim).effect == 75.0
@@ -64,7 +67,7 @@ def test_seeds_are_averaged_and_ranks_are_the_models_own() -> None:
 
 def test_models_are_averaged_before_documents_are_counted() -> None:
     records = [
-        record(method(name), correct, model=model)
+        record_of(method(name), correct, model=model)
         for model, name, correct in (
             ("a", "score", [1.0, 1.0]),
             ("a", "order", [0.0, 1.0]),
@@ -79,9 +82,9 @@ def test_models_are_averaged_before_documents_are_counted() -> None:
 
 def test_tasks_that_one_side_lacks_are_left_out() -> None:
     records = [
-        record(method("score"), [1.0, 1.0], task="obqa"),
-        record(method("order"), [1.0, 0.0], task="obqa"),
-        record(method("score"), [1.0], task="rte"),
+        record_of(method("score"), [1.0, 1.0], task="obqa"),
+        record_of(method("order"), [1.0, 0.0], task="obqa"),
+        record_of(method("score"), [1.0], task="rte"),
     ]
     assert only(records).effect == 50.0
     assert only(records[2:]).verdict == "not measured"
@@ -95,8 +98,8 @@ def test_close_is_decided_by_the_interval(lost: int, verdict: str) -> None:
     claim = Claim("x", "", "", (Contrast(SCORE, BASELINE, "close"),))
     found = only(
         [
-            record(method("baseline"), [1.0] * 1000),
-            record(method("score"), [0.0] * lost + [1.0] * (1000 - lost)),
+            record_of(method("baseline"), [1.0] * 1000),
+            record_of(method("score"), [0.0] * lost + [1.0] * (1000 - lost)),
         ],
         claim,
     )
@@ -109,10 +112,10 @@ def test_mixed_batches_are_another_comparison() -> None:
     worse = {"openbookqa": [0.0, 1.0], "piqa": [1.0, 1.0, 1.0, 1.0]}
     claim = Claim("x", "", "", (Contrast(SCORE, ORDER, batches="mixed"),))
     records = [
-        record(method("score"), answers, shuffle=0, **mix),
-        record(method("order"), worse, shuffle=0, **mix),
-        record(method("order"), answers, shuffle=None, **mix),  # lm-eval's batches: not mixed
-        record(method("order"), [0.0]),
+        record_of(method("score"), answers, shuffle=0, **mix),
+        record_of(method("order"), worse, shuffle=0, **mix),
+        record_of(method("order"), answers, shuffle=None, **mix),  # lm-eval's batches: not mixed
+        record_of(method("order"), [0.0]),
     ]
     assert only(records, claim).effect == 25.0
 
@@ -123,21 +126,21 @@ def test_other_documents_do_not_pair() -> None:
     ):
         only(
             [
-                record(method("score"), [1.0], documents="a"),
-                record(method("order"), [1.0], documents="b"),
+                record_of(method("score"), [1.0], parts={"documents": "a"}),
+                record_of(method("order"), [1.0], parts={"documents": "b"}),
             ]
         )
 
 
 def test_scores_that_are_missing_do_not_pair_either() -> None:
-    short = [record(method("score"), [1.0] * 3), record(method("order"), [1.0] * 4)]
+    short = [record_of(method("score"), [1.0] * 3), record_of(method("order"), [1.0] * 4)]
     with pytest.raises(UsageError, match="3 and 4 scores for the same documents of obqa"):
         only(short)
 
 
 def test_models_that_answered_other_documents_are_further_units() -> None:
     records = [
-        record(method(name), correct, model=model, documents=model)
+        record_of(method(name), correct, model=model, parts={"documents": model})
         for model, name, correct in (
             ("a", "score", [1.0, 1.0]),
             ("a", "order", [0.0, 1.0]),
@@ -156,9 +159,9 @@ def test_a_model_of_one_rank_has_other_canonical_forms() -> None:
     sides = (Side("expanded_drop", 1.0, one), Side("score", 1.0, {"granularity": "device"}))
     claim = Claim("x", "", "", tuple(Contrast(side, ORDER) for side in sides))
     records = [
-        record(Method("expanded_drop", 1.0, candidates="global"), [1.0, 1.0]),
-        record(Method("baseline"), [1.0, 0.0]),
-        record(Method("order", 1.0), [0.0, 0.0]),
+        record_of(Method("expanded_drop", 1.0, candidates="global"), [1.0, 1.0]),
+        record_of(Method("baseline"), [1.0, 0.0]),
+        record_of(Method("order", 1.0), [0.0, 0.0]),
     ]
     assert [finding.effect for finding in judge(Evidence(records), claim)] == [100.0, 50.0]
 

@@ -4,15 +4,27 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from capmoe_eval.cell import Cell
 from capmoe_eval.configuration import plans
 from capmoe_eval.finished import composed
+from capmoe_eval.record import Record
 from capmoe_eval.report import TABLES
 from capmoe_eval.site import Inventory, build, inventory, results, take_inventory, write_site
+from tests import records
 from tests.efficiency import files
-from tests.site import records
+from tests.site import material
+
+
+def made(cell: Cell, root: Path, right: int = 30, n: int = 40, **parts: Any) -> Record:
+    """A record with so many right answers; the first of four experts lost half of its load."""
+    correct = [1] * right + [0] * (n - right)
+    layer = records.layer([8, 4, 2, 2], [4, 4, 2, 2], name="model.layers.0.mlp")
+    load = {"tokens": 1234, "drop_rate": 0.2}
+    return records.record(cell, root, correct, layers=[layer], load=load, **parts)
 
 
 @dataclass(frozen=True)
@@ -56,20 +68,14 @@ def site(tmp_path_factory: pytest.TempPathFactory, few_tables: None) -> Site:
             # Higher γ, more right answers; order is worst.
             worse = {"order": 12, "reverse_order": 6, "random": 5}.get(plan.cell.method.name, 1)
             lost = 0 if plan.cell.method.gamma is None else worse * (3 - plan.cell.method.gamma)
-            paths.append(records.write(records.record(plan.cell, plan.path, 36 - int(lost))))
+            right = 36 - int(lost)
+            paths.append(plan.path)
+            made(plan.cell, plan.root, right).write()
     paths[5].write_text(paths[5].read_text()[:200])  # cut off
-    odd = records.odd_cell()
-    failed = {name: {"passed": name != "bound_holds"} for name in records.PROOFS}
-    records.write(
-        records.record(odd, home / "odd/hostile.json", proofs=failed, load={}, layers=["?", {}])
-    )
-    partial = records.odd_cell(model="partial", task="own_task")
-    nothing = {"load": {}, "layers": [], "provenance": {}, "stderr": None, "documents": {}}
-    records.write(records.record(partial, home / "odd/partial.json", **nothing))
-    records.write(
-        records.record(records.odd_cell(model="nan"), home / "odd/nan.json", value=float("nan"))
-    )
-    (home / "odd/empty&<b>.json").write_text("")
+    made(material.odd_cell(), home, broken_promise="bound_holds").write()
+    made(material.odd_cell(model="own", task="own_task"), home, stderr=None).write()
+    records.forge(made(material.odd_cell(model="nan"), home, value=float("nan")))
+    (home / "own/own_task/empty&<b>.json").write_text("")
     figures = root / "reports/zoo/figures"
     about = {
         "title": "Load & <peak>",
@@ -78,13 +84,13 @@ def site(tmp_path_factory: pytest.TempPathFactory, few_tables: None) -> Site:
         "notes": ["small"],
         "missing": {"records": 2, "of": 5, "commands": ["run <me>"]},
     }
-    records.write_figure(figures, "fig12", {"title": "Twelve"})
-    records.write_figure(figures, "fig2", about)
-    records.write_figure(figures, "waste", None)
-    records.write_figure(figures, "pareto", {"title": "Front"}, drawn=False)
+    material.write_figure(figures, "fig12", {"title": "Twelve"})
+    material.write_figure(figures, "fig2", about)
+    material.write_figure(figures, "waste", None)
+    material.write_figure(figures, "pareto", {"title": "Front"}, drawn=False)
     place = f"../../{paths[0].relative_to(root).as_posix()}"
-    (root / "reports/zoo/claims.json").write_text(json.dumps(records.ledger(place)))
-    (root / "results/zoo/replication.json").write_text(json.dumps(records.REPLICATION))
+    (root / "reports/zoo/claims.json").write_text(json.dumps(material.ledger(place)))
+    (root / "results/zoo/replication.json").write_text(json.dumps(material.REPLICATION))
     (root / "reports/zoo/replication.png").write_bytes(PNG)
     bench = files.write_all(root / "results/bench")
     measured = files.run([files.point(files.speedup_rows(), **VALIDATED)], ranks=2, link=None)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.site.conftest import Site
-from tests.site.records import HOSTILE
+from tests.site.material import HOSTILE
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 

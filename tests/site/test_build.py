@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -13,16 +14,20 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.record import Record
 from capmoe_eval.site import Inventory, build, page, take_inventory, write_site
 from capmoe_eval.site.__main__ import main
+from capmoe_eval.site.cell_page import Relatives, record_page
 from capmoe_eval.site.claims import claims_page
+from capmoe_eval.site.command import Reproduction
 from capmoe_eval.site.efficiency import efficiency_page
 from capmoe_eval.site.figures import figures_page
 from capmoe_eval.site.names import gamma_options, gamma_text, method_options
 from capmoe_eval.site.overview import overview_page
 from capmoe_eval.site.page import Address, natural
-from tests.site import records
-from tests.site.conftest import Site, overrides
+from tests import records
+from tests.site import material
+from tests.site.conftest import Site, made, overrides
 
 
 class Links(HTMLParser):
@@ -49,8 +54,8 @@ def html_pages(site: Site) -> dict[str, Links]:
     return {path: Links(text) for path, text in site.pages.items() if path.endswith(".html")}
 
 
-def odd_page(site: Site, name: str) -> str:
-    (found,) = (r for r in site.inventory.records if r.path.name == name)
+def odd_page(site: Site, model: str) -> str:
+    (found,) = (r for r in site.inventory.records if r.model == model)
     return site.text(page.cell_path(found))
 
 
@@ -94,7 +99,7 @@ def test_every_unreadable_file_is_named(site: Site) -> None:
     for name in ("index.html", "site/records.html"):
         text = site.text(name)
         assert "empty&amp;&lt;b&gt;.json: not a whole record" in text
-        assert "nan.json: its value is not a number" in text
+        assert "not a whole record (" in text and "nan/piqa/score-g1-" in text
         assert "delete it to compute it anew" in text
     assert "left out: " in site.text("site/tables.html")
 
@@ -102,7 +107,7 @@ def test_every_unreadable_file_is_named(site: Site) -> None:
 def test_a_broken_promise_is_told(site: Site) -> None:
     assert "A promise was broken in these evaluations" in site.text("index.html")
     assert '<span class="wrong">broken: bound_holds</span>' in site.text("site/records.html")
-    text = odd_page(site, "hostile.json")
+    text = odd_page(site, material.HOSTILE)
     assert '<code>bound_holds</code></th><td><span class="badge broken">broken</span>' in text
 
 
@@ -126,19 +131,49 @@ def test_a_record_page(site: Site) -> None:
     assert 'd="M0 24.0h16" class="mean"' in text
 
 
-def test_a_record_that_says_little_has_a_page(site: Site) -> None:
-    text = odd_page(site, "partial.json")
-    assert "The record has no load of its layers." in text
-    assert "<td>—</td>" in text
+def seeds(root: Path, count: int) -> list[Record]:
+    cells = [material.odd_cell(name="random", seed=seed) for seed in range(count)]
+    return [made(cell, root, right=30 + cell.method.seed % 2) for cell in cells]
+
+
+@pytest.mark.parametrize(
+    ("seed", "shown"),
+    [(0, range(1, 21)), (50, [*range(40, 50), *range(51, 61)]), (99, range(79, 99))],
+)
+def test_a_page_shows_the_nearest_seeds_and_counts_the_others(
+    tmp_path: Path, seed: int, shown: Sequence[int]
+) -> None:
+    many = seeds(tmp_path, 100)
+    text = page_of(many, seed)
+    assert re.findall(r">seed (\d+)</a>", text) == [str(n) for n in shown]
+    # 30 and 31 of 40, in turn.
+    assert "and 79 more; mean of all 100: 76.25 %" in text
+
+
+def test_a_page_does_not_grow_with_the_number_of_seeds(tmp_path: Path) -> None:
+    few, many = (page_of(seeds(tmp_path, count), 0) for count in (30, 300))
+    assert abs(len(many) - len(few)) < 10
+    assert ">seed 20</a>" in page_of(seeds(tmp_path, 21), 0), "up to 20 others are all shown"
+    assert "more; mean" not in page_of(seeds(tmp_path, 21), 0)
+
+
+def page_of(found: list[Record], seed: int) -> str:
+    inventory, address = Inventory("zoo"), Address(page.cell_path(found[seed]))
+    return record_page(found[seed], inventory, Relatives(found), Reproduction(), address)
+
+
+def test_a_record_of_a_task_that_is_no_more_has_a_page(site: Site) -> None:
+    text = odd_page(site, "own")
+    assert '<th scope="row">Standard error</th><td>—</td>' in text
     assert "has no task &#x27;own_task&#x27;" in text
 
 
 def test_a_hostile_name_is_no_path(site: Site) -> None:
-    found = odd_page(site, "hostile.json")
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;&amp;amp; on piqa" in found
+    found = odd_page(site, material.HOSTILE)
+    assert "&lt;img src=x onerror=alert(1)&gt;&amp;amp; on piqa" in found
     for path in site.pages:
         assert re.fullmatch(r"[A-Za-z0-9_/-]+\.(html|css|js)", path)
-    worst = records.record(records.odd_cell(model="../../x", task=".."), Path("x.json"))
+    worst = records.record(material.odd_cell(model="../../x", task=".."))
     assert page.cell_path(worst) == f"site/cells/______x/__/{worst.cell.digest}.html"
 
 
@@ -261,13 +296,14 @@ def test_pages_of_records_that_are_gone_are_deleted(site: Site, tmp_path: Path) 
     assert (out / "index.html").stat().st_mtime_ns == before
 
 
-def test_a_second_record_of_a_cell_is_told_of(few_tables: None, tmp_path: Path) -> None:
+def test_a_copy_under_another_name_is_told_of(few_tables: None, tmp_path: Path) -> None:
     home = tmp_path / "results/zoo"
-    for name in ("a.json", "b.json"):
-        records.write(records.record(records.odd_cell(), home / name))
+    whole = made(material.odd_cell(), home)
+    whole.write()
+    whole.path.with_name("b.json").write_bytes(whole.path.read_bytes())
     taken = take_inventory(overrides(tmp_path))
-    assert [r.path.name for r in taken.records] == ["a.json"]
-    assert len(taken.broken) == 1 and "b.json: a second record of the cell" in taken.broken[0]
+    assert [r.path for r in taken.records] == [whole.path]
+    assert len(taken.broken) == 1 and "b.json: the record of another cell" in taken.broken[0]
 
 
 def test_the_command(

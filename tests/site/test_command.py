@@ -15,7 +15,7 @@ from capmoe_eval.configuration import plans
 from capmoe_eval.finished import composed
 from capmoe_eval.method import Method
 from capmoe_eval.site.command import DIRECTORY, Reproduction, _word
-from tests.site.records import odd_cell
+from tests.site.material import odd_cell
 
 REPRODUCTION = Reproduction()
 

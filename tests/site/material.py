@@ -1,53 +1,17 @@
-"""Records made up for a site: whole ones, odd ones, and files that are none."""
+"""What a site is made of beside records: odd cells, figures, a ledger, verdicts."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from capmoe_eval.cell import Cell, ModelId, TaskId
 from capmoe_eval.method import Method
-from capmoe_eval.record import PROOFS, SCHEMA, Record
 
-HOSTILE = "<script>alert(1)</script>&amp;"
+HOSTILE = "<img src=x onerror=alert(1)>&amp;"
 """A name that must be read as it is written."""
-
-
-def layer(name: str = "model.layers.0.mlp") -> dict[str, Any]:
-    """Four experts, the first of which lost half of its load."""
-    return {
-        "name": name,
-        "n_experts": 4,
-        "drop_rate": 0.2,
-        "pad_waste": 0.125,
-        "load_before": [8, 4, 2, 2],
-        "load_after": [4, 4, 2, 2],
-        "peak": {"expert_before": {"mean": 2.0}, "expert_after": {"mean": 1.0}},
-    }
-
-
-def record(cell: Cell, path: Path, right: int = 30, n: int = 40, **parts: Any) -> Record:
-    """A record of a cell with so many right answers; ``parts`` replace parts of it."""
-    share = right / n
-    content: dict[str, Any] = {
-        "schema": SCHEMA,
-        "cell": cell.identity(),
-        "digest": cell.digest,
-        "value": share,
-        "stderr": math.sqrt(share * (1 - share) / (n - 1)),
-        "n": n,
-        "documents": {
-            cell.task.lm_eval: {"documents": "d", "correct": [1] * right + [0] * (n - right)}
-        },
-        "load": {"drop_rate": 0.2, "peak_before": 2.0, "peak_after": 1.0, "tokens": 1234},
-        "layers": [layer()],
-        "proofs": {name: {"passed": True, "checked": 3} for name in PROOFS},
-        "provenance": {"seconds": 1.5, "versions": {"torch": "2.9.0"}},
-    }
-    return Record({"capmoe": {**content, **parts}}, path)
 
 
 def odd_cell(model: str = HOSTILE, task: str = "piqa", **method: Any) -> Cell:
@@ -59,13 +23,6 @@ def odd_cell(model: str = HOSTILE, task: str = "piqa", **method: Any) -> Cell:
         batch_size=16,
         data="elsewhere",
     )
-
-
-def write(found: Record) -> Path:
-    """Write a record as a file of its content, valid or not."""
-    found.path.parent.mkdir(parents=True, exist_ok=True)
-    found.path.write_text(json.dumps(found.content), encoding="utf-8")
-    return found.path
 
 
 def write_figure(

@@ -1,0 +1,241 @@
+"""Whole records that nothing had to be evaluated for: the one maker of all tests.
+
+Every number is given, or follows from a small formula. What is written goes through `Record.write`,
+so it is what readers take; an odd record that tests keep in memory may be none.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from capmoe_eval.cell import Cell, ModelId, TaskId
+from capmoe_eval.configuration import Plan, plans
+from capmoe_eval.finished import composed
+from capmoe_eval.method import Method
+from capmoe_eval.record import PROOFS, SCHEMA, Record, sealed
+
+GAMMAS = [step / 4 for step in range(17)]
+Correct = Sequence[float] | Mapping[str, Sequence[float]]
+
+
+def planned(*overrides: str) -> list[Plan]:
+    """The plans of a command line."""
+    return plans(composed(overrides))
+
+
+def cell(method: Method, model: str = "m", task: str = "obqa", **fields: Any) -> Cell:
+    """A cell of a model that is none of the configuration."""
+    return Cell(
+        ModelId(model, f"zoo:{model}", dtype="float32"),
+        method,
+        TaskId(task, task, "org/data", "acc", 0),
+        **{"batch_size": 16, "data": "miniworld", **fields},
+    )
+
+
+def layer(
+    before: Sequence[int] = (8, 4, 2, 2),
+    after: Sequence[int] | None = None,
+    *,
+    top_k: int = 2,
+    scores: Sequence[float] | None = None,
+    name: str = "layers.0",
+    **changes: Any,
+) -> dict[str, Any]:
+    """A layer's statistics for one batch in which its experts were asked so often."""
+    after = list(before if after is None else after)
+    total, experts = sum(before), len(before)
+    mean = total / experts
+    dropped = total - sum(min(a, b) for a, b in zip(before, after, strict=True))
+    capacities = [math.ceil(gamma * mean) for gamma in GAMMAS]
+    return {
+        "name": name,
+        "n_experts": experts,
+        "top_k": top_k,
+        "forwards": 1,
+        "tokens": total // top_k,
+        "assignments": total,
+        "dropped": dropped,
+        "added": sum(after) - total + dropped,
+        "lost_all": 0,
+        "drop_rate": dropped / total,
+        "pad_waste": None,
+        "load_before": list(before),
+        "load_after": after,
+        "score_by_rank": None if scores is None else list(scores),
+        "peak": {
+            f"{unit}_{when}": dict.fromkeys(("mean", "max", "last"), max(load) / mean)
+            for unit in ("expert", "device")
+            for when, load in (("before", before), ("after", after))
+        },
+        "grid": {
+            "gamma": GAMMAS,
+            "drop_rate": [sum(max(n - c, 0) for n in before) / total for c in capacities],
+            "pad_waste": [
+                sum(max(c - n, 0) for n in before) / (c * experts) if c else None
+                for c in capacities
+            ],
+        },
+        **changes,
+    }
+
+
+def record(
+    of: Cell,
+    root: Path = Path("results"),
+    correct: Correct = (1, 0, 1, 1),
+    *,
+    documents: str = "hash",
+    load: Mapping[str, Any] | None = None,
+    layers: Sequence[Mapping[str, Any]] | None = None,
+    broken_promise: str = "",
+    provenance: Mapping[str, Any] | None = None,
+    **parts: Any,
+) -> Record:
+    """A record of a cell whose documents have these scores; nothing is written.
+
+    Args:
+        of: The cell.
+        root: The results directory.
+        correct: The score of each document, for one subtask or by subtask.
+        documents: Hash over the documents.
+        load: What differs from a load of one forward without drops.
+        layers: The layers; by default one of four experts.
+        broken_promise: Name of a proof that failed.
+        provenance: What differs in it.
+        parts: Other parts in place of those that follow from these.
+    """
+    by_task = correct if isinstance(correct, Mapping) else {of.task.lm_eval: correct}
+    flat = [score for scores in by_task.values() for score in scores]
+    value, n = sum(flat) / len(flat), len(flat)
+    layers = [layer()] if layers is None else layers
+    content = {
+        "schema": SCHEMA,
+        "cell": of.identity(),
+        "digest": of.digest,
+        "value": value,
+        "stderr": math.sqrt(max(value * (1 - value), 0) / (n - 1)) if n > 1 else None,
+        "n": n,
+        "documents": {
+            name: {"documents": documents, "correct": list(scores)}
+            for name, scores in by_task.items()
+        },
+        "load": {
+            "forwards": 1,
+            "decode_forwards": 0,
+            "tokens": layers[0]["tokens"],
+            "dropped": 0,
+            "added": 0,
+            "lost_all": 0,
+            "drop_rate": 0.0,
+            "pad_waste": None,
+            "peak_before": 2.0,
+            "peak_after": 2.0,
+            "mean_peak_before": 2.0,
+            "mean_peak_after": 2.0,
+            **(load or {}),
+        },
+        "layers": list(layers),
+        "proofs": {name: {"passed": name != broken_promise, "checked": 3} for name in PROOFS},
+        "provenance": {
+            "date": "2026-11-22T00:00:00+00:00",
+            "seconds": 1.5,
+            "seeds": {"eval": of.eval_seed, "method": of.method.seed},
+            "versions": {"torch": "2.9.0"},
+            "git_revision": None,
+            "model": {
+                "class": "OlmoeForCausalLM",
+                "commit": None,
+                "parameters": 1234,
+                "dtype": of.model.dtype,
+                "weights": "0123456789abcdef",
+                "experts_implementation": "grouped_mm",
+                "attention": "sdpa",
+                "tokenizer": "0123456789abcdef",
+            },
+            "device": {"type": "cpu", "name": "x86_64"},
+            "threads": 1,
+            "parallel": None,
+            "data_fingerprint": None,
+            **(provenance or {}),
+        },
+        **parts,
+    }
+    # As read from a file: numbers and lists as JSON has them.
+    return Record(json.loads(json.dumps({"results": {}, "capmoe": content})), of.path(root))
+
+
+def record_of(
+    method: Method,
+    correct: Correct = (1, 0, 1, 1),
+    *,
+    model: str = "m",
+    task: str = "obqa",
+    root: Path = Path("results"),
+    parts: Mapping[str, Any] | None = None,
+    **fields: Any,
+) -> Record:
+    """A record of a method's :func:`cell`; ``parts`` are those of :func:`record`."""
+    return record(cell(method, model, task, **fields), root, correct, **(parts or {}))
+
+
+def forge(found: Record, path: Path | None = None) -> Path:
+    """Write a record with the right checksum, whatever it says and wherever it should lie."""
+    path = path or found.path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(sealed(found.content))
+    return path
+
+
+def write_all(found: Sequence[Plan], correct: Callable[[Cell], Sequence[int]]) -> list[Path]:
+    """Write a record for every plan; return the paths."""
+    for plan in found:
+        record(plan.cell, plan.root, correct(plan.cell)).write()
+    return [plan.path for plan in found]
+
+
+def plausible(of: Cell, root: Path, *, experts: int = 32, depth: int = 4) -> Record:
+    """A record that looks like a real one: seeded by the cell's own identity."""
+    rng = random.Random(f"{of.model.name} {of.task.name}")
+    method = of.method
+    gamma = 8.0 if method.gamma is None else method.gamma
+    top_k = max(1, experts // 8)
+    layers = []
+    for number in range(depth):
+        weights = [math.exp(rng.gauss(0, 0.9)) for _ in range(experts)]
+        before = [int(8000 * top_k * w / sum(weights)) + 1 for w in weights]
+        mean = sum(before) / experts
+        cap = math.ceil(gamma * mean)
+        after = [min(n, cap) for n in before]
+        if method.name in ("expanded_drop", "token_reroute"):
+            more = 1.0 if method.candidates == "global" else 0.3 + 0.03 * method.m
+            after = [n + int(more * 0.8 * (cap - n)) for n in after]
+        falling = [math.exp(-0.35 * rank) + 0.02 for rank in range(experts)]
+        scores = [s / sum(falling) for s in falling] if method.name == "baseline" else None
+        layers.append(
+            layer(before, after, top_k=top_k, scores=scores, name=f"model.layers.{number}.mlp")
+        )
+    drop = sum(one["drop_rate"] for one in layers) / depth
+    cost = {"score": 0.25, "expanded_drop": 0.2, "order": 0.9, "reverse_order": 0.8, "random": 0.6}
+    own = random.Random(of.digest)
+    value = 0.9 - cost.get(method.name, 0.4) * drop + own.gauss(0, 0.004)
+    flips = {"order": 0.1, "score": 0.03, "expanded_drop": 0.04}.get(method.name, 0.0)
+    correct = [int((rng.random() < 0.85) != (own.random() < flips)) for _ in range(400)]
+    peak = min(gamma, 4.0) if method.granularity == "expert" else 0.6 * gamma + 1.5
+    return record(
+        of,
+        root,
+        correct,
+        layers=layers,
+        value=max(0.25, value),
+        stderr=0.02,
+        load={"drop_rate": drop, **dict.fromkeys(_PEAKS, peak)},
+    )
+
+
+_PEAKS = ("peak_before", "peak_after", "mean_peak_before", "mean_peak_after")
