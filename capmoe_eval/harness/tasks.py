@@ -29,7 +29,11 @@ def ready(source: DataSource) -> DataSource:
 
 
 class TaskLibrary:
-    """Builds each task once and keeps it: building reads datasets, evaluating changes nothing."""
+    """Builds each task once and keeps it: building reads datasets, which takes time.
+
+    An evaluation sets the shots of a kept task; what they were as built is kept with it
+    (:func:`own_fewshot`), so that no cell inherits those of the cell before.
+    """
 
     def __init__(self) -> None:
         self._managers: dict[DataSource, TaskManager] = {}
@@ -52,6 +56,8 @@ class TaskLibrary:
                 raise bad_choice("task", name, manager.all_tasks)
             try:
                 self._built[key] = manager.load([name])
+                for task in self._built[key]["tasks"].values():
+                    task.capmoe_own_fewshot = task.get_config("num_fewshot") or 0
             except UsageError:
                 raise
             except (OSError, ValueError) as error:
@@ -111,6 +117,11 @@ class _RootedFactory(TaskFactory):
                 "cache_dir": str(cache),
             }
         return config
+
+
+def own_fewshot(task: Any) -> int:
+    """Return the few-shot examples that a task of the library was built with."""
+    return int(task.capmoe_own_fewshot)
 
 
 def _first_line(error: Exception) -> str:

@@ -218,6 +218,16 @@ class Meter:
         self.stock_at_infinity: dict[str, Any] = {"passed": None, "why": "not run"}
         self._expected_layers = expected_layers
         self.real_tokens_BS: Tensor | None = None
+        self.is_aside = False
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Leave the forwards of a block alone: no capacity, nothing counted, nothing checked."""
+        before, self.is_aside = self.is_aside, True
+        try:
+            yield
+        finally:
+            self.is_aside = before
 
     @contextmanager
     def real_tokens(self, mask_BS: Tensor) -> Iterator[None]:

@@ -174,6 +174,8 @@ class _Session:
     def _before_forward(
         self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
+        if self._meter.is_aside:
+            return
         given, tokens = read_call(self._signature, args, kwargs)
         n_positions = tokens.shape[1]
         past = given.get("past_key_values")
@@ -215,6 +217,8 @@ class _Session:
         return mask_BS.to(tokens.device)
 
     def _after_forward(self, _model: nn.Module, _args: Any, _output: Any) -> None:
+        if self._meter.is_aside:
+            return
         plan, self._plan = self._plan, None
         assert plan is not None
         expected = [(n, part) for n in range(len(self._layers)) for part in ("router", "experts")]
@@ -243,6 +247,8 @@ class _Session:
         experts: Any = layer.experts
 
         def hook(_router: nn.Module, _args: Any, output: RouterOutput) -> RouterOutput | None:
+            if self._meter.is_aside:
+                return None
             plan = self._running_plan(number, "router")
             experts.capmoe_untouched = True
             if not plan.constrained:
@@ -292,6 +298,8 @@ class _Session:
         index_name = list(signature.parameters)[2]  # (self, hidden, index, weights)
 
         def hook(experts: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self._meter.is_aside:
+                return
             plan = self._running_plan(number, "experts")
             if not plan.constrained:
                 return

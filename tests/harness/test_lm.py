@@ -134,6 +134,24 @@ def test_an_automatic_batch_is_refused_under_a_capacity_only() -> None:
     build(CapmoeLM, "olmoe", "auto")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("size", ["auto:4", "autos", "0", True])
+def test_another_automatic_batch_is_refused(size: Any) -> None:
+    with pytest.raises(UsageError, match=f"batch_size={size}: must be a whole number"):
+        build(CapmoeLM, "olmoe", size)
+
+
+def test_the_search_for_a_batch_size_is_not_metered() -> None:
+    """Its trial forwards would count tokens, and raise the peaks, that no request has."""
+    sizes: tuple[Any, int] = "auto", len(PAIRS)
+    automatic, whole = (build(CapmoeLM, "olmoe", size, max_length=64) for size in sizes)
+    rows: list[int] = []
+    automatic.on_rows = rows.append
+    assert likelihoods(automatic) == likelihoods(whole)
+    assert continuations(automatic) == continuations(whole)
+    assert automatic.meter.report() == whole.meter.report()
+    assert sum(rows) == len(PAIRS) + 4, "a row for each pair and each prompt"
+
+
 def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="WORLD_SIZE: capmoe runs in one process"):
