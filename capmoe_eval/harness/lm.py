@@ -8,8 +8,10 @@ that ``hf`` would give it; with ``method=baseline`` its log-likelihoods are thos
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 
 from capmoe_eval.cell import check_batch_size
+from capmoe_eval.checkpoint import load_checkpoint, one_line
 from capmoe_eval.errors import UsageError
 from capmoe_eval.harness.batching import deal
 from capmoe_eval.launched import process_count
@@ -44,6 +47,8 @@ class CapmoeLM(HFLM):
         UsageError: For a bad knob, an automatic batch size under a capacity, or several processes.
     """
 
+    AUTO_MODEL_CLASS: Any  # of transformers; None until lm-eval has chosen it
+
     def __init__(
         self,
         pretrained: Any,
@@ -62,7 +67,11 @@ class CapmoeLM(HFLM):
                 "a large model with device_map=auto or parallelize=True instead, or make every "
                 "process a rank: torchrun --nproc-per-node R -m capmoe_eval parallel=ep ep_size=R"
             )
-        super().__init__(pretrained, **kwargs)
+        if isinstance(pretrained, str):
+            with one_line("pretrained", pretrained):
+                super().__init__(pretrained, **kwargs)
+        else:
+            super().__init__(pretrained, **kwargs)
         self._worlds = worlds
         self._lengths: list[int] = []
         self._routing = ExitStack()
@@ -71,6 +80,16 @@ class CapmoeLM(HFLM):
         self.shuffle: int | None = None  # seed of random batches; None for lm-eval's, by length
         self.on_rows: Callable[[int], None] = lambda _rows: None
         self.meter = self.route(chosen)
+
+    def _create_model(self, *args: Any, **kwargs: Any) -> None:
+        """Load the model that lm-eval's command line names, whole or not at all."""
+        kind = self.AUTO_MODEL_CLASS
+        whole = functools.partial(load_checkpoint, kind=kind, field="pretrained")
+        self.AUTO_MODEL_CLASS = SimpleNamespace(from_pretrained=whole)
+        try:
+            super()._create_model(*args, **kwargs)
+        finally:
+            self.AUTO_MODEL_CLASS = kind
 
     def set_batches(self, batch_size: int | str, shuffle: int | None = None) -> None:
         """Have the next requests come in other batches, whatever the batches before were.
