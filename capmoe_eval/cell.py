@@ -29,6 +29,7 @@ class ModelId:
         dtype: Precision of the weights.
         max_length: Most tokens of an input; None for the model's own.
         tokenizer: Path or hub id of a tokenizer; None for the model's own.
+        attention: Implementation of attention, such as ``eager``; None for the model's own.
     """
 
     name: str
@@ -37,6 +38,14 @@ class ModelId:
     dtype: str = "bfloat16"
     max_length: int | None = None
     tokenizer: str | None = None
+    attention: str | None = None
+
+    def identity(self) -> dict[str, Any]:
+        """Return what makes this model this model, JSON-ready."""
+        fields = dataclasses.asdict(self)
+        if self.attention is None:
+            del fields["attention"]  # cells without it keep the digest that they had before it
+        return fields
 
 
 @dataclass(frozen=True)
@@ -106,7 +115,7 @@ class Cell:
     def identity(self) -> dict[str, Any]:
         """Return what makes this cell this cell, JSON-ready."""
         return {
-            "model": dataclasses.asdict(self.model),
+            "model": self.model.identity(),
             "method": self.method.identity(),
             "task": dataclasses.asdict(self.task),
             "batch_size": self.batch_size,

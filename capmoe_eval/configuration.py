@@ -234,6 +234,7 @@ def _plan(config: Mapping[str, Any], task_name: str) -> Plan:
             dtype=str(config["dtype"]),
             max_length=model["max_length"],
             tokenizer=model["tokenizer"],
+            attention=config["attention"],
         ),
         method=Method(str(config["method"]), **{knob: config[knob] for knob in _KNOBS}),
         task=TaskId(

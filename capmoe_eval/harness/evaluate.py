@@ -80,10 +80,10 @@ def evaluate(
         "layers": report["layers"],
         "proofs": report["proofs"],
         "provenance": {
-            **provenance(lm.model),
+            **provenance(lm.model, lm.tokenizer),
             "seconds": round(seconds, 3),
             "seeds": {"eval": cell.eval_seed, "method": cell.method.seed},
-            "data_fingerprint": source.fingerprint(cell.task.dataset),
+            "data_fingerprint": library.fingerprint(cell.task, source),
         },
     }
     plain = json.loads(json.dumps(content, default=_serializable))

@@ -24,6 +24,7 @@ ZOO, TINY = "zoo:", "tiny:"
 """Prefixes of an embedded model's ``pretrained``: trained, and with random weights."""
 
 _DTYPES = ("float32", "bfloat16", "float16")
+_ATTENTION = ("sdpa", "eager", "flash_attention_2")
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ def load_lm(model: ModelId, placement: Placement, batch_size: int | str) -> Capm
     """
     if model.dtype not in _DTYPES:
         raise bad_choice("dtype", model.dtype, _DTYPES)
+    if model.attention not in (None, *_ATTENTION):
+        raise bad_choice("attention", model.attention, _ATTENTION)
     device = _device(placement.device)
     if placement.threads is not None:
         torch.set_num_threads(placement.threads)
@@ -63,6 +66,9 @@ def load_lm(model: ModelId, placement: Placement, batch_size: int | str) -> Capm
         loaded = _embedded(model, tokenizer).to(device)
     else:
         loaded = _pretrained(model, placement, device)
+    if model.attention is not None:
+        with one_line("attention", model.attention):
+            loaded.set_attn_implementation(model.attention)
     with _quiet("lm_eval.models.huggingface"):
         lm = CapmoeLM(
             loaded, tokenizer=tokenizer, batch_size=batch_size, max_length=model.max_length

@@ -11,8 +11,10 @@ import lm_eval.utils
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._factory import TaskFactory
 
+from capmoe_eval.cell import TaskId
 from capmoe_eval.datasource import EMBEDDED, DataSource, cache_directory
 from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.harness.provenance import hub_commit
 from capmoe_eval.harness.task_index import task_manager
 from capmoe_eval.longicl import TASKS_DIR as LONGICL
 from capmoe_eval.miniworld import miniworld_hub
@@ -68,6 +70,20 @@ class TaskLibrary:
                     ) from error
                 raise UsageError(f"task={name}: {_first_line(error)}") from error
         return self._built[key]
+
+    def fingerprint(self, task: TaskId, source: DataSource) -> str | None:
+        """Return what tells a task's documents from others of that name.
+
+        Returns:
+            The hash of a local root's files; the commit of the hub's datasets, several joined by
+            ``+``; None where that is not known.
+        """
+        local = source.fingerprint(task.dataset)
+        if local is not None:
+            return local
+        tasks = self.get(task.lm_eval, source)["tasks"].values()
+        commits = list(dict.fromkeys(hub_commit(built.dataset) for built in tasks))
+        return None if None in commits else "+".join(str(commit) for commit in commits)
 
     def _manager(self, source: DataSource) -> TaskManager:
         if source not in self._managers:
