@@ -64,14 +64,12 @@ def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
     for root in sorted({plan.root for plan in missing}):
         _check_writable(root)
         inputs.prepare(root)
-    for plan in {(p.root, p.source, p.cell.task.dataset): p for p in missing}.values():
-        fingerprint = plan.source.fingerprint(plan.cell.task.dataset)
-        inputs.check(plan.root, plan.cell, {"data_fingerprint": fingerprint})
     outcome = Outcome()
     if missing:
+        library = _documents(missing)
         progress = progress or Progress(len(missing), io.StringIO() if process_rank() else None)
         done = [record for record in finished.values() if record is not None]
-        finished |= {r.path: r for r in _compute(missing, done, progress, outcome)}
+        finished |= {r.path: r for r in _compute(missing, done, library, progress, outcome)}
     outcome.records = [record for plan in plans if (record := finished[plan.path]) is not None]
     return outcome
 
@@ -122,24 +120,42 @@ def _check_writable(root: Path) -> None:
         raise unwritable(root, error) from error
 
 
+def _documents(plans: Sequence[Plan]) -> TaskLibrary:
+    """Build the tasks of the missing cells, before a model is loaded for them.
+
+    Raises:
+        UsageError: If a task or its documents cannot be read, or are not those of the results.
+    """
+    from capmoe_eval.harness.loading import quiet_libraries
+    from capmoe_eval.harness.tasks import TaskLibrary
+
+    quiet_libraries()
+    library = TaskLibrary()
+    for plan in {(p.root, p.source, p.cell.task): p for p in plans}.values():
+        library.get(plan.cell.task.lm_eval, plan.source)
+        fingerprint = library.fingerprint(plan.cell.task, plan.source)
+        inputs.check(plan.root, plan.cell, {"data_fingerprint": fingerprint})
+    return library
+
+
 def _compute(
-    plans: Sequence[Plan], finished: Sequence[Record], progress: Progress, outcome: Outcome
+    plans: Sequence[Plan],
+    finished: Sequence[Record],
+    library: TaskLibrary,
+    progress: Progress,
+    outcome: Outcome,
 ) -> Iterator[Record]:
     """Yield the record of each cell as it is written.
 
     Args:
         plans: The missing cells.
         finished: The records of the others.
+        library: Built tasks.
         progress: The display.
         outcome: Where counts and failures go.
     """
     import torch
 
-    from capmoe_eval.harness.loading import quiet_libraries
-    from capmoe_eval.harness.tasks import TaskLibrary
-
-    quiet_libraries()
-    library = TaskLibrary()
     own_threads = torch.get_num_threads()
 
     def key(plan: Plan) -> tuple[object, ...]:
@@ -185,20 +201,19 @@ def _of_one_model(
     lm = None
     for plan in cells:
         try:
+            documents = {"data_fingerprint": library.fingerprint(plan.cell.task, plan.source)}
             if lm is None:
                 placement = Placement(first.device, first.device_map, first.threads, first.parallel)
                 loaded = load_lm(first.cell.model, placement, batch_size=1)
                 origin = provenance(loaded.model, loaded.tokenizer)
-                documents = {"data_fingerprint": plan.source.fingerprint(plan.cell.task.dataset)}
                 warning = inputs.check(plan.root, plan.cell, origin | documents, finished)
                 if warning is not None:
                     progress.warn(warning)
                 loaded.agree("the cells to compute", "\n".join(str(p.path) for p in plans))
                 lm = loaded
                 lm.on_rows = progress.rows
-            progress.start(plan.cell)
-            documents = {"data_fingerprint": library.fingerprint(plan.cell.task, plan.source)}
             inputs.check(plan.root, plan.cell, origin | documents)
+            progress.start(plan.cell)
             record = evaluate(plan.cell, lm, library, plan.source, root=plan.root)
             if not process_rank():
                 inputs.note(record, plan.root)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -201,6 +202,19 @@ def test_other_weights_under_the_same_name_are_not_mixed_in(tmp_path: Path) -> N
     with pytest.raises(UsageError, match="other weights than its results here"):
         run(plans)
     assert not plans[1].path.exists()
+
+
+def test_damaged_documents_give_one_line_before_a_model_is_loaded(
+    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(hub / "allenai/openbookqa", tmp_path / "data/allenai/openbookqa")
+    (file,) = tmp_path.glob("data/allenai/openbookqa/**/test*.parquet")
+    file.write_bytes(file.read_bytes()[:-20])
+    monkeypatch.setattr(run_module, "_compute", lambda *_: pytest.fail("a model was loaded"))
+    damaged = plan(tmp_path / "results", Method("baseline"))
+    with pytest.raises(UsageError, match="task=openbookqa: ") as error:
+        run([dataclasses.replace(damaged, source=data_source(str(tmp_path / "data")))])
+    assert "\n" not in str(error.value)
 
 
 def test_an_unwritable_directory_gives_one_line(tmp_path: Path) -> None:

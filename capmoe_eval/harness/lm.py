@@ -118,6 +118,19 @@ class CapmoeLM(HFLM):
         self._routing.close()
         self._routing = ExitStack()
 
+    def set_cache_hook(self, cache_hook: Any) -> None:
+        """Refuse lm-eval's cache of answers: it knows neither the method nor the batch.
+
+        Raises:
+            UsageError: Under a capacity, where an answer depends on both.
+        """
+        if self.meter.method.name != "baseline":
+            raise UsageError(
+                "use_cache: under a capacity an answer depends on the method and on its batch, "
+                "which lm-eval's cache does not know; leave it out"
+            )
+        super().set_cache_hook(cache_hook)
+
     def agree(self, what: str, text: str) -> None:
         """Make sure that all processes that share the model were asked for the same.
 

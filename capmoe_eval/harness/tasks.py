@@ -62,7 +62,7 @@ class TaskLibrary:
                     task.capmoe_own_fewshot = task.get_config("num_fewshot") or 0
             except UsageError:
                 raise
-            except (OSError, ValueError) as error:
+            except Exception as error:  # damaged files make datasets raise many kinds
                 if source.root is None:
                     raise UsageError(
                         f"task={name}: its dataset cannot be loaded from the hub "

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lm_eval.api.instance import Instance
+from lm_eval.api.model import CachingLM
 from lm_eval.models import huggingface
 from lm_eval.models.huggingface import HFLM
 
@@ -150,6 +152,13 @@ def test_the_search_for_a_batch_size_is_not_metered() -> None:
     assert continuations(automatic) == continuations(whole)
     assert automatic.meter.report() == whole.meter.report()
     assert sum(rows) == len(PAIRS) + 4, "a row for each pair and each prompt"
+
+
+def test_a_cache_of_answers_is_refused_under_a_capacity(tmp_path: Path) -> None:
+    """It would give the answers of another method, and batches without those it knows."""
+    CachingLM(build(CapmoeLM, "olmoe", 4), str(tmp_path / "cache.db"))
+    with pytest.raises(UsageError, match="use_cache: under a capacity"):
+        CachingLM(build(CapmoeLM, "olmoe", 4, method="score", gamma=1.0), str(tmp_path / "c.db"))
 
 
 def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
