@@ -20,7 +20,7 @@ def load_frame(root: Path | str) -> pd.DataFrame:
     Raises:
         UsageError: If a file there is no whole record.
     """
-    paths = sorted(Path(root).rglob("*.json"))
+    paths = sorted(Path(root).glob("**/*/*/*.json"))
     return pd.DataFrame([_row(read_record(path)) for path in paths])
 
 

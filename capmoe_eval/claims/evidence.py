@@ -173,7 +173,7 @@ def read_evidence(root: Path, profile: str, homes: Mapping[str, Home]) -> Eviden
         homes: Each model's own settings.
     """
     records, broken = [], []
-    for path in sorted(root.rglob("*.json")):
+    for path in sorted(root.glob("*/*/*.json")):
         if path.name.startswith(".") or path.name == _REPLICATION:
             continue
         try:

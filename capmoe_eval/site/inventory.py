@@ -140,7 +140,7 @@ def take_inventory(overrides: Sequence[str], bench: Path = FOLDER) -> Inventory:
     roots = {plan.root for experiment in experiments for plan in experiment.planned}
     roots = roots or {Path(str(config.results_dir))}
     records, broken = [], []
-    for path in sorted({path for root in roots for path in root.rglob("*.json")}):
+    for path in sorted({path for root in roots for path in root.glob("*/*/*.json")}):
         try:
             records.append(reader(path))
         except UsageError as error:

@@ -48,7 +48,7 @@ def test_a_local_checkpoint_is_the_model_that_was_saved(
 
 def test_the_dtype_is_the_one_asked_for(checkpoint: Path) -> None:
     lm = load_lm(ModelId("mine", str(checkpoint), dtype="bfloat16"), Placement("cpu"), 2)
-    assert provenance(lm.model)["model"]["dtype"] == "bfloat16"
+    assert provenance(lm.model, lm.tokenizer)["model"]["dtype"] == "bfloat16"
 
 
 def test_the_weights_hash_sees_one_changed_value() -> None:
