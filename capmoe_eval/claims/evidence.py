@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from capmoe_eval.efficiency import Bench
 from capmoe_eval.errors import UsageError
+from capmoe_eval.inputs import FILE as INPUTS
 from capmoe_eval.method import Method
 from capmoe_eval.record import Record, read_record
 from capmoe_eval.report.layouts import ALL_TASKS
@@ -173,8 +174,8 @@ def read_evidence(root: Path, profile: str, homes: Mapping[str, Home]) -> Eviden
         homes: Each model's own settings.
     """
     records, broken = [], []
-    for path in sorted(root.glob("*/*/*.json")):
-        if path.name.startswith(".") or path.name == _REPLICATION:
+    for path in sorted(root.rglob("*.json")):
+        if path.name.startswith(".") or path.name in (_REPLICATION, INPUTS):
             continue
         try:
             records.append(read_record(path))

@@ -16,6 +16,7 @@ from capmoe_eval.configuration import Plan, options
 from capmoe_eval.efficiency import FOLDER, Bench, read_bench
 from capmoe_eval.errors import UsageError
 from capmoe_eval.finished import Reader, composed, model_slots, planned
+from capmoe_eval.inputs import FILE as INPUTS
 from capmoe_eval.record import Record
 from capmoe_eval.report import TABLES, Layout, ModelSlot
 
@@ -140,7 +141,9 @@ def take_inventory(overrides: Sequence[str], bench: Path = FOLDER) -> Inventory:
     roots = {plan.root for experiment in experiments for plan in experiment.planned}
     roots = roots or {Path(str(config.results_dir))}
     records, broken = [], []
-    for path in sorted({path for root in roots for path in root.glob("*/*/*.json")}):
+    for path in sorted({path for root in roots for path in root.rglob("*.json")}):
+        if path.name == INPUTS:
+            continue
         try:
             records.append(reader(path))
         except UsageError as error:
