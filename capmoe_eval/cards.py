@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from capmoe_eval.atomic import write_text
 from capmoe_eval.cell import Cell, ModelId, TaskId
+from capmoe_eval.checkpoint import load_checkpoint
 from capmoe_eval.datasource import DataSource
 from capmoe_eval.harness.evaluate import evaluate
 from capmoe_eval.harness.lm import CapmoeLM
@@ -90,7 +90,7 @@ def write(
         trained: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["training"]
     else:
         trained = _training(recipes.recipe(name), training)
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    model = load_checkpoint(directory, dtype=torch.float32)
     with tempfile.TemporaryDirectory() as hub:
         write_miniworld(Path(hub) / "dev", "dev")
         say("baseline")

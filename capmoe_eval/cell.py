@@ -29,6 +29,7 @@ class ModelId:
         dtype: Precision of the weights.
         max_length: Most tokens of an input; None for the model's own.
         tokenizer: Path or hub id of a tokenizer; None for the model's own.
+        attention: Implementation of attention, such as ``eager``; None for the model's own.
     """
 
     name: str
@@ -37,6 +38,14 @@ class ModelId:
     dtype: str = "bfloat16"
     max_length: int | None = None
     tokenizer: str | None = None
+    attention: str | None = None
+
+    def identity(self) -> dict[str, Any]:
+        """Return what makes this model this model, JSON-ready."""
+        fields = dataclasses.asdict(self)
+        if self.attention is None:
+            del fields["attention"]  # cells without it keep the digest that they had before it
+        return fields
 
 
 @dataclass(frozen=True)
@@ -85,14 +94,7 @@ class Cell:
     shuffle: int | None = None
 
     def __post_init__(self) -> None:
-        auto = isinstance(self.batch_size, str) and self.batch_size.startswith("auto")
-        if auto and self.method.name != "baseline":
-            raise UsageError(
-                f"batch_size={self.batch_size}: under a capacity the batch is part of the result, "
-                "and auto makes it depend on free memory; choose a number, such as batch_size=16"
-            )
-        if not auto and (not isinstance(self.batch_size, int) or self.batch_size < 1):
-            raise UsageError(f"batch_size={self.batch_size}: must be a whole number of at least 1")
+        auto = check_batch_size(self.batch_size, self.method)
         if self.limit is not None and (not isinstance(self.limit, int) or self.limit < 1):
             raise UsageError(
                 f"limit={self.limit}: must be a whole number of documents, or null for all"
@@ -113,7 +115,7 @@ class Cell:
     def identity(self) -> dict[str, Any]:
         """Return what makes this cell this cell, JSON-ready."""
         return {
-            "model": dataclasses.asdict(self.model),
+            "model": self.model.identity(),
             "method": self.method.identity(),
             "task": dataclasses.asdict(self.task),
             "batch_size": self.batch_size,
@@ -155,6 +157,31 @@ class Cell:
             task=TaskId(**identity["task"]),
             **{key: identity[key] for key in _OTHERS},
         )
+
+
+def check_batch_size(batch_size: int | str, method: Method) -> bool:
+    """Return whether a batch size is automatic.
+
+    Args:
+        batch_size: Sequences per forward, or ``auto``.
+        method: Under a capacity the batch is part of the result, and a number is needed.
+
+    Raises:
+        UsageError: For anything else, or ``auto`` under a capacity.
+    """
+    if batch_size == "auto":
+        if method.name != "baseline":
+            raise UsageError(
+                "batch_size=auto: under a capacity the batch is part of the result, and auto makes "
+                "it depend on free memory; choose a number, such as batch_size=16"
+            )
+        return True
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise UsageError(
+            f"batch_size={batch_size}: must be a whole number of at least 1, or auto for the "
+            "baseline"
+        )
+    return False
 
 
 def method_label(method: Method) -> str:

@@ -124,7 +124,8 @@ def _expand(
         point = dict(zip(grid, values, strict=True))
         variant = resolved(point.pop("model", None))
         if "tasks" in point:
-            task = point["tasks"]
+            named = {spec.get("lm_eval"): key for key, spec in variant["tasks"].items()}
+            task = named.get(point["tasks"], point["tasks"])  # lm-eval's name will do
             if task not in variant["tasks"]:
                 raise bad_choice(f"{name}.tasks", task, list(variant["tasks"]))
             point["tasks"] = {task: variant["tasks"][task]}
@@ -234,6 +235,7 @@ def _plan(config: Mapping[str, Any], task_name: str) -> Plan:
             dtype=str(config["dtype"]),
             max_length=model["max_length"],
             tokenizer=model["tokenizer"],
+            attention=config["attention"],
         ),
         method=Method(str(config["method"]), **{knob: config[knob] for knob in _KNOBS}),
         task=TaskId(

@@ -26,10 +26,19 @@ class Progress:
         self._done = 0
         self._cell = ""
         self._rows = 0
+        self._warned: set[str] = set()
 
     def loading(self, model: str) -> None:
         """Say that a model is being loaded."""
         self._draw(f"loading {model} …")
+
+    def warn(self, line: str) -> None:
+        """Say, once, something that is no mistake but should be known."""
+        if line in self._warned:
+            return
+        self._warned.add(line)
+        self._erase()
+        print(f"warning: {line}", file=self._stream, flush=True)
 
     def start(self, cell: Cell) -> None:
         """Say which cell runs now."""

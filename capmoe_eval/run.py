@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import io
 import itertools
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from capmoe_eval import inputs
 from capmoe_eval.atomic import remove_strays
-from capmoe_eval.cell import ModelId
 from capmoe_eval.configuration import Plan
 from capmoe_eval.errors import UsageError
 from capmoe_eval.launched import process_count, process_rank
@@ -21,7 +22,7 @@ from capmoe_eval.progress import Progress
 from capmoe_eval.record import Record, read_record, unwritable
 
 if TYPE_CHECKING:
-    from torch import nn
+    from capmoe_eval.harness.tasks import TaskLibrary
 
 
 @dataclass
@@ -65,11 +66,13 @@ def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
     for root in sorted({plan.root for plan in missing}):
         _check_writable(root)
         remove_strays(sorted({plan.path.parent for plan in missing if plan.root == root}))
+        inputs.prepare(root)
     outcome = Outcome()
     if missing:
+        library = _documents(missing)
         progress = progress or Progress(len(missing), io.StringIO() if process_rank() else None)
-        known = {r.cell.model: r for r in finished.values() if r is not None}
-        finished |= {r.path: r for r in _compute(missing, known, progress, outcome)}
+        done = [record for record in finished.values() if record is not None]
+        finished |= {r.path: r for r in _compute(missing, done, library, progress, outcome)}
     outcome.records = [record for plan in plans if (record := finished[plan.path]) is not None]
     return outcome
 
@@ -103,7 +106,7 @@ def _finished(plan: Plan) -> Record | None:
         return None
     record = read_record(plan.path, plan.root)
     recorded = record.capmoe["provenance"].get("data_fingerprint")
-    if recorded != fingerprint:
+    if fingerprint is not None and recorded != fingerprint:  # the hub's is known when it is read
         raise UsageError(
             f"{plan.path}: computed from other documents (fingerprint {recorded}, now "
             f"{fingerprint}); name the new ones with data.name=NAME, or set overwrite=true"
@@ -120,83 +123,121 @@ def _check_writable(root: Path) -> None:
         raise unwritable(root, error) from error
 
 
+def _documents(plans: Sequence[Plan]) -> TaskLibrary:
+    """Build the tasks of the missing cells, before a model is loaded for them.
+
+    Raises:
+        UsageError: If a task or its documents cannot be read, or are not those of the results.
+    """
+    from capmoe_eval.harness.loading import quiet_libraries
+    from capmoe_eval.harness.tasks import TaskLibrary
+
+    quiet_libraries()
+    library = TaskLibrary()
+    for plan in {(p.root, p.source, p.cell.task): p for p in plans}.values():
+        library.get(plan.cell.task.lm_eval, plan.source)
+        fingerprint = library.fingerprint(plan.cell.task, plan.source)
+        inputs.check(plan.root, plan.cell, {"data_fingerprint": fingerprint})
+    return library
+
+
 def _compute(
-    plans: Sequence[Plan], known: Mapping[ModelId, Record], progress: Progress, outcome: Outcome
+    plans: Sequence[Plan],
+    finished: Sequence[Record],
+    library: TaskLibrary,
+    progress: Progress,
+    outcome: Outcome,
 ) -> Iterator[Record]:
     """Yield the record of each cell as it is written.
 
     Args:
         plans: The missing cells.
-        known: A finished record of each model that has one.
+        finished: The records of the others.
+        library: Built tasks.
         progress: The display.
         outcome: Where counts and failures go.
     """
-    from capmoe_eval.harness.evaluate import evaluate
-    from capmoe_eval.harness.loading import Placement, load_lm, quiet_libraries
-    from capmoe_eval.harness.tasks import TaskLibrary
+    import torch
 
-    quiet_libraries()
-    library = TaskLibrary()
+    own_threads = torch.get_num_threads()
 
     def key(plan: Plan) -> tuple[object, ...]:
-        return (plan.cell.model, plan.device, plan.device_map, plan.parallel)
+        return (plan.cell.model, plan.device, plan.device_map, plan.parallel, plan.threads)
 
     order: dict[tuple[object, ...], int] = {}
     for plan in plans:
         order.setdefault(key(plan), len(order))
     by_model = sorted(plans, key=lambda plan: order[key(plan)])
     for _, group in itertools.groupby(by_model, key=key):
-        cells = list(group)
-        first = cells[0]
-        lm = None
-        progress.loading(first.cell.model.name)
-        for plan in cells:
-            try:
-                if lm is None:
-                    placement = Placement(
-                        first.device, first.device_map, first.threads, first.parallel
-                    )
-                    loaded = load_lm(first.cell.model, placement, batch_size=1)
-                    _check_weights(loaded.model, known.get(first.cell.model))
-                    loaded.agree("the cells to compute", "\n".join(str(p.path) for p in plans))
-                    lm = loaded
-                    lm.on_rows = progress.rows
-                progress.start(plan.cell)
-                record = evaluate(plan.cell, lm, library, plan.source, root=plan.root)
-                if not process_rank():
-                    record.write()
-            except Exception as error:
-                if (
-                    os.environ.get("CAPMOE_DEBUG")
-                    or _hopeless(error, by_model, lm is not None, outcome)
-                    or (plan.parallel == "ep" and not (isinstance(error, UsageError) and lm))
-                ):
-                    raise  # the other processes may wait for us: all of them must end
-                reason = _one_line(error)
-                progress.fail(plan.cell, reason)
-                outcome.failures.append((str(plan.cell), reason))
-                if lm is None:
-                    _fail_rest(cells[cells.index(plan) + 1 :], reason, progress, outcome)
-                    break
-                continue
-            outcome.computed += 1
-            progress.finish(record)
-            yield record
-        del lm  # before the next model needs the memory
+        torch.set_num_threads(own_threads)  # not those of the model before
+        progress.loading((cells := list(group))[0].cell.model.name)
+        yield from _of_one_model(cells, by_model, library, finished, progress, outcome)
+        gc.collect()  # nothing holds the model now, but for the cycles in it
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    torch.set_num_threads(own_threads)
 
 
-def _check_weights(model: nn.Module, record: Record | None) -> None:
-    """Refuse to put two models into one grid because they go by one name."""
-    from capmoe_eval.harness.provenance import weights_hash
+def _of_one_model(
+    cells: Sequence[Plan],
+    plans: Sequence[Plan],
+    library: TaskLibrary,
+    finished: Sequence[Record],
+    progress: Progress,
+    outcome: Outcome,
+) -> Iterator[Record]:
+    """Yield the records of cells that share a loaded model; the model is free afterwards.
 
-    if record is None:
-        return
-    recorded, now = record.capmoe["provenance"]["model"]["weights"], weights_hash(model)
-    if recorded != now:
-        raise UsageError(
-            f"{record.path}: computed with other weights (hash {recorded}, now {now}); choose "
-            "another results_dir, or compute all of it anew with overwrite=true"
-        )
+    Args:
+        cells: The missing cells of the model.
+        plans: Those of all models.
+        library: Built tasks.
+        finished: The records that were there before.
+        progress: The display.
+        outcome: Where counts and failures go.
+    """
+    from capmoe_eval.harness.evaluate import evaluate
+    from capmoe_eval.harness.loading import Placement, load_lm
+    from capmoe_eval.harness.provenance import provenance
+
+    first = cells[0]
+    lm = None
+    for plan in cells:
+        try:
+            documents = {"data_fingerprint": library.fingerprint(plan.cell.task, plan.source)}
+            if lm is None:
+                placement = Placement(first.device, first.device_map, first.threads, first.parallel)
+                loaded = load_lm(first.cell.model, placement, batch_size=1)
+                origin = provenance(loaded.model, loaded.tokenizer)
+                warning = inputs.check(plan.root, plan.cell, origin | documents, finished)
+                if warning is not None:
+                    progress.warn(warning)
+                loaded.agree("the cells to compute", "\n".join(str(p.path) for p in plans))
+                lm = loaded
+                lm.on_rows = progress.rows
+            inputs.check(plan.root, plan.cell, origin | documents)
+            progress.start(plan.cell)
+            record = evaluate(plan.cell, lm, library, plan.source, root=plan.root)
+            if not process_rank():
+                inputs.note(record, plan.root)
+                record.write()
+        except Exception as error:
+            if (
+                os.environ.get("CAPMOE_DEBUG")
+                or _hopeless(error, plans, lm is not None, outcome)
+                or (plan.parallel == "ep" and not (isinstance(error, UsageError) and lm))
+            ):
+                raise  # the other processes may wait for us: all of them must end
+            reason = _one_line(error)
+            progress.fail(plan.cell, reason)
+            outcome.failures.append((str(plan.cell), reason))
+            if lm is None:
+                _fail_rest(cells[cells.index(plan) + 1 :], reason, progress, outcome)
+                break
+            continue
+        outcome.computed += 1
+        progress.finish(record)
+        yield record
 
 
 def _hopeless(error: Exception, plans: Sequence[Plan], loaded: bool, outcome: Outcome) -> bool:

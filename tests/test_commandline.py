@@ -171,7 +171,7 @@ def test_an_unwritable_results_directory_gives_one_line(shell: Shell) -> None:
 def test_a_truncated_record_gives_one_line_and_is_left_alone(shell: Shell) -> None:
     words = ("tasks=obqa", "limit=2")
     shell(*words)
-    (path,) = shell.cwd.rglob("*.json")
+    (path,) = shell.cwd.glob("results/*/*/*/*.json")
     path.write_text(path.read_text()[:1000])
     status, _, err = shell(*words)
     assert (status, err.count("\n")) == (2, 1)
@@ -190,7 +190,7 @@ def test_a_dataset_missing_from_the_root_gives_one_line(shell: Shell, hub: Path)
     assert not list(shell.cwd.rglob("*.json")), "checked before anything is computed"
     status, _, _ = shell("tasks=obqa", f"data.root={root}", "limit=2")
     assert status == 0
-    (record,) = map(read_record, (shell.cwd / "results").rglob("*.json"))
+    (record,) = map(read_record, shell.cwd.glob("results/*/*/*/*.json"))
     assert record.cell.data == "root"
 
 
@@ -271,7 +271,7 @@ def test_the_zoo_knows_its_world(shell: Shell, name: str) -> None:
     """Four choices, 25 % by chance; and dropping everything costs a model what it knows."""
     words = (f"model={name}", "tasks=mmlu", "limit=1")
     assert shell("method=baseline", *words)[0] == shell("method=score", "gamma=0", *words)[0] == 0
-    values = {r.method: r.value for r in map(read_record, shell.cwd.rglob("*.json"))}
+    values = {r.method: r.value for r in map(read_record, shell.cwd.glob("results/*/*/*/*.json"))}
     assert values["baseline"] > 0.4
     assert values["score"] < values["baseline"]
 

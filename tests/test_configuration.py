@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from capmoe_eval.configuration import Plan, check_overrides, expand, plans, share
+from capmoe_eval.configuration import (
+    Plan,
+    check_overrides,
+    expand,
+    load_option,
+    options,
+    plans,
+    share,
+)
 from capmoe_eval.errors import UsageError
 from capmoe_eval.finished import composed
 
@@ -45,6 +53,19 @@ def test_an_interpolation_sees_the_model_of_a_point() -> None:
 def test_a_cell_of_two_parts_is_one_plan() -> None:
     words = ["tasks=obqa", "+parts.a.gamma=[1.0,2.0]", "+parts.b.gamma=[2.0]"]
     assert [plan.cell.method.gamma for plan in planned(*words)] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "key", [key for key in options("tasks") if key in load_option("tasks", key)]
+)
+def test_lm_evals_names_of_tasks_will_do(key: str) -> None:
+    """The record says our key."""
+    name = load_option("tasks", key)[key].lm_eval
+    if not key.startswith("longicl"):  # these are ours in lm-eval, too
+        assert [plan.cell.task.name for plan in planned(f"tasks={name}")] == [key]
+        assert planned(f"tasks=[rte,{name}]")[-1].cell == planned(f"tasks=[rte,{key}]")[-1].cell
+    (plan,) = planned(f"tasks={key}", f"+grid.tasks=[{name}]")
+    assert plan.cell == planned(f"tasks={key}")[0].cell
 
 
 def test_a_part_may_take_some_of_the_tasks() -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from capmoe_eval import run as run_module
 from capmoe_eval.cell import Cell, ModelId, TaskId
@@ -72,6 +76,51 @@ def test_a_model_is_loaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     mixed = [plan(tmp_path, m, model=f"tiny:{f}") for m in methods for f in ("olmoe", "mixtral")]
     assert run(mixed).computed == 4
     assert loads == ["tiny_olmoe", "tiny_mixtral"]
+
+
+def test_a_model_is_gone_before_the_next_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[weakref.ref[object]] = []
+    load_lm = loading.load_lm
+
+    def watching(model: ModelId, *args: object, **kwargs: object) -> object:
+        assert [alive() for alive in loaded] == [None] * len(loaded), "in memory twice"
+        lm = load_lm(model, *args, **kwargs)  # type: ignore[arg-type]
+        loaded.append(weakref.ref(lm.model))
+        return lm
+
+    def failing(cell: Cell, *args: object, **kwargs: object) -> object:
+        if cell.model.name == "tiny_mixtral":
+            raise RuntimeError("an error holds the frames that it passed")
+        return evaluate(cell, *args, **kwargs)  # type: ignore[arg-type]
+
+    evaluate = evaluate_module.evaluate
+    monkeypatch.setattr(evaluate_module, "evaluate", failing)
+    monkeypatch.setattr(loading, "load_lm", watching)
+    families = ("olmoe", "mixtral", "qwen3_moe")
+    gc.disable()  # what frees the model is no chance
+    try:
+        outcome = run([plan(tmp_path, Method("score", 1.0), model=f"tiny:{f}") for f in families])
+    finally:
+        gc.enable()
+    assert (outcome.computed, len(outcome.failures), len(loaded)) == (2, 1, 3)
+
+
+def test_threads_are_those_of_a_models_own_cells(tmp_path: Path) -> None:
+    """A number that one model's cells name is not that of the next model, which names none."""
+    before = torch.get_num_threads()
+    plans = [
+        plan(tmp_path, Method("baseline"), threads=before + 1),
+        plan(tmp_path, Method("baseline"), model="tiny:mixtral"),
+        plan(tmp_path, Method("score", 1.0), threads=before + 2),
+    ]
+    try:
+        used = [r.capmoe["provenance"]["threads"] for r in run(plans).records]
+        assert torch.get_num_threads() == before
+    finally:
+        torch.set_num_threads(before)
+    assert used == [before + 1, before, before + 2]
 
 
 def test_a_failed_cell_does_not_stop_the_others(
@@ -150,7 +199,7 @@ def test_other_weights_under_the_same_name_are_not_mixed_in(tmp_path: Path) -> N
     record = read_record(plans[0].path)
     record.capmoe["provenance"]["model"]["weights"] = "0123"
     record.write()
-    with pytest.raises(UsageError, match="computed with other weights"):
+    with pytest.raises(UsageError, match="other weights than its results here"):
         run(plans)
     assert not plans[1].path.exists()
 
@@ -163,6 +212,19 @@ def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
     os.utime(stray, (0, 0))
     run([one])
     assert [path.name for path in one.path.parent.iterdir()] == [one.path.name]
+
+
+def test_damaged_documents_give_one_line_before_a_model_is_loaded(
+    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(hub / "allenai/openbookqa", tmp_path / "data/allenai/openbookqa")
+    (file,) = tmp_path.glob("data/allenai/openbookqa/**/test*.parquet")
+    file.write_bytes(file.read_bytes()[:-20])
+    monkeypatch.setattr(run_module, "_compute", lambda *_: pytest.fail("a model was loaded"))
+    damaged = plan(tmp_path / "results", Method("baseline"))
+    with pytest.raises(UsageError, match="task=openbookqa: ") as error:
+        run([dataclasses.replace(damaged, source=data_source(str(tmp_path / "data")))])
+    assert "\n" not in str(error.value)
 
 
 def test_an_unwritable_directory_gives_one_line(tmp_path: Path) -> None:
@@ -196,5 +258,5 @@ def test_a_killed_sweep_leaves_whole_records_and_continues(tmp_path: Path) -> No
     assert len(list(tmp_path.glob("results/*/*/*.json"))) == 16
     assert times == {path: path.stat().st_mtime_ns for path in whole}
     assert [p.name for p in tmp_path.iterdir()] == ["results"], "Hydra left something behind"
-    temporary = [path for path in tmp_path.rglob(".*") if path.stat().st_mtime > started]
+    temporary = [path for path in tmp_path.rglob("*.tmp") if path.stat().st_mtime > started]
     assert not temporary, "the second run left a temporary file"

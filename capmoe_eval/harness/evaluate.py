@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -20,7 +21,7 @@ from capmoe_eval.datasource import DataSource
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.harness.lm import CapmoeLM
 from capmoe_eval.harness.provenance import provenance
-from capmoe_eval.harness.tasks import TaskLibrary
+from capmoe_eval.harness.tasks import TaskLibrary, own_fewshot
 from capmoe_eval.record import SCHEMA, Record
 
 
@@ -49,9 +50,8 @@ def evaluate(
     tasks = library.get(cell.task.lm_eval, source)
     _prepare(tasks, cell)
     started = time.perf_counter()
+    lm.set_batches(cell.batch_size, cell.shuffle)
     meter = lm.route(cell.method)
-    lm.batch_size_per_gpu = cell.batch_size
-    lm.shuffle = cell.shuffle
     try:
         # Not `simple_evaluate`: around this call it only picks the model, the tasks and the seeds,
         # as we do, and then spends seconds on describing the machine.
@@ -65,7 +65,8 @@ def evaluate(
     # Prompts and documents stay out of the record: they would make it a hundred times as large.
     content = {key: part for key, part in result.items() if key != "samples"}
     content["configs"] = {
-        name: _portable(config, source) for name, config in result["configs"].items()
+        name: _portable(task.config.to_dict(keep_callable=True), source)
+        for name, task in tasks["tasks"].items()
     }
     content["capmoe"] = {
         "schema": SCHEMA,
@@ -79,25 +80,24 @@ def evaluate(
         "layers": report["layers"],
         "proofs": report["proofs"],
         "provenance": {
-            **provenance(lm.model),
+            **provenance(lm.model, lm.tokenizer),
             "seconds": round(seconds, 3),
             "seeds": {"eval": cell.eval_seed, "method": cell.method.seed},
-            "data_fingerprint": source.fingerprint(cell.task.dataset),
+            "data_fingerprint": library.fingerprint(cell.task, source),
         },
     }
-    plain = json.loads(json.dumps(content, default=handle_non_serializable))
+    plain = json.loads(json.dumps(content, default=_serializable))
     return Record(plain, cell.path(root))
 
 
 def _prepare(tasks: dict[str, Any], cell: Cell) -> None:
-    """Set seeds and shots as lm-eval's ``simple_evaluate`` does."""
+    """Set seeds and shots as lm-eval's ``simple_evaluate`` does, whatever the cell before set."""
     random.seed(cell.eval_seed)
     np.random.seed(cell.eval_seed)
     torch.manual_seed(cell.eval_seed)
     for task in tasks["tasks"].values():
-        shots = cell.task.fewshot
-        if shots is not None or task.get_config("num_fewshot") is None:
-            task.set_config(key="num_fewshot", value=shots or 0)
+        shots = own_fewshot(task) if cell.task.fewshot is None else cell.task.fewshot
+        task.set_config(key="num_fewshot", value=shots)
         task.set_fewshot_seed(seed=cell.eval_seed)
 
 
@@ -114,6 +114,16 @@ def _portable(config: dict[str, Any], source: DataSource) -> dict[str, Any]:
     if isinstance(metadata, dict):
         config["metadata"] = {k: v for k, v in metadata.items() if k != "config_source"}
     return config
+
+
+def _serializable(value: Any) -> Any:
+    """Return what stands for a value that JSON lacks: a function's name, not its address."""
+    if callable(value):
+        function = value.func if isinstance(value, functools.partial) else value
+        named = function if hasattr(function, "__qualname__") else type(function)
+        # lm-eval names the module of a file outside its own tasks by the file's whole path.
+        return f"{Path(named.__module__).name}.{named.__qualname__}"
+    return handle_non_serializable(value)
 
 
 def _headline(cell: Cell, results: dict[str, Any]) -> tuple[float, float | None]:

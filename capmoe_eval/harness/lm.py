@@ -8,8 +8,10 @@ that ``hf`` would give it; with ``method=baseline`` its log-likelihoods are thos
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,6 +20,8 @@ from lm_eval.models import huggingface
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 
+from capmoe_eval.cell import check_batch_size
+from capmoe_eval.checkpoint import load_checkpoint, one_line
 from capmoe_eval.errors import UsageError
 from capmoe_eval.harness.batching import deal
 from capmoe_eval.launched import process_count
@@ -43,6 +47,8 @@ class CapmoeLM(HFLM):
         UsageError: For a bad knob, an automatic batch size under a capacity, or several processes.
     """
 
+    AUTO_MODEL_CLASS: Any  # of transformers; None until lm-eval has chosen it
+
     def __init__(
         self,
         pretrained: Any,
@@ -52,6 +58,8 @@ class CapmoeLM(HFLM):
     ) -> None:
         knobs = {knob: kwargs.pop(knob) for knob in _KNOBS & kwargs.keys()}
         chosen = method if isinstance(method, Method) else Method(method, gamma, **knobs)
+        size = kwargs.get("batch_size", 1)
+        check_batch_size(int(size) if str(size).isdecimal() else size, chosen)
         worlds = ranks_in(pretrained)
         if (process_count() or 1) > 1 and not worlds:
             raise UsageError(
@@ -59,14 +67,40 @@ class CapmoeLM(HFLM):
                 "a large model with device_map=auto or parallelize=True instead, or make every "
                 "process a rank: torchrun --nproc-per-node R -m capmoe_eval parallel=ep ep_size=R"
             )
-        super().__init__(pretrained, **kwargs)
+        if isinstance(pretrained, str):
+            with one_line("pretrained", pretrained):
+                super().__init__(pretrained, **kwargs)
+        else:
+            super().__init__(pretrained, **kwargs)
         self._worlds = worlds
         self._lengths: list[int] = []
         self._routing = ExitStack()
+        self._searching = False  # whether lm-eval tries which batch size fits
         self.quiet = False  # whether lm-eval's own progress bars stay away
         self.shuffle: int | None = None  # seed of random batches; None for lm-eval's, by length
         self.on_rows: Callable[[int], None] = lambda _rows: None
         self.meter = self.route(chosen)
+
+    def _create_model(self, *args: Any, **kwargs: Any) -> None:
+        """Load the model that lm-eval's command line names, whole or not at all."""
+        kind = self.AUTO_MODEL_CLASS
+        whole = functools.partial(load_checkpoint, kind=kind, field="pretrained")
+        self.AUTO_MODEL_CLASS = SimpleNamespace(from_pretrained=whole)
+        try:
+            super()._create_model(*args, **kwargs)
+        finally:
+            self.AUTO_MODEL_CLASS = kind
+
+    def set_batches(self, batch_size: int | str, shuffle: int | None = None) -> None:
+        """Have the next requests come in other batches, whatever the batches before were.
+
+        Args:
+            batch_size: Sequences per forward; ``auto`` for the baseline alone.
+            shuffle: Seed of batches that are dealt at random; None for lm-eval's own.
+        """
+        self.batch_size_per_gpu = batch_size
+        self.batch_sizes: dict[int, int] = {}
+        self.shuffle = shuffle
 
     def route(self, method: Method) -> Meter:
         """Put the loaded model under another method, with a new meter.
@@ -74,11 +108,7 @@ class CapmoeLM(HFLM):
         Raises:
             UsageError: If the batch size is automatic and the method has a capacity.
         """
-        if str(self.batch_size).startswith("auto") and method.name != "baseline":
-            raise UsageError(
-                f"batch_size={self.batch_size}: under a capacity the batch is part of the result; "
-                "choose a number"
-            )
+        check_batch_size(self.batch_size, method)
         self.release()
         self.meter = self._routing.enter_context(capacity_aware(self.model, method))
         return self.meter
@@ -87,6 +117,19 @@ class CapmoeLM(HFLM):
         """Restore the model to what it was."""
         self._routing.close()
         self._routing = ExitStack()
+
+    def set_cache_hook(self, cache_hook: Any) -> None:
+        """Refuse lm-eval's cache of answers: it knows neither the method nor the batch.
+
+        Raises:
+            UsageError: Under a capacity, where an answer depends on both.
+        """
+        if self.meter.method.name != "baseline":
+            raise UsageError(
+                "use_cache: under a capacity an answer depends on the method and on its batch, "
+                "which lm-eval's cache does not know; leave it out"
+            )
+        super().set_cache_hook(cache_hook)
 
     def agree(self, what: str, text: str) -> None:
         """Make sure that all processes that share the model were asked for the same.
@@ -141,6 +184,9 @@ class CapmoeLM(HFLM):
     def _model_call(
         self, inps: Tensor, attn_mask: Tensor | None = None, labels: Tensor | None = None
     ) -> Tensor:
+        if self._searching:
+            trial: Tensor = super()._model_call(inps, attn_mask, labels)
+            return trial
         lengths, self._lengths[:] = list(self._lengths), []
         if lengths and (len(lengths) != len(inps) or max(lengths) != inps.shape[1]):
             raise RuntimeError(f"lengths {lengths} are not those of a batch {tuple(inps.shape)}")
@@ -152,6 +198,15 @@ class CapmoeLM(HFLM):
             logits: Tensor = super()._model_call(inps, attn_mask, labels)
         self.on_rows(len(inps))
         return logits
+
+    def _detect_batch_size(self, *args: Any, **kwargs: Any) -> int:
+        """Return the largest batch that fits; its trial forwards are no part of the evaluation."""
+        with self.meter.aside():
+            self._searching = True
+            try:
+                return int(super()._detect_batch_size(*args, **kwargs))
+            finally:
+                self._searching = False
 
     def _model_generate(self, context: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         # Left-padded; the attention mask that generate() passes to every step tells the pads.

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from capmoe_eval.cell import ModelId
+from capmoe_eval.checkpoint import load_checkpoint, load_tokenizer, one_line
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.harness.lm import CapmoeLM
 from capmoe_eval.miniworld import miniworld_tokenizer
@@ -23,6 +24,7 @@ ZOO, TINY = "zoo:", "tiny:"
 """Prefixes of an embedded model's ``pretrained``: trained, and with random weights."""
 
 _DTYPES = ("float32", "bfloat16", "float16")
+_ATTENTION = ("sdpa", "eager", "flash_attention_2")
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ def load_lm(model: ModelId, placement: Placement, batch_size: int | str) -> Capm
     """
     if model.dtype not in _DTYPES:
         raise bad_choice("dtype", model.dtype, _DTYPES)
+    if model.attention not in (None, *_ATTENTION):
+        raise bad_choice("attention", model.attention, _ATTENTION)
     device = _device(placement.device)
     if placement.threads is not None:
         torch.set_num_threads(placement.threads)
@@ -62,6 +66,9 @@ def load_lm(model: ModelId, placement: Placement, batch_size: int | str) -> Capm
         loaded = _embedded(model, tokenizer).to(device)
     else:
         loaded = _pretrained(model, placement, device)
+    if model.attention is not None:
+        with one_line("attention", model.attention):
+            loaded.set_attn_implementation(model.attention)
     with _quiet("lm_eval.models.huggingface"):
         lm = CapmoeLM(
             loaded, tokenizer=tokenizer, batch_size=batch_size, max_length=model.max_length
@@ -121,20 +128,9 @@ def _embedded(model: ModelId, tokenizer: Any) -> Any:
 
 def _pretrained(model: ModelId, placement: Placement, device: torch.device, **spread: Any) -> Any:
     where = spread or {"device_map": placement.device_map or {"": device}}
-    try:
-        return AutoModelForCausalLM.from_pretrained(
-            model.pretrained,
-            revision=model.revision,
-            dtype=getattr(torch, model.dtype),
-            **where,
-        ).eval()
-    except torch.OutOfMemoryError as error:
-        raise UsageError(
-            f"model.pretrained={model.pretrained}: does not fit into the memory of {device}; set "
-            "device_map=auto to spread it over all devices, or dtype=bfloat16"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise _unreachable("model.pretrained", model.pretrained, error) from error
+    return load_checkpoint(
+        model.pretrained, revision=model.revision, dtype=getattr(torch, model.dtype), **where
+    )
 
 
 def _tokenizer(model: ModelId) -> Any:
@@ -146,24 +142,12 @@ def _tokenizer(model: ModelId) -> Any:
     file = Path(name) / "tokenizer.json"
     if file.is_file() and not (Path(name) / "tokenizer_config.json").is_file():
         # A bare tokenizer.json says nothing of special tokens; OLMoE's are the usual ones.
-        tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file), eos_token="<|endoftext|>")
+        with one_line("model.tokenizer", name):
+            tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file), eos_token="<|endoftext|>")
         tokenizer.pad_token = tokenizer.eos_token
         return tokenizer
-    try:
-        return AutoTokenizer.from_pretrained(name, revision=model.revision)
-    except (OSError, ValueError) as error:
-        field = "model.tokenizer" if model.tokenizer else "model.pretrained"
-        raise _unreachable(field, name, error) from error
-
-
-def _unreachable(field: str, name: str, error: Exception) -> UsageError:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
-    if name.startswith(("/", ".", "~")) and not Path(name).expanduser().exists():
-        reason = "no such directory"
-    return UsageError(
-        f"{field}={name}: cannot be loaded ({reason}); set {field}=PATH to a local copy, or "
-        "HF_ENDPOINT to a mirror of the hub, or use an embedded model, for example model=tiny_olmoe"
-    )
+    field = "model.tokenizer" if model.tokenizer else "model.pretrained"
+    return load_tokenizer(field, name, model.revision)
 
 
 class _quiet:  # noqa: N801 - reads as a statement

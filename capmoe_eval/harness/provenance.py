@@ -6,7 +6,9 @@ import datetime
 import functools
 import hashlib
 import importlib.metadata
+import json
 import platform
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -26,13 +28,16 @@ _PACKAGES = (
     "tokenizers",
 )
 _SAMPLE = 1 << 16
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_COMMIT_OF_URL = re.compile(rf"hf://datasets/[^@]+@({_COMMIT.pattern})/")
 
 
-def provenance(model: nn.Module) -> dict[str, Any]:
+def provenance(model: nn.Module, tokenizer: Any) -> dict[str, Any]:
     """Return where a result comes from, JSON-ready.
 
     Args:
         model: The loaded model; its weights are hashed once and remembered.
+        tokenizer: Its tokenizer; hashed once, too.
     """
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -44,6 +49,8 @@ def provenance(model: nn.Module) -> dict[str, Any]:
             "parameters": sum(p.numel() for p in model.parameters()),
             "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
             "weights": weights_hash(model),
+            "tokenizer": tokenizer_hash(tokenizer),
+            "attention": getattr(model.config, "_attn_implementation", None),
             "experts_implementation": model.config._experts_implementation,  # type: ignore[union-attr]
         },
         "device": _device(next(model.parameters()).device),
@@ -76,6 +83,38 @@ def weights_hash(model: nn.Module) -> str:
         known = digest.hexdigest()[:16]
         model.capmoe_weights_hash = known  # type: ignore[assignment]
     return str(known)
+
+
+def tokenizer_hash(tokenizer: Any) -> str:
+    """Return a hash of all that decides which tokens a text becomes; 16 hexadecimal digits."""
+    known = getattr(tokenizer, "capmoe_hash", None)
+    if known is None:
+        if getattr(tokenizer, "is_fast", False):
+            content = json.loads(tokenizer.backend_tokenizer.to_str())
+            for call in ("padding", "truncation"):  # as the last call left them
+                content.pop(call, None)
+        else:
+            content = {"class": type(tokenizer).__qualname__, "vocabulary": tokenizer.get_vocab()}
+        special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+        text = json.dumps([content, special], sort_keys=True)
+        known = tokenizer.capmoe_hash = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return str(known)
+
+
+def hub_commit(documents: Any) -> str | None:
+    """Return the commit of a dataset that came from the hub, or None if it cannot be told.
+
+    Args:
+        documents: A task's ``datasets.DatasetDict``.
+    """
+    for split in getattr(documents, "values", list)():
+        for url in split.info.download_checksums or {}:
+            if found := _COMMIT_OF_URL.match(url):
+                return found[1]
+        for file in split.cache_files:  # named by the commit where the URLs are not kept
+            if _COMMIT.fullmatch(Path(file["filename"]).parent.name):
+                return Path(file["filename"]).parent.name
+    return None
 
 
 def _parallel(model: nn.Module) -> dict[str, Any] | None:

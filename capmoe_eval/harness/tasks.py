@@ -11,8 +11,10 @@ import lm_eval.utils
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._factory import TaskFactory
 
+from capmoe_eval.cell import TaskId
 from capmoe_eval.datasource import EMBEDDED, DataSource, cache_directory
 from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.harness.provenance import hub_commit
 from capmoe_eval.harness.task_index import task_manager
 from capmoe_eval.longicl import TASKS_DIR as LONGICL
 from capmoe_eval.miniworld import miniworld_hub
@@ -29,7 +31,11 @@ def ready(source: DataSource) -> DataSource:
 
 
 class TaskLibrary:
-    """Builds each task once and keeps it: building reads datasets, evaluating changes nothing."""
+    """Builds each task once and keeps it: building reads datasets, which takes time.
+
+    An evaluation sets the shots of a kept task; what they were as built is kept with it
+    (:func:`own_fewshot`), so that no cell inherits those of the cell before.
+    """
 
     def __init__(self) -> None:
         self._managers: dict[DataSource, TaskManager] = {}
@@ -52,9 +58,11 @@ class TaskLibrary:
                 raise bad_choice("task", name, manager.all_tasks)
             try:
                 self._built[key] = manager.load([name])
+                for task in self._built[key]["tasks"].values():
+                    task.capmoe_own_fewshot = task.get_config("num_fewshot") or 0
             except UsageError:
                 raise
-            except (OSError, ValueError) as error:
+            except Exception as error:  # damaged files make datasets raise many kinds
                 if source.root is None:
                     raise UsageError(
                         f"task={name}: its dataset cannot be loaded from the hub "
@@ -62,6 +70,20 @@ class TaskLibrary:
                     ) from error
                 raise UsageError(f"task={name}: {_first_line(error)}") from error
         return self._built[key]
+
+    def fingerprint(self, task: TaskId, source: DataSource) -> str | None:
+        """Return what tells a task's documents from others of that name.
+
+        Returns:
+            The hash of a local root's files; the commit of the hub's datasets, several joined by
+            ``+``; None where that is not known.
+        """
+        local = source.fingerprint(task.dataset)
+        if local is not None:
+            return local
+        tasks = self.get(task.lm_eval, source)["tasks"].values()
+        commits = list(dict.fromkeys(hub_commit(built.dataset) for built in tasks))
+        return None if None in commits else "+".join(str(commit) for commit in commits)
 
     def _manager(self, source: DataSource) -> TaskManager:
         if source not in self._managers:
@@ -111,6 +133,11 @@ class _RootedFactory(TaskFactory):
                 "cache_dir": str(cache),
             }
         return config
+
+
+def own_fewshot(task: Any) -> int:
+    """Return the few-shot examples that a task of the library was built with."""
+    return int(task.capmoe_own_fewshot)
 
 
 def _first_line(error: Exception) -> str:

@@ -14,8 +14,9 @@ from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.reroute.call import cached_positions, new_columns, read_call
 from capmoe_eval.reroute.generation import Generation
 from capmoe_eval.reroute.kernel import kept_pairs_kernel
+from capmoe_eval.reroute.layer_meter import LayerMeter
 from capmoe_eval.reroute.layers import MoeLayer
-from capmoe_eval.reroute.meter import LayerMeter, Meter
+from capmoe_eval.reroute.meter import Meter
 from capmoe_eval.reroute.plan import ForwardPlan
 from capmoe_eval.reroute.ranks import ALONE
 from capmoe_eval.routing import Assignment, Method, Scores, assign, expert_load
@@ -61,14 +62,24 @@ class _ForwardHooks:
 
     def install(self) -> Iterator[Any]:
         """Register the hooks and yield their handles."""
-        yield self._model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
-        yield self._model.register_forward_hook(self._after_forward)
+        before, after = self._unless_aside(self._before_forward, self._after_forward)
+        yield self._model.register_forward_pre_hook(before, with_kwargs=True)
+        yield self._model.register_forward_hook(after)
         for number, layer in enumerate(self._layers):
             meter = self._meter.layers[number]
-            yield layer.router.register_forward_hook(self._router_hook(number, layer, meter))
-            yield layer.experts.register_forward_pre_hook(
-                self._experts_hook(number, layer, meter), with_kwargs=True
+            router, experts = self._unless_aside(
+                self._router_hook(number, layer, meter), self._experts_hook(number, layer, meter)
             )
+            yield layer.router.register_forward_hook(router)
+            yield layer.experts.register_forward_pre_hook(experts, with_kwargs=True)
+
+    def _unless_aside(self, *hooks: Callable[..., Any]) -> list[Callable[..., Any]]:
+        """Return the hooks, without effect on forwards that the meter leaves alone."""
+
+        def guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda *call: None if self._meter.is_aside else hook(*call)
+
+        return [guarded(hook) for hook in hooks]
 
     # The forward of the whole model.
 

@@ -55,8 +55,7 @@ class Reproduction:
         if not known:
             words.append(_word("model.name", cell.model.name))
         words += _different(config["model"], cell.model, _MODEL_FIELDS, "model.")
-        if config["dtype"] != cell.model.dtype:
-            words.append(_word("dtype", cell.model.dtype))
+        words += _different(config, cell.model, ("dtype", "attention"))
         knobs = cell.method.identity()
         words.append(f"method={knobs.pop('method')}")
         if "gamma" in knobs:

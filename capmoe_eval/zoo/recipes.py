@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, MistralConfig, PretrainedConfig, PreTrainedModel
 
+from capmoe_eval.checkpoint import load_checkpoint
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.miniworld import miniworld_tokenizer, world
 from capmoe_eval.miniworld.packing import Batches, Shape
@@ -117,7 +118,8 @@ def trained_model(name: str, *, dtype: torch.dtype = torch.bfloat16) -> PreTrain
         raise UsageError(
             f"no weights in {directory}; `python -m capmoe_eval.tiny train {name}` makes them"
         )
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
+    model: PreTrainedModel = load_checkpoint(directory, dtype=dtype)
+    return model
 
 
 def recipe(name: str) -> Recipe:

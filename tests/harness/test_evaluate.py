@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 from jinja2 import Environment
 from lm_eval import utils
 from lm_eval.evaluator import evaluate as lm_eval_evaluate
@@ -18,7 +23,7 @@ from capmoe_eval.cell import Cell, ModelId, TaskId
 from capmoe_eval.configuration import load_option, options
 from capmoe_eval.datasource import DataSource, data_source
 from capmoe_eval.errors import UsageError
-from capmoe_eval.harness.evaluate import _prepare, evaluate
+from capmoe_eval.harness.evaluate import _prepare, _serializable, evaluate
 from capmoe_eval.harness.lm import CapmoeLM
 from capmoe_eval.harness.loading import Placement, load_lm
 from capmoe_eval.harness.tasks import TaskLibrary
@@ -57,8 +62,8 @@ def run(
     method: Method,
     **cell: object,
 ) -> Record:
-    settings: dict[str, object] = {"batch_size": 4, "limit": 2, "data": source.name} | cell
-    planned = Cell(TINY, method, task(name), **settings)  # type: ignore[arg-type]
+    values: dict[str, object] = {"batch_size": 4, "limit": 2, "data": source.name} | cell
+    planned = Cell(TINY, method, task(name), **values)  # type: ignore[arg-type]
     return evaluate(planned, lm, library, source, root=Path("unused"))
 
 
@@ -114,6 +119,102 @@ def test_a_score_does_not_depend_on_what_ran_before(
     for other in (again, fresh):
         assert other.capmoe["documents"] == first.capmoe["documents"]
         assert other.capmoe["layers"] == first.capmoe["layers"]
+
+
+def cell(name: str, method: Method, fewshot: int | None = None, **changes: object) -> Cell:
+    values: dict[str, object] = {"batch_size": 4, "limit": 2, "data": "synthetic"} | changes
+    asked = dataclasses.replace(task(name), fewshot=fewshot)
+    return Cell(TINY, method, asked, **values)  # type: ignore[arg-type]
+
+
+SCORE = Method("score", 1.0)
+# Each leaves something behind that the next could take over: shots, seeds, batches, a batch size.
+CELLS = [
+    cell("arc_c", SCORE),
+    cell("arc_c", SCORE, fewshot=3),
+    cell("arc_c", SCORE, fewshot=3, eval_seed=7),
+    cell("gsm8k", SCORE, fewshot=1),
+    cell("gsm8k", SCORE, limit=1),  # five shots are the task's own
+    cell("obqa", Method("baseline"), batch_size="auto"),
+    cell("obqa", SCORE, shuffle=1),
+    cell("obqa", SCORE),
+    cell("obqa", Method("random", 1.0, seed=3), batch_size=2),
+    cell("zero_shot_mix", SCORE, fewshot=2, limit=1),
+    cell("zero_shot_mix", SCORE, limit=1),
+]
+
+
+def content(record: Record) -> dict[str, Any]:
+    """What a record says, but for when and how fast."""
+    plain: dict[str, Any] = json.loads(json.dumps(record.content))
+    for field in ("date", "seconds"):
+        del plain["capmoe"]["provenance"][field]
+    return plain
+
+
+@pytest.fixture(scope="module")
+def alone(hub: Path) -> dict[str, dict[str, Any]]:
+    """Each cell's record where nothing ran before it."""
+    source = DataSource("synthetic", hub)
+    return {
+        one.digest: content(
+            evaluate(one, load_lm(TINY, Placement("cpu"), 1), TaskLibrary(), source, root=Path("x"))
+        )
+        for one in CELLS
+    }
+
+
+@settings(
+    max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(order=st.permutations(CELLS))
+@example(order=CELLS)
+@example(order=CELLS[::-1])
+def test_records_are_those_of_cells_computed_alone_in_any_order(
+    order: list[Cell],
+    lm: CapmoeLM,
+    library: TaskLibrary,
+    hub: Path,
+    alone: dict[str, dict[str, Any]],
+) -> None:
+    source = DataSource("synthetic", hub)
+    for one in order:
+        record = evaluate(one, lm, library, source, root=Path("x"))
+        assert content(record) == alone[one.digest], str(one)
+
+
+def test_shots_that_a_cell_leaves_unset_are_the_tasks_own(
+    alone: dict[str, dict[str, Any]],
+) -> None:
+    shots = [
+        {n for n in alone[c.digest]["n-shot"].values() if not isinstance(n, dict)} for c in CELLS
+    ]
+    assert shots == [{0}, {3}, {3}, {1}, {5}, {0}, {0}, {0}, {0}, {2}, {0}]
+
+
+def test_the_seed_of_an_evaluation_draws_its_shots(alone: dict[str, dict[str, Any]]) -> None:
+    """The same cell but for ``eval_seed``: other examples, and so other routing."""
+    one, other = (alone[c.digest] for c in CELLS[1:3])
+    assert one["capmoe"]["layers"] != other["capmoe"]["layers"]
+    assert [r["capmoe"]["provenance"]["seeds"]["eval"] for r in (one, other)] == [1234, 7]
+
+
+def test_the_standard_error_is_lm_evals(lm: CapmoeLM, library: TaskLibrary, hub: Path) -> None:
+    record = run(lm, library, DataSource("synthetic", hub), "obqa", SCORE, limit=4)
+    n, p = 4, record.value
+    assert record.stderr == record.content["results"]["openbookqa"]["acc_norm_stderr,none"]
+    assert record.stderr == pytest.approx((p * (1 - p) / (n - 1)) ** 0.5)
+    assert 0 < p < 1, "a value whose standard error is not 0"
+
+
+def test_functions_of_a_task_are_recorded_by_name(
+    lm: CapmoeLM, library: TaskLibrary, hub: Path
+) -> None:
+    record = run(lm, library, DataSource("synthetic", hub), "winogrande", Method("baseline"))
+    config = record.content["configs"]["winogrande"]
+    assert config["doc_to_text"] == "lm_eval.tasks.winogrande.preprocess_winogrande.doc_to_text"
+    assert " at 0x" not in json.dumps(record.content)
+    assert _serializable(functools.partial(task, "obqa")) == "tests.harness.test_evaluate.task"
 
 
 def test_value_is_the_mean_over_the_documents(

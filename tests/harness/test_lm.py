@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lm_eval.api.instance import Instance
+from lm_eval.api.model import CachingLM
 from lm_eval.models import huggingface
 from lm_eval.models.huggingface import HFLM
 
@@ -132,6 +134,31 @@ def test_an_automatic_batch_is_refused_under_a_capacity_only() -> None:
     with pytest.raises(UsageError, match="batch_size=auto: under a capacity"):
         build(CapmoeLM, "olmoe", "auto", method="score", gamma=1.0)  # type: ignore[arg-type]
     build(CapmoeLM, "olmoe", "auto")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", ["auto:4", "autos", "0", True])
+def test_another_automatic_batch_is_refused(size: Any) -> None:
+    with pytest.raises(UsageError, match=f"batch_size={size}: must be a whole number"):
+        build(CapmoeLM, "olmoe", size)
+
+
+def test_the_search_for_a_batch_size_is_not_metered() -> None:
+    """Its trial forwards would count tokens, and raise the peaks, that no request has."""
+    sizes: tuple[Any, int] = "auto", len(PAIRS)
+    automatic, whole = (build(CapmoeLM, "olmoe", size, max_length=64) for size in sizes)
+    rows: list[int] = []
+    automatic.on_rows = rows.append
+    assert likelihoods(automatic) == likelihoods(whole)
+    assert continuations(automatic) == continuations(whole)
+    assert automatic.meter.report() == whole.meter.report()
+    assert sum(rows) == len(PAIRS) + 4, "a row for each pair and each prompt"
+
+
+def test_a_cache_of_answers_is_refused_under_a_capacity(tmp_path: Path) -> None:
+    """It would give the answers of another method, and batches without those it knows."""
+    CachingLM(build(CapmoeLM, "olmoe", 4), str(tmp_path / "cache.db"))
+    with pytest.raises(UsageError, match="use_cache: under a capacity"):
+        CachingLM(build(CapmoeLM, "olmoe", 4, method="score", gamma=1.0), str(tmp_path / "c.db"))
 
 
 def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

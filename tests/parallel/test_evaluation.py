@@ -29,7 +29,7 @@ WORDS = [
 def records(root: Path) -> dict[str, Any]:
     return {
         str(path.relative_to(root)): json.loads(path.read_text())
-        for path in sorted(root.rglob("*.json"))
+        for path in sorted(root.glob("*/*/*.json"))
     }
 
 

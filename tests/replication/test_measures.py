@@ -74,7 +74,9 @@ def test_flips_of_other_documents_are_not_counted() -> None:
     mix = {"task": "zero_shot_mix"}
     records = [
         record_of(Method("order", 1.0), {"piqa": [1.0, 0.0]}, shuffle=0, **mix),
-        record_of(Method("order", 1.0), {"piqa": [1.0, 1.0]}, shuffle=1, parts={"documents": "x"}, **mix),
+        record_of(
+            Method("order", 1.0), {"piqa": [1.0, 1.0]}, shuffle=1, parts={"documents": "x"}, **mix
+        ),
     ]
     with pytest.raises(UsageError, match="task=piqa: records do not pair"):
         companions(Evidence(records), [])

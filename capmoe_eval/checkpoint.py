@@ -1,0 +1,131 @@
+"""Loading a checkpoint of transformers: every tensor from its files, and no code of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from capmoe_eval.errors import UsageError
+
+_LAYERS = re.compile(r"(?:.*\.)?layers\.(?=\d)")
+"""What the names of all tensors of a model's layers begin with."""
+
+
+def load_checkpoint(
+    name: str | Path,
+    *,
+    kind: Any = AutoModelForCausalLM,
+    field: str = "model.pretrained",
+    **settings: Any,
+) -> Any:
+    """Load a model in evaluation mode, whole or not at all.
+
+    transformers fills what a checkpoint lacks with random numbers, leaves what the model has no
+    place for, and asks on standard input whether code of the checkpoint may run. Here each is an
+    error; what transformers itself does not report, such as tied weights, is none.
+
+    Args:
+        name: Hub id or directory.
+        kind: The class of transformers that loads it.
+        field: The setting that named it.
+        **settings: What its ``from_pretrained`` takes. ``trust_remote_code`` is false by default.
+
+    Raises:
+        UsageError: If it cannot be loaded, or not whole; the line names the first tensors.
+    """
+    with one_line(field, name):
+        model, report = kind.from_pretrained(
+            name,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # to name them: transformers' error does not
+            **{"trust_remote_code": False, **settings},
+        )
+    for what, tensors in _unfit(model, report).items():
+        if tensors:
+            first = ", ".join(tensors[:3]) + (", …" if len(tensors) > 3 else "")
+            raise UsageError(
+                f"{field}={name}: the checkpoint {what} ({len(tensors)}: {first}); get "
+                "the whole checkpoint again, with its own config.json"
+            )
+    return model.eval()
+
+
+def _unfit(model: PreTrainedModel, report: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the tensors by what is wrong with them."""
+    prefixes = {found[0] for key in model.state_dict() if (found := _LAYERS.match(key))}
+    surplus = [
+        key
+        for key in report["unexpected_keys"]
+        if (found := _LAYERS.match(key)) and found[0] in prefixes
+    ]
+    shapes = [
+        f"{key} {tuple(stored)} for {tuple(wanted)}"
+        for key, stored, wanted in report["mismatched_keys"]
+    ]
+    mismatched = {key for key, *_ in report["mismatched_keys"]}
+    return {
+        "has tensors of other shapes than the model": sorted(shapes),
+        "lacks tensors of the model, random numbers would stand in for them": sorted(
+            set(report["missing_keys"]) - mismatched
+        ),
+        "has tensors of layers that the model has no place for": sorted(surplus),
+    }
+
+
+def load_tokenizer(field: str, name: str, revision: str) -> Any:
+    """Load a tokenizer.
+
+    Args:
+        field: The setting that named it.
+        name: Hub id or directory.
+        revision: Branch, tag or commit on the hub.
+
+    Raises:
+        UsageError: If it cannot be loaded.
+    """
+    with one_line(field, name):
+        return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+
+
+@contextmanager
+def one_line(field: str, name: str | Path) -> Iterator[None]:
+    """Turn whatever goes wrong while something is loaded into one line.
+
+    Args:
+        field: The setting that named it.
+        name: Hub id or directory.
+
+    Raises:
+        UsageError: For any exception: damaged files make the libraries raise many kinds.
+    """
+    try:
+        yield
+    except UsageError:
+        raise
+    except torch.OutOfMemoryError as error:
+        raise UsageError(
+            f"{field}={name}: does not fit into the memory of the device; set device_map=auto to "
+            "spread it over all devices, or dtype=bfloat16"
+        ) from error
+    except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise UsageError(
+                f"{field}={name}: needs code of its own, which runs only where it is asked for by "
+                "name: python -m capmoe_eval.lm_eval run … --trust_remote_code"
+            ) from error
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+        if str(name).startswith(("/", ".", "~")) and not Path(name).expanduser().exists():
+            reason = "no such directory"
+        elif not isinstance(error, (OSError, ValueError)):
+            reason = f"{type(error).__name__}: {reason}"
+        raise UsageError(
+            f"{field}={name}: cannot be loaded ({reason}); set {field}=PATH to a local copy, or "
+            "HF_ENDPOINT to a mirror of the hub, or use an embedded model, for example "
+            "model=tiny_olmoe"
+        ) from error

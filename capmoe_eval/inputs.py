@@ -1,0 +1,254 @@
+"""What the results of a directory were computed with: ``<results_dir>/inputs.json``.
+
+A cell names a model and a dataset. This file says which weights and which documents stood behind
+the names, so that no two of them come to lie in one grid, whatever cells are asked for. What it
+does not know it learns from the records.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from filelock import FileLock
+
+from capmoe_eval.atomic import write_text
+from capmoe_eval.cell import Cell
+from capmoe_eval.errors import UsageError
+from capmoe_eval.record import Record, unwritable
+from capmoe_eval.results import read_results
+
+FILE: Final = "inputs.json"
+_SCHEMA: Final = 1
+_MODELS: Final = "models"
+_DATASETS: Final = "datasets"
+# Two values of one of these are two results; other differences are worth a warning, or only noted.
+_DECISIVE: Final = {_MODELS: ("weights", "tokenizer", "attention"), _DATASETS: ("fingerprint",)}
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """A model or a dataset that cells name.
+
+    Attributes:
+        section: Where it stands in the file.
+        identity: What a cell says of it, as JSON.
+        name: What a person calls it.
+        key: The setting that gives it another name.
+    """
+
+    section: str
+    identity: str
+    name: str
+    key: str
+
+
+_Inputs = dict[_Subject, dict[str, Any]]
+
+
+def inputs_of(cell: Cell, provenance: Mapping[str, Any]) -> _Inputs:
+    """Return what a cell was computed with, or would be.
+
+    Args:
+        cell: The cell.
+        provenance: That of its record; ``model`` may be missing while no model is loaded.
+    """
+    found: _Inputs = {}
+    if "model" in provenance:
+        identity = cell.identity()["model"]
+        model = provenance["model"]
+        found[_model(identity)] = {
+            **{field: model.get(field) for field in _DECISIVE[_MODELS]},
+            "commit": model.get("commit"),
+            "computed_by": {
+                **provenance["versions"],
+                "code": provenance["git_revision"],
+                "device": "{type} {name}".format_map(provenance["device"]),
+                "threads": provenance["threads"],
+                "experts kernel": model.get("experts_implementation"),
+            },
+        }
+    dataset = _dataset({"data": cell.data, "dataset": cell.task.dataset})
+    found[dataset] = {"fingerprint": provenance["data_fingerprint"]}
+    return found
+
+
+def check(
+    root: Path, cell: Cell, provenance: Mapping[str, Any], finished: Iterable[Record] = ()
+) -> str | None:
+    """Compare what a cell would be computed with to what lies in a results directory.
+
+    Args:
+        root: The results directory.
+        cell: The cell.
+        provenance: That of the record that it would get; ``model`` may be missing.
+        finished: Records of the directory that were read already.
+
+    Returns:
+        What else differs from the model's last computation, in one line; None if nothing.
+
+    Raises:
+        UsageError: If a record there was computed with other weights, another tokenizer, attention
+            or other documents.
+    """
+    now = inputs_of(cell, provenance)
+    known = _known(root)
+    own = cell.path(root)
+    for record in finished:
+        _refuse_records(root, now, [record], own)
+    if any(_conflicts(subject, known.get(subject, {}), fields) for subject, fields in now.items()):
+        _refuse_records(root, now, read_results(root).records, own)
+    return _warning(root, known, now)
+
+
+def note(record: Record, root: Path) -> None:
+    """Write down what a record was computed with, before the record itself is written.
+
+    Raises:
+        UsageError: If another process has meanwhile written results of other weights or documents,
+            or the directory cannot be written.
+    """
+    provenance = record.capmoe["provenance"]
+    now = inputs_of(record.cell, provenance)
+    with _locked(root):
+        check(root, record.cell, provenance)
+        known = _known(root)
+        if any(known.get(subject) != fields for subject, fields in now.items()):
+            write_text(root / FILE, _text(known | now))
+
+
+def prepare(root: Path) -> None:
+    """Make the file of a directory that has records and lacks it.
+
+    Raises:
+        UsageError: If the records contradict one another, or the directory cannot be written.
+    """
+    if (root / FILE).exists():
+        return
+    with _locked(root):
+        known = _ofread_results(root).records
+        if known and not (root / FILE).exists():
+            write_text(root / FILE, _text(known))
+
+
+def _known(root: Path) -> _Inputs:
+    """Return what the file says, nothing where there is none.
+
+    Raises:
+        UsageError: If the file is damaged.
+    """
+    path = root / FILE
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["schema"] != _SCHEMA:
+            raise ValueError(f"schema {content['schema']}, this version reads {_SCHEMA}")
+        makers = {_MODELS: _model, _DATASETS: _dataset}
+        return {
+            make(entry["of"]): {key: value for key, value in entry.items() if key != "of"}
+            for section, make in makers.items()
+            for entry in content[section]
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{path}: cannot be read ({error}); delete it, it is made again from the records"
+        ) from error
+
+
+def _of_records(root: Path) -> _Inputs:
+    """Return what the records of a directory say.
+
+    Raises:
+        UsageError: If they contradict one another.
+    """
+    known: _Inputs = {}
+    origin: dict[_Subject, Record] = {}
+    for record in read_results(root).records:
+        now = inputs_of(record.cell, record.capmoe["provenance"])
+        for subject, fields in now.items():
+            for field in _conflicts(subject, known.get(subject, {}), fields):
+                raise UsageError(
+                    f"{origin[subject].path} and {record.path}: computed with other {field} of "
+                    f"{subject.name} ({known[subject][field]} and {fields[field]}); delete the "
+                    "results of one of the two"
+                )
+        known |= now
+        origin |= dict.fromkeys(now, record)
+    return known
+
+
+@contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """Keep other processes from changing the file meanwhile.
+
+    Raises:
+        UsageError: If the directory cannot be written.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with FileLock(root / f".{FILE}.lock"):
+            yield
+    except OSError as error:
+        raise unwritable(root, error) from error
+
+
+def _text(known: _Inputs) -> str:
+    content: dict[str, Any] = {"schema": _SCHEMA, _MODELS: [], _DATASETS: []}
+    for subject, fields in sorted(known.items(), key=lambda item: item[0].identity):
+        content[subject.section].append({"of": json.loads(subject.identity), **fields})
+    return json.dumps(content, indent=1, sort_keys=True) + "\n"
+
+
+def _model(identity: Mapping[str, Any]) -> _Subject:
+    text = json.dumps(identity, sort_keys=True)
+    return _Subject(_MODELS, text, f"model {identity['name']}", "model.name")
+
+
+def _dataset(identity: Mapping[str, Any]) -> _Subject:
+    text = json.dumps(identity, sort_keys=True)
+    name = f"dataset {identity['dataset']} of data {identity['data']}"
+    return _Subject(_DATASETS, text, name, "data.name")
+
+
+def _conflicts(subject: _Subject, then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the decisive fields that are known of both and differ."""
+    for field in _DECISIVE[subject.section]:
+        both = (then.get(field), now.get(field))
+        if None not in both and both[0] != both[1]:
+            yield field
+
+
+def _refuse_records(root: Path, now: _Inputs, records: Iterable[Record], own: Path) -> None:
+    """Refuse to put two inputs of one name into a grid, but for a record that is replaced."""
+    for record in records:
+        if record.path == own:
+            continue
+        then = inputs_of(record.cell, record.capmoe["provenance"])
+        for subject, fields in now.items():
+            for field in _conflicts(subject, then.get(subject, {}), fields):
+                raise UsageError(
+                    f"{root / FILE}: {subject.name} has other {field} than its results here, such "
+                    f"as {record.path} ({field} {then[subject][field]}, now {fields[field]}); "
+                    f"choose another results_dir or {subject.key}, or delete the old results"
+                )
+
+
+def _warning(root: Path, known: _Inputs, now: _Inputs) -> str | None:
+    for subject, fields in now.items():
+        then = known.get(subject, {}).get("computed_by")
+        if then and then != fields["computed_by"]:
+            differing = [
+                f"{name} {then.get(name)}, now {value}"
+                for name, value in fields["computed_by"].items()
+                if then.get(name) != value
+            ]
+            return (
+                f"the results of {subject.name} in {root} were computed under other conditions "
+                f"({'; '.join(differing)}); numbers may differ in the last digits"
+            )
+    return None
