@@ -6,6 +6,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from capmoe_eval.errors import writing
+
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Replace ``path`` by ``data``; whoever reads, whenever killed, finds the old or the new file.
@@ -38,6 +40,27 @@ def write_bytes(path: Path, data: bytes) -> None:
 def write_text(path: Path, text: str) -> None:
     """Replace ``path`` by ``text`` in UTF-8; see :func:`write_bytes`."""
     write_bytes(path, text.encode("utf-8"))
+
+
+def check_writable(field: str, path: Path) -> None:
+    """Refuse a path under which nothing can be written, before anything is computed for it.
+
+    Nothing is made: where the path is not there, its nearest parent that is there is tried.
+
+    Args:
+        field: The setting that names the path.
+        path: A directory or file, there or not.
+
+    Raises:
+        UnwritableError: If it cannot be written.
+    """
+    with writing(field, path):
+        if path.is_file():
+            with path.open("ab"):
+                return
+        there = next(parent for parent in (path, *path.parents) if parent.exists())
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(b"\0")
 
 
 def _umask() -> int:

@@ -6,15 +6,47 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from capmoe_eval.checks import NAME, TEXT, Check, whole
 from capmoe_eval.errors import UsageError
 from capmoe_eval.method import Method
 
-_OTHERS = ("batch_size", "limit", "data", "eval_seed", "shuffle")
+_AUTO = re.compile(r"auto(:[1-9]\d*)?")
+_BATCH = whole(1)
+
+MODEL_CHECKS: dict[str, Check] = {
+    "name": NAME,
+    "pretrained": TEXT,
+    "revision": TEXT,
+    "tokenizer": TEXT.or_null("null for the model's own"),
+    "max_length": whole(1).or_null("null for the model's own"),
+}
+TASK_CHECKS: dict[str, Check] = {
+    "name": NAME,
+    "lm_eval": TEXT,
+    "dataset": TEXT,
+    "metric": TEXT,
+    "fewshot": whole(0).or_null("null for what the lm-eval task says"),
+    "filter": TEXT,
+}
+CHECKS: dict[str, Check] = {
+    "batch_size": Check(
+        f"{_BATCH.rule}, or auto for the baseline",
+        lambda value: (
+            _BATCH.holds(value) or (isinstance(value, str) and _AUTO.fullmatch(value) is not None)
+        ),
+    ),
+    "limit": whole(1, what="a whole number of documents").or_null("null for all"),
+    "data": dataclasses.replace(NAME, rule=f"{NAME.rule}; call a local root data.name=NAME"),
+    "eval_seed": whole(0, 2**32 - 1),  # numpy takes no larger one
+    "shuffle": whole(0, 2**63 - 1, "a seed, a whole number").or_null("null for lm-eval's batches"),
+}
+"""What the parts of a cell must be, but for its method's, which are in ``method.KNOBS``."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +70,10 @@ class ModelId:
     max_length: int | None = None
     tokenizer: str | None = None
 
+    def __post_init__(self) -> None:
+        for field, check in MODEL_CHECKS.items():
+            check(f"model.{field}", getattr(self, field))
+
 
 @dataclass(frozen=True)
 class TaskId:
@@ -58,6 +94,10 @@ class TaskId:
     metric: str
     fewshot: int | None = None
     filter: str = "none"
+
+    def __post_init__(self) -> None:
+        for field, check in TASK_CHECKS.items():
+            check(f"tasks.{self.name}.{field}", getattr(self, field))
 
 
 @dataclass(frozen=True)
@@ -85,24 +125,13 @@ class Cell:
     shuffle: int | None = None
 
     def __post_init__(self) -> None:
-        auto = isinstance(self.batch_size, str) and self.batch_size.startswith("auto")
+        for field, check in CHECKS.items():
+            check(field, getattr(self, field))
+        auto = isinstance(self.batch_size, str)
         if auto and self.method.name != "baseline":
             raise UsageError(
                 f"batch_size={self.batch_size}: under a capacity the batch is part of the result, "
                 "and auto makes it depend on free memory; choose a number, such as batch_size=16"
-            )
-        if not auto and (not isinstance(self.batch_size, int) or self.batch_size < 1):
-            raise UsageError(f"batch_size={self.batch_size}: must be a whole number of at least 1")
-        if self.limit is not None and (not isinstance(self.limit, int) or self.limit < 1):
-            raise UsageError(
-                f"limit={self.limit}: must be a whole number of documents, or null for all"
-            )
-        if self.shuffle is not None and (
-            isinstance(self.shuffle, bool) or not isinstance(self.shuffle, int) or self.shuffle < 0
-        ):
-            raise UsageError(
-                f"shuffle={self.shuffle}: must be a seed, a whole number of at least 0, or null "
-                "for lm-eval's own batches"
             )
         if self.shuffle is not None and auto:
             raise UsageError(
@@ -153,7 +182,7 @@ class Cell:
             model=ModelId(**identity["model"]),
             method=method,
             task=TaskId(**identity["task"]),
-            **{key: identity[key] for key in _OTHERS},
+            **{key: identity[key] for key in CHECKS},
         )
 
 

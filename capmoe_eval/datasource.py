@@ -10,6 +10,7 @@ from pathlib import Path
 
 from capmoe_eval.errors import UsageError
 
+HUB = "hub"
 EMBEDDED = ("miniworld", "synthetic")
 """Sources that the suite makes on the spot."""
 
@@ -92,7 +93,7 @@ def data_source(root: str | None, name: str | None = None) -> DataSource:
         UsageError: If the directory does not exist.
     """
     if root is None:
-        return DataSource("hub")
+        return DataSource(HUB)
     if root in EMBEDDED:
         return DataSource(root, Path(root))
     path = Path(root).expanduser()

@@ -16,7 +16,9 @@ from omegaconf import DictConfig
 
 from capmoe_eval.configuration import (
     Plan,
+    check_overrides,
     config_directory,
+    free_grids,
     load_option,
     plans,
     register_resolvers,
@@ -60,6 +62,19 @@ class Reader:
         return read_record(path)
 
 
+def own_words(overrides: Sequence[str]) -> None:
+    """Refuse words of a command line that would make a report out of another experiment.
+
+    Raises:
+        UsageError: Naming the word.
+    """
+    for word in overrides:
+        if word.lstrip("+~").partition("=")[0] == "experiment":
+            raise UsageError(
+                f"{word}: what is reported says which experiment it is of; leave it out"
+            )
+
+
 @dataclass(frozen=True)
 class Finished:
     """The records of an experiment that are there.
@@ -91,6 +106,7 @@ def finished(overrides: Sequence[str], reader: Reader | None = None) -> Finished
         HydraException: For an override that does not exist.
     """
     config, cells = planned(overrides)
+    check_overrides(config, overrides)
     reader = reader or Reader()
     records, broken = [], []
     for plan in cells:
@@ -152,5 +168,5 @@ def composed(overrides: Sequence[str]) -> DictConfig:
 def _composed(overrides: tuple[str, ...]) -> DictConfig:
     register_resolvers()
     with initialize_config_dir(str(config_directory()), version_base="1.3"):
-        config: DictConfig = compose("config", overrides=list(overrides))
+        config: DictConfig = compose("config", overrides=free_grids(overrides))
     return config

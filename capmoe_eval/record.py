@@ -12,7 +12,7 @@ from typing import Any
 
 from capmoe_eval.atomic import write_text
 from capmoe_eval.cell import Cell
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UsageError, unwritable
 
 SCHEMA = 2
 """Version of the record's ``capmoe`` part; ``docs/results.md`` describes it."""
@@ -143,19 +143,11 @@ class Record:
         try:
             write_text(self.path, _NUMBERS.sub(_on_one_line, text) + "\n")
         except OSError as error:
-            raise unwritable(self.path.parent, error) from error
+            raise unwritable("results_dir", self.path.parents[2], error) from error
 
 
 def _on_one_line(numbers: re.Match[str]) -> str:
     return f"[{' '.join(numbers[1].split())}]"
-
-
-def unwritable(directory: Path, error: OSError) -> UsageError:
-    """Return the error for a results directory that cannot be written."""
-    return UsageError(
-        f"results_dir={directory}: cannot be written ({error.strerror or error}); choose another "
-        "with results_dir=DIR"
-    )
 
 
 def read_record(path: Path) -> Record:

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import io
 import itertools
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from capmoe_eval.atomic import check_writable
 from capmoe_eval.cell import ModelId
 from capmoe_eval.configuration import Plan
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UnwritableError, UsageError, unwritable
 from capmoe_eval.launched import process_count, process_rank
 from capmoe_eval.progress import Progress
-from capmoe_eval.record import Record, read_record, unwritable
+from capmoe_eval.record import Record, read_record
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+"""Errors of the disk, which every further cell would meet, too."""
 
 
 @dataclass
@@ -52,6 +56,7 @@ def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
         UsageError: For an unwritable results directory, a file there that is no whole record, a
             dataset that is not in ``data.root``, or a mistake that concerns all cells, such as a
             model that cannot be loaded. Nothing was computed.
+        UnwritableError: Also where the disk is full in the middle: nothing more is computed.
     """
     for plan in plans:
         _check_processes(plan)
@@ -61,7 +66,7 @@ def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
     finished = {plan.path: _finished(plan) for plan in plans}
     missing = [plan for plan in plans if finished[plan.path] is None]
     for root in sorted({plan.root for plan in missing}):
-        _check_writable(root)
+        check_writable("results_dir", root)
     outcome = Outcome()
     if missing:
         progress = progress or Progress(len(missing), io.StringIO() if process_rank() else None)
@@ -108,15 +113,6 @@ def _finished(plan: Plan) -> Record | None:
     return record
 
 
-def _check_writable(root: Path) -> None:
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=root):
-            pass
-    except OSError as error:
-        raise unwritable(root, error) from error
-
-
 def _compute(
     plans: Sequence[Plan], known: Mapping[ModelId, Record], progress: Progress, outcome: Outcome
 ) -> Iterator[Record]:
@@ -134,6 +130,8 @@ def _compute(
 
     quiet_libraries()
     library = TaskLibrary()
+    for plan in plans:  # what a task lacks is said before a model is loaded
+        library.get(plan.cell.task.lm_eval, plan.source)
 
     def key(plan: Plan) -> tuple[object, ...]:
         return (plan.cell.model, plan.device, plan.device_map, plan.parallel)
@@ -163,8 +161,11 @@ def _compute(
                 if not process_rank():
                     record.write()
             except Exception as error:
+                if isinstance(error, OSError) and error.errno in _DISK:
+                    raise unwritable("results_dir", plan.root, error) from error
                 if (
-                    os.environ.get("CAPMOE_DEBUG")
+                    isinstance(error, UnwritableError)  # every further cell would be lost, too
+                    or os.environ.get("CAPMOE_DEBUG")
                     or _hopeless(error, by_model, lm is not None, outcome)
                     or (plan.parallel == "ep" and not (isinstance(error, UsageError) and lm))
                 ):

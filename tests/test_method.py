@@ -46,7 +46,7 @@ def test_identity_rebuilds_the_method() -> None:
         ({"name": "score", "gamma": -1}, "gamma=-1: the capacity factor must be a number of at le"),
         ({"name": "score", "gamma": "abc"}, "gamma=abc: the capacity factor must be"),
         ({"name": "score", "gamma": math.nan}, "gamma=nan: the capacity factor must be"),
-        ({"name": "score", "gamma": True}, "gamma=True: the capacity factor must be"),
+        ({"name": "score", "gamma": True}, "gamma=true: the capacity factor must be"),
         ({"name": "score", "gamma": 1, "ep_size": 0}, "ep_size=0: must be a whole number of at le"),
         ({"name": "score", "gamma": 1, "ep_size": 1.5}, "ep_size=1.5: must be a whole number"),
         ({"name": "score", "gamma": 1, "scope": "bach"}, "scope=bach: did you mean 'batch'?"),

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from capmoe_eval.configuration import Plan, load_option, plans
+from capmoe_eval.configuration import Plan, load_option, plans, profile_name
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.figures.commands import commands
 from capmoe_eval.figures.spec import FigureSpec
-from capmoe_eval.finished import Reader, composed
+from capmoe_eval.finished import Reader, composed, own_words
 from capmoe_eval.record import Record
 
 # What the figures read of each layer, beside what `read_record` checks.
@@ -115,15 +115,13 @@ class Experiment:
     _reader: LayerReader = field(default_factory=LayerReader)
 
     def __post_init__(self) -> None:
-        for word in self.overrides:
-            if word.lstrip("+~").startswith("experiment"):
-                raise UsageError(f"{word}: the experiment of the figures is figures; leave it out")
+        own_words(self.overrides)
         self.config: DictConfig = composed(["experiment=figures", *self.overrides])
 
     @property
     def profile(self) -> str:
         """Name of the profile."""
-        return str(self.config.profile.name)
+        return profile_name(self.config)
 
     @property
     def models(self) -> list[str]:

@@ -13,16 +13,16 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from capmoe_eval.cell import ModelId
+from capmoe_eval.checks import choice
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.harness.lm import CapmoeLM
 from capmoe_eval.miniworld import miniworld_tokenizer
+from capmoe_eval.schema import DTYPES
 from capmoe_eval.tiny import TINY_FAMILIES, tiny_model, tiny_tokenizer
 from capmoe_eval.zoo import trained_model
 
 ZOO, TINY = "zoo:", "tiny:"
 """Prefixes of an embedded model's ``pretrained``: trained, and with random weights."""
-
-_DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,7 @@ def load_lm(model: ModelId, placement: Placement, batch_size: int | str) -> Capm
     Raises:
         UsageError: If it cannot be loaded; the line says what to do.
     """
-    if model.dtype not in _DTYPES:
-        raise bad_choice("dtype", model.dtype, _DTYPES)
+    choice(*DTYPES)("dtype", model.dtype)
     device = _device(placement.device)
     if placement.threads is not None:
         torch.set_num_threads(placement.threads)

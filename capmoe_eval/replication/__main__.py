@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from capmoe_eval.application import run_command
-from capmoe_eval.atomic import write_bytes, write_text
-from capmoe_eval.errors import UsageError
-from capmoe_eval.finished import finished
+from capmoe_eval.arguments import PATH, Parser
+from capmoe_eval.atomic import check_writable, write_bytes, write_text
+from capmoe_eval.configuration import profile_name
+from capmoe_eval.errors import UsageError, writing
+from capmoe_eval.finished import finished, own_words
 from capmoe_eval.replication.claims import CLAIMS
 from capmoe_eval.replication.evidence import Evidence
 from capmoe_eval.replication.measures import MEASURES, Trainings
@@ -24,24 +25,27 @@ TRAININGS = Path("results/training_seeds.json")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Judge and exit: 0 written, 2 bad input."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m capmoe_eval.replication",
         description="Judge the paper's claims by the finished records of experiment=replicate.",
     )
-    parser.add_argument("--results", type=Path, default=Path("results"), help="for the JSON")
-    parser.add_argument("--out", type=Path, default=Path("reports"), help="for the report")
-    parser.add_argument("--trainings", type=Path, default=TRAININGS, help="training seeds' balance")
+    parser.add_argument("--results", type=PATH, default=Path("results"), help="for the JSON")
+    parser.add_argument("--out", type=PATH, default=Path("reports"), help="for the report")
+    parser.add_argument("--trainings", type=PATH, default=TRAININGS, help="training seeds' balance")
     parser.add_argument("overrides", nargs="*", help="as for python -m capmoe_eval")
     given = parser.parse_args(arguments)
 
     def report() -> int:
+        own_words(given.overrides)
         found = finished(["experiment=replicate", *given.overrides])
-        profile = str(found.config.profile.name)
+        profile = profile_name(found.config)
         if not found.records:
             raise UsageError(
                 f"profile={profile}: no finished evaluation of experiment=replicate; run "
                 f"`python -m capmoe_eval experiment=replicate {' '.join(given.overrides)}` first"
             )
+        check_writable("--results", given.results)
+        check_writable("--out", given.out)
         evidence, trainings = Evidence(found.records), _trainings(given.trainings)
         judgements = [
             Judgement(
@@ -60,11 +64,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "missing": len(found.plans) - len(found.records),
             "notes": [*found.notes, *found.broken],
         }
-        write_text(given.results / "replication.json", to_json(judgements, about))
+        with writing("--results", given.results):
+            write_text(given.results / "replication.json", to_json(judgements, about))
         text = to_markdown(judgements, about)
-        write_text(given.out / "replication.md", text)
         title = f"What routing costs: {len(evidence.models)} models, profile {profile}"
-        write_bytes(given.out / "replication.png", to_png(draw(judgements, title)))
+        with writing("--out", given.out):
+            write_text(given.out / "replication.md", text)
+            write_bytes(given.out / "replication.png", to_png(draw(judgements, title)))
         print(text.partition("\n## ")[0])
         if about["missing"]:
             print(f"{about['missing']} of {len(found.plans)} evaluations are missing")

@@ -12,10 +12,10 @@ from typing import Final
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from capmoe_eval.configuration import Plan, options
+from capmoe_eval.configuration import Plan, options, profile_name
 from capmoe_eval.efficiency import FOLDER, Bench, read_bench
 from capmoe_eval.errors import UsageError
-from capmoe_eval.finished import Reader, composed, model_slots, planned
+from capmoe_eval.finished import Reader, composed, model_slots, own_words, planned
 from capmoe_eval.record import Record
 from capmoe_eval.report import TABLES, Layout, ModelSlot
 
@@ -133,10 +133,12 @@ def take_inventory(overrides: Sequence[str], bench: Path = FOLDER) -> Inventory:
         UsageError: For a value that cannot be.
         HydraException: For an override that does not exist.
     """
+    own_words(overrides)
     config = composed([word for word in overrides if not word.startswith(GRIDS)])
     reader = CheckedReader()
     layouts = [layout for layout in TABLES if isinstance(layout, Layout)]
     experiments = tuple(_experiment(layout, overrides, reader) for layout in layouts)
+    profile = profile_name(config)
     roots = {plan.root for experiment in experiments for plan in experiment.planned}
     roots = roots or {Path(str(config.results_dir))}
     records, broken = [], []
@@ -145,7 +147,6 @@ def take_inventory(overrides: Sequence[str], bench: Path = FOLDER) -> Inventory:
             records.append(reader(path))
         except UsageError as error:
             broken.append(" ".join(str(error).split()))
-    profile = str(config.profile.name)
     return Inventory(
         profile=profile,
         overrides=tuple(overrides),
