@@ -14,7 +14,7 @@ from capmoe_eval.application import execute, run_command
 from capmoe_eval.configuration import (
     check_overrides,
     config_directory,
-    free_grids,
+    for_hydra,
     plans,
     register_resolvers,
     share,
@@ -39,11 +39,15 @@ def main() -> None:
     # Hydra would print its own report of an error and exit 1; we say it in one line and exit 2.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     register_resolvers()
-    sys.argv[1:] = free_grids(sys.argv[1:])
     command: Callable[[], int | None] = hydra.main(
         version_base="1.3", config_path=str(config_directory()), config_name="config"
     )(_task)
-    sys.exit(run_command(command))
+
+    def compose() -> int | None:
+        sys.argv[1:] = for_hydra(sys.argv[1:])
+        return command()
+
+    sys.exit(run_command(compose))
 
 
 if __name__ == "__main__":

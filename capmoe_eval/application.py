@@ -18,9 +18,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from capmoe_eval.arguments import one_line_errors
 from capmoe_eval.configuration import Plan, config_directory, options
-from capmoe_eval.errors import UsageError, bad_choice, shown
+from capmoe_eval.errors import UnwritableError, UsageError, bad_choice, shown
 from capmoe_eval.launched import process_rank
-from capmoe_eval.schema import SCHEMA
+from capmoe_eval.schema import fields
 
 
 def execute(plans: Sequence[Plan]) -> int:
@@ -88,17 +88,21 @@ def run_all(commands: Iterable[Callable[[], int | None]]) -> int:
     highest = 0
     for command in commands:
         try:
-            highest = max(highest, _status(command))
+            highest = max(highest, _status(command, apart=(UnwritableError, BrokenPipeError)))
+        except UnwritableError as error:  # nor could the others write theirs
+            return _say(str(error))
         except BrokenPipeError:  # nobody reads what is printed, but files are written
             _discard_output()
     return highest
 
 
-def _status(command: Callable[[], int | None]) -> int:
-    """Call a command and return its status; say the mistakes of a user."""
+def _status(
+    command: Callable[[], int | None], *, apart: tuple[type[Exception], ...] = (BrokenPipeError,)
+) -> int:
+    """Call a command and return its status; say the mistakes of a user, but for those ``apart``."""
     try:
         return command() or 0
-    except BrokenPipeError:
+    except apart:
         raise
     except UsageError as error:
         return _say(str(error))
@@ -175,11 +179,11 @@ def _refused(error: Exception) -> str:
     told = f"{error} {error.__cause__ or ''}"
     unknown = re.search(r"Key '([^']+)' is not in struct", told)
     if unknown is None:
-        return str(error)
+        word = getattr(error, "override", None)  # that cannot be parsed
+        return f"{word}: {error}" if word else str(error)
     section = re.search(r"full_key: (\w+)\.", told)
-    if section and section[1] in SCHEMA:
-        fields = SCHEMA[section[1]]
-        return str(bad_choice(section[1], unknown[1], fields if isinstance(fields, dict) else ()))
+    if section and fields(section[1]):
+        return str(bad_choice(section[1], unknown[1], fields(section[1])))
     known = [str(key) for key in OmegaConf.load(config_directory() / "config.yaml")]
     known = [key for key in known if key not in ("defaults", "hydra")]
     groups = [path.name for path in config_directory().iterdir() if path.is_dir()]

@@ -42,23 +42,20 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode("utf-8"))
 
 
-def check_writable(field: str, path: Path) -> None:
-    """Refuse a path under which nothing can be written, before anything is computed for it.
+def check_writable(field: str, directory: Path) -> None:
+    """Refuse a directory in which nothing can be written, before anything is computed for it.
 
-    Nothing is made: where the path is not there, its nearest parent that is there is tried.
+    Nothing is made: where it is not there, its nearest parent that is there is tried.
 
     Args:
-        field: The setting that names the path.
-        path: A directory or file, there or not.
+        field: The setting that names the directory.
+        directory: There or not.
 
     Raises:
         UnwritableError: If it cannot be written.
     """
-    with writing(field, path):
-        if path.is_file():
-            with path.open("ab"):
-                return
-        there = next(parent for parent in (path, *path.parents) if parent.exists())
+    with writing(field, directory):
+        there = next(path for path in (directory, *directory.parents) if path.exists())
         with tempfile.TemporaryFile(dir=there) as file:
             file.write(b"\0")
 

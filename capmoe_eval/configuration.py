@@ -21,6 +21,7 @@ from capmoe_eval.method import KNOBS, Method
 from capmoe_eval.schema import SHARD, check_grids, check_key
 
 _GRIDS = ("grid", "parts")
+_NO_NAME = re.compile(r"[-+]?[\d.][\d._e]*|null|true|false", re.IGNORECASE)
 # How a word of the command line begins that sets a key of a grid, or a whole one.
 _IN_A_GRID = re.compile(r"(grid|parts)[.=]")
 
@@ -72,12 +73,19 @@ def register_resolvers() -> None:
     )
 
 
-def free_grids(words: Sequence[str]) -> list[str]:
+def for_hydra(words: Sequence[str]) -> list[str]:
     """Return the words of a command line so that grids take keys that they do not have yet.
 
     The composed configuration is closed: it takes a new key only where it is forced to. What may
     be a key of a grid is checked when it is expanded.
+
+    Raises:
+        UsageError: If a group is set to what is no name.
     """
+    for word in words:
+        group, _, option = word.partition("=")
+        if _NO_NAME.fullmatch(option) and options(group):
+            raise bad_choice(group, option, options(group))
     return [f"++{word}" if _IN_A_GRID.match(word) else word for word in words]
 
 
@@ -119,16 +127,20 @@ def expand(config: DictConfig) -> Iterator[dict[str, Any]]:
     Raises:
         UsageError: If a grid has a key that the configuration has not, or an empty list.
     """
-    shared, parts = _grids(config)
-    grids = {f"parts.{name}": shared | part for name, part in parts.items()} or {"grid": shared}
+    shared, parts = grids(config)
+    by_name = {f"parts.{name}": shared | part for name, part in parts.items()}
     # Resolving is slow: once for each model, not at each point.
     resolved = functools.cache(functools.partial(_resolved, config))
-    for name, grid in grids.items():
+    for name, grid in (by_name or {"grid": shared}).items():
         yield from _expand(config, resolved, grid, name)
 
 
-def _grids(config: DictConfig) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return the shared grid and the named ones, plain."""
+def grids(config: DictConfig) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return the shared grid and the named ones, plain.
+
+    Raises:
+        UsageError: If one of them is none.
+    """
     found: dict[str, Any] = {}
     for name in _GRIDS:
         value = config.get(name)
@@ -194,12 +206,14 @@ def check_overrides(config: DictConfig, overrides: Sequence[str]) -> None:
     Raises:
         UsageError: Naming the override and the way to change the grid instead.
     """
-    shared, parts = _grids(config)
-    grids = {"grid": shared} | {f"parts.{name}": part for name, part in parts.items()}
+    shared, parts = grids(config)
+    by_name = {"grid": shared} | {f"parts.{name}": part for name, part in parts.items()}
     for override in overrides:
         key = override.lstrip("+~").partition("=")[0]
         top = key.partition(".")[0]
-        setting = [name for name, grid in grids.items() if top in grid]
+        if top in _GRIDS:
+            continue
+        setting = [name for name, grid in by_name.items() if top in grid]
         if setting:
             raise UsageError(
                 f"{override}: {top} is set by the experiment's grid; change the grid instead: "

@@ -18,7 +18,7 @@ from capmoe_eval.configuration import (
     Plan,
     check_overrides,
     config_directory,
-    free_grids,
+    for_hydra,
     load_option,
     plans,
     register_resolvers,
@@ -168,5 +168,5 @@ def composed(overrides: Sequence[str]) -> DictConfig:
 def _composed(overrides: tuple[str, ...]) -> DictConfig:
     register_resolvers()
     with initialize_config_dir(str(config_directory()), version_base="1.3"):
-        config: DictConfig = compose("config", overrides=free_grids(overrides))
+        config: DictConfig = compose("config", overrides=for_hydra(overrides))
     return config

@@ -38,7 +38,7 @@ def _run() -> None:
         if os.environ.get("CAPMOE_DEBUG"):
             raise
         raise UsageError(
-            f"lm-eval stopped: {type(error).__name__}: {str(error)[:300]}; CAPMOE_DEBUG=1 shows where"
+            f"lm-eval stopped: {type(error).__name__}: {str(error)[:300]}; CAPMOE_DEBUG=1 shows more"
         ) from error
 
 

@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         kind = given.out.suffix.lstrip(".") or "png"
         if kind not in FORMATS:
             raise bad_choice(f"{given.out}: format", kind, FORMATS)
-        check_writable("out", given.out)
+        check_writable("out", given.out.parent)
         figure = draw_load(read_record(given.record), given.layer)
         buffer = io.BytesIO()
         figure.savefig(buffer, format=kind, dpi=160)

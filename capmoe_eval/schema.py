@@ -80,6 +80,12 @@ SCHEMA: Final[dict[str, Check | dict[str, Check]]] = {
 """Key → rule, or the rules of its fields. ``tasks`` has the names of tasks for keys."""
 
 
+def fields(section: str) -> tuple[str, ...]:
+    """Return the names of the fields of a section, such as ``model``; of a task for ``tasks``."""
+    rules = _TASK if section == "tasks" else SCHEMA.get(section)
+    return tuple(rules) if isinstance(rules, dict) else ()
+
+
 def check_key(key: str, value: object) -> None:
     """Refuse a value that a key of the configuration cannot have.
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from capmoe_eval.application import run_all, run_command
 from capmoe_eval.arguments import PATH, Parser
+from capmoe_eval.atomic import check_writable
 from capmoe_eval.configuration import load_option, profile_name
 from capmoe_eval.efficiency import FOLDER, Bench, read_bench
 from capmoe_eval.errors import bad_choice, writing
@@ -85,6 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def render_all() -> int:
         # One table that cannot be rendered takes no other with it.
+        check_writable("--out", given.out)
         wanted = _wanted(given.name, given.published)
         return run_all([functools.partial(render, *table) for table in wanted])
 

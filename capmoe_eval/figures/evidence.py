@@ -8,7 +8,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from capmoe_eval.configuration import Plan, load_option, plans, profile_name
+from capmoe_eval.configuration import Plan, grids, load_option, plans, profile_name
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.figures.commands import commands
 from capmoe_eval.figures.spec import FigureSpec
@@ -117,6 +117,7 @@ class Experiment:
     def __post_init__(self) -> None:
         own_words(self.overrides)
         self.config: DictConfig = composed(["experiment=figures", *self.overrides])
+        grids(self.config)
 
     @property
     def profile(self) -> str:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import lm_eval.utils
+from datasets.exceptions import DatasetsError
+from jinja2 import TemplateError
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._factory import TaskFactory
 
@@ -51,16 +53,18 @@ class TaskLibrary:
             if name not in manager.all_tasks:
                 raise bad_choice("task", name, manager.all_tasks)
             try:
-                self._built[key] = manager.load([name])
+                built = manager.load([name])
+                _ask_first(built["tasks"])
             except UsageError:
                 raise
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, DatasetsError, TemplateError, LookupError) as error:
                 if source.root is None:
                     raise UsageError(
                         f"task={name}: its dataset cannot be loaded from the hub "
                         f"({_first_line(error)}); set data.root=DIR to a directory in hub layout"
                     ) from error
                 raise UsageError(f"task={name}: {_first_line(error)}") from error
+            self._built[key] = built
         return self._built[key]
 
     def _manager(self, source: DataSource) -> TaskManager:
@@ -87,6 +91,15 @@ def _keep_templates() -> None:
     if not isinstance(vars(environment).get("from_string"), functools._lru_cache_wrapper):
         kept = functools.lru_cache(maxsize=1024)(environment.from_string)
         environment.from_string = kept
+
+
+def _ask_first(tasks: dict[str, Any]) -> None:
+    """Make a prompt of each task's first document: one that lacks a column fails here."""
+    for task in tasks.values():
+        document = next(iter(task.eval_docs), None)
+        if document is not None:
+            task.doc_to_text(document)
+            task.doc_to_target(document)
 
 
 class _RootedFactory(TaskFactory):

@@ -15,7 +15,7 @@ from pathlib import Path
 from capmoe_eval.application import run_command
 from capmoe_eval.arguments import COUNT, PATH, SEED, THREADS, Parser
 from capmoe_eval.atomic import check_writable
-from capmoe_eval.datasource import cache_directory
+from capmoe_eval.datasource import users_cache
 from capmoe_eval.errors import writing
 
 
@@ -51,7 +51,7 @@ def _parser() -> Parser:
         command.add_argument(
             "--work",
             type=PATH,
-            default=cache_directory() / "training",
+            default=users_cache() / "training",
             help="directory of the checkpoints; a killed training goes on from there",
         )
         command.add_argument("--threads", type=THREADS, default=1, help="CPU threads (default: 1)")
@@ -94,7 +94,7 @@ def _origins(options: argparse.Namespace) -> None:
     from capmoe_eval.origins import Study, study
 
     torch.set_num_threads(options.threads)
-    check_writable("--out", options.out)
+    check_writable("--out", options.out.parent)
     check_writable("--work", options.work)
     study(
         Study(tuple(options.names), tuple(options.seeds), options.steps),
