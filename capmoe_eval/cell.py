@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from capmoe_eval.checks import NAME, TEXT, Check, whole
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.method import Method
 
 _AUTO = re.compile(r"auto(:[1-9]\d*)?")
@@ -97,7 +97,7 @@ class TaskId:
 
     def __post_init__(self) -> None:
         for field, check in TASK_CHECKS.items():
-            check(f"tasks.{self.name}.{field}", getattr(self, field))
+            check(f"tasks.{shown(self.name)}.{field}", getattr(self, field))
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def _run() -> None:
         if os.environ.get("CAPMOE_DEBUG"):
             raise
         raise UsageError(
-            f"lm-eval stopped: {type(error).__name__}: {str(error)[:300]}; CAPMOE_DEBUG=1 shows more"
+            f"lm-eval stopped: {type(error).__name__}: {str(error)[:250]}; more: CAPMOE_DEBUG=1"
         ) from error
 
 

@@ -18,6 +18,7 @@ from lm_eval.models import huggingface
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 
+from capmoe_eval.cell import CHECKS
 from capmoe_eval.errors import UsageError
 from capmoe_eval.harness.batching import deal
 from capmoe_eval.launched import process_count
@@ -52,6 +53,8 @@ class CapmoeLM(HFLM):
     ) -> None:
         knobs = {knob: kwargs.pop(knob) for knob in _KNOBS & kwargs.keys()}
         chosen = method if isinstance(method, Method) else Method(method, gamma, **knobs)
+        size = kwargs.get("batch_size") or 1
+        CHECKS["batch_size"]("batch_size", int(size) if str(size).isdecimal() else size)
         worlds = ranks_in(pretrained)
         if (process_count() or 1) > 1 and not worlds:
             raise UsageError(

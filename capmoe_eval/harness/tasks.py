@@ -94,8 +94,19 @@ def _keep_templates() -> None:
 
 
 def _ask_first(tasks: dict[str, Any]) -> None:
-    """Make a prompt of each task's first document: one that lacks a column fails here."""
-    for task in tasks.values():
+    """Make a prompt of each task's first document, so that a column that is missing is noticed.
+
+    lm-eval takes the name of a column that is not there for the prompt itself.
+
+    Raises:
+        LookupError: If a column is not there.
+        TemplateError: If a template needs what is not there.
+    """
+    for name, task in tasks.items():
+        for field in ("doc_to_text", "doc_to_choice", "doc_to_target"):
+            column = task.get_config(field)
+            if isinstance(column, str) and column.isidentifier() and column not in task.features:
+                raise LookupError(f"{name}: its documents have no column {column!r}")
         document = next(iter(task.eval_docs), None)
         if document is not None:
             task.doc_to_text(document)
