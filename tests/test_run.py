@@ -32,9 +32,8 @@ OBQA = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
 
 
 def plan(root: Path, method: Method, *, model: str = "tiny:olmoe", **changes: object) -> Plan:
-    cell = Cell(
-        ModelId(model.replace(":", "_"), model, dtype="float32"), method, OBQA, 4, 2, "synthetic"
-    )
+    name = model.replace(":", "_").replace("/", "_")
+    cell = Cell(ModelId(name, model, dtype="float32"), method, OBQA, 4, 2, "synthetic")
     return dataclasses.replace(
         Plan(cell, data_source("synthetic"), root, device="cpu"),
         **changes,  # type: ignore[arg-type]
@@ -181,7 +180,7 @@ def test_a_full_disk_stops_everything_and_keeps_what_is_finished(
 
     monkeypatch.setattr(evaluate_module, "evaluate", counting)
     monkeypatch.setattr(record_module, "write_text", full)
-    with pytest.raises(UnwritableError, match="results_dir=.*: cannot be written .No space left"):
+    with pytest.raises(UnwritableError, match=r"results_dir=.*: cannot be written .No space left"):
         run(grid(tmp_path))
     assert evaluated == ["baseline", "order"], "what cannot be kept is not computed"
     (kept,) = [path for path in tmp_path.rglob("*") if path.is_file()]

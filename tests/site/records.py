@@ -19,7 +19,7 @@ PROOFS = (
     "overload_drops",
     "every_layer_hooked",
 )
-HOSTILE = "<script>alert(1)</script>&amp;"
+HOSTILE = "<script>alert(1)<script>&amp;"
 """A name that must be read as it is written."""
 
 
