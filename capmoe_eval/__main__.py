@@ -14,6 +14,7 @@ from capmoe_eval.application import execute, run_command
 from capmoe_eval.configuration import (
     check_overrides,
     config_directory,
+    for_hydra,
     plans,
     register_resolvers,
     share,
@@ -41,7 +42,12 @@ def main() -> None:
     command: Callable[[], int | None] = hydra.main(
         version_base="1.3", config_path=str(config_directory()), config_name="config"
     )(_task)
-    sys.exit(run_command(command))
+
+    def compose() -> int | None:
+        sys.argv[1:] = for_hydra(sys.argv[1:])
+        return command()
+
+    sys.exit(run_command(compose))
 
 
 if __name__ == "__main__":

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from capmoe_eval.arguments import one_line_errors
 from capmoe_eval.configuration import Plan, config_directory, options
-from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.errors import UnwritableError, UsageError, bad_choice, shown
 from capmoe_eval.launched import process_rank
+from capmoe_eval.schema import fields
 
 
 def execute(plans: Sequence[Plan]) -> int:
@@ -47,24 +53,104 @@ def execute(plans: Sequence[Plan]) -> int:
     return 1 if outcome.failures else 0
 
 
+class _Stopped(KeyboardInterrupt):
+    """A signal that ends the process as Ctrl-C does."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.status = 128 + number
+
+
 def run_command(command: Callable[[], int | None]) -> int:
-    """Call a command and return its status; turn the mistakes of a user into one line and 2."""
+    """Call a command and return its status; turn the mistakes of a user into one line and 2.
+
+    Ctrl-C, SIGTERM and SIGHUP end it alike: what is half written is removed, and the status is 128
+    and the signal's number. A question on standard input gets no answer.
+    """
     try:
-        status = command() or 0
-        sys.stdout.flush()
-        return status
+        with _signals(), _no_answers(), one_line_errors():
+            status = _status(command)
+            sys.stdout.flush()
+            return status
     except BrokenPipeError:  # the reader, such as `head`, has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 0
+    except KeyboardInterrupt as error:
+        print("interrupted: finished cells are kept, the same command continues", file=sys.stderr)
+        return error.status if isinstance(error, _Stopped) else 128 + signal.SIGINT
+
+
+def run_all(commands: Iterable[Callable[[], int | None]]) -> int:
+    """Call commands, and return the highest status.
+
+    A mistake that concerns one of them takes no other with it; an interrupt ends all.
+    """
+    highest = 0
+    for command in commands:
+        try:
+            highest = max(highest, _status(command, apart=(UnwritableError, BrokenPipeError)))
+        except UnwritableError as error:  # nor could the others write theirs
+            return _say(str(error))
+        except BrokenPipeError:  # nobody reads what is printed, but files are written
+            _discard_output()
+    return highest
+
+
+def _status(
+    command: Callable[[], int | None], *, apart: tuple[type[Exception], ...] = (BrokenPipeError,)
+) -> int:
+    """Call a command and return its status; say the mistakes of a user, but for those ``apart``."""
+    try:
+        return command() or 0
+    except apart:
+        raise
     except UsageError as error:
         return _say(str(error))
     except MissingConfigException as error:
         return _say(_missing(error))
     except (HydraException, OmegaConfBaseException) as error:
         return _say(_refused(error))
-    except KeyboardInterrupt:
-        print("interrupted: finished cells are kept, the same command continues", file=sys.stderr)
-        return 130
+    except EOFError as error:
+        return _say(f"a question was asked, and none is answered here: {error}")
+    except OSError as error:
+        if os.environ.get("CAPMOE_DEBUG"):
+            raise
+        return _say(f"{shown(error.filename or 'a file')}: {error.strerror or error}")
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP end the process as Ctrl-C does, unless they are ignored (nohup)."""
+
+    def stop(number: int, _frame: object) -> None:
+        raise _Stopped(number)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                before[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _no_answers() -> Iterator[None]:
+    """Let nothing be read from standard input: no library gets a yes that was meant for another."""
+    before = sys.stdin
+    with Path(os.devnull).open(encoding="utf-8") as nothing:
+        sys.stdin = nothing
+        try:
+            yield
+        finally:
+            sys.stdin = before
+
+
+def _discard_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say(mistake: str) -> int:
@@ -75,7 +161,7 @@ def _say(mistake: str) -> int:
     """
     if process_rank():
         time.sleep(3)
-    print(f"error: {mistake}", file=sys.stderr)
+    print(f"error: {' '.join(mistake.split())}", file=sys.stderr)
     return 2
 
 
@@ -85,19 +171,20 @@ def _missing(error: MissingConfigException) -> str:
     known = error.options or options(group)  # Hydra names none for one of several
     if group and known:
         return str(bad_choice(group, option, known))
-    return _one_line(error)
+    return str(error)
 
 
 def _refused(error: Exception) -> str:
     """Say which override Hydra refused, with a suggestion where the key is close to a known one."""
-    unknown = re.search(r"Key '([^']+)' is not in struct", f"{error} {error.__cause__ or ''}")
-    if unknown:
-        known = [str(key) for key in OmegaConf.load(config_directory() / "config.yaml")]
-        known = [key for key in known if key not in ("defaults", "hydra")]
-        groups = [path.name for path in config_directory().iterdir() if path.is_dir()]
-        return str(bad_choice("key", unknown.group(1), sorted({*known, *groups})))
-    return _one_line(error)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    told = f"{error} {error.__cause__ or ''}"
+    unknown = re.search(r"Key '([^']+)' is not in struct", told)
+    if unknown is None:
+        word = getattr(error, "override", None)  # that cannot be parsed
+        return f"{word}: {error}" if word else str(error)
+    section = re.search(r"full_key: (\w+)\.", told)
+    if section and fields(section[1]):
+        return str(bad_choice(section[1], unknown[1], fields(section[1])))
+    known = [str(key) for key in OmegaConf.load(config_directory() / "config.yaml")]
+    known = [key for key in known if key not in ("defaults", "hydra")]
+    groups = [path.name for path in config_directory().iterdir() if path.is_dir()]
+    return str(bad_choice("key", unknown[1], sorted({*known, *groups})))

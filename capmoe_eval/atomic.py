@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from capmoe_eval.errors import writing
+
 _TEMPORARY = re.compile(r"\..+?(\.(?P<pid>[0-9]+))?\.[a-z0-9_]{8}\.tmp")
 """The name of a temporary file: the file's own, the writer's process, and eight characters."""
 
@@ -81,6 +83,24 @@ def _runs(pid: str | None) -> bool:
     except PermissionError:
         pass
     return True
+
+
+def check_writable(field: str, directory: Path) -> None:
+    """Refuse a directory in which nothing can be written, before anything is computed for it.
+
+    Nothing is made: where it is not there, its nearest parent that is there is tried.
+
+    Args:
+        field: The setting that names the directory.
+        directory: There or not.
+
+    Raises:
+        UnwritableError: If it cannot be written.
+    """
+    with writing(field, directory):
+        there = next(path for path in (directory, *directory.parents) if path.exists())
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(b"\0")
 
 
 def _umask() -> int:

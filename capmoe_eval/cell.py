@@ -11,10 +11,38 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from capmoe_eval.errors import UsageError
+from capmoe_eval.checks import NAME, TEXT, Check, whole
+from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.method import DEFAULTS, Method
 
-_OTHERS = ("batch_size", "limit", "data", "eval_seed", "shuffle")
+_BATCH = whole(1)
+
+MODEL_CHECKS: dict[str, Check] = {
+    "name": NAME,
+    "pretrained": TEXT,
+    "revision": TEXT,
+    "tokenizer": TEXT.or_null("null for the model's own"),
+    "max_length": whole(1).or_null("null for the model's own"),
+}
+TASK_CHECKS: dict[str, Check] = {
+    "name": NAME,
+    "lm_eval": TEXT,
+    "dataset": TEXT,
+    "metric": TEXT,
+    "fewshot": whole(0).or_null("null for what the lm-eval task says"),
+    "filter": TEXT,
+}
+CHECKS: dict[str, Check] = {
+    "batch_size": Check(
+        f"{_BATCH.rule}, or auto for the baseline",
+        lambda value: _BATCH.holds(value) or value == "auto",
+    ),
+    "limit": whole(1, what="a whole number of documents").or_null("null for all"),
+    "data": dataclasses.replace(NAME, rule=f"{NAME.rule}; call a local root data.name=NAME"),
+    "eval_seed": whole(0, 2**32 - 1),  # numpy takes no larger one
+    "shuffle": whole(0, 2**63 - 1, "a seed, a whole number").or_null("null for lm-eval's batches"),
+}
+"""What the parts of a cell must be, but for its method's, which are in ``method.KNOBS``."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +75,10 @@ class ModelId:
             del fields["attention"]  # cells without it keep the digest that they had before it
         return fields
 
+    def __post_init__(self) -> None:
+        for field, check in MODEL_CHECKS.items():
+            check(f"model.{field}", getattr(self, field))
+
 
 @dataclass(frozen=True)
 class TaskId:
@@ -67,6 +99,10 @@ class TaskId:
     metric: str
     fewshot: int | None = None
     filter: str = "none"
+
+    def __post_init__(self) -> None:
+        for field, check in TASK_CHECKS.items():
+            check(f"tasks.{shown(self.name)}.{field}", getattr(self, field))
 
 
 @dataclass(frozen=True)
@@ -94,18 +130,9 @@ class Cell:
     shuffle: int | None = None
 
     def __post_init__(self) -> None:
+        for field, check in CHECKS.items():
+            check(field, getattr(self, field))
         auto = check_batch_size(self.batch_size, self.method)
-        if self.limit is not None and (not isinstance(self.limit, int) or self.limit < 1):
-            raise UsageError(
-                f"limit={self.limit}: must be a whole number of documents, or null for all"
-            )
-        if self.shuffle is not None and (
-            isinstance(self.shuffle, bool) or not isinstance(self.shuffle, int) or self.shuffle < 0
-        ):
-            raise UsageError(
-                f"shuffle={self.shuffle}: must be a seed, a whole number of at least 0, or null "
-                "for lm-eval's own batches"
-            )
         if self.shuffle is not None and auto:
             raise UsageError(
                 f"batch_size={self.batch_size}: batches that are dealt at random (shuffle="
@@ -155,7 +182,7 @@ class Cell:
             model=ModelId(**identity["model"]),
             method=method,
             task=TaskId(**identity["task"]),
-            **{key: identity[key] for key in _OTHERS},
+            **{key: identity[key] for key in CHECKS},
         )
 
 
@@ -169,19 +196,15 @@ def check_batch_size(batch_size: int | str, method: Method) -> bool:
     Raises:
         UsageError: For anything else, or ``auto`` under a capacity.
     """
-    if batch_size == "auto":
-        if method.name != "baseline":
-            raise UsageError(
-                "batch_size=auto: under a capacity the batch is part of the result, and auto makes "
-                "it depend on free memory; choose a number, such as batch_size=16"
-            )
-        return True
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+    CHECKS["batch_size"]("batch_size", batch_size)
+    if batch_size != "auto":
+        return False
+    if method.name != "baseline":
         raise UsageError(
-            f"batch_size={batch_size}: must be a whole number of at least 1, or auto for the "
-            "baseline"
+            "batch_size=auto: under a capacity the batch is part of the result, and auto makes it "
+            "depend on free memory; choose a number, such as batch_size=16"
         )
-    return False
+    return True
 
 
 def method_label(method: Method) -> str:

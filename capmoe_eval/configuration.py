@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +14,16 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
 from capmoe_eval.cell import Cell, ModelId, TaskId
+from capmoe_eval.checks import NAME, choice
 from capmoe_eval.datasource import DataSource, cache_directory, data_source
-from capmoe_eval.errors import UsageError, bad_choice
-from capmoe_eval.launched import PARALLEL
-from capmoe_eval.method import Method
+from capmoe_eval.errors import UsageError, bad_choice, shown
+from capmoe_eval.method import KNOBS, Method
+from capmoe_eval.schema import SHARD, check_grids, check_key
 
-_KNOBS = tuple(field.name for field in dataclasses.fields(Method) if field.name != "name")
+_GRIDS = ("grid", "parts")
+_NO_NAME = re.compile(r"[-+]?[\d.][\d._e]*|null|true|false", re.IGNORECASE)
+# How a word of the command line begins that sets a key of a grid, or a whole one.
+_IN_A_GRID = re.compile(r"(grid|parts)[.=]")
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,33 @@ def register_resolvers() -> None:
     )
 
 
+def for_hydra(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line so that grids take keys that they do not have yet.
+
+    The composed configuration is closed: it takes a new key only where it is forced to. What may
+    be a key of a grid is checked when it is expanded.
+
+    Raises:
+        UsageError: If a group is set to what is no name.
+    """
+    for word in words:
+        group, _, option = word.partition("=")
+        if _NO_NAME.fullmatch(option) and options(group):
+            raise bad_choice(group, option, options(group))
+    return [f"++{word}" if _IN_A_GRID.match(word) else word for word in words]
+
+
+def profile_name(config: DictConfig) -> str:
+    """Return the name of the profile, under which reports are written.
+
+    Raises:
+        UsageError: If it cannot be a directory's.
+    """
+    name = (config.get("profile") or {}).get("name")
+    NAME("profile.name", name)
+    return str(name)
+
+
 def options(group: str) -> list[str]:
     """Return the names of a configuration group, such as the models."""
     return sorted(path.stem for path in (config_directory() / group).glob("*.yaml"))
@@ -80,10 +111,8 @@ def load_option(group: str, name: str) -> DictConfig:
     Raises:
         UsageError: If there is none of that name.
     """
-    path = config_directory() / group / f"{name}.yaml"
-    if not path.is_file():
-        raise bad_choice(group, name, options(group))
-    loaded = OmegaConf.load(path)
+    choice(*options(group))(group, name)
+    loaded = OmegaConf.load(config_directory() / group / f"{name}.yaml")
     assert isinstance(loaded, DictConfig)
     return loaded
 
@@ -98,13 +127,27 @@ def expand(config: DictConfig) -> Iterator[dict[str, Any]]:
     Raises:
         UsageError: If a grid has a key that the configuration has not, or an empty list.
     """
-    shared: dict[str, Any] = OmegaConf.to_container(config.grid, resolve=True)  # type: ignore[assignment]
-    parts: dict[str, Any] = OmegaConf.to_container(config.parts, resolve=True)  # type: ignore[assignment]
-    grids = {f"parts.{name}": shared | part for name, part in parts.items()} or {"grid": shared}
+    shared, parts = grids(config)
+    by_name = {f"parts.{name}": shared | part for name, part in parts.items()}
     # Resolving is slow: once for each model, not at each point.
     resolved = functools.cache(functools.partial(_resolved, config))
-    for name, grid in grids.items():
+    for name, grid in (by_name or {"grid": shared}).items():
         yield from _expand(config, resolved, grid, name)
+
+
+def grids(config: DictConfig) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return the shared grid and the named ones, plain.
+
+    Raises:
+        UsageError: If one of them is none.
+    """
+    found: dict[str, Any] = {}
+    for name in _GRIDS:
+        value = config.get(name)
+        plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        check_grids(name, plain)
+        found[name] = plain
+    return found["grid"], found["parts"]
 
 
 def _expand(
@@ -114,19 +157,25 @@ def _expand(
     name: str,
 ) -> Iterator[dict[str, Any]]:
     for key, values in grid.items():
-        if key not in config or key in ("grid", "parts"):
-            raise bad_choice(name, key, [str(k) for k in config])
+        if key not in config or key in (*_GRIDS, "shard"):
+            raise bad_choice("key" if name == "grid" else name, key, [str(k) for k in config])
         if not isinstance(values, list) or not values:
             raise UsageError(
-                f"{name}.{key}={values}: must be a list of values, for example [1.0, 2.0]"
+                f"{name}.{key}={shown(values)}: must be a list of values, for example [1.0, 2.0]"
             )
+        for value in values:
+            if key == "model":
+                choice(*options(key))(key, value)
+            elif key != "tasks":  # names, that are looked up
+                check_key(key, value)
     for values in itertools.product(*grid.values()):
         point = dict(zip(grid, values, strict=True))
         variant = resolved(point.pop("model", None))
         if "tasks" in point:
             named = {spec.get("lm_eval"): key for key, spec in variant["tasks"].items()}
-            task = named.get(point["tasks"], point["tasks"])  # lm-eval's name will do
-            if task not in variant["tasks"]:
+            task = point["tasks"]
+            task = named.get(task, task) if isinstance(task, str) else task  # lm-eval's will do
+            if not isinstance(task, str) or task not in variant["tasks"]:
                 raise bad_choice(f"{name}.tasks", task, list(variant["tasks"]))
             point["tasks"] = {task: variant["tasks"][task]}
         yield variant | point
@@ -137,15 +186,15 @@ def _resolved(config: DictConfig, model: str | None) -> dict[str, Any]:
     if model is not None:
         config = config.copy()
         config.model = load_option("model", model)
-    config = OmegaConf.masked_copy(
-        config, [str(key) for key in config if key not in ("grid", "parts")]
-    )
+    config = OmegaConf.masked_copy(config, [str(key) for key in config if key not in _GRIDS])
     try:
         plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
         key = error.full_key
         raise UsageError(f"Missing mandatory value: {key}; say {key}=…") from error
     assert isinstance(plain, dict)
+    for key in dict.fromkeys(("model", "tasks", "data", *plain)):
+        check_key(str(key), plain.get(key))
     return {str(key): value for key, value in plain.items()}
 
 
@@ -159,11 +208,14 @@ def check_overrides(config: DictConfig, overrides: Sequence[str]) -> None:
     Raises:
         UsageError: Naming the override and the way to change the grid instead.
     """
+    shared, parts = grids(config)
+    by_name = {"grid": shared} | {f"parts.{name}": part for name, part in parts.items()}
     for override in overrides:
         key = override.lstrip("+~").partition("=")[0]
         top = key.partition(".")[0]
-        grids = {"grid": config.grid} | {f"parts.{n}": part for n, part in config.parts.items()}
-        setting = [name for name, grid in grids.items() if top in grid]
+        if top in _GRIDS:
+            continue
+        setting = [name for name, grid in by_name.items() if top in grid]
         if setting:
             raise UsageError(
                 f"{override}: {top} is set by the experiment's grid; change the grid instead: "
@@ -207,12 +259,10 @@ def share(planned: Sequence[Plan], shard: str | None) -> list[Plan]:
     Raises:
         UsageError: If ``shard`` is something else.
     """
+    SHARD("shard", shard)
     if shard is None:
         return list(planned)
-    number, slash, count = str(shard).partition("/")
-    whole = bool(slash) and number.isdecimal() and count.isdecimal()
-    if not whole or not 1 <= int(number) <= int(count):
-        raise UsageError(f"shard={shard}: must be i/n with 1 ≤ i ≤ n, for example shard=1/2")
+    number, _, count = shard.partition("/")
     mine = sorted(plan.cell.digest for plan in planned)[int(number) - 1 :: int(count)]
     return [plan for plan in planned if plan.cell.digest in mine]
 
@@ -224,20 +274,18 @@ def merge(batches: Sequence[Sequence[Plan]]) -> list[Plan]:
 
 def _plan(config: Mapping[str, Any], task_name: str) -> Plan:
     model, task = config["model"], config["tasks"][task_name]
-    if str(config["parallel"]) not in PARALLEL:
-        raise bad_choice("parallel", config["parallel"], PARALLEL)
     source = data_source(config["data"]["root"], config["data"]["name"])
     cell = Cell(
         model=ModelId(
             name=model["name"],
             pretrained=model["pretrained"],
-            revision=str(model["revision"]),
-            dtype=str(config["dtype"]),
+            revision=model["revision"],
+            dtype=config["dtype"],
             max_length=model["max_length"],
             tokenizer=model["tokenizer"],
             attention=config["attention"],
         ),
-        method=Method(str(config["method"]), **{knob: config[knob] for knob in _KNOBS}),
+        method=Method(config["method"], config["gamma"], **{knob: config[knob] for knob in KNOBS}),
         task=TaskId(
             name=task_name,
             lm_eval=task["lm_eval"],
@@ -255,11 +303,11 @@ def _plan(config: Mapping[str, Any], task_name: str) -> Plan:
     return Plan(
         cell=cell,
         source=source,
-        root=Path(str(config["results_dir"])),
-        device=str(config["device"]),
+        root=Path(config["results_dir"]),
+        device=config["device"],
         device_map=config["device_map"],
         threads=config["threads"],
-        parallel=str(config["parallel"]),
-        overwrite=bool(config["overwrite"]),
+        parallel=config["parallel"],
+        overwrite=config["overwrite"],
         note=model["note"],
     )

@@ -5,12 +5,16 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from capmoe_eval.errors import UsageError
+from capmoe_eval.atomic import check_writable
+from capmoe_eval.errors import UnwritableError, UsageError
 
+HUB = "hub"
 EMBEDDED = ("miniworld", "synthetic")
 """Sources that the suite makes on the spot."""
 
@@ -87,9 +91,33 @@ def _files(directory: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
             yield path
 
 
-def cache_directory() -> Path:
-    """Return where the suite keeps what it can make again."""
+def users_cache() -> Path:
+    """Return the directory of the suite in the user's cache, whether it can be written or not."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "capmoe_eval"
+
+
+def cache_directory() -> Path:
+    """Return where the suite keeps what it can make again.
+
+    It is in the user's cache; where that cannot be written, it is a directory that ends with this
+    process, and a line on standard error says so once.
+    """
+    return _writable_or_temporary(users_cache())
+
+
+@functools.cache
+def _writable_or_temporary(directory: Path) -> Path:
+    try:
+        check_writable("XDG_CACHE_HOME", directory)
+    except UnwritableError as error:
+        print(f"note: {error}; until then every run makes anew what it holds", file=sys.stderr)
+        return Path(_temporary().name)
+    return directory
+
+
+@functools.cache  # it is deleted when nothing refers to it any more
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="capmoe_eval-")
 
 
 def data_source(root: str | None, name: str | None = None) -> DataSource:
@@ -106,7 +134,7 @@ def data_source(root: str | None, name: str | None = None) -> DataSource:
         UsageError: If the directory does not exist.
     """
     if root is None:
-        return DataSource("hub")
+        return DataSource(HUB)
     if root in EMBEDDED:
         return DataSource(root, Path(root))
     path = Path(root).expanduser()

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_SHOWN = 100  # characters of a value
 
 
 class UsageError(ValueError):
@@ -13,8 +17,23 @@ class UsageError(ValueError):
     """
 
 
+class UnwritableError(UsageError):
+    """A file cannot be written, so whatever else would be computed would be lost."""
+
+
 class EnforcementError(RuntimeError):
     """A hard promise of the suite was broken; the numbers of the run must not be used."""
+
+
+def shown(value: object) -> str:
+    """Return a value as the user writes it on the command line, short and in one line."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = "".join(
+        sign if sign.isprintable() else sign.encode("unicode_escape").decode()
+        for sign in str(value)
+    )
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def bad_choice(field: str, value: object, choices: Iterable[str]) -> UsageError:
@@ -28,4 +47,32 @@ def bad_choice(field: str, value: object, choices: Iterable[str]) -> UsageError:
     names = list(choices)
     close = difflib.get_close_matches(str(value), names, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
-    return UsageError(f"{field}={value}: {hint}choose one of {', '.join(names)}")
+    return UsageError(f"{field}={shown(value)}: {hint}choose one of {', '.join(names)}")
+
+
+def unwritable(field: str, path: Path, error: OSError) -> UnwritableError:
+    """Return the error for a directory or file that cannot be written.
+
+    Args:
+        field: The setting that named it.
+        path: Where it was to be.
+        error: What the system said.
+    """
+    reason = error.strerror or error
+    return UnwritableError(
+        f"{field}={shown(path)}: cannot be written ({reason}); make room or choose another place "
+        f"with {field}=PATH"
+    )
+
+
+@contextmanager
+def writing(field: str, path: Path) -> Iterator[None]:
+    """Write files in this block; a failure of the disk becomes one line.
+
+    Raises:
+        UnwritableError: If the system refuses.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(field, path, error) from error

@@ -15,7 +15,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from capmoe_eval.configuration import (
     Plan,
+    check_overrides,
     config_directory,
+    for_hydra,
     load_option,
     plans,
     register_resolvers,
@@ -28,6 +30,19 @@ from capmoe_eval.results import Reader
 
 LEFT_OUT = "left out"
 """How a note on a record that cannot be read begins."""
+
+
+def own_words(overrides: Sequence[str]) -> None:
+    """Refuse words of a command line that would make a report out of another experiment.
+
+    Raises:
+        UsageError: Naming the word.
+    """
+    for word in overrides:
+        if word.lstrip("+~").partition("=")[0] == "experiment":
+            raise UsageError(
+                f"{word}: what is reported says which experiment it is of; leave it out"
+            )
 
 
 @dataclass(frozen=True)
@@ -61,6 +76,7 @@ def finished(overrides: Sequence[str], reader: Reader | None = None) -> Finished
         HydraException: For an override that does not exist.
     """
     config, cells = planned(overrides)
+    check_overrides(config, overrides)
     reader = reader or Reader()
     records, broken = [], []
     for plan in cells:
@@ -133,5 +149,5 @@ def composed(overrides: Sequence[str]) -> DictConfig:
 def _composed(overrides: tuple[str, ...]) -> DictConfig:
     register_resolvers()
     with initialize_config_dir(str(config_directory()), version_base="1.3"):
-        config: DictConfig = compose("config", overrides=list(overrides))
+        config: DictConfig = compose("config", overrides=for_hydra(overrides))
     return config

@@ -18,8 +18,8 @@ from filelock import FileLock
 
 from capmoe_eval.atomic import write_text
 from capmoe_eval.cell import Cell
-from capmoe_eval.errors import UsageError
-from capmoe_eval.record import Record, unwritable
+from capmoe_eval.errors import UsageError, writing
+from capmoe_eval.record import Record
 from capmoe_eval.results import read_results
 
 FILE: Final = "inputs.json"
@@ -130,7 +130,7 @@ def prepare(root: Path) -> None:
     if (root / FILE).exists():
         return
     with _locked(root):
-        known = _ofread_results(root).records
+        known = _of_records(root)
         if known and not (root / FILE).exists():
             write_text(root / FILE, _text(known))
 
@@ -189,12 +189,10 @@ def _locked(root: Path) -> Iterator[None]:
     Raises:
         UsageError: If the directory cannot be written.
     """
-    try:
+    with writing("results_dir", root):
         root.mkdir(parents=True, exist_ok=True)
         with FileLock(root / f".{FILE}.lock"):
             yield
-    except OSError as error:
-        raise unwritable(root, error) from error
 
 
 def _text(known: _Inputs) -> str:

@@ -8,24 +8,38 @@ The result file's ``config.capmoe`` holds the method, the loads and the proofs.
 
 from __future__ import annotations
 
+import os
 import sys
+
+from capmoe_eval.application import run_command
+from capmoe_eval.errors import UsageError
 
 
 def main() -> None:
     """Run lm-eval's command line; a mistake of the user gives one line and status 2."""
+    status = run_command(_run)
+    if status:
+        sys.exit(status)
+
+
+def _run() -> None:
     from lm_eval.__main__ import cli_evaluate
 
     import capmoe_eval.harness.lm  # noqa: F401 - registers the model
-    from capmoe_eval.errors import UsageError
     from capmoe_eval.longicl import TASKS_DIR
 
     if "--include_path" not in sys.argv and sys.argv[1:2] == ["run"]:
         sys.argv += ["--include_path", str(TASKS_DIR)]
     try:
         cli_evaluate()
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    except (UsageError, EOFError):
+        raise
+    except Exception as error:  # lm-eval checks little of what it is given
+        if os.environ.get("CAPMOE_DEBUG"):
+            raise
+        raise UsageError(
+            f"lm-eval stopped: {type(error).__name__}: {str(error)[:250]}; more: CAPMOE_DEBUG=1"
+        ) from error
 
 
 if __name__ == "__main__":

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from capmoe_eval.application import run_command
-from capmoe_eval.atomic import write_bytes
-from capmoe_eval.errors import UsageError
+from capmoe_eval.arguments import INDEX, PATH, Parser
+from capmoe_eval.atomic import check_writable, write_bytes
+from capmoe_eval.errors import UsageError, bad_choice, writing
 from capmoe_eval.figures.expert_load import draw_bars
 from capmoe_eval.figures.pooling import normalised
+from capmoe_eval.figures.write import FORMATS
 from capmoe_eval.record import Record, read_record
 
 if TYPE_CHECKING:
@@ -22,17 +22,24 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Draw a record's load and exit: 0 drawn, 2 bad input."""
-    parser = argparse.ArgumentParser(prog="python -m capmoe_eval.loads", description=__doc__)
-    parser.add_argument("record", type=Path)
-    parser.add_argument("out", type=Path, help="a .png, .svg or .pdf file")
-    parser.add_argument("--layer", type=int, help="number of the MoE layer (default: the busiest)")
+    parser = Parser(prog="python -m capmoe_eval.loads", description=__doc__)
+    parser.add_argument("record", type=PATH)
+    parser.add_argument("out", type=PATH, help="a .png, .svg or .pdf file")
+    parser.add_argument(
+        "--layer", type=INDEX, help="number of the MoE layer (default: the busiest)"
+    )
     given = parser.parse_args(arguments)
 
     def draw() -> int:
+        kind = given.out.suffix.lstrip(".") or "png"
+        if kind not in FORMATS:
+            raise bad_choice(f"{given.out}: format", kind, FORMATS)
+        check_writable("out", given.out.parent)
         figure = draw_load(read_record(given.record), given.layer)
         buffer = io.BytesIO()
-        figure.savefig(buffer, format=given.out.suffix.lstrip(".") or "png", dpi=160)
-        write_bytes(given.out, buffer.getvalue())
+        figure.savefig(buffer, format=kind, dpi=160)
+        with writing("out", given.out):
+            write_bytes(given.out, buffer.getvalue())
         print(f"written: {given.out}")
         return 0
 
@@ -52,6 +59,8 @@ def draw_load(record: Record, layer: int | None = None) -> Figure:
     from matplotlib.figure import Figure
 
     layers = record.capmoe["layers"]
+    if not layers:
+        raise UsageError(f"{record.path}: has no MoE layers")
     if layer is None:
         layer = max(range(len(layers)), key=lambda i: max(layers[i]["load_before"]))
     if not 0 <= layer < len(layers):

@@ -24,7 +24,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.checks import CAPACITY, FLAG, Check, choice, whole
+from capmoe_eval.errors import UsageError
 
 Candidates = Literal["topk", "local", "ranked", "global"]
 Keep = Literal["score", "order", "reverse_order", "random"]
@@ -55,16 +56,22 @@ _AT_INFINITY = ("ep_size", *_COMMON, "candidates", "m", "max_k")
 METHODS: tuple[str, ...] = (*_EFFECTIVE, *_ALIASES)
 """Every name that ``method=`` accepts."""
 
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "scope": ("batch", "sequence"),
-    "candidates": ("local", "ranked", "global"),
-    "granularity": get_args(Granularity),
-    "rounding": ("ceil", "floor"),
-    "decode": ("unconstrained", "constrained"),
-    "renormalize": ("before", "after"),
+KNOBS: dict[str, Check] = {
+    "ep_size": whole(1),
+    "scope": choice("batch", "sequence"),
+    "candidates": choice("local", "ranked", "global"),
+    "m": whole(1),
+    "protect_topk": FLAG,
+    "max_k": FLAG,
+    "rounds": whole(1),
+    "granularity": choice(*get_args(Granularity)),
+    "rounding": choice("ceil", "floor"),
+    "count_padding": FLAG,
+    "decode": choice("unconstrained", "constrained"),
+    "renormalize": choice("before", "after"),
+    "seed": whole(0, 2**63 - 1),
 }
-_AT_LEAST = {"ep_size": 1, "m": 1, "rounds": 1, "seed": 0}
-_FLAGS = ("protect_topk", "max_k", "count_padding")
+"""What each knob beside gamma must be."""
 
 
 @dataclass(frozen=True)
@@ -137,18 +144,9 @@ class Method:
         object.__setattr__(self, knob, value)
 
     def _check_knobs(self) -> None:
-        if self.name not in METHODS:
-            raise bad_choice("method", self.name, METHODS)
-        for knob, choices in _CHOICES.items():
-            if getattr(self, knob) not in choices:
-                raise bad_choice(knob, getattr(self, knob), choices)
-        for knob, least in _AT_LEAST.items():
-            value = getattr(self, knob)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise UsageError(f"{knob}={value}: must be a whole number of at least {least}")
-        for knob in _FLAGS:
-            if not isinstance(getattr(self, knob), bool):
-                raise UsageError(f"{knob}={getattr(self, knob)}: must be true or false")
+        choice(*METHODS)("method", self.name)
+        for knob, check in KNOBS.items():
+            check(knob, getattr(self, knob))
 
     def _checked_gamma(self) -> float | None:
         if self.name in _WITHOUT_GAMMA:
@@ -157,16 +155,8 @@ class Method:
             raise UsageError(
                 f"gamma: method {self.name!r} needs a capacity factor, for example gamma=1.0"
             )
-        try:
-            gamma = float(self.gamma)
-        except (TypeError, ValueError):
-            gamma = math.nan
-        if isinstance(self.gamma, bool) or not gamma >= 0:
-            raise UsageError(
-                f"gamma={self.gamma}: the capacity factor must be a number of at least 0 "
-                "(0 silences every routed expert, inf means no capacity), for example gamma=1.0"
-            )
-        return gamma + 0.0  # -0.0 is 0.0, and is written as it
+        CAPACITY("gamma", self.gamma)
+        return float(self.gamma) + 0.0  # -0.0 is 0.0, and is written as it
 
     def _canonical_name(self) -> str:
         """Return the simplest method that decides alike on every model and every input."""

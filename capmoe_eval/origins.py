@@ -58,7 +58,7 @@ def study(asked: Study, out: Path, *, work: Path, say: Callable[[str], None] = p
         if not recipes.recipe(name).dense_steps:
             upcycled = [key for key, recipe in recipes.ZOO.items() if recipe.dense_steps]
             raise UsageError(f"names={name}: not upcycled; choose among {', '.join(upcycled)}")
-    kept = json.loads(out.read_text(encoding="utf-8"))["trainings"] if out.is_file() else []
+    kept = _trainings(out)
     done = {(t["name"], t["origin"], t["seed"], t["steps"]) for t in kept}
     with tempfile.TemporaryDirectory() as hub:
         root = Path(hub) / "dev"
@@ -77,6 +77,20 @@ def study(asked: Study, out: Path, *, work: Path, say: Callable[[str], None] = p
                 | _measured(name, model, root)
             )
             write_text(out, json.dumps({"trainings": kept}, indent=1) + "\n")
+
+
+def _trainings(out: Path) -> list[dict[str, Any]]:
+    """Return the trainings of the file of results; none where there is no file yet."""
+    if not out.is_file():
+        return []
+    try:
+        kept: list[dict[str, Any]] = json.loads(out.read_text(encoding="utf-8"))["trainings"]
+        [(t["name"], t["origin"], t["seed"], t["steps"]) for t in kept]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"--out={out}: is there and no file of trainings ({error!r}); choose another"
+        ) from error
+    return kept
 
 
 def _measured(name: str, model: Any, root: Path) -> dict[str, Any]:

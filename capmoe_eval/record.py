@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from capmoe_eval.atomic import write_bytes
 from capmoe_eval.cell import Cell
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UsageError, unwritable
 
 if TYPE_CHECKING:
     from capmoe_eval.record_part import RecordPart
@@ -149,7 +149,7 @@ class Record:
         try:
             write_bytes(self.path, data)
         except OSError as error:
-            raise unwritable(self.path.parent, error) from error
+            raise unwritable("results_dir", self.path.parents[2], error) from error
 
 
 def sealed(content: dict[str, Any]) -> bytes:
@@ -182,14 +182,6 @@ def _finite(value: Any) -> Any:
 
 def _on_one_line(numbers: re.Match[str]) -> str:
     return f"[{' '.join(numbers[1].split())}]"
-
-
-def unwritable(directory: Path, error: OSError) -> UsageError:
-    """Return the error for a results directory that cannot be written."""
-    return UsageError(
-        f"results_dir={directory}: cannot be written ({error.strerror or error}); choose another "
-        "with results_dir=DIR"
-    )
 
 
 def read_record(path: Path, root: Path | None = None) -> Record:

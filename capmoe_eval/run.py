@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import gc
 import io
 import itertools
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from capmoe_eval import inputs
-from capmoe_eval.atomic import remove_strays
+from capmoe_eval.atomic import check_writable, remove_strays
 from capmoe_eval.configuration import Plan
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UnwritableError, UsageError, unwritable
 from capmoe_eval.launched import process_count, process_rank
 from capmoe_eval.progress import Progress
-from capmoe_eval.record import Record, read_record, unwritable
+from capmoe_eval.record import Record, read_record
 
 if TYPE_CHECKING:
     from capmoe_eval.harness.tasks import TaskLibrary
+
+
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+"""Errors of the disk, which every further cell would meet, too."""
 
 
 @dataclass
@@ -54,6 +57,7 @@ def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
         UsageError: For an unwritable results directory, a file there that is no whole record, a
             dataset that is not in ``data.root``, or a mistake that concerns all cells, such as a
             model that cannot be loaded. Nothing was computed.
+        UnwritableError: Also where the disk is full in the middle: nothing more is computed.
     """
     for plan in plans:
         _check_processes(plan)
@@ -64,7 +68,7 @@ def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
     finished = {plan.path: _finished(plan) for plan in plans}
     missing = [plan for plan in plans if finished[plan.path] is None]
     for root in sorted({plan.root for plan in missing}):
-        _check_writable(root)
+        check_writable("results_dir", root)
         remove_strays(sorted({plan.path.parent for plan in missing if plan.root == root}))
         inputs.prepare(root)
     outcome = Outcome()
@@ -112,15 +116,6 @@ def _finished(plan: Plan) -> Record | None:
             f"{fingerprint}); name the new ones with data.name=NAME, or set overwrite=true"
         )
     return record
-
-
-def _check_writable(root: Path) -> None:
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=root):
-            pass
-    except OSError as error:
-        raise unwritable(root, error) from error
 
 
 def _documents(plans: Sequence[Plan]) -> TaskLibrary:
@@ -222,8 +217,11 @@ def _of_one_model(
                 inputs.note(record, plan.root)
                 record.write()
         except Exception as error:
+            if isinstance(error, OSError) and error.errno in _DISK:
+                raise unwritable("results_dir", plan.root, error) from error
             if (
-                os.environ.get("CAPMOE_DEBUG")
+                isinstance(error, UnwritableError)  # every further cell would be lost, too
+                or os.environ.get("CAPMOE_DEBUG")
                 or _hopeless(error, plans, lm is not None, outcome)
                 or (plan.parallel == "ep" and not (isinstance(error, UsageError) and lm))
             ):

@@ -6,18 +6,19 @@ settings that happens to lie in the results directory is not mixed in. Needs no 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from capmoe_eval.application import run_command
-from capmoe_eval.configuration import load_option
+from capmoe_eval.application import run_all, run_command
+from capmoe_eval.arguments import PATH, Parser
+from capmoe_eval.atomic import check_writable
+from capmoe_eval.configuration import load_option, profile_name
 from capmoe_eval.efficiency import FOLDER, Bench, read_bench
-from capmoe_eval.errors import bad_choice
-from capmoe_eval.finished import LEFT_OUT, composed, finished, model_slots
+from capmoe_eval.errors import bad_choice, writing
+from capmoe_eval.finished import LEFT_OUT, composed, finished, model_slots, own_words
 from capmoe_eval.report import (
     TABLES,
     Entry,
@@ -47,7 +48,7 @@ _GRIDS = ("grid.", "parts.")  # overrides of an experiment, which say nothing to
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Render tables and exit: 0 rendered, 2 bad input."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m capmoe_eval.tables",
         description="Render a table of the paper from finished results, or as it was published.",
     )
@@ -59,10 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help=f"render the printed numbers instead: v1 (arXiv), v2 (ICLR 2026) or {ALL}",
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("reports"), help="directory (default: reports)"
+        "--out", type=PATH, default=Path("reports"), help="directory (default: reports)"
     )
     parser.add_argument(
-        "--bench", type=Path, default=FOLDER, help="files of the benchmarks (default: %(default)s)"
+        "--bench", type=PATH, default=FOLDER, help="files of the benchmarks (default: %(default)s)"
     )
     parser.add_argument(
         "overrides", nargs="*", help="as for python -m capmoe_eval, e.g. profile=paper limit=100"
@@ -75,7 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             table, folder = published_table(key, version), "published"
         else:
             table, folder = measured_table(key, given.overrides, reader, given.bench)
-        paths = write(table, given.out / folder)
+        with writing("--out", given.out):
+            paths = write(table, given.out / folder)
         if given.name == ALL:
             print(f"{_summary(table)}: {paths[0]}")
         else:
@@ -85,8 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def render_all() -> int:
         # One table that cannot be rendered takes no other with it.
+        check_writable("--out", given.out)
         wanted = _wanted(given.name, given.published)
-        return max([run_command(functools.partial(render, *table)) for table in wanted])
+        return run_all([functools.partial(render, *table) for table in wanted])
 
     sys.exit(run_command(render_all))
 
@@ -109,20 +112,21 @@ def measured_table(
         UsageError: For a table or an override that does not exist.
     """
     layout = find_layout(name)
+    own_words(overrides)
     if isinstance(layout, SettingsLayout):
         config = composed([word for word in overrides if not word.startswith(_GRIDS)])
-        return settings_table(layout, _settings(layout)), config.profile.name
+        return settings_table(layout, _settings(layout)), profile_name(config)
     if isinstance(layout, WorkloadLayout):
         config = composed([word for word in overrides if not word.startswith(_GRIDS)])
-        return _speedups(layout, bench), config.profile.name
+        return _speedups(layout, bench), profile_name(config)
     found = finished([f"experiment={name}", *overrides], reader)
-    profile = found.config.profile
+    folder, profile = profile_name(found.config), found.config.profile
     slots = model_slots(found.config, name)
     fills = [word for word in overrides if not word.startswith((*_GRIDS, "profile="))]
     source = Measured(found.records, overrides=fills, seeds=list(profile.seeds), printed=Printed())
     table = fill(layout, slots, source)
     notes = (*table.notes, *found.notes, *found.broken)
-    return dataclasses.replace(table, notes=notes), profile.name
+    return dataclasses.replace(table, notes=notes), folder
 
 
 def _speedups(layout: WorkloadLayout, bench: Path | Bench) -> Table:

@@ -90,6 +90,35 @@ def test_a_sweep_runs_each_cell_once(shell: Shell) -> None:
     assert "4 computed, 0 finished before, 0 failed" in out  # the baseline has no γ
 
 
+def test_a_grid_needs_no_experiment(shell: Shell) -> None:
+    words = ("tasks=obqa", "limit=2")
+    status, out, _ = shell("grid.gamma=[1.0,2.0]", *words)
+    assert (status, "2 computed" in out) == (0, True)
+    status, out, _ = shell("grid={gamma: [1.0], method: [order, score]}", *words)
+    assert (status, "1 computed, 1 finished before" in out) == (0, True)
+    status, out, _ = shell("-m", "parts.a.gamma=[1.5]", "seed=0,1", *words)
+    assert (status, "1 computed" in out) == (0, True)
+
+
+@pytest.mark.parametrize("word", ["no", "off", "0", "'false'"])
+def test_what_is_no_boolean_overwrites_nothing(shell: Shell, word: str) -> None:
+    words = ("tasks=obqa", "limit=2")
+    shell(*words)
+    (path,) = shell.cwd.rglob("*.json")
+    before = path.stat().st_mtime_ns
+    assert shell(*words, f"overwrite={word}")[0] == 2
+    assert path.stat().st_mtime_ns == before
+
+
+def test_a_table_is_not_overwritten_by_another_experiment(shell: Shell) -> None:
+    shell("table2", main=tables.main)
+    path = shell.cwd / "reports/zoo/table2.md"
+    before = path.read_bytes()
+    status, _, err = shell("table2", "experiment=table1", main=tables.main)
+    assert (status, err.count("\n")) == (2, 1) and "experiment=table1" in err
+    assert path.read_bytes() == before
+
+
 def test_variants_are_presets(shell: Shell) -> None:
     status, _, _ = shell(
         "-m",

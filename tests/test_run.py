@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import gc
 import os
 import shutil
@@ -17,11 +18,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from capmoe_eval import record as record_module
 from capmoe_eval import run as run_module
+from capmoe_eval.atomic import write_text
 from capmoe_eval.cell import Cell, ModelId, TaskId
 from capmoe_eval.configuration import Plan
 from capmoe_eval.datasource import data_source
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UnwritableError, UsageError
 from capmoe_eval.harness import evaluate as evaluate_module
 from capmoe_eval.harness import loading
 from capmoe_eval.method import Method
@@ -32,9 +35,8 @@ OBQA = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
 
 
 def plan(root: Path, method: Method, *, model: str = "tiny:olmoe", **changes: object) -> Plan:
-    cell = Cell(
-        ModelId(model.replace(":", "_"), model, dtype="float32"), method, OBQA, 4, 2, "synthetic"
-    )
+    name = model.replace(":", "_").replace("/", "_")
+    cell = Cell(ModelId(name, model, dtype="float32"), method, OBQA, 4, 2, "synthetic")
     return dataclasses.replace(
         Plan(cell, data_source("synthetic"), root, device="cpu"),
         **changes,  # type: ignore[arg-type]
@@ -231,6 +233,45 @@ def test_an_unwritable_directory_gives_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"results_dir=.*file/results: cannot be written"):
         run(grid(tmp_path / "file/results"))
+
+
+def test_a_full_disk_stops_everything_and_keeps_what_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate, evaluated = evaluate_module.evaluate, []
+
+    def counting(cell: Cell, *args: object, **kwargs: object) -> object:
+        evaluated.append(cell.method.name)
+        return evaluate(cell, *args, **kwargs)  # type: ignore[arg-type]
+
+    def full(path: Path, text: str) -> None:
+        if path.name.startswith("order"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_text(path, text)
+
+    monkeypatch.setattr(evaluate_module, "evaluate", counting)
+    monkeypatch.setattr(record_module, "write_text", full)
+    with pytest.raises(UnwritableError, match=r"results_dir=.*: cannot be written .No space left"):
+        run(grid(tmp_path))
+    assert evaluated == ["baseline", "order"], "what cannot be kept is not computed"
+    (kept,) = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert read_record(kept).method == "baseline"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
+def test_a_disk_that_fails_under_an_evaluation_stops_everything(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated = []
+
+    def failing(cell: Cell, *_: object, **__: object) -> object:
+        evaluated.append(cell)
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(evaluate_module, "evaluate", failing)
+    with pytest.raises(UnwritableError, match="cannot be written"):
+        run(grid(tmp_path))
+    assert len(evaluated) == 1
 
 
 @pytest.mark.slow

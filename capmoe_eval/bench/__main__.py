@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
 from capmoe_eval.application import run_command
+from capmoe_eval.arguments import Parser
+from capmoe_eval.atomic import check_writable
 from capmoe_eval.bench import cells, decision, ep, forward, suite
+from capmoe_eval.errors import writing
 
 _COMMANDS = {"forward": forward, "decision": decision, "suite": suite, "cells": cells, "ep": ep}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a benchmark and exit: 0 measured, 2 bad input."""
-    parser = argparse.ArgumentParser(prog="python -m capmoe_eval.bench", description=__doc__)
+    parser = Parser(prog="python -m capmoe_eval.bench", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, module in _COMMANDS.items():
         first = (module.__doc__ or "").split("\n\n")[0]
@@ -22,7 +24,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             commands.add_parser(name, help=" ".join(first.split()), description=module.__doc__)
         )
     given = parser.parse_args(arguments)
-    sys.exit(run_command(lambda: _COMMANDS[given.command].run(given)))
+
+    def measure() -> int:
+        check_writable("--out", given.out)
+        with writing("--out", given.out):
+            status: int = _COMMANDS[given.command].run(given)
+        return status
+
+    sys.exit(run_command(measure))
 
 
 if __name__ == "__main__":

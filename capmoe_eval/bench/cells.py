@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from capmoe_eval.arguments import COUNT
 from capmoe_eval.bench.target import finish
-from capmoe_eval.bench.where import add_out, say
+from capmoe_eval.bench.where import add_out, check_names, say
 from capmoe_eval.configuration import plans
 from capmoe_eval.efficiency import Target
 from capmoe_eval.errors import UsageError
@@ -34,10 +35,10 @@ _FLAT = 1.02  # memory of the last cells over that of the first
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     add = parser.add_argument
-    add("--cells", type=int, default=200, help="cells in one process")
-    add("--limit", type=int, default=16, help="documents of each")
-    add("--documents", type=int, nargs="+", default=[32, 64, 128, 256], help="sizes of a cell")
-    add("--repeats", type=int, default=6, help="of these sizes; the first only loads the model")
+    add("--cells", type=COUNT, default=200, help="cells in one process")
+    add("--limit", type=COUNT, default=16, help="documents of each")
+    add("--documents", type=COUNT, nargs="+", default=[32, 64, 128, 256], help="sizes of a cell")
+    add("--repeats", type=COUNT, default=6, help="of these sizes; the first only loads the model")
     add("--model", default="zoo_olmoe")
     add("--task", default="piqa")
     add_out(parser)
@@ -49,10 +50,13 @@ def run(given: argparse.Namespace) -> int:
     Raises:
         UsageError: For a value that cannot be.
     """
-    if given.cells < 40 or given.limit < 1:
-        raise UsageError("cells: must be at least 40, and limit at least 1")
-    if len(set(given.documents)) < 2 or min(given.documents) < 1 or given.repeats < 2:
-        raise UsageError("documents: needs two sizes of at least 1, and repeats at least 2")
+    if given.cells < 40:
+        raise UsageError(f"--cells={given.cells}: must be at least 40")
+    if len(set(given.documents)) < 2:
+        raise UsageError(f"--documents={given.documents[0]}: must be at least two sizes")
+    if given.repeats < 2:
+        raise UsageError(f"--repeats={given.repeats}: must be at least 2 (one loads the model)")
+    check_names(given.model, [given.task])
     with tempfile.TemporaryDirectory() as scratch:
         setting = [f"model={given.model}", f"tasks={given.task}", "method=random", "gamma=1.0"]
         many = _Growth(given.cells)

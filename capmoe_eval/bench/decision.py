@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from capmoe_eval.arguments import COUNT
 from capmoe_eval.bench.alternate import alternate, ratio, timed
 from capmoe_eval.bench.target import finish
 from capmoe_eval.bench.where import add_where, device_of, dtype_name, dtype_of, machine, say, waiter
@@ -35,12 +36,12 @@ _PEAK = 4.0  # highest load over the mean; at most half of what E and K allow
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     add = parser.add_argument
-    add("--tokens", type=int, default=16_384, help="tokens T of the batch")
-    add("--ranks", type=int, default=8, help="ranks R, each with its own capacity")
+    add("--tokens", type=COUNT, default=16_384, help="tokens T of the batch")
+    add("--ranks", type=COUNT, default=8, help="ranks R, each with its own capacity")
     add("--shapes", nargs="+", default=list(_SHAPES), help="sizes of the MoE layers")
-    add("--layer-tokens", type=int, help="tokens that the layer is timed with (CPU: T/8, else T)")
-    add("--rounds", type=int, default=11)
-    add("--layer-rounds", type=int, default=3)
+    add("--layer-tokens", type=COUNT, help="tokens that the layer is timed with (CPU: T/8, else T)")
+    add("--rounds", type=COUNT, default=11)
+    add("--layer-rounds", type=COUNT, default=3)
     add_where(parser)
 
 
@@ -50,13 +51,14 @@ def run(given: argparse.Namespace) -> int:
     Raises:
         UsageError: For a value that cannot be.
     """
-    if min(given.tokens, given.ranks, given.rounds, given.layer_rounds) < 1:
-        raise UsageError("tokens, ranks, rounds: must be whole numbers of at least 1")
     if given.tokens % given.ranks:
         raise UsageError(f"tokens={given.tokens}: must be a multiple of ranks={given.ranks}")
     from capmoe_eval.parallel.layer import find_shape
+    from capmoe_eval.routing import experts_per_rank
 
     shapes = {name: find_shape(name, "shapes") for name in given.shapes}
+    for shape in shapes.values():
+        experts_per_rank(shape.n_experts, given.ranks)
     device = device_of(given.device)
     dtype = dtype_of(given.dtype, device)
     targets: list[Target] = []

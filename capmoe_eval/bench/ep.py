@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from capmoe_eval.arguments import COUNT, GAMMA, INDEX, PATH, POSITIVE, SECONDS
 from capmoe_eval.atomic import write_text
 from capmoe_eval.bench.ep_studies import STUDIES, Study, find_studies
 from capmoe_eval.bench.ep_text import table
@@ -42,36 +43,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = ", ".join(("all", *(study.name for study in STUDIES)))
     add = parser.add_argument
     add("--study", help=f"sizes, routing and methods of a place of the paper: {names}")
-    add("--scale", type=int, help="divide hidden and intermediate widths (default: the study's; 1)")
     add(
-        "--batch-divisor", type=int, help="study: divide the paper's batches (default: the study's)"
+        "--scale",
+        type=COUNT,
+        help="divide the layers' widths (default: the study's; 1)",
     )
-    add("--results", type=Path, default=Path("results/zoo"), help="study: records to take loads of")
-    add("--repeats", type=int, default=7)
-    add("--warmup", type=int, default=1)
+    add(
+        "--batch-divisor",
+        type=COUNT,
+        help="study: divide the paper's batches (default: the study's)",
+    )
+    add("--results", type=PATH, default=Path("results/zoo"), help="study: records to take loads of")
+    add("--repeats", type=COUNT, default=7)
+    add("--warmup", type=INDEX, default=1)
     add("--validate", action="store_true", help="under torchrun: emulate, too, and compare")
     add_where(parser)
     link = parser.add_argument_group("emulated link (default: h20's balance on a CPU)")
     link.add_argument("--machine", help="leave communication in proportion as on: h20, h100")
-    link.add_argument("--balance", type=float, help="… with so many bytes per FLOP")
-    link.add_argument("--bandwidth", type=float, help="bytes per second and rank, as they are")
-    link.add_argument("--latency", type=float, help="seconds of an empty exchange, as they are")
+    link.add_argument("--balance", type=POSITIVE, help="… with so many bytes per FLOP")
+    link.add_argument("--bandwidth", type=POSITIVE, help="bytes per second and rank, as they are")
+    link.add_argument("--latency", type=SECONDS, help="seconds of an empty exchange, as they are")
     add = parser.add_argument_group("a free grid").add_argument
     add("--shape", default="small", help="sizes of the layer: olmoe, mixtral, small … ")
-    add("--ranks", type=int, help="ranks, where they are emulated (default: 8; 6 for Qwen1.5)")
-    add("--tokens", type=int, nargs="+", default=[1024], help="tokens of each rank")
-    add("--peaks", type=float, nargs="+", default=[2.0, 4.0, 7.0], help="peak over mean load")
+    add("--ranks", type=COUNT, help="ranks, where they are emulated (default: 8; 6 for Qwen1.5)")
+    add("--tokens", type=COUNT, nargs="+", default=[1024], help="tokens of each rank")
+    add("--peaks", type=POSITIVE, nargs="+", default=[2.0, 4.0, 7.0], help="peak over mean load")
     add("--together", action="store_true", help="one rank has the popular experts")
     add("--trace", help="loads instead of --peaks: figure1 (of the paper), or a record's file")
-    add("--layer", type=int, help="which MoE layer of the record (default: the busiest)")
-    add("--gammas", type=float, nargs="+", default=[1.0, 1.5, 2.0])
+    add("--layer", type=INDEX, help="which MoE layer of the record (default: the busiest)")
+    add("--gammas", type=GAMMA, nargs="+", default=[1.0, 1.5, 2.0])
     add("--methods", nargs="+", default=["score", "expanded_drop"])
     add(
         "--candidates", nargs="+", default=["local"], help="of expanded_drop: local, global, ranked"
     )
     add("--granularities", nargs="+", default=["expert"], help="expert, device")
-    add("--layers", type=int, default=0, help="also the prefill of a model with so many MoE layers")
-    add("--prompt", type=int, default=512, help="prefill: tokens of a sequence")
+    add(
+        "--layers",
+        type=INDEX,
+        default=0,
+        help="also the prefill of a model with so many MoE layers",
+    )
+    add("--prompt", type=COUNT, default=512, help="prefill: tokens of a sequence")
 
 
 def run(given: argparse.Namespace) -> int:
@@ -85,8 +97,6 @@ def run(given: argparse.Namespace) -> int:
     from capmoe_eval.parallel.world import World
 
     studies = find_studies(given.study) if given.study else ()
-    if min(*given.tokens, given.repeats) < 1 or given.warmup < 0:
-        raise UsageError("tokens, repeats: must be whole numbers of at least 1")
     processes, device = process_count(), device_of(given.device)
     _keep_memory()
     link = _link(given, device)
@@ -169,9 +179,6 @@ def _link(given: argparse.Namespace, device: torch.device) -> Link | Machine:
             "bandwidth: a link is either stated (--bandwidth, --latency) or in a machine's "
             "proportion (--machine, --balance)"
         )
-    for name in ("bandwidth", "balance"):
-        if getattr(given, name) is not None and getattr(given, name) <= 0:
-            raise UsageError(f"{name}={getattr(given, name):g}: must be above 0")
     if stated or (device.type == "cuda" and not in_proportion):
         bandwidth = _NODE[0] if given.bandwidth is None else given.bandwidth
         latency = _NODE[1] if given.latency is None else given.latency

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from capmoe_eval.arguments import COUNT, INDEX, POSITIVE
 from capmoe_eval.bench.alternate import alternate, ratio, timed
 from capmoe_eval.bench.target import finish
 from capmoe_eval.bench.where import add_where, device_of, dtype_name, dtype_of, machine, say, waiter
@@ -55,12 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     add = parser.add_argument
     add("--shape", default="olmoe", help="sizes of the MoE layers: olmoe, mixtral, small …")
-    add("--layers", type=int, default=1)
-    add("--batch", type=int, default=8, help=f"sequences; a multiple of {RANKS}")
-    add("--prompt", type=int, default=128, help="tokens of each")
-    add("--peak", type=float, default=4.0, help="highest load of an expert over the mean load")
-    add("--rounds", type=int, default=31)
-    add("--warmup", type=int, default=2)
+    add("--layers", type=COUNT, default=1)
+    add("--batch", type=COUNT, default=8, help=f"sequences; a multiple of {RANKS}")
+    add("--prompt", type=COUNT, default=128, help="tokens of each")
+    add("--peak", type=POSITIVE, default=4.0, help="highest load of an expert over the mean load")
+    add("--rounds", type=COUNT, default=31)
+    add("--warmup", type=INDEX, default=2)
     add_where(parser)
 
 
@@ -72,12 +73,12 @@ def run(given: argparse.Namespace) -> int:
     """
     from capmoe_eval.bench.skewed_model import skewed_model
     from capmoe_eval.parallel.layer import find_shape
+    from capmoe_eval.parallel.skew import check_peak
 
     shape = find_shape(given.shape)
-    if given.batch < 1 or given.batch % RANKS:
+    if given.batch % RANKS:
         raise UsageError(f"batch={given.batch}: must be a multiple of {RANKS}")
-    if min(given.layers, given.prompt, given.rounds) < 1 or given.warmup < 0:
-        raise UsageError("layers, prompt, rounds: must be whole numbers of at least 1")
+    check_peak(given.peak, shape.n_experts, shape.top_k)
     device = device_of(given.device)
     dtype = dtype_of(given.dtype, device)
     say(f"building {given.layers} layers of {given.shape}")

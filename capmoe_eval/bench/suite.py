@@ -14,9 +14,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from capmoe_eval.arguments import COUNT
 from capmoe_eval.bench.alternate import alternate, ratio, timed
 from capmoe_eval.bench.target import finish
-from capmoe_eval.bench.where import add_out, device_of, machine, say
+from capmoe_eval.bench.where import add_out, check_names, device_of, machine, say
 from capmoe_eval.configuration import Plan, plans
 from capmoe_eval.efficiency import Target
 from capmoe_eval.errors import UsageError
@@ -32,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", default="zoo_olmoe", help="an embedded model")
     add("--tasks", nargs="+", default=["obqa", "piqa", "boolq"])
-    add("--limit", type=int, default=100, help="documents of a cell")
-    add("--rounds", type=int, default=3)
+    add("--limit", type=COUNT, default=100, help="documents of a cell")
+    add("--rounds", type=COUNT, default=3)
     add(
         "--every-cell",
         action="store_true",
@@ -49,8 +50,7 @@ def run(given: argparse.Namespace) -> int:
     Raises:
         UsageError: For a value that cannot be, or a process that fails.
     """
-    if min(given.limit, given.rounds) < 1:
-        raise UsageError("limit, rounds: must be whole numbers of at least 1")
+    check_names(given.model, given.tasks)
     with tempfile.TemporaryDirectory() as scratch:
         sides = _Sides(given, Path(scratch))
         total = given.rounds + 1
@@ -180,7 +180,14 @@ def _run(words: list[str]) -> float:
     ended: list[subprocess.CompletedProcess[str]] = []
     spent = timed(
         lambda: ended.append(
-            subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+            subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                check=False,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+            )
         )
     )
     (done,) = ended

@@ -7,17 +7,19 @@ import datetime
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from capmoe_eval.arguments import PATH
+from capmoe_eval.checks import choice
+from capmoe_eval.configuration import options
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.launched import process_rank
+from capmoe_eval.schema import DTYPES
 
 if TYPE_CHECKING:
     import torch
-
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 def add_where(parser: argparse.ArgumentParser) -> None:
@@ -30,8 +32,19 @@ def add_where(parser: argparse.ArgumentParser) -> None:
 def add_out(parser: argparse.ArgumentParser) -> None:
     """Declare where the result goes."""
     parser.add_argument(
-        "--out", type=Path, default=Path("results/bench"), help="directory of the JSON file"
+        "--out", type=PATH, default=Path("results/bench"), help="directory of the JSON file"
     )
+
+
+def check_names(model: str, tasks: Sequence[str]) -> None:
+    """Refuse a model or a task that the configuration does not have.
+
+    Raises:
+        UsageError: With the closest one.
+    """
+    choice(*options("model"))("--model", model)
+    for task in tasks:
+        choice(*options("tasks"))("--tasks", task)
 
 
 def device_of(name: str) -> torch.device:

@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from capmoe_eval.application import run_command
-from capmoe_eval.atomic import write_text
+from capmoe_eval.arguments import PATH, Parser
+from capmoe_eval.atomic import check_writable, write_text
 from capmoe_eval.claims.entries import paper_claims
 from capmoe_eval.claims.evidence import Evidence, Home, read_evidence
 from capmoe_eval.claims.ledger import ledger
 from capmoe_eval.claims.render import RENDERERS, Report
 from capmoe_eval.configuration import load_option, options
 from capmoe_eval.efficiency import FOLDER, read_bench
-from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.errors import UsageError, bad_choice, writing
 
 _KEYS = ("profile", "results_dir")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Write the ledger and exit: 0 written, 2 bad input."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m capmoe_eval.claims",
         description="Judge every claim of the paper by finished results and by its own numbers.",
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("reports"), help="directory (default: reports)"
+        "--out", type=PATH, default=Path("reports"), help="directory (default: reports)"
     )
     parser.add_argument(
-        "--bench", type=Path, default=FOLDER, help="files of the benchmarks (default: %(default)s)"
+        "--bench", type=PATH, default=FOLDER, help="files of the benchmarks (default: %(default)s)"
     )
     parser.add_argument(
         "overrides",
@@ -50,17 +50,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         results = Path(settings.get("results_dir", f"results/{profile}"))
         if not results.is_dir() and "results_dir" in settings:
             raise UsageError(f"results_dir={results}: no such directory; name one that has records")
+        check_writable("--out", given.out)
         folder = given.out / profile
         report = build(results, profile, folder, given.bench)
         for line in report.evidence.broken:
             print(f"left out: {line}", file=sys.stderr)
-        try:
+        with writing("--out", given.out):
             for suffix, renderer in RENDERERS.items():
                 write_text(folder / f"claims.{suffix}", renderer(report))
-        except OSError as error:
-            raise UsageError(
-                f"--out={given.out}: cannot be written ({error.strerror or error}); choose another"
-            ) from error
         print(f"{len(report.evidence.records)} records of profile {profile}")
         for word, count in report.counts.items():
             print(f"{count:4} {word}")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from capmoe_eval.application import run_command
+from capmoe_eval.arguments import PATH, Parser
+from capmoe_eval.atomic import check_writable
 from capmoe_eval.efficiency import FOLDER, Bench, read_bench
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UnwritableError, UsageError
 from capmoe_eval.figures.catalogue import FIGURES, get_figure
 from capmoe_eval.figures.evidence import Experiment, gather
 from capmoe_eval.figures.spec import FigureSpec, Sources, StudySpec
@@ -23,14 +24,14 @@ AnySpec = FigureSpec | StudySpec
 def main(arguments: Sequence[str] | None = None) -> None:
     """Draw figures and exit: 0 drawn, 1 some of all could not be, 2 bad input."""
     names = ["all", *(spec.name for spec in FIGURES)]
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m capmoe_eval.figures",
         description="Draw a figure of the paper, or one that it lacks, from finished results.",
         epilog=f"Figures: {', '.join(names)}.",
     )
     parser.add_argument("name", metavar="FIGURE", help="a figure, or all")
     parser.add_argument(
-        "--out", type=Path, default=Path("reports"), help="directory (default: reports)"
+        "--out", type=PATH, default=Path("reports"), help="directory (default: reports)"
     )
     parser.add_argument(
         "--formats",
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="draw nothing; print the commands that measure what is missing, one a line",
     )
     parser.add_argument(
-        "--bench", type=Path, default=FOLDER, help="files of the benchmarks (default: %(default)s)"
+        "--bench", type=PATH, default=FOLDER, help="files of the benchmarks (default: %(default)s)"
     )
     parser.add_argument(
         "overrides", nargs="*", help="as for python -m capmoe_eval, e.g. profile=paper limit=100"
@@ -53,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     def command() -> int:
         chosen = list(FIGURES) if given.name == "all" else [get_figure(given.name)]
         source = _Source(given.overrides, given.bench)
+        check_writable("--out", given.out)
         formats = [word for word in given.formats.split(",") if word]
         if given.missing:
             return _print_missing(chosen, source)
@@ -105,6 +107,8 @@ def _draw_all(chosen: Sequence[AnySpec], source: _Source, out: Path, formats: Se
     for spec in chosen:
         try:
             _draw(spec, source, out, formats)
+        except UnwritableError:  # nor could the others be written
+            raise
         except UsageError as error:
             failed += 1
             print(f"error: {error}", file=sys.stderr)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from omegaconf import DictConfig
 
-from capmoe_eval.configuration import Plan, load_option, plans
+from capmoe_eval.configuration import Plan, grids, load_option, plans, profile_name
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.figures.commands import commands
 from capmoe_eval.figures.spec import FigureSpec
-from capmoe_eval.finished import composed
+from capmoe_eval.finished import composed, own_words
 from capmoe_eval.record import Record
 from capmoe_eval.results import Reader
 
@@ -94,15 +94,14 @@ class Experiment:
     _reader: Reader = field(default_factory=Reader)
 
     def __post_init__(self) -> None:
-        for word in self.overrides:
-            if word.lstrip("+~").startswith("experiment"):
-                raise UsageError(f"{word}: the experiment of the figures is figures; leave it out")
+        own_words(self.overrides)
         self.config: DictConfig = composed(["experiment=figures", *self.overrides])
+        grids(self.config)
 
     @property
     def profile(self) -> str:
         """Name of the profile."""
-        return str(self.config.profile.name)
+        return profile_name(self.config)
 
     @property
     def models(self) -> list[str]:

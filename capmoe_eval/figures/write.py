@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.atomic import write_bytes, write_text
-from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.errors import bad_choice, writing
 from capmoe_eval.figures.spec import Measured, Sources, Spec
 from capmoe_eval.figures.style import house_style
 
@@ -46,15 +46,11 @@ def write_figure(
     """
     description, images = render(spec, evidence, formats)
     paths = [directory / f"{spec.name}.{suffix}" for suffix in ("json", *formats)]
-    try:
+    with writing("--out", directory):
         text = json.dumps(description, indent=1, ensure_ascii=False, allow_nan=False)
         write_text(paths[0], text + "\n")
         for path in paths[1:]:
             write_bytes(path, images[path.suffix[1:]])
-    except OSError as error:
-        raise UsageError(
-            f"--out: {directory} cannot be written ({error.strerror or error}); choose another"
-        ) from error
     return paths
 
 

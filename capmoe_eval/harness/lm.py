@@ -58,7 +58,7 @@ class CapmoeLM(HFLM):
     ) -> None:
         knobs = {knob: kwargs.pop(knob) for knob in _KNOBS & kwargs.keys()}
         chosen = method if isinstance(method, Method) else Method(method, gamma, **knobs)
-        size = kwargs.get("batch_size", 1)
+        size = kwargs.get("batch_size") or 1
         check_batch_size(int(size) if str(size).isdecimal() else size, chosen)
         worlds = ranks_in(pretrained)
         if (process_count() or 1) > 1 and not worlds:

@@ -14,17 +14,16 @@ from transformers import PreTrainedTokenizerFast
 
 from capmoe_eval.cell import ModelId
 from capmoe_eval.checkpoint import load_checkpoint, load_tokenizer, one_line
+from capmoe_eval.checks import choice
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.harness.lm import CapmoeLM
 from capmoe_eval.miniworld import miniworld_tokenizer
+from capmoe_eval.schema import ATTENTION, DTYPES
 from capmoe_eval.tiny import TINY_FAMILIES, tiny_model, tiny_tokenizer
 from capmoe_eval.zoo import trained_model
 
 ZOO, TINY = "zoo:", "tiny:"
 """Prefixes of an embedded model's ``pretrained``: trained, and with random weights."""
-
-_DTYPES = ("float32", "bfloat16", "float16")
-_ATTENTION = ("sdpa", "eager", "flash_attention_2")
 
 
 @dataclass(frozen=True)
@@ -52,10 +51,9 @@ def load_lm(model: ModelId, placement: Placement, batch_size: int | str) -> Capm
     Raises:
         UsageError: If it cannot be loaded; the line says what to do.
     """
-    if model.dtype not in _DTYPES:
-        raise bad_choice("dtype", model.dtype, _DTYPES)
-    if model.attention not in (None, *_ATTENTION):
-        raise bad_choice("attention", model.attention, _ATTENTION)
+    choice(*DTYPES)("dtype", model.dtype)
+    if model.attention is not None:
+        choice(*ATTENTION)("attention", model.attention)
     device = _device(placement.device)
     if placement.threads is not None:
         torch.set_num_threads(placement.threads)

@@ -57,8 +57,9 @@ class TaskLibrary:
             if name not in manager.all_tasks:
                 raise bad_choice("task", name, manager.all_tasks)
             try:
-                self._built[key] = manager.load([name])
-                for task in self._built[key]["tasks"].values():
+                built = manager.load([name])
+                _ask_first(built["tasks"])
+                for task in built["tasks"].values():
                     task.capmoe_own_fewshot = task.get_config("num_fewshot") or 0
             except UsageError:
                 raise
@@ -69,6 +70,7 @@ class TaskLibrary:
                         f"({_first_line(error)}); set data.root=DIR to a directory in hub layout"
                     ) from error
                 raise UsageError(f"task={name}: {_first_line(error)}") from error
+            self._built[key] = built
         return self._built[key]
 
     def fingerprint(self, task: TaskId, source: DataSource) -> str | None:
@@ -109,6 +111,26 @@ def _keep_templates() -> None:
     if not isinstance(vars(environment).get("from_string"), functools._lru_cache_wrapper):
         kept = functools.lru_cache(maxsize=1024)(environment.from_string)
         environment.from_string = kept
+
+
+def _ask_first(tasks: dict[str, Any]) -> None:
+    """Make a prompt of each task's first document, so that a column that is missing is noticed.
+
+    lm-eval takes the name of a column that is not there for the prompt itself.
+
+    Raises:
+        LookupError: If a column is not there.
+        TemplateError: If a template needs what is not there.
+    """
+    for name, task in tasks.items():
+        for field in ("doc_to_text", "doc_to_choice", "doc_to_target"):
+            column = task.get_config(field)
+            if isinstance(column, str) and column.isidentifier() and column not in task.features:
+                raise LookupError(f"{name}: its documents have no column {column!r}")
+        document = next(iter(task.eval_docs), None)
+        if document is not None:
+            task.doc_to_text(document)
+            task.doc_to_target(document)
 
 
 class _RootedFactory(TaskFactory):

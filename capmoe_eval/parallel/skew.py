@@ -21,6 +21,20 @@ def peak_load(logits_TE: Tensor, top_k: int) -> float:
     return float(load_E.max()) / float(load_E.double().mean())
 
 
+def check_peak(peak: float, n_experts: int, top_k: int) -> None:
+    """Refuse a highest load over the mean load that no routing can have.
+
+    Raises:
+        UsageError: Naming the peak and what is possible.
+    """
+    highest = n_experts / top_k
+    if not 1 <= peak <= highest:
+        raise UsageError(
+            f"peak={peak:g}: with {n_experts} experts and {top_k} per token the fullest expert has "
+            f"1 to {highest:g} times the mean load"
+        )
+
+
 def skewed_logits(
     n_tokens: int,
     n_experts: int,
@@ -47,12 +61,7 @@ def skewed_logits(
     Raises:
         UsageError: If no routing can have that peak.
     """
-    highest = n_experts / top_k
-    if not 1 <= peak <= highest:
-        raise UsageError(
-            f"peak={peak:g}: with {n_experts} experts and {top_k} per token the fullest expert has "
-            f"1 to {highest:g} times the mean load"
-        )
+    check_peak(peak, n_experts, top_k)
     generator = torch.Generator().manual_seed(seed)
     quantile_E = (torch.arange(n_experts) + 0.5) / n_experts
     popular_E = torch.special.ndtri(quantile_E).flip(0)

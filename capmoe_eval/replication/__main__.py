@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from capmoe_eval.application import run_command
-from capmoe_eval.atomic import write_bytes, write_text
-from capmoe_eval.errors import UsageError
-from capmoe_eval.finished import finished
+from capmoe_eval.arguments import PATH, Parser
+from capmoe_eval.atomic import check_writable, write_bytes, write_text
+from capmoe_eval.configuration import profile_name
+from capmoe_eval.errors import UsageError, writing
+from capmoe_eval.finished import finished, own_words
 from capmoe_eval.record import VERDICTS
 from capmoe_eval.replication.claims import CLAIMS
 from capmoe_eval.replication.evidence import Evidence
@@ -26,32 +27,36 @@ _TRAINED = "zoo"
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Judge and exit: 0 written, 2 bad input."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m capmoe_eval.replication",
         description="Judge the paper's claims by the finished records of experiment=replicate.",
     )
     parser.add_argument(
-        "--results", type=Path, help=f"for {VERDICTS} (default: beside the records, results_dir)"
+        "--results", type=PATH, help=f"for {VERDICTS} (default: beside the records, results_dir)"
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("reports"), help="directory (default: reports)"
+        "--out", type=PATH, default=Path("reports"), help="directory (default: reports)"
     )
     parser.add_argument(
         "--trainings",
-        type=Path,
+        type=PATH,
         help=f"training seeds' balance (default: {TRAININGS} with profile {_TRAINED}, else none)",
     )
     parser.add_argument("overrides", nargs="*", help="as for python -m capmoe_eval")
     given = parser.parse_args(arguments)
 
     def report() -> int:
+        own_words(given.overrides)
         found = finished(["experiment=replicate", *given.overrides])
-        profile = str(found.config.profile.name)
+        profile = profile_name(found.config)
         if not found.records:
             raise UsageError(
                 f"profile={profile}: no finished evaluation of experiment=replicate; run "
                 f"`python -m capmoe_eval experiment=replicate {' '.join(given.overrides)}` first"
             )
+        results = given.results or found.plans[0].root
+        check_writable("--results", results)
+        check_writable("--out", given.out)
         # Trained tiny models say nothing of other profiles, unless someone names them.
         trained = given.trainings or (TRAININGS if profile == _TRAINED else None)
         evidence, trainings = Evidence(found.records), _trainings(trained)
@@ -72,17 +77,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "missing": len(found.plans) - len(found.records),
             "notes": [*found.notes, *found.broken],
         }
-        verdicts = (given.results or found.plans[0].root) / VERDICTS
-        write_text(verdicts, to_json(judgements, about))
+        with writing("--results", results):
+            write_text(results / VERDICTS, to_json(judgements, about))
         folder = given.out / profile
         text = to_markdown(judgements, about)
-        write_text(folder / "replication.md", text)
         title = f"What routing costs: {len(evidence.models)} models, profile {profile}"
-        write_bytes(folder / "replication.png", to_png(draw(judgements, title)))
+        with writing("--out", given.out):
+            write_text(folder / "replication.md", text)
+            write_bytes(folder / "replication.png", to_png(draw(judgements, title)))
         print(text.partition("\n## ")[0])
         if about["missing"]:
             print(f"{about['missing']} of {len(found.plans)} evaluations are missing")
-        print(f"written: {verdicts}, {folder / 'replication.md'}, .png")
+        print(f"written: {results / VERDICTS}, {folder / 'replication.md'}, .png")
         return 0
 
     sys.exit(run_command(report))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from capmoe_eval.application import run_command
+from capmoe_eval.arguments import PATH, Parser
+from capmoe_eval.atomic import check_writable
 from capmoe_eval.efficiency import FOLDER
 from capmoe_eval.record import VERDICTS
 from capmoe_eval.site.build import build, write_site
@@ -16,12 +17,12 @@ from capmoe_eval.site.inventory import take_inventory
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Build and exit: 0 written, 2 bad input."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m capmoe_eval.site",
         description="Make one static site of finished results: OUT/index.html.",
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("reports"), help="directory (default: reports)"
+        "--out", type=PATH, default=Path("reports"), help="directory (default: reports)"
     )
     parser.add_argument(
         "--replication",
@@ -29,12 +30,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help=f"verdicts of the replication (default: {VERDICTS} in the results directory)",
     )
     parser.add_argument(
-        "--bench", type=Path, default=FOLDER, help="files of the benchmarks (default: %(default)s)"
+        "--bench", type=PATH, default=FOLDER, help="files of the benchmarks (default: %(default)s)"
     )
     parser.add_argument("overrides", nargs="*", help="as for python -m capmoe_eval: profile=paper")
     given = parser.parse_intermixed_args(arguments)
 
     def report() -> int:
+        check_writable("--out", given.out)
         inventory = take_inventory(given.overrides, given.bench)
         verdicts = given.replication or inventory.results / VERDICTS
         pages = build(inventory, given.out, verdicts)

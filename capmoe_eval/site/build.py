@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from capmoe_eval.atomic import write_text
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import writing
 from capmoe_eval.site import page
 from capmoe_eval.site.cell_page import Relatives, record_page
 from capmoe_eval.site.claims import claims_page
@@ -62,15 +62,11 @@ def write_site(pages: Mapping[str, str], out: Path) -> int:
     Raises:
         UsageError: If a file cannot be written.
     """
-    try:
+    with writing("--out", out):
         for path, text in pages.items():
             if not _says(out / path, text):
                 write_text(out / path, text, durable=False)
         return _delete_others(pages, out)
-    except OSError as error:
-        raise UsageError(
-            f"--out {out}: cannot be written ({error.strerror or error}); choose another directory"
-        ) from error
 
 
 def _says(path: Path, text: str) -> bool:

@@ -11,10 +11,10 @@ from typing import Final
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from capmoe_eval.configuration import Plan, options
+from capmoe_eval.configuration import Plan, options, profile_name
 from capmoe_eval.efficiency import FOLDER, Bench, read_bench
 from capmoe_eval.errors import UsageError
-from capmoe_eval.finished import composed, model_slots, planned
+from capmoe_eval.finished import composed, model_slots, own_words, planned
 from capmoe_eval.record import Record
 from capmoe_eval.report import TABLES, Layout, ModelSlot
 from capmoe_eval.results import Reader, read_results, record_paths
@@ -108,10 +108,12 @@ def take_inventory(overrides: Sequence[str], bench: Path = FOLDER) -> Inventory:
         UsageError: For a value that cannot be.
         HydraException: For an override that does not exist.
     """
+    own_words(overrides)
     config = composed([word for word in overrides if not word.startswith(GRIDS)])
     reader = Reader()
     layouts = [layout for layout in TABLES if isinstance(layout, Layout)]
     experiments = tuple(_experiment(layout, overrides, reader) for layout in layouts)
+    profile = profile_name(config)
     roots = {plan.root for experiment in experiments for plan in experiment.planned}
     roots = roots or {Path(str(config.results_dir))}
     found = [read_results(root, reader) for root in sorted(roots)]

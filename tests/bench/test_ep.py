@@ -151,7 +151,7 @@ def test_a_records_layer_gives_experts_and_loads(
         (["--ranks", "3"], "ep_size=3: 64 experts cannot be spread evenly"),
         (["--peaks", "9"], "peak=9: with 64 experts and 8 per token"),
         (["--methods", "scre"], "method=scre: did you mean 'score'?"),
-        (["--repeats", "0"], "tokens, repeats: must be"),
+        (["--repeats", "0"], "--repeats=0: must be a whole number"),
         (["--device", "tpu0"], "device=tpu0: not usable here"),
         (["--trace", "nothing.json"], "nothing.json: not a whole record"),
         (["--study", "speedups"], "study=speedups: did you mean 'speedup'?"),
@@ -159,7 +159,7 @@ def test_a_records_layer_gives_experts_and_loads(
         (["--study", "skew", "--scale", "3"], "scale=3: it must divide the layer's widths"),
         (["--machine", "h2"], "machine=h2: did you mean 'h20'?"),
         (["--machine", "h20", "--latency", "1"], "bandwidth: a link is either stated"),
-        (["--balance", "0"], "balance=0: must be above 0"),
+        (["--balance", "0"], "--balance=0: must be a finite number above 0"),
         (["--layers", "1", "--prompt", "7"], "prompt=7: 48 tokens of a rank are no whole number"),
     ],
 )

@@ -95,10 +95,12 @@ def test_continuations_come_back_in_order() -> None:
     assert lm.generate_until(requests) == plain
 
 
-@pytest.mark.parametrize("shuffle", [-1, 0.5, True, "a"])
-def test_a_shuffle_is_a_seed(shuffle: object) -> None:
+@pytest.mark.parametrize(
+    ("shuffle", "said"), [(-1, "-1"), (0.5, "0.5"), (True, "true"), ("a", "a")]
+)
+def test_a_shuffle_is_a_seed(shuffle: object, said: str) -> None:
     task = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
-    with pytest.raises(UsageError, match=f"shuffle={shuffle}: must be a seed"):
+    with pytest.raises(UsageError, match=f"shuffle={said}: must be a seed"):
         Cell(ModelId("m", "p"), Method("baseline"), task, 4, shuffle=shuffle)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="batch_size=auto"):
         Cell(ModelId("m", "p"), Method("baseline"), task, "auto", shuffle=1)

@@ -90,7 +90,7 @@ def test_every_knob_is_said(
 
 
 def test_a_model_of_ones_own_and_its_data(tmp_path: Path) -> None:
-    cell = odd_cell(model='it\'s "mine" \\')
+    cell = odd_cell(model='it\'s "mine" ~')
     assert again(cell, tmp_path) == cell
 
 

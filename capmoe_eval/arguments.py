@@ -1,0 +1,65 @@
+"""Options of the commands: a parser that refuses in one line, and types that check a value."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+from unittest import mock
+
+from capmoe_eval.checks import CAPACITY, Check, real, whole
+from capmoe_eval.errors import shown
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that refuses in one line, with status 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and exit."""
+        _refuse(self, message)
+
+
+def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+    line = " ".join(message.removeprefix("argument ").replace(": =", "=", 1).split())
+    parser.exit(2, f"error: {line}; {parser.prog} --help says what there is\n")
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Have the parsers of libraries (Hydra, lm-eval) refuse in one line, too."""
+    with mock.patch.object(argparse.ArgumentParser, "error", _refuse):
+        yield
+
+
+def _typed(parse: Callable[[str], Any], check: Check) -> Callable[[str], Any]:
+    """Return a type of an option: what a word says, if it keeps the rule."""
+
+    def convert(word: str) -> Any:
+        try:
+            value = parse(word)
+        except ValueError:
+            value = math.nan
+        if not check.holds(value):
+            raise argparse.ArgumentTypeError(f"={shown(word)}: {check.rule}")
+        return value
+
+    return convert
+
+
+def _path(word: str) -> Path:
+    if not word.strip() or not word.isprintable():
+        raise argparse.ArgumentTypeError(f"={shown(word)}: must be a path")
+    return Path(word)
+
+
+COUNT = _typed(int, whole(1))
+INDEX = _typed(int, whole(0))
+SEED = _typed(int, whole(0, 2**32 - 1))
+THREADS = _typed(int, whole(1, 1024))
+POSITIVE = _typed(float, real(above=0))
+SECONDS = _typed(float, real(least=0))
+GAMMA = _typed(float, CAPACITY)
+PATH = _path

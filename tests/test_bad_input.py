@@ -1,0 +1,97 @@
+"""Whatever cannot be is refused in one line, with status 2, before a model is loaded."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from lm_eval.tasks import manager
+
+from capmoe_eval import __main__ as main_command
+from capmoe_eval import lm_eval, loads, tables
+from capmoe_eval.bench import __main__ as bench
+from capmoe_eval.claims import __main__ as claims
+from capmoe_eval.figures import __main__ as figures
+from capmoe_eval.harness import loading, task_index
+from capmoe_eval.replication import __main__ as replication
+from capmoe_eval.site import __main__ as site
+from capmoe_eval.tiny import __main__ as tiny
+from tests.bad_input import Row, rows
+
+COMMANDS: dict[str, Callable[[], object]] = {
+    "main": main_command.main,
+    "tables": tables.main,
+    "figures": figures.main,
+    "claims": claims.main,
+    "replication": replication.main,
+    "site": site.main,
+    "loads": loads.main,
+    "tiny": lambda: sys.exit(tiny.main()),
+    "bench": bench.main,
+    "lm_eval": lm_eval.main,
+}
+ROWS = list(rows())
+# Only the model can say these.
+OF_THE_MODEL = ("model.pretrained=", "model.tokenizer=", "device=", "ep_size=7")
+OBQA = "allenai/openbookqa"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, hub: Path) -> Path:
+    """A directory with what the rows name."""
+    place = tmp_path_factory.mktemp("place")
+    (place / "file").write_text("")
+    (place / "record.json").write_text("{}")
+    for name in ("truncated", "columns", "unlisted"):
+        shutil.copytree(hub / OBQA, place / name / OBQA)
+    for path in (place / "truncated").rglob("*.parquet"):
+        path.write_bytes(path.read_bytes()[:-20])
+    for path in (place / "columns").rglob("*.parquet"):
+        pq.write_table(pq.read_table(path).drop(["question_stem"]), path)
+    for path in (place / "unlisted").rglob("*.parquet"):
+        path.unlink()
+    return place
+
+
+def snapshot(place: Path) -> dict[str, int]:
+    """Return every file below a directory, and beside it, with its size."""
+    return {str(path): path.stat().st_size for path in place.parent.rglob("*") if path.is_file()}
+
+
+def test_there_are_at_least_300_rows() -> None:
+    assert len(ROWS) >= 300
+    assert len({(row.command, row.words) for row in ROWS}) == len(ROWS)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[f"{row.command} {row.words}"[:80] for row in ROWS])
+def test_bad_input_is_one_line_and_status_2(
+    row: Row, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not row.words.startswith(OF_THE_MODEL):
+        monkeypatch.setattr(loading, "load_lm", lambda *_, **__: pytest.fail("loads the model"))
+    if row.command == "lm_eval":
+        monkeypatch.setattr(logging, "raiseExceptions", False)  # its log keeps an older stderr
+        monkeypatch.setattr(manager, "TaskIndex", task_index._KeptIndex)  # or 16 s a row
+    monkeypatch.chdir(place)
+    words = shlex.split(row.words)
+    monkeypatch.setattr(sys, "argv", [row.command, *words])
+    before = snapshot(place)
+    with pytest.raises(SystemExit) as done:
+        COMMANDS[row.command]()
+    out, err = capsys.readouterr()
+    assert "Traceback" not in err
+    lines = [line for line in err.splitlines() if line]
+    if row.command == "lm_eval":  # lm-eval logs before
+        lines = lines[-1:]
+    else:
+        assert out == ""
+    assert len(lines) == 1, err
+    assert lines[0].startswith("error: ") and row.said in lines[0], err
+    assert done.value.code == 2
+    assert snapshot(place) == before
