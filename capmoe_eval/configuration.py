@@ -263,7 +263,7 @@ def share(planned: Sequence[Plan], shard: str | None) -> list[Plan]:
     if shard is None:
         return list(planned)
     number, _, count = shard.partition("/")
-    mine = sorted(plan.cell.digest for plan in planned)[int(number) - 1 :: int(count)]
+    mine = set(sorted(plan.cell.digest for plan in planned)[int(number) - 1 :: int(count)])
     return [plan for plan in planned if plan.cell.digest in mine]
 
 

@@ -128,7 +128,8 @@ def data_source(root: str | None, name: str | None = None) -> DataSource:
 
     Args:
         root: None for the hub, one of :data:`EMBEDDED`, or a directory.
-        name: What a local root goes by in results; the directory's name if not given.
+        name: What a local root goes by in results; the directory's name if not given, with
+            ``local-`` before a name that stands for other documents.
 
     Raises:
         UsageError: If the directory does not exist.
@@ -143,4 +144,6 @@ def data_source(root: str | None, name: str | None = None) -> DataSource:
             f"data.root={root}: no such directory; give one in hub layout, "
             f"{' or '.join(EMBEDDED)}, or null for the hub"
         )
-    return DataSource(name or path.resolve().name, path.resolve())
+    path = path.resolve()
+    own = f"local-{path.name}" if path.name in (HUB, *EMBEDDED) else path.name
+    return DataSource(name or own, path)

@@ -20,7 +20,7 @@ from capmoe_eval.atomic import write_text
 from capmoe_eval.cell import Cell
 from capmoe_eval.errors import UsageError, writing
 from capmoe_eval.record import Record
-from capmoe_eval.results import read_results
+from capmoe_eval.results import read_results, record_paths
 
 FILE: Final = "inputs.json"
 _SCHEMA: Final = 1
@@ -127,7 +127,7 @@ def prepare(root: Path) -> None:
     Raises:
         UsageError: If the records contradict one another, or the directory cannot be written.
     """
-    if (root / FILE).exists():
+    if (root / FILE).exists() or not record_paths(root):
         return
     with _locked(root):
         known = _of_records(root)

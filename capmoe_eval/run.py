@@ -130,7 +130,7 @@ def _documents(plans: Sequence[Plan]) -> TaskLibrary:
     quiet_libraries()
     library = TaskLibrary()
     for plan in {(p.root, p.source, p.cell.task): p for p in plans}.values():
-        library.get(plan.cell.task.lm_eval, plan.source)
+        library.check_metric(plan.cell.task, plan.source)
         fingerprint = library.fingerprint(plan.cell.task, plan.source)
         inputs.check(plan.root, plan.cell, {"data_fingerprint": fingerprint})
     return library

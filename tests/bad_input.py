@@ -178,6 +178,8 @@ MAIN: Mapping[str, str] = {
     "tasks=obqa tasks.obqa.dataset=null": "tasks.obqa.dataset=null",
     "tasks=obqa tasks.obqa.dataset=nowhere/at_all": "no dataset 'nowhere/at_all'",
     "tasks=obqa tasks.obqa.metric=null": "tasks.obqa.metric=null",
+    "tasks=obqa tasks.obqa.metric=acc_nrm": "acc_nrm,none: did you mean 'acc_norm,none'?",
+    "tasks=gsm8k tasks.gsm8k.filter=flexible": "did you mean 'exact_match,flexible-extract'?",
     "tasks=obqa tasks.obqa.metric=42": "tasks.obqa.metric=42",
     "tasks=obqa tasks.obqa.filter=null": "tasks.obqa.filter=null",
     "tasks=obqa tasks.obqa=null": "tasks.obqa=null",

@@ -33,6 +33,7 @@ OTHERS: dict[type, dict[str, Any]] = {
         "dtype": "float32",
         "max_length": 512,
         "tokenizer": "org/tokenizer",
+        "attention": "eager",
     },
     TaskId: {
         "name": "other",

@@ -72,7 +72,7 @@ def check(record: Record, root: Path) -> str | None:
 
 DECISIVE = {
     "weights": {"model__weights": "0123"},
-    "tokenizer": {"model__tokenizer": "0123"},
+    "tokenizer": {"model__tokenizer": "0123456789abcdef"},
     "attention": {"model__attention": "eager"},
     "fingerprint": {"data_fingerprint": "0123"},
 }

@@ -20,7 +20,7 @@ import torch
 
 from capmoe_eval import record as record_module
 from capmoe_eval import run as run_module
-from capmoe_eval.atomic import write_text
+from capmoe_eval.atomic import write_bytes
 from capmoe_eval.cell import Cell, ModelId, TaskId
 from capmoe_eval.configuration import Plan
 from capmoe_eval.datasource import data_source
@@ -29,6 +29,7 @@ from capmoe_eval.harness import evaluate as evaluate_module
 from capmoe_eval.harness import loading
 from capmoe_eval.method import Method
 from capmoe_eval.record import SCHEMA, read_record
+from capmoe_eval.results import record_paths
 from capmoe_eval.run import run
 
 OBQA = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
@@ -244,18 +245,19 @@ def test_a_full_disk_stops_everything_and_keeps_what_is_finished(
         evaluated.append(cell.method.name)
         return evaluate(cell, *args, **kwargs)  # type: ignore[arg-type]
 
-    def full(path: Path, text: str) -> None:
+    def full(path: Path, data: bytes) -> None:
         if path.name.startswith("order"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        write_text(path, text)
+        write_bytes(path, data)
 
     monkeypatch.setattr(evaluate_module, "evaluate", counting)
-    monkeypatch.setattr(record_module, "write_text", full)
+    monkeypatch.setattr(record_module, "write_bytes", full)
     with pytest.raises(UnwritableError, match=r"results_dir=.*: cannot be written .No space left"):
         run(grid(tmp_path))
     assert evaluated == ["baseline", "order"], "what cannot be kept is not computed"
-    (kept,) = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert read_record(kept).method == "baseline"
+    assert not list(tmp_path.rglob("*.tmp"))
+    (kept,) = record_paths(tmp_path)
+    assert read_record(kept, tmp_path).method == "baseline"
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])

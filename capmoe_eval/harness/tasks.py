@@ -73,6 +73,22 @@ class TaskLibrary:
             self._built[key] = built
         return self._built[key]
 
+    def check_metric(self, task: TaskId, source: DataSource) -> None:
+        """Refuse a metric or a filter that none of a task's parts has.
+
+        Raises:
+            UsageError: Naming those that there are.
+        """
+        found = []
+        for part in self.get(task.lm_eval, source)["tasks"].values():
+            filters = part.get_config("filter_list") or [{"name": "none"}]
+            found += [
+                f"{metric},{each['name']}" for metric in part.aggregation() for each in filters
+            ]
+        key = f"{task.metric},{task.filter}"
+        if key not in found:
+            raise bad_choice(f"task {task.name}: metric,filter", key, dict.fromkeys(found))
+
     def fingerprint(self, task: TaskId, source: DataSource) -> str | None:
         """Return what tells a task's documents from others of that name.
 

@@ -144,7 +144,13 @@ class _Splitter:
         return (), given
 
     def gather(self, _model: nn.Module, _args: Any, output: Any) -> Any:
-        """Replace this process's logits by those of the whole batch; its cache stays its own."""
+        """Replace this process's logits by those of the whole batch; its cache stays its own.
+
+        Of a model without a head, the last hidden states.
+        """
         follow_beams(getattr(output, "past_key_values", None), self._world)
-        output.logits = self._world.gather(output.logits.contiguous(), self._n_sequences)
+        for name in ("logits", "last_hidden_state"):
+            own = getattr(output, name, None)
+            if own is not None:
+                setattr(output, name, self._world.gather(own.contiguous(), self._n_sequences))
         return output

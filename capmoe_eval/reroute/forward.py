@@ -90,8 +90,8 @@ class _ForwardHooks:
         step, n_cached = self.generation.take_step(), cached_positions(given)
         decode = not step.first if step else tokens.shape[1] == 1 and n_cached > 0
         mask = given.get("attention_mask")
-        if step and step.mask_BM is not None and getattr(mask, "ndim", None) != 2:
-            mask = self._ranks.own(step.mask_BM)
+        if step and getattr(mask, "ndim", None) != 2:
+            mask = None if step.mask is None else self._ranks.own(step.mask)
         meter = self._meter
         if meter.real_tokens_BS is not None:
             mask, n_cached = self._ranks.own(meter.real_tokens_BS), 0

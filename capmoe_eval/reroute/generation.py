@@ -17,12 +17,12 @@ class Step:
 
     Attributes:
         first: Whether it computes the prompt; all others compute what was generated.
-        mask_BM: The 2-dimensional mask of prompt and generated tokens. For a static cache
-            transformers makes another one of it, which no longer tells the pads.
+        mask: The mask of prompt and generated tokens, before transformers makes another one of it
+            for a static cache, which no longer tells the pads; None where there are none.
     """
 
     first: bool
-    mask_BM: Tensor | None
+    mask: Tensor | None
 
 
 class Generation:
@@ -59,9 +59,7 @@ class Generation:
         if self._running:
             # A chunk of a long prompt is a first iteration, too.
             first = bool(kwargs.get("is_first_iteration"))
-            mask = kwargs.get("attention_mask")
-            known = isinstance(mask, Tensor) and mask.ndim == 2
-            self._next = Step(first, mask if known else None)
+            self._next = Step(first, kwargs.get("attention_mask"))
         return stock(*args, **kwargs)
 
 

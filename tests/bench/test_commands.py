@@ -43,7 +43,7 @@ def test_forward(tmp_path: Path) -> None:
     assert list(targets(content).values()) == [0.98, 0.98, 1.05, 0.95]
     assert set(content["seconds"]) == {"stock", *SIDES}
     dropped = content["dropped_share"]
-    assert dropped.pop("baseline") == dropped.pop("score, γ=∞") == 0
+    assert dropped.pop("baseline") == dropped.pop("score, γ=1000") == 0
     assert min(dropped.values()) > 0.15
     assert content["peaks"] == pytest.approx([4], rel=0.1)
     for target, name in zip(content["targets"], SIDES, strict=True):

@@ -12,7 +12,7 @@ from lm_eval.api.model import CachingLM
 from lm_eval.models import huggingface
 from lm_eval.models.huggingface import HFLM
 
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.harness.lm import CapmoeLM
 from capmoe_eval.method import Method
 from capmoe_eval.tiny import TINY_FAMILIES, tiny_model, tiny_tokenizer
@@ -138,7 +138,7 @@ def test_an_automatic_batch_is_refused_under_a_capacity_only() -> None:
 
 @pytest.mark.parametrize("size", ["auto:4", "autos", "0", True])
 def test_another_automatic_batch_is_refused(size: Any) -> None:
-    with pytest.raises(UsageError, match=f"batch_size={size}: must be a whole number"):
+    with pytest.raises(UsageError, match=f"batch_size={shown(size)}: must be a whole number"):
         build(CapmoeLM, "olmoe", size)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -59,6 +60,21 @@ def test_the_stock_logits_are_proven() -> None:
         model(cases.batch()[0])
     with pytest.raises(UsageError, match="input_ids"), torch.no_grad():
         model(attention_mask=cases.batch()[1])
+
+
+def test_a_model_without_a_head_gives_the_hidden_states_of_all() -> None:
+    tokens, mask = cases.batch()
+    base, alone = cases.model("olmoe", 1).model, cases.model("olmoe", 1).model
+    shard_experts(base)
+    split_batches(base)
+    with torch.no_grad():
+        hidden = [under_capacity(model, tokens, mask).last_hidden_state for model in (base, alone)]
+    torch.testing.assert_close(*hidden, rtol=1e-4, atol=2e-5)
+
+
+def under_capacity(model: torch.nn.Module, tokens: torch.Tensor, mask: torch.Tensor) -> Any:
+    with capacity_aware(model, "score", gamma=1.0):
+        return model(input_ids=tokens, attention_mask=mask)
 
 
 def test_a_model_that_is_not_spread_has_no_world() -> None:

@@ -170,6 +170,19 @@ def test_a_static_cache_generates_and_counts_as_a_dynamic_one(name: str) -> None
     assert dynamic_meter.summary()["tokens"] == 18
 
 
+def test_a_prompt_without_pads_generates_with_a_static_cache() -> None:
+    """transformers lays a mask of ones aside before it makes the static cache's own."""
+    model, (tokens, _) = make("olmoe"), padded_prompt()
+    for mask in (torch.ones_like(tokens), None):
+        meters = []
+        for cache in ({}, {"cache_implementation": "static"}):
+            with torch.no_grad(), capacity_aware(model, "score", gamma=1.0) as meter:
+                model.generate(tokens, attention_mask=mask, max_new_tokens=5, **cache)
+            meters.append(counted(meter))
+        assert meters[0] == meters[1]
+        assert meter.summary()["tokens"] == tokens.numel()
+
+
 def test_constrained_decoding_counts_alike_with_both_caches() -> None:
     model = make("olmoe")
     dynamic, dynamic_meter = generate(model, decode="constrained")

@@ -196,6 +196,7 @@ def test_a_decision_that_drops_where_no_bound_binds_is_caught(
 
 
 def test_an_infinite_capacity_that_touches_pads_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Method, "_canonical_name", lambda method: method.name)
     monkeypatch.setattr(Method, "is_stock", property(lambda method: method.name == "baseline"))
     with (
         pytest.raises(EnforcementError, match="γ=∞ does not give the stock model's logits"),
