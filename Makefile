@@ -95,8 +95,8 @@ bench-ep: install  ## speed under expert parallelism: every study emulated, and 
 smoke: install  ## every method on every embedded family, a few documents each
 	$(PY) -m capmoe_eval experiment=smoke results_dir=$$(mktemp -d)/smoke
 
-test: install  ## the tests, with coverage
-	$(PY) -m pytest --cov --cov-report=term:skip-covered
+test: install  ## the tests in JOBS processes, with coverage
+	$(PY) -m pytest -n $(JOBS) --dist loadfile --cov --cov-report=term:skip-covered
 
 check: install  ## linters, types, import contract
 	$(BIN)/ruff check .
