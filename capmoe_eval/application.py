@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from capmoe_eval.arguments import one_line_errors
-from capmoe_eval.configuration import Plan, config_directory, options
+from capmoe_eval.configuration import Plan, config_directory, model_notes, options
 from capmoe_eval.errors import UnwritableError, UsageError, bad_choice, shown
 from capmoe_eval.launched import process_rank
 from capmoe_eval.schema import fields
@@ -45,9 +45,9 @@ def execute(plans: Sequence[Plan]) -> int:
         skipped = len(outcome.records) - outcome.computed
         failed = len(outcome.failures)
         print(f"{outcome.computed} computed, {skipped} finished before, {failed} failed")
-    for note in sorted({plan.note for plan in plans if plan.note}):
-        models = sorted({plan.cell.model.name for plan in plans if plan.note == note})
-        print(f"Note: {', '.join(models)}: {note}.")
+    in_order = sorted(plans, key=lambda plan: (plan.note or "", plan.cell.model.name))
+    for note in model_notes(in_order):
+        print(f"Note: {note}")
     for cell, reason in outcome.failures:
         print(f"failed: {cell}: {reason}", file=sys.stderr)
     return 1 if outcome.failures else 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 from capmoe_eval.checks import NAME, TEXT, Check, whole
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.method import DEFAULTS, Method
+from capmoe_eval.names import gamma_label
 
 _BATCH = whole(1)
 
@@ -211,7 +211,7 @@ def method_label(method: Method) -> str:
     """Return a method and the knobs that differ from their defaults, fit for a file name."""
     parts = [method.name]
     if method.gamma is not None:
-        parts.append("g" + ("inf" if method.gamma == math.inf else f"{method.gamma:g}"))
+        parts.append(gamma_label(method.gamma))
     short = {"ep_size": "ep", "seed": "s", "rounds": "r"}
     for knob, value in method.identity().items():
         # m says how many experts "ranked" adds: no number goes without saying.

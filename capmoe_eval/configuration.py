@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,20 @@ class Plan:
     def path(self) -> Path:
         """Where the cell's record lies."""
         return self.cell.path(self.root)
+
+
+def model_notes(planned: Iterable[Plan], title: Callable[[str], str] = str) -> list[str]:
+    """Return what must be said of the models' numbers, each sentence once.
+
+    Args:
+        planned: The plans, whose order is that of the sentences and of the models in them.
+        title: Returns how a model is named, by its key.
+    """
+    models: dict[str, dict[str, None]] = {}
+    for plan in planned:
+        if plan.note:
+            models.setdefault(plan.note, {})[title(plan.cell.model.name)] = None
+    return [f"{', '.join(names)}: {note}." for note, names in models.items()]
 
 
 def config_directory() -> Path:

@@ -7,8 +7,9 @@ Needs no torch.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
@@ -19,6 +20,7 @@ from capmoe_eval.configuration import (
     config_directory,
     for_hydra,
     load_option,
+    model_notes,
     plans,
     register_resolvers,
 )
@@ -85,12 +87,7 @@ def finished(overrides: Sequence[str], reader: Reader | None = None) -> Finished
                 records.append(reader(plan.path, plan.root))
             except UsageError as error:
                 broken.append(f"{LEFT_OUT}: {error}")
-    models: dict[str, dict[str, None]] = {}
-    for plan in cells:
-        if plan.note:
-            models.setdefault(plan.note, {})[plan.cell.model.name] = None
-    notes = [f"{', '.join(names)}: {note}." for note, names in models.items()]
-    return Finished(config, cells, records, broken, notes)
+    return Finished(config, cells, records, broken, model_notes(cells))
 
 
 def planned(overrides: Sequence[str]) -> tuple[DictConfig, list[Plan]]:
@@ -151,3 +148,20 @@ def _composed(overrides: tuple[str, ...]) -> DictConfig:
     with initialize_config_dir(str(config_directory()), version_base="1.3"):
         config: DictConfig = compose("config", overrides=for_hydra(overrides))
     return config
+
+
+@functools.cache
+def model_defaults(name: str) -> Mapping[str, Any]:
+    """Return the configuration of a model where nothing else is said; ``custom`` has no name."""
+    if name == "custom":
+        return plain(composed([f"model={name}", "model.name=?", "model.pretrained=?"]))
+    config = composed([])  # as a grid does: composing anew for each model takes long
+    config.model = load_option("model", name)
+    return plain(config)
+
+
+def plain(config: DictConfig) -> dict[str, Any]:
+    """Return a configuration as a dictionary, its interpolations resolved."""
+    resolved = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(resolved, dict)
+    return {str(key): value for key, value in resolved.items()}

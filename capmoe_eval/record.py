@@ -74,7 +74,7 @@ class Record:
         """The cell that produced it."""
         return Cell.from_identity(self.capmoe["cell"])
 
-    # What a table needs (`capmoe_eval.report.fill.Measurement`).
+    # What a table needs (`capmoe_eval.report.source.Measurement`).
 
     @property
     def model(self) -> str:

@@ -12,6 +12,7 @@ from importlib import resources
 from typing import Any, Final
 
 from capmoe_eval.claims.finding import Finding, in_print, listed
+from capmoe_eval.names import gamma_suffix
 
 _EPSILON: Final = 1e-9
 _LAYER: Final = "fig4_layer_speedup"
@@ -123,7 +124,7 @@ def straggler(model: str, method: str = "TD", peak: float | None = None) -> Find
     """Whether layer speedups fit L ∝ max N_i: with a peak p, at most p/γ, so speedup·γ ≤ p."""
     speedups = at([_LAYER, model, method])
     products = {float(gamma): value * float(gamma) for gamma, value in speedups.items()}
-    said = ", ".join(f"{p:.2f} (γ={gamma:g})" for gamma, p in products.items())
+    said = ", ".join(f"{p:.2f} ({gamma_suffix(gamma, 'γ=')})" for gamma, p in products.items())
     text = f"{model}: speedup × γ is {said}; were latency the highest load alone, it would be the "
     text += "peak load, the same at every γ."
     if peak is None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from capmoe_eval.efficiency import Bench
 from capmoe_eval.method import Method
+from capmoe_eval.names import gamma_suffix
 from capmoe_eval.record import VERDICTS, Record
 from capmoe_eval.report.layouts import ALL_TASKS
 from capmoe_eval.results import read_results
@@ -80,7 +81,7 @@ class Choice:
         """Return the choice in a few words."""
         gamma = "own γ" if self.gamma == "own" else None
         if isinstance(self.gamma, (int, float)):
-            gamma = f"γ={self.gamma:g}"
+            gamma = gamma_suffix(self.gamma, "γ=")
         knobs = [k if v is True else f"{k}={v}" for k, v in self.knobs.items()]
         return " ".join(part for part in (self.method, gamma, *knobs) if part)
 

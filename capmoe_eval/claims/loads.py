@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from capmoe_eval.claims.evidence import Choice, Evidence
 from capmoe_eval.claims.finding import Detail, Finding, Outcome
+from capmoe_eval.names import gamma_suffix
 from capmoe_eval.record import Record
 
 
@@ -140,7 +141,7 @@ class LoadQuestion:
     @property
     def label(self) -> str:
         """The quantity and the runs, for people."""
-        name = self.quantity if self.gamma is None else f"{self.quantity} γ={self.gamma:g}"
+        name = f"{self.quantity}{gamma_suffix(self.gamma)}"
         text = f"{name} of {self.of}"
         return text if self.against is None else f"{text} − {self.against}"
 

@@ -24,6 +24,7 @@ from capmoe_eval.claims.rows import (
     find_rows,
     pairs,
 )
+from capmoe_eval.names import gamma_suffix
 
 # Printed decimals are exact; sums of binary fractions are not.
 _EPSILON: Final = 1e-9
@@ -243,8 +244,9 @@ def rising(where: Where, columns: str = AVERAGE) -> Finding:
                 steps += 1
                 if high.number(column) < low.number(column) - _EPSILON:
                     falls.append(
-                        f"{low.method} {column} {low.values[column]:g} (γ={low.gamma:g}) "
-                        f"but {high.values[column]:g} (γ={high.gamma:g})"
+                        f"{low.method} {column} {low.values[column]:g} "
+                        f"({gamma_suffix(low.gamma, 'γ=')}) but "
+                        f"{high.values[column]:g} ({gamma_suffix(high.gamma, 'γ=')})"
                     )
     text = f"{steps - len(falls)} of {steps} steps to a larger γ do not lower the value."
     return in_print(not falls, listed(text, falls))
@@ -276,8 +278,9 @@ def floor_capacity(tokens: int, experts: int, top_k: int, gamma: float) -> Findi
     """Whether the printed code's capacity, ``int(γ·N·k/E)``, is at least γN̄ of the text."""
     exact = gamma * tokens * top_k / experts
     text = (
-        f"T={tokens}, E={experts}, k={top_k}, γ={gamma:g}: γN̄ = {exact:g}, int() gives "
-        f"{int(exact)}" + (", so that every token is dropped." if int(exact) == 0 else ".")
+        f"T={tokens}, E={experts}, k={top_k}{gamma_suffix(gamma, ', γ=')}: γN̄ = {exact:g}, "
+        f"int() gives {int(exact)}"
+        + (", so that every token is dropped." if int(exact) == 0 else ".")
     )
     return in_print(int(exact) == math.ceil(exact), text)
 

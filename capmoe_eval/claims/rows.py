@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
+from capmoe_eval.names import TITLES, gamma_suffix
 from capmoe_eval.report.published import PublishedNumber, published_numbers
 
 AVERAGE: Final = "Avg."
@@ -34,8 +35,8 @@ class PrintedRow:
         """The row's name for sentences: ``Table 1 Score γ=1``."""
         parts = [f"Table {self.table}", *([self.version] if self.version == "v1" else [])]
         parts += [self.model, self.method, self.variant]
-        if self.gamma is not None and self.method != "Baseline":
-            parts.append(f"γ={self.gamma:g}")
+        if self.gamma is not None and self.method != TITLES["baseline"]:
+            parts.append(gamma_suffix(self.gamma, "γ="))
         return " ".join(part for part in parts if part not in ("", "–"))
 
     @property

@@ -14,6 +14,7 @@ from typing import Any, Final
 from capmoe_eval.claims.finding import EMULATED, Detail, Finding, Outcome, listed
 from capmoe_eval.efficiency import Bench, Label, Shown, Timing, bench_command
 from capmoe_eval.efficiency.study import DROPLESS
+from capmoe_eval.names import gamma_suffix
 from capmoe_eval.spread import Spread
 
 
@@ -116,8 +117,7 @@ def _methods(timings: Sequence[Timing]) -> Iterator[tuple[Label, Timing]]:
 
 
 def _name(one: Shown, label: Label) -> str:
-    gamma = "" if label.gamma is None else f" γ={label.gamma:g}"
-    return f"{one.run.title} {label.name}{gamma}"
+    return f"{one.run.title} {label.name}{gamma_suffix(label.gamma)}"
 
 
 def accelerates(shown: Sequence[Shown]) -> Iterator[Pair]:
@@ -137,7 +137,7 @@ def rises(shown: Sequence[Shown]) -> Iterator[Pair]:
         for name, speedups in series.items():
             tight, loose = min(speedups), max(speedups)
             if tight != loose:
-                said = f"{one.run.title} {name} γ={tight:g} against γ={loose:g}"
+                said = f"{one.run.title} {name}{gamma_suffix(tight)} against{gamma_suffix(loose)}"
                 yield Pair(said, speedups[tight], speedups[loose], one)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 from capmoe_eval.claims.evidence import Choice, Evidence
 from capmoe_eval.claims.finding import Detail, Finding, Outcome
 from capmoe_eval.claims.rows import PrintedRow, find_rows
+from capmoe_eval.names import METHODS
 from capmoe_eval.record import Record
 from capmoe_eval.report.layouts import ALL_TASKS
 
@@ -21,17 +22,6 @@ MODELS: Final = {
     "Qwen3-MoE": "qwen3_30b_a3b",
 }
 """Printed name → key of the model in profile paper."""
-METHODS: Final = {
-    "Baseline": "baseline",
-    "Order": "order",
-    "Reverse Order": "reverse_order",
-    "Random": "random",
-    "Score": "score",
-    "Token Drop": "score",
-    "Expert Drop": "expert_drop",
-    "Expanded Drop": "expanded_drop",
-    "Token Reroute": "token_reroute",
-}
 _TASKS: Final = {column.heading: column.task for column in ALL_TASKS}
 _BEYOND: Final = 1.96
 

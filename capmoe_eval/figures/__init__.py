@@ -9,7 +9,6 @@ sees those numbers alone. Nothing here needs torch, and matplotlib is imported b
     spec        what such a declaration is
     evidence    the records of a figure, and what is missing
     studies     the same of figures that show benchmarks, not records
-    commands    the command lines that measure what is missing
     pooling     sums and means over layers, tasks and seeds
     style       sizes, colours, fonts, and bytes that do not depend on the day
     write       SVG, PDF, PNG and JSON

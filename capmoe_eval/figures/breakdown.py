@@ -23,6 +23,7 @@ from capmoe_eval.figures.style import (
     VERMILLION,
     new_figure,
 )
+from capmoe_eval.names import TITLES, gamma_suffix
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,7 +48,7 @@ _LOOKS: Final = (
     (PURPLE, HATCHES[5]),
     (GREY, HATCHES[0]),
 )
-_SHORT: Final = {"Token Drop": "Token\nDrop", "Expanded Drop": "Exp.\nlocal"}
+_SHORT: Final = {TITLES["score"]: "Token\nDrop", TITLES["expanded_drop"]: "Exp.\nlocal"}
 
 
 def measure_phases(evidence: StudyEvidence) -> Measured:
@@ -112,7 +113,7 @@ def _stack(axis: Axes, bars: list[Mapping[str, Any]]) -> None:
         new = number > 0 and one["gamma"] != bars[number - 1]["gamma"]
         place += 1.6 if new else 1.0
         places.append(place)
-        name = one["name"].replace("Expanded Drop (global)", "Exp.\nglobal")
+        name = one["name"].replace(f"{TITLES['expanded_drop']} (global)", "Exp.\nglobal")
         ticks.append(_SHORT.get(name, name))
         gammas.append(one["gamma"])
     bottoms = [0.0] * len(bars)
@@ -152,7 +153,7 @@ def _stack(axis: Axes, bars: list[Mapping[str, Any]]) -> None:
     top = max([*bottoms, *(total["high"] for total in totals)])
     for gamma in dict.fromkeys(g for g in gammas if g is not None):
         own = [p for p, g in zip(places, gammas, strict=True) if g == gamma]
-        axis.annotate(f"γ = {gamma:g}", (sum(own) / len(own), 1.04 * top), ha="center")
+        axis.annotate(gamma_suffix(gamma, "γ = "), (sum(own) / len(own), 1.04 * top), ha="center")
     axis.set_ylim(0, 1.14 * top)
     axis.set_xticks(places, ticks)
     axis.tick_params(axis="x", length=0)

@@ -12,6 +12,7 @@ from capmoe_eval.figures.evidence import Evidence
 from capmoe_eval.figures.pooling import by_key
 from capmoe_eval.figures.spec import Measured, Numbers
 from capmoe_eval.figures.style import BLUE, HATCHES, PAGE, SKY, new_figure
+from capmoe_eval.names import gamma_suffix, method_title
 from capmoe_eval.pairing import Unpaired, pair
 from capmoe_eval.record import Record
 
@@ -19,12 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_METHODS: Final = {
-    "baseline": "Baseline",
-    "score": "Token Drop",
-    "order": "Order",
-    "expanded_drop": "Expanded Drop",
-}
 _KINDS: Final = {"batch_sizes": "batch size", "shuffles": "companions"}
 
 
@@ -34,7 +29,7 @@ def measure_companions(evidence: Evidence) -> Measured:
     notes: list[str] = []
     everything = evidence.of(*_KINDS, model=evidence.model)
     for name in by_key(everything, lambda record: record.method):
-        found: dict[str, Any] = {"method": name, "label": _METHODS.get(name, name)}
+        found: dict[str, Any] = {"method": name, "label": method_title(name)}
         for part in _KINDS:
             records = [r for r in evidence.of(part, model=evidence.model) if r.method == name]
             found[part] = _spread(records, found["label"], notes)
@@ -134,7 +129,7 @@ def draw_companions(numbers: Numbers) -> Figure:
     _finish(flips, methods, "answers that flip (%)")
     _finish(spread, methods, "score range (points)")
     title = f"{numbers['model']}, {numbers['documents']:,} documents"
-    flips.set_title(title + ("" if numbers["gamma"] is None else f", γ = {numbers['gamma']:g}"))
+    flips.set_title(title + gamma_suffix(numbers["gamma"], ", γ = "))
     figure.legend(*flips.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 

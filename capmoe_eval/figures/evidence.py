@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from omegaconf import DictConfig
 
-from capmoe_eval.configuration import Plan, grids, load_option, plans, profile_name
+from capmoe_eval.commands import sweeps
+from capmoe_eval.configuration import (
+    Plan,
+    grids,
+    load_option,
+    model_notes,
+    plans,
+    profile_name,
+)
 from capmoe_eval.errors import UsageError, bad_choice
-from capmoe_eval.figures.commands import commands
 from capmoe_eval.figures.spec import FigureSpec
-from capmoe_eval.finished import composed, own_words
+from capmoe_eval.finished import composed, model_defaults, own_words
 from capmoe_eval.record import Record
 from capmoe_eval.results import Reader
 
@@ -148,7 +155,6 @@ def gather(spec: FigureSpec, experiment: Experiment) -> Evidence:
     broken = [f"Left out: {wrong}." for wrong in found.values() if isinstance(wrong, str)]
     absent = [plan.cell for path, plan in planned.items() if path not in read]
     order = [plan.cell for plan in planned.values()]
-    words = list(experiment.overrides)
     titles = {
         name: str(load_option("model", name).title)
         for name in dict.fromkeys(cell.model.name for cell in order)
@@ -162,9 +168,9 @@ def gather(spec: FigureSpec, experiment: Experiment) -> Evidence:
         models=titles,
         tasks={cell.task.name: _task_title(experiment, cell.task.name) for cell in order},
         planned=len(planned),
-        absent=tuple(commands(absent, words)),
+        absent=tuple(sweeps(absent, model_defaults, experiment.overrides)),
         n_absent=len(absent),
-        notes=(*broken, *_model_notes(planned.values(), titles)),
+        notes=(*broken, *model_notes(planned.values(), titles.__getitem__)),
     )
 
 
@@ -185,15 +191,3 @@ def _chosen(spec: FigureSpec, experiment: Experiment, part: str) -> list[Plan]:
 
 def _task_title(experiment: Experiment, name: str) -> str:
     return str(experiment.config.tasks[name].title)
-
-
-def _model_notes(planned: Iterable[Plan], titles: Mapping[str, str]) -> list[str]:
-    """Return what must be said of the models' numbers, each sentence once."""
-    models: dict[str, list[str]] = {}
-    for plan in planned:
-        if plan.note:
-            named = models.setdefault(plan.note, [])
-            title = titles[plan.cell.model.name]
-            if title not in named:
-                named.append(title)
-    return [f"{', '.join(named)}: {note}." for note, named in models.items()]

@@ -21,6 +21,7 @@ from capmoe_eval.figures.style import (
     legend_below,
     new_figure,
 )
+from capmoe_eval.names import TITLES, gamma_suffix
 from capmoe_eval.record import Record
 
 if TYPE_CHECKING:
@@ -47,7 +48,9 @@ def draw_bars(
         axes.bar(places, served, color=_SERVED, width=0.55, label="computed by the experts")
     if gamma is not None and gamma < max(asked):
         axes.axhline(gamma, color="black", linewidth=0.8, linestyle="--")
-        axes.annotate(f"γ = {gamma:g}", (len(asked) - 0.5, gamma), ha="right", va="bottom")
+        axes.annotate(
+            gamma_suffix(gamma, "γ = "), (len(asked) - 0.5, gamma), ha="right", va="bottom"
+        )
     axes.set_xlabel("experts, busiest first")
     axes.set_ylabel("load / mean load")
     axes.set_xticks([])
@@ -204,7 +207,7 @@ def measure_after_drop(evidence: Evidence) -> Measured:
 def _drop_label(record: Record) -> str:
     method = record.cell.method
     if method.name == "score":
-        return "Token Drop"
+        return TITLES["score"]
     top_k = record.capmoe["layers"][0]["top_k"]
     if method.candidates == "global":
         return "Expanded, all experts"
@@ -248,6 +251,6 @@ def draw_after_drop(numbers: Numbers) -> Figure:
     axes.set_xlabel("experts, busiest first")
     axes.set_ylabel("load / mean load N̄")
     where = f"{numbers['task']}, MoE layer {numbers['layer'] + 1}"
-    axes.set_title(f"{numbers['model']}, {where}, γ = {gamma:g}")
+    axes.set_title(f"{numbers['model']}, {where}{gamma_suffix(gamma, ', γ = ')}")
     legend_below(figure, axes, columns=2)
     return figure

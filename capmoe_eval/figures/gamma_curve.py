@@ -17,6 +17,7 @@ from capmoe_eval.figures.style import (
     gamma_axis,
     new_figure,
 )
+from capmoe_eval.names import TITLES, gamma_suffix
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,7 +37,7 @@ def measure_curve(evidence: Evidence) -> Measured:
         if score is None:
             here = {record.task for record in groups[gamma]}
             lacking = ", ".join(evidence.tasks[task] for task in tasks if task not in here)
-            notes.append(f"No mean at γ={gamma:g}: {lacking} missing.")
+            notes.append(f"No mean at{gamma_suffix(gamma)}: {lacking} missing.")
             continue
         mean.append(
             {
@@ -126,7 +127,7 @@ def draw_curve(numbers: Numbers) -> Figure:
         )
     upper.set_ylabel("score (%)")
     upper.grid()
-    upper.set_title(f"{numbers['model']}, Token Drop")
+    upper.set_title(f"{numbers['model']}, {TITLES['score']}")
     lower.set_ylabel("dropped (%)")
     lower.set_ylim(0, 105)
     lower.grid()

@@ -9,22 +9,13 @@ from capmoe_eval.figures.evidence import Evidence
 from capmoe_eval.figures.pooling import by_key, mean_load, mean_score
 from capmoe_eval.figures.spec import Measured, Numbers
 from capmoe_eval.figures.style import BLACK, COLOURS, COLUMN, GREY, MARKERS, new_figure
+from capmoe_eval.names import SCORE, TITLES, gamma_suffix
 from capmoe_eval.record import Record
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_TITLES: Final = {
-    "baseline": "Baseline",
-    "order": "Order",
-    "reverse_order": "Reverse Order",
-    "random": "Random",
-    "score": "Token Drop (Score)",
-    "expert_drop": "Expert Drop",
-    "expanded_drop": "Expanded Drop",
-    "token_reroute": "Token Reroute",
-    "device_drop": "device-level Token Drop",
-}
+_TITLES: Final = TITLES | {"score": f"{TITLES['score']} ({SCORE})"}
 # Each method looks the same whichever others are there.
 _LOOKS: Final = {
     method: (COLOURS[index], MARKERS[index])
@@ -41,7 +32,7 @@ def measure_methods(evidence: Evidence) -> Measured:
     for (method, gamma), same in by_key(records, _key).items():
         score = mean_score(same, tasks)
         peak = mean_load(same, tasks, "mean_peak_after")
-        title = _TITLES[method] + ("" if gamma is None else f" at γ={gamma:g}")
+        title = _TITLES[method] + gamma_suffix(gamma, " at γ=")
         if score is None or peak is None:
             notes.append(f"{title} is left out: not every task is there.")
             continue

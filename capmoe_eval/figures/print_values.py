@@ -13,6 +13,8 @@ from functools import cache
 from importlib import resources
 from typing import Any, Final
 
+from capmoe_eval.names import SCORE, TITLES
+
 # The checkpoints that the paper may have used for Figure 1; Table 1 is OLMoE's base model.
 _OLMOE: Final = ("olmoe", "olmoe_instruct")
 _TABLE1_MODEL: Final = "olmoe"
@@ -56,10 +58,10 @@ def table1_scores(model: str, titles: Sequence[str]) -> dict[str, list[float]] |
     found: dict[float, dict[str, float]] = {}
     baseline: dict[str, float] = {}
     for line in _table1():
-        if line["method"] == "Score":
+        if line["method"] == SCORE:
             # v2 comes after v1 and replaces it where both print a γ.
             found.setdefault(float(line["gamma"]), {})[line["column"]] = float(line["value"])
-        elif line["method"] == "Baseline":
+        elif line["method"] == TITLES["baseline"]:
             baseline[line["column"]] = float(line["value"])
     if any(title not in scores for scores in (*found.values(), baseline) for title in titles):
         return None

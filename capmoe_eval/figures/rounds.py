@@ -10,6 +10,7 @@ from capmoe_eval.figures.evidence import Evidence
 from capmoe_eval.figures.pooling import by_key, mean_load, mean_score
 from capmoe_eval.figures.spec import Measured, Numbers
 from capmoe_eval.figures.style import BLACK, BLUE, COLUMN, VERMILLION, new_figure
+from capmoe_eval.names import TITLES, gamma_suffix
 from capmoe_eval.record import Record
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def draw_rounds(numbers: Numbers) -> Figure:
         marker="o",
         elinewidth=0.7,
         capsize=2,
-        label="Token Reroute ± 1.96 SE",
+        label=f"{TITLES['token_reroute']} ± 1.96 SE",
     )
     if numbers["baseline"]:
         upper.axhline(numbers["baseline"]["value"], color=BLACK, linestyle=":", label="no limit")
@@ -106,11 +107,11 @@ def draw_rounds(numbers: Numbers) -> Figure:
     lower.set_ylabel("share (%)")
     lower.grid(axis="y")
     lower.set_xticks(
-        rounds, [f"{count}" + (" (Token Drop)" if count == 1 else "") for count in rounds]
+        rounds, [f"{count}" + (f" ({TITLES['score']})" if count == 1 else "") for count in rounds]
     )
     lower.set_xlabel("rounds")
     title = f"{numbers['model']}, {len(numbers['tasks'])} tasks"
-    upper.set_title(title + ("" if numbers["gamma"] is None else f", γ = {numbers['gamma']:g}"))
+    upper.set_title(title + gamma_suffix(numbers["gamma"], ", γ = "))
     handles, labels = upper.get_legend_handles_labels()
     more, words = lower.get_legend_handles_labels()
     figure.legend(handles + more, labels + words, loc="outside lower center", ncols=2)

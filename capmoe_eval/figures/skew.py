@@ -10,6 +10,7 @@ from capmoe_eval.figures.spec import Measured, Numbers
 from capmoe_eval.figures.speedup import headline
 from capmoe_eval.figures.studies import StudyEvidence, about, bar, capacity_rows
 from capmoe_eval.figures.style import BLACK, COLOURS, DASHES, MARKERS, PAGE, new_figure
+from capmoe_eval.names import gamma_suffix
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,7 +60,11 @@ def _lines(found: Sequence[tuple[float, Shown, Point]]) -> list[dict[str, Any]]:
         for label, row in capacity_rows(point.timings):
             one = bar(label, row)
             spread = ", popular experts on one rank" if point.routing.together else ""
-            name = f"{one['name']}{spread}, γ = {label.gamma:g}" if label.gamma else one["name"]
+            name = (
+                f"{one['name']}{spread}{gamma_suffix(label.gamma, ', γ = ')}"
+                if label.gamma
+                else one["name"]
+            )
             line = lines.setdefault(
                 name,
                 {"name": name, "together": point.routing.together, "points": []}

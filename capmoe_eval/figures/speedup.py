@@ -20,6 +20,7 @@ from capmoe_eval.figures.style import (
     VERMILLION,
     new_figure,
 )
+from capmoe_eval.names import gamma_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -215,6 +216,6 @@ def _bars(axis: Axes, bars: Sequence[Mapping[str, Any]]) -> None:
                 )
                 paper_label = _UNNAMED
     axis.axhline(1, color=BLACK, linewidth=0.6)
-    axis.set_xticks(range(len(gammas)), [f"{gamma:g}" for gamma in gammas])
+    axis.set_xticks(range(len(gammas)), list(map(gamma_number, gammas)))
     axis.tick_params(axis="x", length=0)
     axis.grid(axis="y")

@@ -10,9 +10,7 @@ from capmoe_eval.efficiency import Bench, Label, Point, Shown, Timing, bench_com
 from capmoe_eval.efficiency.paper import deployment
 from capmoe_eval.errors import UsageError
 from capmoe_eval.figures.spec import Numbers, StudySpec
-
-NAMES: Mapping[str, str] = {"score": "Token Drop", "expanded_drop": "Expanded Drop"}
-"""Methods as the paper calls them."""
+from capmoe_eval.names import method_title
 
 
 @dataclass(frozen=True)
@@ -150,7 +148,7 @@ def capacity_rows(timings: Iterable[Timing]) -> list[tuple[Label, Timing]]:
 
 def method_name(label: Label) -> str:
     """Return a method as the paper calls it, with what is unusual about it."""
-    name = NAMES.get(label.name, label.name)
+    name = method_title(label.name)
     if label.name == "expanded_drop" and label.candidates != "local":
         name += f" ({label.candidates})"
     return name if label.granularity == "expert" else f"{name}, {label.granularity} level"

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from capmoe_eval.names import gamma_number
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -114,5 +116,5 @@ def gamma_axis(axes: Axes, gammas: Sequence[float]) -> None:
     axes.set_xlim(low - 0.05, high + 0.05)
     step = 1.0 if high - low > 2 else 0.5
     ticks = [tick * step for tick in range(math.ceil(low / step), math.floor(high / step) + 1)]
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_xticks(ticks, list(map(gamma_number, ticks)))
     axes.set_xlabel("capacity factor γ")

@@ -9,6 +9,7 @@ from capmoe_eval.figures.evidence import Evidence
 from capmoe_eval.figures.pooling import Grid, by_key, pooled_grid
 from capmoe_eval.figures.spec import Measured, Numbers
 from capmoe_eval.figures.style import COLOURS, DASHES, MARKERS, PAGE, new_figure
+from capmoe_eval.names import gamma_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,7 +56,8 @@ def measure_waste(evidence: Evidence) -> Measured:
         model for model in models if any(b["gamma"] == model["gamma"][-1] for b in model["best"])
     ]
     notes = [
-        f"{model['model']}: the best γ is the largest of the grid, {model['gamma'][-1]:g}, for λ = "
+        f"{model['model']}: the best γ is the largest of the grid, "
+        + f"{gamma_number(model['gamma'][-1])}, for λ = "
         + ", ".join(f"{b['penalty']:g}" for b in model["best"] if b["gamma"] == model["gamma"][-1])
         + "; a larger one may be better."
         for model in ends

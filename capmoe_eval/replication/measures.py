@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from capmoe_eval.names import gamma_suffix
 from capmoe_eval.pairing import Documents
 from capmoe_eval.record import Record
 from capmoe_eval.replication.claims import BASELINE, Side
@@ -39,7 +40,7 @@ def removed(evidence: Evidence, _trainings: Trainings) -> list[Finding]:
             expert = evidence.of(model, Side("expert_drop"))
             if token and expert:
                 shares[model] = 100 * (_dropped(token) - _dropped(expert))
-        label = f"share removed: score γ={gamma:g} > expert drop"
+        label = f"share removed: score{gamma_suffix(gamma)} > expert drop"
         findings.append(_each(label, "% of assignments", shares))
     return findings
 
@@ -144,7 +145,7 @@ def _flipped(side: Side, batches: str, flips: Mapping[str, float]) -> Finding:
     depends = [flip > FLIPPED for flip in flips.values()]
     if side == BASELINE:
         depends = [not yes for yes in depends]
-    name = side.name.replace("_", " ") + ("" if side.gamma is None else f" γ={side.gamma:g}")
+    name = side.name.replace("_", " ") + gamma_suffix(side.gamma)
     share = "at most" if side == BASELINE else "more than"
     return Finding(
         label=f"{name}: {share} {FLIPPED:g} % of the answers change with {batches}",

@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from capmoe_eval.names import gamma_suffix
 from capmoe_eval.paired import Comparison, compare, holm
 from capmoe_eval.pairing import pool
 from capmoe_eval.replication.claims import MARGIN, Claim, Contrast, Side
@@ -149,5 +150,4 @@ def _name(side: Side) -> str:
         for key, value in side.knobs.items()
         if value is not False
     ]
-    gamma = [] if side.gamma is None else [f"γ={side.gamma:g}"]
-    return " ".join([side.name.replace("_", " "), *gamma, *knobs])
+    return " ".join([side.name.replace("_", " ") + gamma_suffix(side.gamma), *knobs])

@@ -2,8 +2,11 @@
 
 A table rebuilds in seconds from JSON alone: nothing here imports torch, transformers or lm_eval.
 
-    layouts       which rows and columns a table has (data)
+    layout        what a layout of a table is
+    layouts       which rows and columns the tables have (data)
     fill          puts measured numbers into a layout
+    source        what is needed to know of where its numbers come from
+    notes         the sentences below a table
     published     puts the printed numbers into the same layout
     settings      the table of evaluation settings
     workload      the table of speedups by workload
@@ -11,19 +14,16 @@ A table rebuilds in seconds from JSON alone: nothing here imports torch, transfo
     render        Markdown, LaTeX, CSV, HTML
 """
 
-from capmoe_eval.report.fill import Measured, Measurement, Source, fill
-from capmoe_eval.report.layouts import (
-    LAYOUTS,
-    TABLES,
+from capmoe_eval.report.fill import Measured, fill
+from capmoe_eval.report.layout import (
     Layout,
     ModelSlot,
     RowSpec,
     SettingsLayout,
     TaskColumn,
     WorkloadLayout,
-    find_layout,
-    get_layout,
 )
+from capmoe_eval.report.layouts import LAYOUTS, TABLES, find_layout, get_layout
 from capmoe_eval.report.published import (
     Printed,
     PublishedNumber,
@@ -34,6 +34,7 @@ from capmoe_eval.report.published import (
 )
 from capmoe_eval.report.render import to_csv, to_html, to_latex, to_markdown, write
 from capmoe_eval.report.settings import TaskSettings, settings_table
+from capmoe_eval.report.source import Measurement, Source
 from capmoe_eval.report.table import (
     Block,
     Entry,

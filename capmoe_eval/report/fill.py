@@ -5,17 +5,25 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import shlex
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
 
+from capmoe_eval.commands import PROGRAM, override, row_command
 from capmoe_eval.datasource import EMBEDDED
 from capmoe_eval.errors import UsageError
-from capmoe_eval.report.layouts import OWN, Asked, Layout, ModelSlot, RowSpec
+from capmoe_eval.names import gamma_text
+from capmoe_eval.report.layout import OWN, Asked, Layout, ModelSlot, RowSpec
+from capmoe_eval.report.notes import (
+    document_note,
+    gamma_note,
+    published_note,
+    seed_note,
+    symbol_note,
+    test_note,
+)
+from capmoe_eval.report.source import Measurement, Source
 from capmoe_eval.report.table import (
-    ALPHA,
     Block,
     Cell,
     Entry,
@@ -27,73 +35,6 @@ from capmoe_eval.report.table import (
 )
 
 _BASELINE = Asked("baseline", None, {})
-
-NO_LIMIT = "+∞"
-"""How γ is printed where there is no capacity limit."""
-
-
-class Measurement(Protocol):
-    """What a table needs to know of one finished evaluation."""
-
-    @property
-    def model(self) -> str:
-        """Key of the model."""
-
-    @property
-    def method(self) -> str:
-        """Key of the method."""
-
-    @property
-    def gamma(self) -> float | None:
-        """Capacity factor; None for a method without one (``baseline``, ``expert_drop``)."""
-
-    @property
-    def task(self) -> str:
-        """Key of the task."""
-
-    @property
-    def seed(self) -> int | None:
-        """Seed of a random method; None for a deterministic one."""
-
-    @property
-    def knobs(self) -> Mapping[str, object]:
-        """The method's other knobs that have an effect on it."""
-
-    @property
-    def data(self) -> str:
-        """Where its documents came from: ``hub``, an embedded source, or a local root's name."""
-
-    @property
-    def documents(self) -> Mapping[str, tuple[str, Sequence[float]]]:
-        """Per subtask a hash over its documents, and their scores; empty where not known."""
-
-    @property
-    def value(self) -> float:
-        """The task's metric as a fraction."""
-
-    @property
-    def stderr(self) -> float | None:
-        """Its standard error over documents, as a fraction, or None where not known."""
-
-    @property
-    def n(self) -> int:
-        """Number of documents."""
-
-
-class Source(Protocol):
-    """Where the numbers of a table come from."""
-
-    def row(
-        self, layout: Layout, slot: ModelSlot, spec: RowSpec, gamma: float | None
-    ) -> tuple[Entry | Missing, ...]:
-        """Return a row's entries in display units: one per task, then the average if there is one.
-
-        Args:
-            layout: The table.
-            slot: The row's model.
-            spec: The row.
-            gamma: The row's capacity factor on this model.
-        """
 
 
 class Measured:
@@ -122,7 +63,7 @@ class Measured:
         self,
         measurements: Iterable[Measurement],
         *,
-        command: str = "python -m capmoe_eval",
+        command: str = PROGRAM,
         overrides: Sequence[str] = (),
         seeds: Sequence[int] = (0,),
         printed: Source | None = None,
@@ -150,7 +91,18 @@ class Measured:
         asked = Asked.of(slot, spec, gamma)
         found = [self._runs(slot, asked, task.task) for task in layout.tasks]
         absent = [column.task for column, ms in zip(layout.tasks, found, strict=True) if not ms]
-        missing = Missing(self._fill_command(slot, spec, gamma, absent))
+        missing = Missing(
+            row_command(
+                slot.key,
+                spec.method,
+                gamma,
+                spec.knobs_on(slot),
+                absent,
+                seeds=self._seeds,
+                overrides=self._overrides,
+                program=self._command,
+            )
+        )
         cells: list[Entry | Missing] = [_entry(ms, layout.scale) if ms else missing for ms in found]
         if layout.average is not None:
             measured = [cell for cell in cells if isinstance(cell, Entry)]
@@ -165,29 +117,6 @@ class Measured:
     def _runs(self, slot: ModelSlot, asked: Asked, task: str) -> list[Measurement]:
         found = self._found.get((slot.key, asked.method, asked.gamma, task), [])
         return [m for m in found if asked.fits(m.knobs)]
-
-    def _fill_command(
-        self,
-        slot: ModelSlot,
-        spec: RowSpec,
-        gamma: float | None,
-        tasks: Sequence[str],
-    ) -> str:
-        words = [*self._overrides, f"model={slot.key}", f"method={spec.method}"]
-        if gamma is not None:
-            words.append(f"gamma={float(gamma)}")
-        words += [f"{knob}={_word(value)}" for knob, value in spec.knobs_on(slot).items()]
-        # Hydra reads a bare comma as a sweep, so several tasks are a list in brackets.
-        words.append(f"tasks={tasks[0]}" if len(tasks) == 1 else f"tasks=[{','.join(tasks)}]")
-        if spec.method == "random":
-            words.append(f"seed={','.join(map(str, self._seeds))}")
-            if len(self._seeds) > 1:
-                words.insert(0, "-m")
-        return f"{self._command} {shlex.join(words)}"
-
-
-def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def fill(layout: Layout, slots: Sequence[ModelSlot], source: Source) -> Table:
@@ -227,12 +156,12 @@ def fill(layout: Layout, slots: Sequence[ModelSlot], source: Source) -> Table:
         decimals=layout.decimals,
         notes=(
             *layout.notes,
-            *_gamma_note(layout, slots),
-            *_symbol_note(layout, slots),
-            *_seed_note(blocks),
-            *_document_note(columns, blocks),
-            *_test_note(blocks),
-            *_published_note(blocks),
+            *gamma_note(layout, slots),
+            *symbol_note(layout, slots),
+            *seed_note(blocks),
+            *document_note(columns, blocks),
+            *test_note(blocks),
+            *published_note(blocks),
         ),
     )
 
@@ -244,7 +173,7 @@ def _row(layout: Layout, slot: ModelSlot, spec: RowSpec, source: Source) -> Row:
             model=slot.title,
             name=spec.name,
             variant=spec.printed_variant,
-            gamma=_gamma_label(spec.method, gamma),
+            gamma=gamma_text(spec.method, gamma, decimal=True),
             **spec.labels,
         )
         for _, template in layout.labels
@@ -258,12 +187,6 @@ def _gamma_on(slot: ModelSlot, spec: RowSpec) -> float | None:
     if slot.gamma is None:
         raise UsageError(f"{spec.name} on {slot.key} takes the model's own γ, and it has none")
     return slot.gamma
-
-
-def _gamma_label(method: str, gamma: float | None) -> str:
-    if method == "baseline" or gamma == math.inf:
-        return NO_LIMIT
-    return "–" if gamma is None else str(float(gamma))
 
 
 def _entry(measurements: Sequence[Measurement], scale: float) -> Entry:
@@ -329,7 +252,7 @@ def _describe(m: Measurement) -> str:
 def _differing(one: Measurement, other: Measurement) -> str:
     """Return the knobs in which one evaluation differs from another."""
     knobs = one.knobs.items()
-    return " ".join(f"{k}={_word(v)}" for k, v in knobs if other.knobs.get(k, None) != v)
+    return " ".join(override(k, v) for k, v in knobs if other.knobs.get(k, None) != v)
 
 
 def _tested(
@@ -439,70 +362,3 @@ def _comparison(entry: Entry, printed: float, sampling_error: float | None) -> P
     if entry.stderr is not None and sampling_error is not None:
         error = math.hypot(entry.stderr, sampling_error)
     return Published(printed, difference, difference / error if error else None)
-
-
-def _gamma_note(layout: Layout, slots: Sequence[ModelSlot]) -> list[str]:
-    if all(spec.gamma != OWN for block in layout.blocks for spec in block):
-        return []
-    return ["γ: " + ", ".join(f"{slot.title} {slot.gamma}" for slot in slots) + "."]
-
-
-def _symbol_note(layout: Layout, slots: Sequence[ModelSlot]) -> list[str]:
-    used = {v for block in layout.blocks for spec in block for v in spec.knobs.values()}
-    notes = []
-    for slot in slots:
-        told = [f"{symbol} = {n}" for symbol, n in slot.symbols.items() if symbol in used]
-        if told:
-            notes.append(f"On {slot.title}, {', '.join(told)}.")
-    return notes
-
-
-def _seed_note(blocks: Sequence[Block]) -> list[str]:
-    entries = (entry for block in blocks for row in block.rows for entry in row.entries)
-    counts = sorted({len(e.seeds) for e in entries if isinstance(e, Entry) and e.seeds})
-    if not counts:
-        return []
-    number = " or ".join(map(str, counts))
-    noun = "seed" if counts == [1] else "seeds"
-    note = f"Entries of a random method are means over {number} {noun}."
-    if counts[0] == 1:
-        note += " With one seed the standard error leaves out the spread between seeds."
-    return [note]
-
-
-def _document_note(columns: Sequence[str], blocks: Sequence[Block]) -> list[str]:
-    parts = []
-    for index, heading in enumerate(columns):
-        entries = (row.entries[index] for block in blocks for row in block.rows)
-        counts = sorted({e.documents for e in entries if isinstance(e, Entry) and e.documents})
-        if counts:
-            parts.append(f"{heading} {' or '.join(f'{count:,}' for count in counts)}")
-    return [f"Documents: {', '.join(parts)}."] if parts else []
-
-
-def _test_note(blocks: Sequence[Block]) -> list[str]:
-    cells = [c for b in blocks for row in b.rows for c in row.entries if isinstance(c, Entry)]
-    count = sum(cell.test is not None for cell in cells)
-    untested = sum(bool(cell.untested) for cell in cells)
-    notes = []
-    if count:
-        notes.append(
-            f"▼ worse, ▲ better than the same model's baseline: p < {ALPHA} in a paired test over "
-            "the documents (McNemar's exact test; random sign flips for averages over seeds or "
-            f"tasks), Holm-corrected for the {count} tests of this table."
-        )
-    if untested:
-        noun = "entry has" if untested == 1 else "entries have"
-        notes.append(f"{untested} {noun} no paired test: no baseline on the same documents.")
-    return notes
-
-
-def _published_note(blocks: Sequence[Block]) -> list[str]:
-    cells = (cell for block in blocks for row in block.rows for cell in row.entries)
-    if not any(isinstance(cell, Entry) and cell.published for cell in cells):
-        return []
-    return [
-        "published: what the paper prints, and in parentheses our difference to it and its z: over "
-        "our standard error and the sampling error of the printed value on as many documents, as "
-        "if they were other documents; on the same ones z is too small."
-    ]

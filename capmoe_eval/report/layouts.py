@@ -1,234 +1,22 @@
-"""The paper's tables as data: which rows, which columns, which units.
-
-A layout says nothing about where its numbers come from; :mod:`capmoe_eval.report.fill` puts
-measured and published ones into the same layout.
-"""
+"""The paper's tables as data: which rows, which columns, which units."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Final
 
 from capmoe_eval.errors import bad_choice
-from capmoe_eval.method import Method
-
-OWN: Final = "own"
-"""A row's γ is that of its model."""
-
-
-@dataclass(frozen=True)
-class ModelSlot:
-    """A model that takes part in a table.
-
-    Attributes:
-        key: Its name in results and on the command line (``model=``).
-        title: Its printed name.
-        gamma: The capacity factor of rows that use the model's own, or None where no row does.
-        symbols: What the symbols of a row's knobs stand for on this model, such as "2k".
-        knobs: Knobs that its evaluations run with where a row says nothing of them.
-    """
-
-    key: str
-    title: str
-    gamma: float | None = None
-    symbols: Mapping[str, int] = field(default_factory=dict)
-    knobs: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class TaskColumn:
-    """A column of one task.
-
-    Attributes:
-        task: Its key in results (``tasks=``).
-        heading: Its heading.
-        printed: The paper's heading, where ours says something else.
-    """
-
-    task: str
-    heading: str
-    printed: str | None = None
-
-
-@dataclass(frozen=True)
-class RowSpec:
-    """Which runs a row shows, for whichever model.
-
-    Attributes:
-        name: The method as this table prints it.
-        method: The method's key (``method=``).
-        gamma: The capacity factor, :data:`OWN`, or None for a method without one.
-        knobs: Knobs of the method that tell this row's runs from others' (``granularity=``, …); a
-            knob that is not named may have any one value. A text that is one of
-            ``ModelSlot.symbols`` stands for that number.
-        printed_variant: The variant as the paper prints it.
-        labels: Further fields for the templates of ``Layout.labels``.
-    """
-
-    name: str
-    method: str
-    gamma: float | Literal["own"] | None = None
-    knobs: Mapping[str, str | int | bool] = field(default_factory=dict)
-    printed_variant: str = ""
-    labels: Mapping[str, str] = field(default_factory=dict)
-
-    def knobs_on(self, slot: ModelSlot) -> dict[str, Any]:
-        """Return the knobs that it names, with a model's numbers for their symbols."""
-        return {knob: slot.symbols.get(str(v), v) for knob, v in self.knobs.items()}
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a row asks for on a model, in the canonical form in which results have it.
-
-    Attributes:
-        method: Key of the method.
-        gamma: Capacity factor, or None for a method without one.
-        knobs: The knobs that the row names, those without effect left out.
-    """
-
-    method: str
-    gamma: float | None
-    knobs: Mapping[str, object]
-
-    @classmethod
-    def of(cls, slot: ModelSlot, spec: RowSpec, gamma: float | None) -> Asked:
-        """Return what a row asks for on a model at a capacity factor.
-
-        Raises:
-            UsageError: If a knob has a value that it cannot have.
-        """
-        named = spec.knobs_on(slot)
-        method = Method(spec.method, gamma, **{**slot.knobs, **named})
-        effective = method.identity()
-        return cls(method.name, method.gamma, {k: effective[k] for k in named if k in effective})
-
-    def fits(self, knobs: Mapping[str, object]) -> bool:
-        """Return whether an evaluation with these knobs is one of those asked for."""
-        return self.knobs.items() <= knobs.items()
-
-
-@dataclass(frozen=True)
-class Layout:
-    """One table of the paper.
-
-    Attributes:
-        name: Stem of the written files.
-        version: Version of the paper, "v1" (arXiv) or "v2" (ICLR 2026).
-        number: Number of the table in that version.
-        title: One line; ``{model}`` stands for the model's title in a table of one model.
-        caption: What the numbers are, true of measured and published ones alike.
-        labels: (heading, template) of each label column; a template may use ``{model}``,
-            ``{name}``, ``{variant}`` (as printed), ``{gamma}`` and the fields of its rows.
-        tasks: The measured columns.
-        blocks: The rows; repeated for each model.
-        paper_models: The models of the paper's own table.
-        average: Heading of the mean over the tasks, or None for a table without it.
-        scale: Display units per fraction (100: percent).
-        decimals: Number of printed decimals.
-        notes: What must be said of it, measured or published.
-        states_gamma: Whether the paper says which γ it took.
-        same_documents: Whether all tasks ask the same documents, in the same order.
-    """
-
-    name: str
-    version: str
-    number: int
-    title: str
-    caption: str
-    labels: tuple[tuple[str, str], ...]
-    tasks: tuple[TaskColumn, ...]
-    blocks: tuple[tuple[RowSpec, ...], ...]
-    paper_models: tuple[ModelSlot, ...]
-    average: str | None = "Avg."
-    scale: float = 100.0
-    decimals: int = 1
-    notes: tuple[str, ...] = ()
-    states_gamma: bool = True
-    same_documents: bool = False
-
-    @property
-    def key(self) -> str:
-        """Its name among all versions: that of v2 alone, others with their version."""
-        return table_key(self.name, self.version)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """How one task is evaluated, as the paper prints it.
-
-    Attributes:
-        task: Its key (``tasks=``).
-        heading: Its printed name.
-        shots: Few-shot examples.
-        metric: The printed metric.
-    """
-
-    task: str
-    heading: str
-    shots: int
-    metric: str
-
-
-@dataclass(frozen=True)
-class SettingsLayout:
-    """A table of evaluation settings; ``metrics`` names the printed metric of each of ours."""
-
-    name: str
-    version: str
-    number: int
-    title: str
-    caption: str
-    settings: tuple[Setting, ...]
-    metrics: Mapping[str, str]
-
-    @property
-    def key(self) -> str:
-        """See :attr:`Layout.key`."""
-        return table_key(self.name, self.version)
-
-
-@dataclass(frozen=True)
-class WorkloadLayout:
-    """A table of speedups by workload: one method on one model.
-
-    Attributes:
-        name: Stem of the written files.
-        version: Version of the paper.
-        number: Number of the table in that version.
-        title: One line; ``{kind}`` says how it was timed.
-        caption: What the numbers are.
-        model: The model, as printed.
-        method: The method's key (``method=``).
-        printed_method: The method, as printed.
-        gamma: Its capacity factor.
-        workloads: (heading, workload as printed) of each column.
-        decimals: Number of printed decimals.
-    """
-
-    name: str
-    version: str
-    number: int
-    title: str
-    caption: str
-    model: str
-    method: str
-    printed_method: str
-    gamma: float
-    workloads: tuple[tuple[str, str], ...]
-    decimals: int = 2
-
-    @property
-    def key(self) -> str:
-        """See :attr:`Layout.key`."""
-        return table_key(self.name, self.version)
-
-
-def table_key(name: str, version: str) -> str:
-    """Return the name of a table among those of all versions, such as ``table1_v1``."""
-    return name if version == "v2" else f"{name}_{version}"
-
+from capmoe_eval.names import SCORE, TITLES
+from capmoe_eval.report.layout import (
+    OWN,
+    AnyLayout,
+    Layout,
+    ModelSlot,
+    RowSpec,
+    Setting,
+    SettingsLayout,
+    TaskColumn,
+    WorkloadLayout,
+)
 
 MULTIPLE_CHOICE: Final = (
     TaskColumn("obqa", "OBQA"),
@@ -244,13 +32,8 @@ MULTIPLE_CHOICE: Final = (
 
 ALL_TASKS: Final = (*MULTIPLE_CHOICE, TaskColumn("gsm8k", "GSM8K"))
 
-_BASELINE = RowSpec("Baseline", "baseline")
-_SELECTION_METRICS = (
-    ("Order", "order"),
-    ("Reverse Order", "reverse_order"),
-    ("Random", "random"),
-    ("Score", "score"),
-)
+_BASELINE = RowSpec(TITLES["baseline"], "baseline")
+_SELECTION_METRICS = TITLES | {"score": SCORE}
 
 
 def _table1(version: str, gammas: tuple[float, ...]) -> Layout:
@@ -268,7 +51,10 @@ def _table1(version: str, gammas: tuple[float, ...]) -> Layout:
         blocks=(
             (_BASELINE,),
             *(
-                tuple(RowSpec(name, method, gamma) for name, method in _SELECTION_METRICS)
+                tuple(
+                    RowSpec(_SELECTION_METRICS[method], method, gamma)
+                    for method in ("order", "reverse_order", "random", "score")
+                )
                 for gamma in gammas
             ),
         ),
@@ -281,7 +67,7 @@ def _table2(version: str, expansion: RowSpec) -> Layout:
         name="table2",
         version=version,
         number=2,
-        title=f"Table 2: Expert Drop, Token Drop and {expansion.name}",
+        title=f"Table 2: {TITLES['expert_drop']}, {TITLES['score']} and {expansion.name}",
         caption=(
             "Accuracy (%; exact match for GSM8K). The baseline has no capacity limit. Expert Drop "
             "skips the tenth of the experts with the lowest load, at least one, and has no γ."
@@ -291,8 +77,8 @@ def _table2(version: str, expansion: RowSpec) -> Layout:
         blocks=(
             (
                 _BASELINE,
-                RowSpec("Expert Drop", "expert_drop"),
-                RowSpec("Token Drop", "score", OWN),
+                RowSpec(TITLES["expert_drop"], "expert_drop"),
+                RowSpec(TITLES["score"], "score", OWN),
                 expansion,
             ),
         ),
@@ -308,7 +94,7 @@ def _table2(version: str, expansion: RowSpec) -> Layout:
 def _table3() -> Layout:
     def expanded(granularity: str, gamma: float) -> RowSpec:
         return RowSpec(
-            "Expanded Drop",
+            TITLES["expanded_drop"],
             "expanded_drop",
             gamma,
             knobs={"granularity": granularity},
@@ -351,8 +137,8 @@ def _table6() -> Layout:
         blocks=(
             (
                 _BASELINE,
-                RowSpec("Token Drop", "score", OWN),
-                RowSpec("Expanded Drop", "expanded_drop", OWN),
+                RowSpec(TITLES["score"], "score", OWN),
+                RowSpec(TITLES["expanded_drop"], "expanded_drop", OWN),
             ),
         ),
         paper_models=(ModelSlot("deepseek_v2_lite", "DeepSeek-V2-Lite", 2.0),),
@@ -373,7 +159,7 @@ def _table11() -> Layout:
     def ranked(m: str, max_k: bool) -> RowSpec:
         limit = "w/ max" if max_k else "w/o max"
         return RowSpec(
-            "Expanded Drop",
+            TITLES["expanded_drop"],
             "expanded_drop",
             1.0,
             knobs={"candidates": "ranked", "m": m, "max_k": max_k},
@@ -403,8 +189,8 @@ def _table11() -> Layout:
 LAYOUTS: Final = (
     _table1("v1", (3.0, 2.0, 1.5, 1.0)),
     _table1("v2", (2.0, 1.5, 1.0)),
-    _table2("v1", RowSpec("Token Reroute", "token_reroute", OWN)),
-    _table2("v2", RowSpec("Expanded Drop", "expanded_drop", OWN)),
+    _table2("v1", RowSpec(TITLES["token_reroute"], "token_reroute", OWN)),
+    _table2("v2", RowSpec(TITLES["expanded_drop"], "expanded_drop", OWN)),
     _table3(),
     _table6(),
     _table11(),
@@ -440,7 +226,7 @@ TABLE10: Final = WorkloadLayout(
     caption="Speedup of Token Drop at γ = 2.0 over no capacity, by batch size × prompt length.",
     model="DeepSeek-V2",
     method="score",
-    printed_method="Token Drop",
+    printed_method=TITLES["score"],
     gamma=2.0,
     workloads=tuple(
         (f"{batch} × {prompt}", f"batch {batch} x prompt {prompt}")
@@ -458,8 +244,6 @@ TABLE10: Final = WorkloadLayout(
     ),
 )
 """The one table of timings: from ``results/bench/``, not from records."""
-
-AnyLayout = Layout | SettingsLayout | WorkloadLayout
 
 _EVERY: tuple[AnyLayout, ...] = (*LAYOUTS, TABLE5, TABLE10)
 TABLES: Final = tuple(sorted(_EVERY, key=lambda table: (table.version != "v2", table.number)))

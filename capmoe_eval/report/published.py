@@ -12,14 +12,8 @@ from typing import Final
 
 from capmoe_eval.errors import bad_choice
 from capmoe_eval.report.fill import fill
-from capmoe_eval.report.layouts import (
-    TABLES,
-    Layout,
-    ModelSlot,
-    RowSpec,
-    SettingsLayout,
-    WorkloadLayout,
-)
+from capmoe_eval.report.layout import Layout, ModelSlot, RowSpec, SettingsLayout, WorkloadLayout
+from capmoe_eval.report.layouts import TABLES
 from capmoe_eval.report.settings import settings_table
 from capmoe_eval.report.table import Entry, Table
 from capmoe_eval.report.workload import printed_workloads
@@ -167,7 +161,7 @@ class Printed:
     def row(
         self, layout: Layout, slot: ModelSlot, spec: RowSpec, gamma: float | None
     ) -> tuple[Entry, ...]:
-        """See :meth:`capmoe_eval.report.fill.Source.row`.
+        """See :meth:`capmoe_eval.report.source.Source.row`.
 
         Raises:
             LookupError: If the paper does not print the row.

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Final
 
 from capmoe_eval.atomic import write_text
+from capmoe_eval.names import NO_GAMMA, NO_LIMIT
 from capmoe_eval.report.table import Block, Cell, Entry, Missing, Published, Row, Table, Text
 
 _ABSENT = "—"
@@ -158,7 +159,7 @@ def to_csv(table: Table) -> str:
     writer.writerow([*table.label_headings, *headings])
     for row in table.rows:
         cells: list[str | float | None] = []
-        cells += [{"+∞": "inf", "–": ""}.get(label, label) for label in row.labels]
+        cells += [{NO_LIMIT: "inf", NO_GAMMA: ""}.get(label, label) for label in row.labels]
         for entry, is_text in zip(row.entries, words, strict=True):
             if is_text:
                 cells.append(entry.text if isinstance(entry, Text) else None)
@@ -367,7 +368,7 @@ _LATEX: Final = MappingProxyType(
         ">": r"\textgreater{}",
         "|": r"\textbar{}",
         "γ": r"$\gamma$",
-        "+∞": r"$+\infty$",
+        NO_LIMIT: r"$+\infty$",
         "∞": r"$\infty$",
         "×": r"$\times$",
         "±": r"$\pm$",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from capmoe_eval.report.layouts import SettingsLayout
+from capmoe_eval.report.layout import SettingsLayout
 from capmoe_eval.report.table import Block, Row, Table, Text
 
 _PRINTED = ("Number of few-shot", "Metric")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from capmoe_eval.efficiency import Bench, Point, Prefill, Shown, Timing, bench_command
 from capmoe_eval.efficiency.paper import MACHINE
-from capmoe_eval.report.layouts import WorkloadLayout
+from capmoe_eval.report.layout import WorkloadLayout
 from capmoe_eval.report.table import Block, Entry, Missing, Published, Row, Table
 
 STUDY = "workload"

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from capmoe_eval.commands import DIRECTORY
+from capmoe_eval.names import gamma_text
 from capmoe_eval.record import Record
 from capmoe_eval.site import page
-from capmoe_eval.site.command import DIRECTORY, Reproduction
+from capmoe_eval.site.command import Reproduction
 from capmoe_eval.site.inventory import Inventory
 from capmoe_eval.site.loose import shown, text
 from capmoe_eval.site.markup import Child, Markup, element, join
-from capmoe_eval.site.names import gamma_text, method_name
+from capmoe_eval.site.names import method_name
 from capmoe_eval.site.page import Address, Heading
 
 _AGAIN: Final = "again"

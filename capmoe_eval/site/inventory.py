@@ -11,7 +11,7 @@ from typing import Final
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from capmoe_eval.configuration import Plan, options, profile_name
+from capmoe_eval.configuration import Plan, model_notes, options, profile_name
 from capmoe_eval.efficiency import FOLDER, Bench, read_bench
 from capmoe_eval.errors import UsageError
 from capmoe_eval.finished import composed, model_slots, own_words, planned
@@ -78,12 +78,7 @@ class Inventory:
     @cached_property
     def notes(self) -> tuple[str, ...]:
         """What must be said of the models' numbers."""
-        models: dict[str, dict[str, None]] = {}
-        for experiment in self.experiments:
-            for plan in experiment.planned:
-                if plan.note:
-                    models.setdefault(plan.note, {})[plan.cell.model.name] = None
-        return tuple(f"{', '.join(names)}: {note}." for note, names in models.items())
+        return tuple(model_notes(plan for one in self.experiments for plan in one.planned))
 
     @cached_property
     def broken_promises(self) -> tuple[Record, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from capmoe_eval.names import gamma_text
 from capmoe_eval.record import Record
 from capmoe_eval.site import page
 from capmoe_eval.site.inventory import Inventory, failed_proofs
@@ -10,7 +11,6 @@ from capmoe_eval.site.markup import Markup, element
 from capmoe_eval.site.names import (
     gamma_options,
     gamma_order,
-    gamma_text,
     knobs_text,
     method_name,
     method_options,

@@ -1,48 +1,24 @@
-"""How methods and capacity factors are shown."""
+"""How methods and capacity factors are offered in filters and sorted."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from types import MappingProxyType
-from typing import Final
 
+from capmoe_eval.names import NO_GAMMA, NO_LIMIT, SCORE, TITLES, method_title
 from capmoe_eval.record import Record
-
-METHODS: Final = MappingProxyType(
-    {
-        "baseline": "Baseline",
-        "order": "Order",
-        "reverse_order": "Reverse Order",
-        "random": "Random",
-        "score": "Score (Token Drop)",
-        "expert_drop": "Expert Drop",
-        "expanded_drop": "Expanded Drop",
-        "token_reroute": "Token Reroute",
-    }
-)
-"""Printed names, in the order in which they are offered."""
-
-_NO_GAMMA: Final = {"baseline": "+∞"}
 
 
 def method_name(method: str) -> str:
-    """Return the printed name of a method."""
-    return METHODS.get(method, method)
-
-
-def gamma_text(method: str, gamma: float | None) -> str:
-    """Return γ as tables print it: +∞ where nothing is bounded, – where there is none."""
-    if gamma is None:
-        return _NO_GAMMA.get(method, "–")
-    return "+∞" if gamma == math.inf else f"{gamma:g}"
+    """Return the printed name of a method, Token Drop's as a metric before it."""
+    title = method_title(method)
+    return f"{SCORE} ({title})" if method == "score" else title
 
 
 def gamma_order(shown: str) -> float:
     """Return a number by which texts of γ sort, and that a table sorts by."""
-    if shown == "–":
+    if shown == NO_GAMMA:
         return -1.0
-    return 1e9 if shown == "+∞" else float(shown)
+    return 1e9 if shown == NO_LIMIT else float(shown)
 
 
 def knobs_text(record: Record) -> str:
@@ -54,11 +30,12 @@ def knobs_text(record: Record) -> str:
 def method_options(methods: Iterable[str]) -> dict[str, str]:
     """Return the choices of a filter by method."""
     found = set(methods)
-    known = [name for name in METHODS if name in found]
+    known = [name for name in TITLES if name in found]
     return {name: method_name(name) for name in (*known, *sorted(found - set(known)))}
 
 
 def gamma_options(shown: Iterable[str]) -> dict[str, str]:
     """Return the choices of a filter by γ."""
     found = sorted(set(shown), key=gamma_order)
-    return {text: {"+∞": "+∞ (no limit)", "–": "– (none)"}.get(text, text) for text in found}
+    said = {NO_LIMIT: f"{NO_LIMIT} (no limit)", NO_GAMMA: f"{NO_GAMMA} (none)"}
+    return {text: said.get(text, text) for text in found}

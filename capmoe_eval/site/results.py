@@ -9,15 +9,16 @@ from pathlib import Path
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
+from capmoe_eval.names import NO_GAMMA, NO_LIMIT, gamma_text
 from capmoe_eval.record import Record
 from capmoe_eval.report import TABLES, Entry, Layout, Missing, ModelSlot, Row, RowSpec, Table, Text
-from capmoe_eval.report.layouts import OWN, Asked
+from capmoe_eval.report.layout import OWN, Asked
 from capmoe_eval.report.table import Cell
 from capmoe_eval.site import page
 from capmoe_eval.site.inventory import Experiment, Inventory
 from capmoe_eval.site.loose import ABSENT
 from capmoe_eval.site.markup import Child, Markup, element, join
-from capmoe_eval.site.names import gamma_options, gamma_text, method_options
+from capmoe_eval.site.names import gamma_options, method_options
 from capmoe_eval.site.page import Address, Filter, Heading
 from capmoe_eval.tables import measured_table
 
@@ -171,7 +172,7 @@ def _row(
     address: Address,
 ) -> Markup:
     labels = [
-        element("th", label, scope="row", data_value={"+∞": 1e9, "–": -1}.get(label))
+        element("th", label, scope="row", data_value={NO_LIMIT: 1e9, NO_GAMMA: -1}.get(label))
         for label in row.labels
     ]
     cells = []

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
+from capmoe_eval.commands import sweeps
 from capmoe_eval.configuration import config_directory, plans
 from capmoe_eval.errors import UsageError
 from capmoe_eval.figures import FIGURES, __main__, gather, get_figure
-from capmoe_eval.figures.commands import commands
 from capmoe_eval.figures.evidence import Experiment
 from capmoe_eval.figures.spec import FigureSpec
-from capmoe_eval.finished import composed
+from capmoe_eval.finished import composed, model_defaults
 from capmoe_eval.record import Record
 from tests.efficiency import files
 from tests.records import forge, plausible
@@ -210,7 +210,7 @@ def test_a_command_says_the_candidates_that_are_not_as_usual(candidates: str, ep
             ["method=expanded_drop", f"candidates={candidates}", f"ep_size={ep_size}", "tasks=obqa"]
         )
     )
-    (line,) = commands([plan.cell])
+    (line,) = sweeps([plan.cell], model_defaults)
     assert ("candidates=global" in line) == (plan.cell.method.candidates == "global")
     words = shlex.split(line)[3:]
     (again,) = plans(composed(words))

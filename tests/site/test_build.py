@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.names import gamma_text
 from capmoe_eval.record import Record
 from capmoe_eval.site import Inventory, build, page, take_inventory, write_site
 from capmoe_eval.site.__main__ import main
@@ -22,7 +23,7 @@ from capmoe_eval.site.claims import claims_page
 from capmoe_eval.site.command import Reproduction
 from capmoe_eval.site.efficiency import efficiency_page
 from capmoe_eval.site.figures import figures_page
-from capmoe_eval.site.names import gamma_options, gamma_text, method_options
+from capmoe_eval.site.names import gamma_options, method_options
 from capmoe_eval.site.overview import overview_page
 from capmoe_eval.site.page import Address, natural
 from tests import records

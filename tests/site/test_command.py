@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capmoe_eval.cell import Cell
+from capmoe_eval.commands import DIRECTORY, override
 from capmoe_eval.configuration import plans
 from capmoe_eval.finished import composed
 from capmoe_eval.method import Method
-from capmoe_eval.site.command import DIRECTORY, Reproduction, _word
+from capmoe_eval.site.command import Reproduction
 from tests.site.material import odd_cell
 
 REPRODUCTION = Reproduction()
@@ -110,5 +111,5 @@ def test_defaults_are_not_said() -> None:
     ["null", "TRUE", "1e3", "12", "a b", 'q"', "back\\", 'x\\"', "ünï", "a,b", "{a}", "", "a:b"],
 )
 def test_texts_stay_texts(value: str) -> None:
-    config = composed(["model=custom", "model.pretrained=x", _word("model.name", value)])
+    config = composed(["model=custom", "model.pretrained=x", override("model.name", value)])
     assert config.model.name == value

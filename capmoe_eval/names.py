@@ -1,0 +1,60 @@
+"""How methods and capacity factors γ are written: in sentences, tables, pictures and file names."""
+
+from __future__ import annotations
+
+import math
+from types import MappingProxyType
+from typing import Final
+
+TITLES: Final = MappingProxyType(
+    {
+        "baseline": "Baseline",
+        "order": "Order",
+        "reverse_order": "Reverse Order",
+        "random": "Random",
+        "score": "Token Drop",
+        "expert_drop": "Expert Drop",
+        "expanded_drop": "Expanded Drop",
+        "token_reroute": "Token Reroute",
+        "device_drop": "device-level Token Drop",
+    }
+)
+"""Methods as the paper calls them, in the order in which they are offered."""
+SCORE: Final = "Score"
+"""Token Drop among the selection metrics, as in Table 1."""
+METHODS: Final = MappingProxyType({title: key for key, title in TITLES.items()} | {SCORE: "score"})
+"""Keys of the methods by their printed names."""
+
+NO_LIMIT: Final = "+∞"
+"""γ where there is no capacity limit."""
+NO_GAMMA: Final = "–"
+"""γ of a method that has none."""
+
+
+def method_title(method: str) -> str:
+    """Return a method's printed name, or its key where it has none."""
+    return TITLES.get(method, method)
+
+
+def gamma_number(gamma: float, *, decimal: bool = False) -> str:
+    """Return γ as a number: ``1``, or with a decimal ``1.0``, as the paper's tables print it."""
+    if gamma == math.inf:
+        return NO_LIMIT
+    return str(float(gamma)) if decimal else f"{gamma:g}"
+
+
+def gamma_text(method: str, gamma: float | None, *, decimal: bool = False) -> str:
+    """Return γ for a column: +∞ where nothing is bounded, – where a method has none."""
+    if method == "baseline":
+        return NO_LIMIT
+    return NO_GAMMA if gamma is None else gamma_number(gamma, decimal=decimal)
+
+
+def gamma_suffix(gamma: float | None, lead: str = " γ=") -> str:
+    """Return γ to follow a name, after its lead; nothing for a method that has none."""
+    return "" if gamma is None else lead + gamma_number(gamma)
+
+
+def gamma_label(gamma: float) -> str:
+    """Return γ in a few characters that are fit for a file name."""
+    return "ginf" if gamma == math.inf else f"g{gamma:g}"
