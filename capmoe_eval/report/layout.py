@@ -109,15 +109,34 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """One table of the paper.
+class PaperTable:
+    """One table of the paper, whatever it is of.
 
     Attributes:
         name: Stem of the written files.
         version: Version of the paper, "v1" (arXiv) or "v2" (ICLR 2026).
         number: Number of the table in that version.
-        title: One line; ``{model}`` stands for the model's title in a table of one model.
+        title: One line.
         caption: What the numbers are, true of measured and published ones alike.
+    """
+
+    name: str
+    version: str
+    number: int
+    title: str
+    caption: str
+
+    @property
+    def key(self) -> str:
+        """Its name among all versions: that of v2 alone, others with their version."""
+        return self.name if self.version == "v2" else f"{self.name}_{self.version}"
+
+
+@dataclass(frozen=True)
+class Layout(PaperTable):
+    """A table of results; ``{model}`` in its title is the model's in a table of one model.
+
+    Attributes:
         labels: (heading, template) of each label column; a template may use ``{model}``,
             ``{name}``, ``{variant}`` (as printed), ``{gamma}`` and the fields of its rows.
         tasks: The measured columns.
@@ -131,11 +150,6 @@ class Layout:
         same_documents: Whether all tasks ask the same documents, in the same order.
     """
 
-    name: str
-    version: str
-    number: int
-    title: str
-    caption: str
     labels: tuple[tuple[str, str], ...]
     tasks: tuple[TaskColumn, ...]
     blocks: tuple[tuple[RowSpec, ...], ...]
@@ -146,11 +160,6 @@ class Layout:
     notes: tuple[str, ...] = ()
     states_gamma: bool = True
     same_documents: bool = False
-
-    @property
-    def key(self) -> str:
-        """Its name among all versions: that of v2 alone, others with their version."""
-        return table_key(self.name, self.version)
 
 
 @dataclass(frozen=True)
@@ -171,33 +180,18 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class SettingsLayout:
+class SettingsLayout(PaperTable):
     """A table of evaluation settings; ``metrics`` names the printed metric of each of ours."""
 
-    name: str
-    version: str
-    number: int
-    title: str
-    caption: str
     settings: tuple[Setting, ...]
     metrics: Mapping[str, str]
 
-    @property
-    def key(self) -> str:
-        """See :attr:`Layout.key`."""
-        return table_key(self.name, self.version)
-
 
 @dataclass(frozen=True)
-class WorkloadLayout:
-    """A table of speedups by workload: one method on one model.
+class WorkloadLayout(PaperTable):
+    """A table of speedups by workload: one method on one model; its title says the ``{kind}``.
 
     Attributes:
-        name: Stem of the written files.
-        version: Version of the paper.
-        number: Number of the table in that version.
-        title: One line; ``{kind}`` says how it was timed.
-        caption: What the numbers are.
         model: The model, as printed.
         method: The method's key (``method=``).
         printed_method: The method, as printed.
@@ -206,27 +200,12 @@ class WorkloadLayout:
         decimals: Number of printed decimals.
     """
 
-    name: str
-    version: str
-    number: int
-    title: str
-    caption: str
     model: str
     method: str
     printed_method: str
     gamma: float
     workloads: tuple[tuple[str, str], ...]
     decimals: int = 2
-
-    @property
-    def key(self) -> str:
-        """See :attr:`Layout.key`."""
-        return table_key(self.name, self.version)
-
-
-def table_key(name: str, version: str) -> str:
-    """Return the name of a table among those of all versions, such as ``table1_v1``."""
-    return name if version == "v2" else f"{name}_{version}"
 
 
 AnyLayout: TypeAlias = Layout | SettingsLayout | WorkloadLayout

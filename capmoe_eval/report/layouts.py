@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final, Literal
 
 from capmoe_eval.errors import bad_choice
 from capmoe_eval.names import SCORE, TITLES
@@ -32,8 +32,12 @@ MULTIPLE_CHOICE: Final = (
 
 ALL_TASKS: Final = (*MULTIPLE_CHOICE, TaskColumn("gsm8k", "GSM8K"))
 
-_BASELINE = RowSpec(TITLES["baseline"], "baseline")
-_SELECTION_METRICS = TITLES | {"score": SCORE}
+
+def _row(method: str, gamma: float | Literal["own"] | None = None, **fields: Any) -> RowSpec:
+    return RowSpec(TITLES[method], method, gamma, **fields)
+
+
+_BASELINE = _row("baseline")
 
 
 def _table1(version: str, gammas: tuple[float, ...]) -> Layout:
@@ -51,9 +55,9 @@ def _table1(version: str, gammas: tuple[float, ...]) -> Layout:
         blocks=(
             (_BASELINE,),
             *(
-                tuple(
-                    RowSpec(_SELECTION_METRICS[method], method, gamma)
-                    for method in ("order", "reverse_order", "random", "score")
+                (
+                    *(_row(method, gamma) for method in ("order", "reverse_order", "random")),
+                    RowSpec(SCORE, "score", gamma),
                 )
                 for gamma in gammas
             ),
@@ -74,14 +78,7 @@ def _table2(version: str, expansion: RowSpec) -> Layout:
         ),
         labels=(("Model", "{model}"), ("Method", "{name}")),
         tasks=ALL_TASKS,
-        blocks=(
-            (
-                _BASELINE,
-                RowSpec(TITLES["expert_drop"], "expert_drop"),
-                RowSpec(TITLES["score"], "score", OWN),
-                expansion,
-            ),
-        ),
+        blocks=((_BASELINE, _row("expert_drop"), _row("score", OWN), expansion),),
         paper_models=(
             ModelSlot("olmoe_instruct", "OLMoE-Instruct", 2.0),
             ModelSlot("qwen1_5_moe_chat", "Qwen1.5-MoE-Chat", 1.5),
@@ -93,8 +90,7 @@ def _table2(version: str, expansion: RowSpec) -> Layout:
 
 def _table3() -> Layout:
     def expanded(granularity: str, gamma: float) -> RowSpec:
-        return RowSpec(
-            TITLES["expanded_drop"],
+        return _row(
             "expanded_drop",
             gamma,
             knobs={"granularity": granularity},
@@ -134,13 +130,7 @@ def _table6() -> Layout:
             TaskColumn(f"longicl_{shots}", f"{shots}-shot", length)
             for shots, length in enumerate(lengths, start=1)
         ),
-        blocks=(
-            (
-                _BASELINE,
-                RowSpec(TITLES["score"], "score", OWN),
-                RowSpec(TITLES["expanded_drop"], "expanded_drop", OWN),
-            ),
-        ),
+        blocks=((_BASELINE, _row("score", OWN), _row("expanded_drop", OWN)),),
         paper_models=(ModelSlot("deepseek_v2_lite", "DeepSeek-V2-Lite", 2.0),),
         scale=1.0,
         decimals=2,
@@ -158,8 +148,7 @@ def _table6() -> Layout:
 def _table11() -> Layout:
     def ranked(m: str, max_k: bool) -> RowSpec:
         limit = "w/ max" if max_k else "w/o max"
-        return RowSpec(
-            TITLES["expanded_drop"],
+        return _row(
             "expanded_drop",
             1.0,
             knobs={"candidates": "ranked", "m": m, "max_k": max_k},
@@ -189,8 +178,8 @@ def _table11() -> Layout:
 LAYOUTS: Final = (
     _table1("v1", (3.0, 2.0, 1.5, 1.0)),
     _table1("v2", (2.0, 1.5, 1.0)),
-    _table2("v1", RowSpec(TITLES["token_reroute"], "token_reroute", OWN)),
-    _table2("v2", RowSpec(TITLES["expanded_drop"], "expanded_drop", OWN)),
+    _table2("v1", _row("token_reroute", OWN)),
+    _table2("v2", _row("expanded_drop", OWN)),
     _table3(),
     _table6(),
     _table11(),
