@@ -82,11 +82,16 @@ def sweeps(
     Args:
         cells: The cells of one experiment.
         defaults: Returns the configuration of a model by its key.
-        overrides: What was said on the command line of the experiment, such as ``limit=100``.
+        overrides: What was said on the command line of the experiment, such as ``limit=100``; what
+            the cells say themselves is left out of it.
     """
-    kept = [word for word in overrides if not _is_of_the_experiment(word)]
-    said = {word.lstrip("+").partition("=")[0] for word in kept}
-    found = [_swept_words(cell, defaults(cell.model.name), said) for cell in cells]
+    found = [_swept_words(cell, defaults(cell.model.name)) for cell in cells]
+    own = {key for words in found for key in words}
+    kept = [
+        word
+        for word in overrides
+        if not _is_of_the_experiment(word) and word.lstrip("+").partition("=")[0] not in own
+    ]
     for key in _SWEPT:
         found = _joined(found, key)
     return [_line(_without_defaults(words, defaults), kept) for words in found]
@@ -179,11 +184,11 @@ def _is_of_the_experiment(word: str) -> bool:
     return word.lstrip("+~").startswith(("grid", "parts", "profile"))
 
 
-def _swept_words(cell: Cell, defaults: Mapping[str, Any], said: set[str]) -> Words:
+def _swept_words(cell: Cell, defaults: Mapping[str, Any]) -> Words:
     """Return what sets a cell: what may be swept, and what is not by default what it is."""
     words = {"model": cell.model.name} | _method_words(cell.method, defaults, _SWEPT)
     words |= {"batch_size": cell.batch_size, "shuffle": cell.shuffle, "tasks": cell.task.name}
-    return {key: (value,) for key, value in words.items() if key not in said}
+    return {key: (value,) for key, value in words.items()}
 
 
 def _joined(found: Iterable[Words], key: str) -> list[Words]:

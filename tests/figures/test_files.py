@@ -166,12 +166,21 @@ def test_nothing_to_draw_is_an_error_of_that_figure_alone(
 
 
 @pytest.mark.parametrize(
-    ("name", "lines"), [("fig9", 3), ("fig12", 2), ("v1_fig7", 3), ("companions", 4), ("fig7", 1)]
+    ("name", "lines", "more"),
+    [
+        ("fig9", 3, []),
+        ("fig12", 2, []),
+        ("v1_fig7", 3, []),
+        ("companions", 4, []),
+        ("fig7", 1, []),
+        ("fig12", 2, ["model=olmoe", "method=order"]),  # of which the figure has its own
+        ("fig7", 1, ["batch_size=4"]),
+    ],
 )
 def test_the_commands_measure_exactly_what_is_missing(
-    name: str, lines: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, lines: int, more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [f"results_dir={tmp_path}", "limit=7"]
+    words = [f"results_dir={tmp_path}", "limit=7", *more]
     wanted = gather(get_figure(name), Experiment(words))
     assert run(name, "--missing", *words) == 0
     printed = capsys.readouterr().out.splitlines()
