@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
@@ -120,15 +121,24 @@ def options(group: str) -> list[str]:
 
 
 def load_option(group: str, name: str) -> DictConfig:
-    """Return one option of a group.
+    """Return one option of a group, composed.
 
     Raises:
         UsageError: If there is none of that name.
     """
     choice(*options(group))(group, name)
-    loaded = OmegaConf.load(config_directory() / group / f"{name}.yaml")
-    assert isinstance(loaded, DictConfig)
-    return loaded
+    return _loaded(group)[name].copy()
+
+
+@functools.cache
+def _loaded(group: str) -> dict[str, DictConfig]:
+    """Return all options of a group: composing them one by one takes long."""
+    names = options(group)
+    with initialize_config_dir(str(config_directory()), version_base="1.3"):
+        words = [f"+{group}@_{number}={name}" for number, name in enumerate(names)]
+        composed = compose(overrides=words)
+    OmegaConf.set_struct(composed, False)
+    return {name: composed[f"_{number}"] for number, name in enumerate(names)}
 
 
 def expand(config: DictConfig) -> Iterator[dict[str, Any]]:

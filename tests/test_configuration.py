@@ -68,6 +68,14 @@ def test_lm_evals_names_of_tasks_will_do(key: str) -> None:
     assert plan.cell == planned(f"tasks={key}")[0].cell
 
 
+@pytest.mark.parametrize("name", options("model"))
+def test_a_model_has_all_fields_as_hydra_composes_them(name: str) -> None:
+    """Those of its family, too, which is itself no model."""
+    option = load_option("model", name)
+    assert list(option) == list(load_option("model", "custom"))
+    assert option == composed([f"model={name}"]).model
+
+
 def test_a_part_may_take_some_of_the_tasks() -> None:
     words = ["tasks=[obqa,rte]", "+parts.a={tasks: [rte], gamma: [1.0]}", "+parts.b.gamma=[2.0]"]
     found = [(plan.cell.task.name, plan.cell.method.gamma) for plan in planned(*words)]

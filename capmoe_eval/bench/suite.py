@@ -209,11 +209,9 @@ def _save_model(plan: Plan, directory: Path) -> None:
 
 def _save_tasks(planned: Sequence[Plan], directory: Path) -> list[str]:
     """Write the tasks again, with their documents from where ours come; return their names."""
-    from capmoe_eval.harness.task_index import task_manager
-    from capmoe_eval.harness.tasks import ready
+    from capmoe_eval.harness.tasks import ready, task_manager
 
     directory.mkdir()
-    index = task_manager([]).task_index
     names = []
     for plan in planned:
         task = plan.cell.task
@@ -222,7 +220,7 @@ def _save_tasks(planned: Sequence[Plan], directory: Path) -> list[str]:
             raise UsageError(f"model: {plan.cell.model.name} has no embedded documents")
         names.append(f"plain_{task.name}")
         lines = [
-            f"include: {index[task.lm_eval].yaml_path}",
+            f"include: {task_manager(task.lm_eval).task_index[task.lm_eval].yaml_path}",
             f"task: {names[-1]}",
             f"dataset_path: {documents}",
             f"num_fewshot: {task.fewshot or 0}",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import functools
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import lm_eval.tasks
 import lm_eval.utils
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._factory import TaskFactory
@@ -15,11 +17,13 @@ from capmoe_eval.cell import TaskId
 from capmoe_eval.datasource import EMBEDDED, DataSource, cache_directory
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.harness.provenance import hub_commit
-from capmoe_eval.harness.task_index import task_manager
 from capmoe_eval.longicl import TASKS_DIR as LONGICL
 from capmoe_eval.miniworld import miniworld_hub
 from capmoe_eval.mixtures import TASKS_DIR as MIXTURES
 from capmoe_eval.tiny import synthetic_hub
+
+_LM_EVAL = Path(lm_eval.tasks.__file__).parent
+_OURS = (LONGICL, MIXTURES)
 
 
 def ready(source: DataSource) -> DataSource:
@@ -38,7 +42,7 @@ class TaskLibrary:
     """
 
     def __init__(self) -> None:
-        self._managers: dict[DataSource, TaskManager] = {}
+        _keep_templates()
         self._built: dict[tuple[DataSource, str], dict[str, Any]] = {}
 
     def get(self, name: str, source: DataSource) -> dict[str, Any]:
@@ -53,9 +57,10 @@ class TaskLibrary:
         """
         key = (source, name)
         if key not in self._built:
-            manager = self._manager(source)
+            manager = task_manager(name)
             if name not in manager.all_tasks:
                 raise bad_choice("task", name, manager.all_tasks)
+            manager._factory = _RootedFactory(source)
             try:
                 built = manager.load([name])
                 _ask_first(built["tasks"])
@@ -103,19 +108,54 @@ class TaskLibrary:
         commits = list(dict.fromkeys(hub_commit(built.dataset) for built in tasks))
         return None if None in commits else "+".join(str(commit) for commit in commits)
 
-    def _manager(self, source: DataSource) -> TaskManager:
-        if source not in self._managers:
-            manager = copy.copy(_all_tasks())
-            manager._factory = _RootedFactory(source)
-            self._managers[source] = manager
-        return self._managers[source]
+
+def task_manager(name: str) -> TaskManager:
+    """Return lm-eval's task manager over our tasks and the folders that a task needs.
+
+    Parsing all of lm-eval's 14,000 files takes longer than evaluating a small model. All are parsed
+    only for what no file declares: a tag, or a name that does not exist.
+
+    Args:
+        name: A task or group of lm-eval or of ours.
+    """
+    folders: list[Path] = []
+    while True:
+        paths = [str(path) for path in (*folders, *_OURS)]
+        manager = TaskManager(include_defaults=False, include_path=paths)
+        index = manager.task_index
+        missing = next((part for part in _parts(name, index) if part not in index), None)
+        if missing is None:
+            return manager
+        folder = _folder(missing)
+        if folder is None or folder in folders:
+            return TaskManager(include_path=[str(path) for path in _OURS])
+        folders.append(folder)
+
+
+def _parts(name: str, index: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a name and, if it is a group, what it consists of, as far as the index knows."""
+    yield name
+    config = index[name].cfg if name in index else None
+    members = (config or {}).get("task")
+    for member in members if isinstance(members, list) else []:
+        part = member.get("group") or member.get("task") if isinstance(member, dict) else member
+        yield from _parts(str(part), index)
+
+
+def _folder(name: str) -> Path | None:
+    """Return the folder of the file of lm-eval that declares a task or group, or None."""
+    quote = "[\"']?"
+    declared = re.compile(
+        rf"(?m)^{quote}(?:task|group){quote}: *{quote}{re.escape(name)}{quote} *$"
+    )
+    likely_first = sorted(_files(), key=lambda path: name not in str(path))
+    texts = ((path, path.read_text(encoding="utf-8")) for path in likely_first)
+    return next((path.parent for path, text in texts if declared.search(text)), None)
 
 
 @functools.cache
-def _all_tasks() -> TaskManager:
-    """Return the task manager that the sources' own are copies of."""
-    _keep_templates()
-    return task_manager([LONGICL, MIXTURES])
+def _files() -> list[Path]:
+    return list(_LM_EVAL.rglob("*.yaml"))
 
 
 def _keep_templates() -> None:

@@ -30,7 +30,7 @@ from capmoe_eval.harness.tasks import TaskLibrary
 from capmoe_eval.method import Method
 from capmoe_eval.record import Record, read_record
 
-SINGLE_TASKS = [name for name in options("tasks") if "defaults" not in load_option("tasks", name)]
+SINGLE_TASKS = [name for name in options("tasks") if name in load_option("tasks", name)]
 TEN = [
     name
     for name in SINGLE_TASKS
