@@ -201,7 +201,7 @@ class Method:
 
     @property
     def uses_ranks(self) -> bool:
-        """Whether the method depends on the number of ranks."""
+        """True if the method depends on the number of ranks."""
         return "ep_size" in self._effective()
 
     # The three parts.
@@ -223,7 +223,7 @@ class Method:
 
     @property
     def is_stock(self) -> bool:
-        """Whether the method changes no decision of the router."""
+        """True if the method changes no decision of the router."""
         return self.name == "baseline"
 
     def identity(self) -> dict[str, Any]:

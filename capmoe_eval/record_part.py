@@ -143,7 +143,7 @@ class Layer(_Part):
 
 
 class Promise(_Part):
-    """Whether a promise was kept; None where it does not apply."""
+    """The outcome of a promise: ``passed`` is None where it does not apply."""
 
     passed: bool | None
 

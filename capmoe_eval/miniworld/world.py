@@ -55,7 +55,7 @@ class Fact:
 
     @property
     def holds(self) -> bool:
-        """Whether the fact implies its relation's broader statement; the relation must have one."""
+        """True if the fact implies its relation's broader statement; the relation must have one."""
         assert self.relation.broader is not None
         return self.value in self.relation.broader.values
 

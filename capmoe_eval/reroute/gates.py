@@ -40,7 +40,7 @@ _SUMS = ((False, 0.0), (True, 0.0), (True, 1e-6))
 
 @dataclass(frozen=True)
 class GateRecipe:
-    """How a family computes scores and weights from logits.
+    """A family's computation of scores and weights from logits.
 
     Attributes:
         activation: ``softmax`` over all experts, ``sigmoid`` of each (DeepSeek-V3),

@@ -32,7 +32,7 @@ class Ranks(Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether this process has no sequence of the batch and computes a stand-in."""
+        """True if this process has no sequence of the batch and computes a stand-in."""
 
     def own(self, rows_B: Tensor) -> Tensor:
         """Return this process's rows of a batch that every process was called with."""

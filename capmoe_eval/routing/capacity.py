@@ -99,7 +99,7 @@ class TokenGroups:
 
     @property
     def every_row_counts(self) -> bool:
-        """Whether every row of this process is a counted token."""
+        """True if every row of this process is a counted token."""
         return len(self.rows_T) == self.n_rows
 
     def to(self, device: torch.device) -> TokenGroups:
