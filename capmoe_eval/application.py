@@ -1,4 +1,4 @@
-"""From plans to an exit status, with what a person should read on the way."""
+"""Run commands: print results, turn errors into one line, and return an exit status."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def execute(plans: Sequence[Plan]) -> int:
         0 if every cell is finished, 1 if some failed.
 
     Raises:
-        UsageError: For a mistake that concerns all that was asked for.
+        UsageError: For a mistake that concerns all planned cells.
     """
-    # lm-eval's bars would tear our own display; tqdm reads this when it is first imported.
+    # lm-eval's progress bars would disturb our display; tqdm reads this when it is first imported.
     os.environ.setdefault("TQDM_DISABLE", "1")
     from capmoe_eval.run import run
     from capmoe_eval.summary import summary
 
     outcome = run(plans)
     if process_rank() and any(plan.parallel == "ep" for plan in plans):
-        return 1 if outcome.failures else 0  # rank 0 says it
+        return 1 if outcome.failures else 0  # rank 0 prints
     if outcome.records:
         print(summary(outcome.records))
         skipped = len(outcome.records) - outcome.computed
@@ -54,7 +54,7 @@ def execute(plans: Sequence[Plan]) -> int:
 
 
 class _Stopped(KeyboardInterrupt):
-    """A signal that ends the process as Ctrl-C does."""
+    """A signal that ends the process as Ctrl-C does; ``status`` is the exit status."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -62,10 +62,10 @@ class _Stopped(KeyboardInterrupt):
 
 
 def run_command(command: Callable[[], int | None]) -> int:
-    """Call a command and return its status; turn the mistakes of a user into one line and 2.
+    """Call a command and return its exit status; a user's mistake gives one line and status 2.
 
-    Ctrl-C, SIGTERM and SIGHUP end it alike: what is half written is removed, and the status is 128
-    and the signal's number. A question on standard input gets no answer.
+    Ctrl-C, SIGTERM and SIGHUP all end it in the same way: half-written files are removed, and the
+    status is 128 plus the signal's number. Nothing is read from standard input.
     """
     try:
         with _signals(), _no_answers(), one_line_errors():
@@ -81,17 +81,17 @@ def run_command(command: Callable[[], int | None]) -> int:
 
 
 def run_all(commands: Iterable[Callable[[], int | None]]) -> int:
-    """Call commands, and return the highest status.
+    """Call commands one after the other, and return the highest status.
 
-    A mistake that concerns one of them takes no other with it; an interrupt ends all.
+    A mistake in one does not stop the others; an interrupt or an unwritable file does.
     """
     highest = 0
     for command in commands:
         try:
             highest = max(highest, _status(command, apart=(UnwritableError, BrokenPipeError)))
-        except UnwritableError as error:  # nor could the others write theirs
+        except UnwritableError as error:  # the others could not write their files either
             return _say(str(error))
-        except BrokenPipeError:  # nobody reads what is printed, but files are written
+        except BrokenPipeError:  # nobody reads the output, but the files are still to be written
             _discard_output()
     return highest
 
@@ -99,7 +99,12 @@ def run_all(commands: Iterable[Callable[[], int | None]]) -> int:
 def _status(
     command: Callable[[], int | None], *, apart: tuple[type[Exception], ...] = (BrokenPipeError,)
 ) -> int:
-    """Call a command and return its status; say the mistakes of a user, but for those ``apart``."""
+    """Call a command and return its status; print a user's mistake in one line.
+
+    Args:
+        command: The command.
+        apart: Exceptions that are raised instead of printed.
+    """
     try:
         return command() or 0
     except apart:
@@ -120,7 +125,7 @@ def _status(
 
 @contextmanager
 def _signals() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP end the process as Ctrl-C does, unless they are ignored (nohup)."""
+    """Make SIGTERM and SIGHUP end the process as Ctrl-C does, unless they are ignored (nohup)."""
 
     def stop(number: int, _frame: object) -> None:
         raise _Stopped(number)
@@ -139,7 +144,7 @@ def _signals() -> Iterator[None]:
 
 @contextmanager
 def _no_answers() -> Iterator[None]:
-    """Let nothing be read from standard input: no library gets a yes that was meant for another."""
+    """Replace standard input by an empty one, so that no library gets an answer from it."""
     before = sys.stdin
     with Path(os.devnull).open(encoding="utf-8") as nothing:
         sys.stdin = nothing
@@ -156,8 +161,8 @@ def _discard_output() -> None:
 def _say(mistake: str) -> int:
     """Print a mistake in one line and return the status.
 
-    Where several processes make the same one, rank 0 says it, and torchrun then ends the others;
-    what only another rank has to complain of comes a little later.
+    Of several processes with the same mistake only rank 0 prints it, because torchrun then ends the
+    others; a mistake of another rank alone is printed a few seconds later.
     """
     if process_rank():
         time.sleep(3)
@@ -166,20 +171,20 @@ def _say(mistake: str) -> int:
 
 
 def _missing(error: MissingConfigException) -> str:
-    """Say which option of which group is not there."""
+    """Return the error line for an unknown option of a configuration group."""
     group, _, option = str(error.missing_cfg_file).rpartition("/")
-    known = error.options or options(group)  # Hydra names none for one of several
+    known = error.options or options(group)  # Hydra gives no options for one of several
     if group and known:
         return str(bad_choice(group, option, known))
     return str(error)
 
 
 def _refused(error: Exception) -> str:
-    """Say which override Hydra refused, with a suggestion where the key is close to a known one."""
+    """Return the error line for an override that Hydra refused, with the closest known key."""
     told = f"{error} {error.__cause__ or ''}"
     unknown = re.search(r"Key '([^']+)' is not in struct", told)
     if unknown is None:
-        word = getattr(error, "override", None)  # that cannot be parsed
+        word = getattr(error, "override", None)  # an override that cannot be parsed
         return f"{word}: {error}" if word else str(error)
     section = re.search(r"full_key: (\w+)\.", told)
     if section and fields(section[1]):

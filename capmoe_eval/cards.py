@@ -1,7 +1,7 @@
-"""Model cards: what a trained tiny model is, how it was trained, and what it scores.
+"""Write the model card of a trained tiny model: its training, scores and loads.
 
-``card.json`` holds the numbers, ``README.md`` shows them. The accuracies are those of the ``dev``
-sets of the mini-world, under lm-eval's own tasks with the shots and metrics of the paper's Table 5.
+``card.json`` holds the numbers, ``README.md`` shows them. The accuracies are measured on the
+``dev`` sets of the mini-world by lm-eval's own tasks, with the shots and metrics of Table 5.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from capmoe_eval.miniworld import miniworld_tokenizer, world, write_miniworld
 from capmoe_eval.zoo import recipes
 
 BATCH_SIZE = 16
-#: The card says how many of a task's first so many documents are right, for a quick check.
+#: Number of first documents of a task whose right answers the card counts, for a quick check.
 FIRST = 48
 #: The nine tasks of the paper, with the shots and metrics of its Table 5.
 TASKS = (
@@ -42,7 +42,7 @@ TASKS = (
     TaskId("mmlu", "mmlu", "cais/mmlu", "acc", 5),
     TaskId("gsm8k", "gsm8k", "openai/gsm8k", "exact_match", 5, "flexible-extract"),
 )
-#: What a model that knows nothing scores, in percent; a word problem has no choices.
+#: Score of random answers, in percent; word problems have no choices.
 CHANCE: Mapping[str, float] = {
     **dict.fromkeys(("openbookqa", "arc_challenge", "hellaswag", "mmlu"), 25.0),
     **dict.fromkeys(("piqa", "rte", "winogrande", "boolq"), 50.0),
@@ -53,11 +53,11 @@ SILENT = Method("score", 0.0)
 
 @dataclass(frozen=True)
 class Training:
-    """What a card says of a training.
+    """A finished training, as a card describes it.
 
     Attributes:
         steps: Number of steps.
-        seed: The seed that was asked for; None for the recipe's own.
+        seed: Seed of the training; None for the recipe's own.
         losses: Loss of every step.
     """
 
@@ -77,9 +77,9 @@ def write(
 
     Args:
         name: One of ``ZOO``.
-        directory: Where the weights are.
-        training: How they came to be; None keeps what the card says.
-        say: What becomes of progress lines.
+        directory: Directory of the weights.
+        training: The training; None keeps the training of the existing card.
+        say: Function that takes progress lines.
 
     Raises:
         UsageError: If the name is unknown.
@@ -120,19 +120,19 @@ def measure(
     limit: int | None = None,
     tasks: Sequence[TaskId] = TASKS,
 ) -> dict[str, Any]:
-    """Evaluate the nine tasks.
+    """Evaluate a model on tasks.
 
     Args:
         name: Name of the model.
         model: A loaded model.
         root: Directory of the evaluation sets.
-        method: The routing.
+        method: The routing method.
         limit: Documents per task (MMLU: per subject); None for all.
-        tasks: Which tasks.
+        tasks: The tasks; by default the nine of the paper.
 
     Returns:
-        For each task its ``value`` in percent, which documents are ``right``, and the ``layers`` of
-        the meter's report.
+        For each task its ``value`` in percent, the score of each document (``right``), and the
+        ``layers`` of the meter's report.
     """
     quiet_libraries()
     lm = CapmoeLM(model, tokenizer=miniworld_tokenizer(), batch_size=BATCH_SIZE)
@@ -167,7 +167,7 @@ def _training(recipe: recipes.Recipe, training: Training) -> dict[str, Any]:
 
 
 def _peaks(results: Mapping[str, Any]) -> dict[str, float]:
-    """Return each layer's highest load over the mean, averaged over forwards and then tasks."""
+    """Return each layer's highest load over the mean load, averaged over forwards, then tasks."""
     layers: dict[str, list[float]] = {}
     for part in results.values():
         for layer in part["layers"]:

@@ -1,4 +1,4 @@
-"""A cell: one point of a grid, with everything that can change its result and nothing else."""
+"""Define a cell: one point of a grid, with everything that can change its result, and no more."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ CHECKS: dict[str, Check] = {
     "eval_seed": whole(0, 2**32 - 1),  # numpy takes no larger one
     "shuffle": whole(0, 2**63 - 1, "a seed, a whole number").or_null("null for lm-eval's batches"),
 }
-"""What the parts of a cell must be, but for its method's, which are in ``method.KNOBS``."""
+"""The checks of a cell's fields; those of its method are in ``method.KNOBS``."""
 
 
 @dataclass(frozen=True)
 class ModelId:
-    """Which weights, in which precision.
+    """A model: its weights and their precision.
 
     Attributes:
         name: Key of the model, as in ``model=`` and in ``conf/model/``.
@@ -55,7 +55,7 @@ class ModelId:
             or ``tiny:<family>``, with random weights.
         revision: Branch, tag or commit on the hub.
         dtype: Precision of the weights.
-        max_length: Most tokens of an input; None for the model's own.
+        max_length: Maximum number of tokens of an input; None for the model's own.
         tokenizer: Path or hub id of a tokenizer; None for the model's own.
         attention: Implementation of attention, such as ``eager``; None for the model's own.
     """
@@ -69,10 +69,10 @@ class ModelId:
     attention: str | None = None
 
     def identity(self) -> dict[str, Any]:
-        """Return what makes this model this model, JSON-ready."""
+        """Return the fields that identify the model, JSON-ready."""
         fields = dataclasses.asdict(self)
         if self.attention is None:
-            del fields["attention"]  # cells without it keep the digest that they had before it
+            del fields["attention"]  # keeps the digests of cells from before this field
         return fields
 
     def __post_init__(self) -> None:
@@ -82,15 +82,15 @@ class ModelId:
 
 @dataclass(frozen=True)
 class TaskId:
-    """Which evaluation.
+    """A task: its documents, prompts and metric.
 
     Attributes:
         name: Key of the task, as in ``tasks=`` and in ``conf/tasks/``.
         lm_eval: Name of the task or group in lm-eval.
         dataset: Dataset on the hub, ``<org>/<name>``; several are joined by ``+``.
-        fewshot: Few-shot examples (Table 5); None leaves what the lm-eval task says.
+        fewshot: Number of few-shot examples (Table 5); None for that of the lm-eval task.
         metric: Metric of the task (Table 5).
-        filter: lm-eval's filter of the answers that the metric is taken of.
+        filter: lm-eval's filter of answers that the metric applies to.
     """
 
     name: str
@@ -111,13 +111,13 @@ class Cell:
 
     Attributes:
         model: The model.
-        method: The method; knobs without effect are no part of it.
+        method: The method in its canonical form.
         task: The task.
         batch_size: Sequences per forward; under a capacity it is part of the result.
         limit: Documents per (sub)task; None for all.
-        data: Where documents come from: ``hub``, an embedded source, or a local root's name.
+        data: Source of the documents: ``hub``, an embedded source, or a local root's name.
         eval_seed: Seed of few-shot sampling.
-        shuffle: Seed of batches that are dealt at random; None for lm-eval's own, by length.
+        shuffle: Seed of random batches; None for lm-eval's own batches, sorted by length.
     """
 
     model: ModelId
@@ -140,7 +140,7 @@ class Cell:
             )
 
     def identity(self) -> dict[str, Any]:
-        """Return what makes this cell this cell, JSON-ready."""
+        """Return the fields that identify the cell, JSON-ready."""
         return {
             "model": self.model.identity(),
             "method": self.method.identity(),
@@ -154,7 +154,7 @@ class Cell:
 
     @cached_property
     def digest(self) -> str:
-        """Ten hexadecimal digits that change when anything of the identity does."""
+        """The first ten hexadecimal digits of the identity's SHA-256."""
         canonical = json.dumps(self.identity(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:10]
 
@@ -164,7 +164,7 @@ class Cell:
         return method_label(self.method)
 
     def path(self, root: Path) -> Path:
-        """Return where the cell's record lies under ``root``."""
+        """Return the path of the cell's record under ``root``."""
         name = f"{self.label}-{self.digest}.json"
         return root / self.model.name / self.task.name / name
 
@@ -174,7 +174,7 @@ class Cell:
 
     @classmethod
     def from_identity(cls, identity: dict[str, Any]) -> Cell:
-        """Rebuild the cell of a record; the inverse of :meth:`identity`."""
+        """Return the cell with an identity; the inverse of :meth:`identity`."""
         knobs = dict(identity["method"])
         gamma = knobs.pop("gamma", None)
         method = Method(knobs.pop("method"), None if gamma is None else float(gamma), **knobs)
@@ -187,14 +187,16 @@ class Cell:
 
 
 def check_batch_size(batch_size: int | str, method: Method) -> bool:
-    """Return whether a batch size is automatic.
+    """Check a batch size, and return whether it is ``auto``.
 
     Args:
         batch_size: Sequences per forward, or ``auto``.
-        method: Under a capacity the batch is part of the result, and a number is needed.
+        method: The method; only the baseline may have ``auto``, because under a capacity the batch
+            is part of the result.
 
     Raises:
-        UsageError: For anything else, or ``auto`` under a capacity.
+        UsageError: If it is neither a positive whole number nor ``auto``, or is ``auto`` under a
+            capacity.
     """
     CHECKS["batch_size"]("batch_size", batch_size)
     if batch_size != "auto":
@@ -214,7 +216,7 @@ def method_label(method: Method) -> str:
         parts.append(gamma_label(method.gamma))
     short = {"ep_size": "ep", "seed": "s", "rounds": "r"}
     for knob, value in method.identity().items():
-        # m says how many experts "ranked" adds: no number goes without saying.
+        # m is always shown: the number of experts that "ranked" adds has no natural default.
         if knob in ("method", "gamma") or (value == DEFAULTS[knob] and knob != "m"):
             continue
         if value is True:

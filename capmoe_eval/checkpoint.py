@@ -1,4 +1,4 @@
-"""Loading a checkpoint of transformers: every tensor from its files, and no code of its own."""
+"""Load a checkpoint of transformers: all tensors from its files, and none of its code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from capmoe_eval.errors import UsageError
 
 _LAYERS = re.compile(r"(?:.*\.)?layers\.(?=\d)")
-"""What the names of all tensors of a model's layers begin with."""
+"""The prefix of the names of a layer's tensors."""
 
 
 def load_checkpoint(
@@ -26,15 +26,19 @@ def load_checkpoint(
 ) -> Any:
     """Load a model in evaluation mode, whole or not at all.
 
-    transformers fills what a checkpoint lacks with random numbers, leaves what the model has no
-    place for, and asks on standard input whether code of the checkpoint may run. Here each is an
-    error; what transformers itself does not report, such as tied weights, is none.
+    transformers fills tensors that a checkpoint lacks with random numbers, ignores layers that the
+    model has no place for, and asks on standard input whether code of the checkpoint may run. Here
+    each of these is an error. Tensors that transformers does not report as missing, such as tied
+    weights, may be absent.
 
     Args:
         name: Hub id or directory.
         kind: The class of transformers that loads it.
-        field: The setting that named it.
-        **settings: What its ``from_pretrained`` takes. ``trust_remote_code`` is false by default.
+        field: The setting that ``name`` came from, for messages.
+        **settings: Arguments of ``from_pretrained``; ``trust_remote_code`` is false by default.
+
+    Returns:
+        The model.
 
     Raises:
         UsageError: If it cannot be loaded, or not whole; the line names the first tensors.
@@ -43,7 +47,7 @@ def load_checkpoint(
         model, report = kind.from_pretrained(
             name,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # to name them: transformers' error does not
+            ignore_mismatched_sizes=True,  # so that the error below can name them
             **{"trust_remote_code": False, **settings},
         )
     for what, tensors in _unfit(model, report).items():
@@ -57,7 +61,7 @@ def load_checkpoint(
 
 
 def _unfit(model: PreTrainedModel, report: dict[str, Any]) -> dict[str, list[str]]:
-    """Return the tensors by what is wrong with them."""
+    """Return the names of the tensors that do not fit, by problem."""
     prefixes = {found[0] for key in model.state_dict() if (found := _LAYERS.match(key))}
     surplus = [
         key
@@ -82,7 +86,7 @@ def load_tokenizer(field: str, name: str, revision: str) -> Any:
     """Load a tokenizer.
 
     Args:
-        field: The setting that named it.
+        field: The setting that ``name`` came from, for messages.
         name: Hub id or directory.
         revision: Branch, tag or commit on the hub.
 
@@ -95,14 +99,14 @@ def load_tokenizer(field: str, name: str, revision: str) -> Any:
 
 @contextmanager
 def one_line(field: str, name: str | Path) -> Iterator[None]:
-    """Turn whatever goes wrong while something is loaded into one line.
+    """Turn every exception of a ``with`` block that loads something into an error of one line.
 
     Args:
-        field: The setting that named it.
+        field: The setting that ``name`` came from.
         name: Hub id or directory.
 
     Raises:
-        UsageError: For any exception: damaged files make the libraries raise many kinds.
+        UsageError: For any exception, because damaged files make the libraries raise many kinds.
     """
     try:
         yield

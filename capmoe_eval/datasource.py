@@ -1,4 +1,4 @@
-"""Where documents come from: the hub, the embedded synthetic set, or a directory in hub layout."""
+"""Locate evaluation documents: on the hub, embedded, or in a directory in hub layout."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from capmoe_eval.errors import UnwritableError, UsageError
 
 HUB = "hub"
 EMBEDDED = ("miniworld", "synthetic")
-"""Sources that the suite makes on the spot."""
+"""Sources that the suite generates itself."""
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """A place that evaluation sets are read from.
+    """A source of evaluation sets.
 
     Attributes:
-        name: ``hub``, one of :data:`EMBEDDED`, or the name that a local root goes by in results.
+        name: ``hub``, one of :data:`EMBEDDED`, or the name of a local root in results.
         root: The directory in hub layout (``<org>/<dataset>/README.md`` with a ``configs:`` header,
             parquet files beside it), or None for the hub.
     """
@@ -33,10 +33,13 @@ class DataSource:
     root: Path | None = None
 
     def directory(self, dataset: str) -> Path | None:
-        """Return the directory of a dataset, or None if it comes from the hub.
+        """Return the directory of a dataset, or None for the hub.
+
+        Args:
+            dataset: Name of the dataset, ``<org>/<name>``.
 
         Raises:
-            UsageError: If there is a root and the dataset is not in it.
+            UsageError: If the dataset is not in the root.
         """
         if self.root is None:
             return None
@@ -55,7 +58,7 @@ class DataSource:
         """Return a hash of the dataset's files, or None for the hub.
 
         Args:
-            dataset: Its name on the hub, or several, joined by ``+``.
+            dataset: Name of the dataset on the hub, or several names joined by ``+``.
 
         Raises:
             UsageError: If the dataset is not in the root.
@@ -69,9 +72,9 @@ class DataSource:
         return "+".join(hashes)
 
 
-@functools.cache  # so files that change while a process runs are noticed by the next one
+@functools.cache  # so a process does not notice files that change while it runs
 def _hash_files(directory: Path) -> str:
-    """Return a hash of the files below a directory and of what its links lead to."""
+    """Return a hash of the names and contents of the files below a directory, links followed."""
     digest = hashlib.sha256()
     for path in sorted(_files(directory)):
         digest.update(str(path.relative_to(directory)).encode())
@@ -80,7 +83,7 @@ def _hash_files(directory: Path) -> str:
 
 
 def _files(directory: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
-    """Yield the files below a directory; links are followed, but not to a directory above."""
+    """Yield the files below a directory; links to a directory above are not followed."""
     here = directory.resolve()
     if here in above:
         return
@@ -92,15 +95,15 @@ def _files(directory: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
 
 
 def users_cache() -> Path:
-    """Return the directory of the suite in the user's cache, whether it can be written or not."""
+    """Return the suite's directory in the user's cache; it may not exist or not be writable."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "capmoe_eval"
 
 
 def cache_directory() -> Path:
-    """Return where the suite keeps what it can make again.
+    """Return the directory for files that the suite can generate again.
 
-    It is in the user's cache; where that cannot be written, it is a directory that ends with this
-    process, and a line on standard error says so once.
+    It is the suite's directory in the user's cache. If that cannot be written, it is a temporary
+    directory that is deleted when the process ends, and a line on standard error says so once.
     """
     return _writable_or_temporary(users_cache())
 
@@ -115,21 +118,20 @@ def _writable_or_temporary(directory: Path) -> Path:
     return directory
 
 
-@functools.cache  # it is deleted when nothing refers to it any more
+@functools.cache  # keeps a reference: the directory is deleted with its object
 def _temporary() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="capmoe_eval-")
 
 
 def data_source(root: str | None, name: str | None = None) -> DataSource:
-    """Return the source that ``data.root`` and ``data.name`` say.
+    """Return the source for ``data.root`` and ``data.name``.
 
-    The directory of an embedded source is written when it is first read, not here: whoever only
-    names cells needs no documents.
+    The directory of an embedded source is written when its documents are first read, not here.
 
     Args:
         root: None for the hub, one of :data:`EMBEDDED`, or a directory.
-        name: What a local root goes by in results; the directory's name if not given, with
-            ``local-`` before a name that stands for other documents.
+        name: Name of a local root in results. By default it is the directory's name, with
+            ``local-`` before it if it is ``hub`` or one of :data:`EMBEDDED`.
 
     Raises:
         UsageError: If the directory does not exist.

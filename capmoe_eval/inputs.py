@@ -1,8 +1,8 @@
-"""What the results of a directory were computed with: ``<results_dir>/inputs.json``.
+"""Keep ``<results_dir>/inputs.json``: the weights and documents behind a directory's results.
 
-A cell names a model and a dataset. This file says which weights and which documents stood behind
-the names, so that no two of them come to lie in one grid, whatever cells are asked for. What it
-does not know it learns from the records.
+A cell names a model and a dataset; the file records the hashes of their weights and documents, so
+that results of two versions under one name are never mixed. If the file is missing, it is made from
+the records.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ FILE: Final = "inputs.json"
 _SCHEMA: Final = 1
 _MODELS: Final = "models"
 _DATASETS: Final = "datasets"
-# Two values of one of these are two results; other differences are worth a warning, or only noted.
+# A difference in one of these fields is refused; other differences give a warning or are recorded.
 _DECISIVE: Final = {_MODELS: ("weights", "tokenizer", "attention"), _DATASETS: ("fingerprint",)}
 
 
 @dataclass(frozen=True)
 class _Subject:
-    """A model or a dataset that cells name.
+    """A model or a dataset of a cell.
 
     Attributes:
-        section: Where it stands in the file.
-        identity: What a cell says of it, as JSON.
-        name: What a person calls it.
+        section: Section of the file: ``models`` or ``datasets``.
+        identity: The cell's fields that identify it, as JSON.
+        name: Its name in messages.
         key: The setting that gives it another name.
     """
 
@@ -51,11 +51,11 @@ _Inputs = dict[_Subject, dict[str, Any]]
 
 
 def inputs_of(cell: Cell, provenance: Mapping[str, Any]) -> _Inputs:
-    """Return what a cell was computed with, or would be.
+    """Return the inputs of a cell: its model and dataset, each with the fields of the file.
 
     Args:
         cell: The cell.
-        provenance: That of its record; ``model`` may be missing while no model is loaded.
+        provenance: The provenance of its record; ``model`` may be missing before a model is loaded.
     """
     found: _Inputs = {}
     if "model" in provenance:
@@ -80,16 +80,16 @@ def inputs_of(cell: Cell, provenance: Mapping[str, Any]) -> _Inputs:
 def check(
     root: Path, cell: Cell, provenance: Mapping[str, Any], finished: Iterable[Record] = ()
 ) -> str | None:
-    """Compare what a cell would be computed with to what lies in a results directory.
+    """Compare the inputs of a cell with those of a results directory.
 
     Args:
         root: The results directory.
         cell: The cell.
-        provenance: That of the record that it would get; ``model`` may be missing.
-        finished: Records of the directory that were read already.
+        provenance: The provenance of its future record; ``model`` may be missing.
+        finished: Records of the directory that were read before.
 
     Returns:
-        What else differs from the model's last computation, in one line; None if nothing.
+        A warning in one line if the model's last computation ran under other conditions, else None.
 
     Raises:
         UsageError: If a record there was computed with other weights, another tokenizer, attention
@@ -106,7 +106,11 @@ def check(
 
 
 def note(record: Record, root: Path) -> None:
-    """Write down what a record was computed with, before the record itself is written.
+    """Add the inputs of a record to the file, before the record itself is written.
+
+    Args:
+        record: The record.
+        root: The results directory.
 
     Raises:
         UsageError: If another process has meanwhile written results of other weights or documents,
@@ -122,7 +126,7 @@ def note(record: Record, root: Path) -> None:
 
 
 def prepare(root: Path) -> None:
-    """Make the file of a directory that has records and lacks it.
+    """Write the file of a directory that has records but no such file.
 
     Raises:
         UsageError: If the records contradict one another, or the directory cannot be written.
@@ -136,7 +140,7 @@ def prepare(root: Path) -> None:
 
 
 def _known(root: Path) -> _Inputs:
-    """Return what the file says, nothing where there is none.
+    """Return the content of the file, empty if there is no file.
 
     Raises:
         UsageError: If the file is damaged.
@@ -161,7 +165,7 @@ def _known(root: Path) -> _Inputs:
 
 
 def _of_records(root: Path) -> _Inputs:
-    """Return what the records of a directory say.
+    """Return the inputs of all records of a directory.
 
     Raises:
         UsageError: If they contradict one another.
@@ -184,7 +188,7 @@ def _of_records(root: Path) -> _Inputs:
 
 @contextmanager
 def _locked(root: Path) -> Iterator[None]:
-    """Keep other processes from changing the file meanwhile.
+    """Lock the file against other processes inside a ``with`` block.
 
     Raises:
         UsageError: If the directory cannot be written.
@@ -214,7 +218,7 @@ def _dataset(identity: Mapping[str, Any]) -> _Subject:
 
 
 def _conflicts(subject: _Subject, then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the decisive fields that are known of both and differ."""
+    """Yield the decisive fields that are known on both sides and differ."""
     for field in _DECISIVE[subject.section]:
         both = (then.get(field), now.get(field))
         if None not in both and both[0] != both[1]:
@@ -222,7 +226,17 @@ def _conflicts(subject: _Subject, then: Mapping[str, Any], now: Mapping[str, Any
 
 
 def _refuse_records(root: Path, now: _Inputs, records: Iterable[Record], own: Path) -> None:
-    """Refuse to put two inputs of one name into a grid, but for a record that is replaced."""
+    """Raise if one of the records has other inputs of the same name.
+
+    Args:
+        root: The results directory.
+        now: The inputs of a cell.
+        records: The records to compare with.
+        own: Path of the cell's own record, which is replaced and not compared.
+
+    Raises:
+        UsageError: If a decisive field differs.
+    """
     for record in records:
         if record.path == own:
             continue

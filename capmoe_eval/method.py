@@ -1,20 +1,22 @@
-"""What a routing method is: the knobs of the semantics, checked once and brought to one form.
+"""Define a routing method: its knobs, checked once and brought to a canonical form.
 
-Every method answers three questions, and they are kept apart:
+Every method has three independent parts:
 
 =============  =====================================================================
-who            the candidates of a token: its top-k, plus nothing, its rank's experts,
-               the next ``m`` by score, or all experts
-what           is bounded: nothing, each expert, or each device, per group of tokens
-which          pairs are kept where the bound is exceeded: by score, order, reverse
-               order, or at random
+candidates     the experts that a token may get: its top-k, plus nothing, its rank's
+               experts, the next ``m`` by score, or all experts
+bound          what has a capacity in each group of tokens: nothing, each expert, or
+               each device
+keep           the order in which pairs are kept where the bound is exceeded: by
+               score, order, reverse order, or at random
 =============  =====================================================================
 
-Expert Drop bounds nothing and silences experts; Token Reroute asks the three questions in rounds.
+Expert Drop has no bound and drops all pairs of some experts; Token Reroute repeats the three parts
+in rounds.
 
-Where two settings are one computation whatever the model and its inputs, they are one method: its
-*canonical form* (:meth:`Method._canonical_name` and :meth:`Method._effective`), so that a cell is
-computed once and found by whoever asks for it in other words.
+Settings that give the same computation on every model and input are one method, in its *canonical
+form* (:meth:`Method._canonical_name` and :meth:`Method._effective`), so that a cell is computed
+once and found under each of its settings.
 """
 
 from __future__ import annotations
@@ -31,8 +33,7 @@ Candidates = Literal["topk", "local", "ranked", "global"]
 Keep = Literal["score", "order", "reverse_order", "random"]
 Granularity = Literal["expert", "device"]
 
-# The knobs (beside gamma) that can change what a method does. A knob that is not named here has no
-# effect on the method and is no part of its identity.
+# The knobs beside gamma that have an effect on each method. The others are no part of its identity.
 _GROUPING = ("ep_size", "scope", "granularity", "rounding")
 _COMMON = ("count_padding", "decode", "renormalize")
 _EFFECTIVE: dict[str, tuple[str, ...]] = {
@@ -47,9 +48,9 @@ _EFFECTIVE: dict[str, tuple[str, ...]] = {
 }
 _ALIASES = {"device_drop": "score"}  # Token Drop under a device-level capacity
 _WITHOUT_GAMMA = ("baseline", "expert_drop")
-# At γ=0 every expert is silent, and at γ=∞ nothing is bounded: what is left to have an effect.
-# The ranks stay at γ=0, and which tokens count: the loads of the devices and the counts of tokens
-# that a record holds depend on them.
+# The knobs that still have an effect at γ=0, where no expert computes anything, and at γ=∞, where
+# nothing is bounded. At γ=0 ep_size and count_padding stay, because the loads of devices and the
+# counts of tokens in a record depend on them.
 _AT_ZERO = ("ep_size", "count_padding", "decode")
 _AT_INFINITY = ("ep_size", *_COMMON, "candidates", "m", "max_k")
 
@@ -71,18 +72,18 @@ KNOBS: dict[str, Check] = {
     "renormalize": choice("before", "after"),
     "seed": whole(0, 2**63 - 1),
 }
-"""What each knob beside gamma must be."""
+"""The check of each knob beside gamma."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """One way to route under a capacity (the semantics' names and defaults).
+    """A routing method with its knobs, as ``docs/methods.md`` defines them.
 
-    Construction checks every knob and brings the method to its canonical form, so that equal
-    behaviour means equal objects: ``Method("baseline", gamma=1.0) == Method("baseline")``,
+    Construction checks every knob and brings the method to its canonical form, so that methods with
+    the same behaviour are equal: ``Method("baseline", gamma=1.0) == Method("baseline")``,
     ``Method("token_reroute", 1.0, rounds=1) == Method("score", 1.0)`` and
-    ``Method("score", math.inf) == Method("baseline")``. What coincides on some models only is not
-    reset: ``candidates="ranked"`` with m ≥ E-K stays different from ``"global"``.
+    ``Method("score", math.inf) == Method("baseline")``. Settings that coincide on some models only
+    stay different: ``candidates="ranked"`` with m ≥ E-K does not equal ``"global"``.
 
     Attributes:
         name: The method, one of :data:`METHODS`.
@@ -93,19 +94,20 @@ class Method:
         candidates: Expanded Drop's added candidates: the ``local`` experts of the token's rank, the
             next ``m`` by score (``ranked``), or ``global`` (all; expert-choice routing).
         m: Number of added candidates for ``candidates="ranked"`` (Table 11 uses 2k and 3k).
-        protect_topk: A token's own top-k go before added candidates.
-        max_k: A token keeps at most K experts in the end (Table 11, "w/ max").
+        protect_topk: Whether a token's own top-k are kept before added candidates.
+        max_k: Whether a token keeps at most K experts in the end (Table 11, "w/ max").
         rounds: Rounds of Token Reroute (v1, Algorithm 1); with 1 the method is ``score``.
-        granularity: What is bounded: each ``expert`` or the sum over each ``device``'s experts.
+        granularity: ``expert``: each expert has a capacity; ``device``: the experts of a device
+            share one.
         rounding: ``ceil`` (released code, textbooks) or ``floor`` (Algorithms 1 and 2) of C.
-        count_padding: Pads count in T and take slots (released code).
-        decode: Whether steps of one new token per sequence are ``constrained``.
-        renormalize: ``after``: weights are normalised over what was kept, where the family
-            normalises over its top-k; ``before``: the dropless denominators stay.
+        count_padding: Whether pads count in T and take slots (released code).
+        decode: Whether decode steps are under the capacity: ``constrained`` or ``unconstrained``.
+        renormalize: ``after``: weights are normalised over the kept pairs, where the family
+            normalises over its top-k; ``before``: over the dropless model's top-k.
         seed: Seed of ``random``.
 
     Raises:
-        UsageError: If a knob has a value that it cannot have.
+        UsageError: If a knob has an invalid value.
     """
 
     name: str
@@ -131,7 +133,7 @@ class Method:
             self._set("name", _ALIASES[self.name])
         self._set("gamma", self._checked_gamma())
         if self.candidates == "local" and self.ep_size == 1:
-            self._set("candidates", "global")  # all experts are those of the one rank
+            self._set("candidates", "global")  # the one rank has all experts
         self._set("name", self._canonical_name())
         if self.name in _WITHOUT_GAMMA:
             self._set("gamma", None)
@@ -156,17 +158,17 @@ class Method:
                 f"gamma: method {self.name!r} needs a capacity factor, for example gamma=1.0"
             )
         CAPACITY("gamma", self.gamma)
-        return float(self.gamma) + 0.0  # -0.0 is 0.0, and is written as it
+        return float(self.gamma) + 0.0  # turns -0.0 into 0.0
 
     def _canonical_name(self) -> str:
-        """Return the simplest method that decides alike on every model and every input."""
+        """Return the simplest method with the same decisions on every model and every input."""
         if self.gamma is None:
             return self.name
-        # A device's C is γ·T·K/R: from γ=R on, all T·K pairs of the tokens' own fit into one.
+        # A device's C is γ·T·K/R: with γ ≥ R all T·K pairs of the tokens' top-k fit into one.
         never_binds = self.gamma == math.inf or (
             self.granularity == "device" and self.gamma >= self.ep_size
         )
-        # Nothing is added where a token's own K go first and fill it, or fill the one device.
+        # With protect_topk nothing is added if the top-k fill the token's K slots or the device.
         fills_device = self.granularity == "device" and self.ep_size == 1 and self.gamma <= 1
         no_room = self.protect_topk and (fills_device or (never_binds and self.max_k))
         expands = self.name == "expanded_drop" and not no_room
@@ -178,7 +180,7 @@ class Method:
         return self.name
 
     def _effective(self) -> set[str]:
-        """Return the knobs that can change what the canonical method does, or what it records."""
+        """Return the knobs that have an effect on the canonical method's decisions or records."""
         effective = set(_EFFECTIVE[self.name])
         if self.gamma == 0:
             return effective.intersection(_AT_ZERO)
@@ -199,29 +201,29 @@ class Method:
 
     @property
     def uses_ranks(self) -> bool:
-        """Whether what it does depends on the number of ranks."""
+        """True if the method depends on the number of ranks."""
         return "ep_size" in self._effective()
 
-    # The answers to the three questions.
+    # The three parts.
 
     @property
     def candidate_rule(self) -> Candidates:
-        """Who a token's candidates are."""
+        """The candidates of a token."""
         return self.candidates if self.name == "expanded_drop" else "topk"  # type: ignore[return-value]
 
     @property
     def bound(self) -> Granularity | None:
-        """What is bounded, or None."""
+        """The unit that has a capacity, or None."""
         return None if self.gamma is None else self.granularity  # type: ignore[return-value]
 
     @property
     def keep(self) -> Keep:
-        """Which pairs an overloaded expert (or device) keeps."""
+        """The order in which an overloaded expert (or device) keeps pairs."""
         return self.name if self.name in get_args(Keep) else "score"  # type: ignore[return-value]
 
     @property
     def is_stock(self) -> bool:
-        """Whether the method leaves every decision of the router as it is."""
+        """True if the method changes no decision of the router."""
         return self.name == "baseline"
 
     def identity(self) -> dict[str, Any]:
@@ -240,4 +242,4 @@ class Method:
 
 
 DEFAULTS: dict[str, Any] = {knob.name: knob.default for knob in dataclasses.fields(Method)[2:]}
-"""The default of every knob beside the name and γ."""
+"""The default of every knob beside gamma."""

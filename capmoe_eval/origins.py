@@ -1,7 +1,7 @@
-"""From scratch or upcycled: how balanced is the routing, over several training seeds?
+"""Compare the balance of routing in upcycled models and models trained from scratch.
 
 The paper compares models that differ in everything (Figures 1, 2 and 13). Here the class, the data,
-the total number of steps and the seeds are the same; only the first weights differ.
+the total number of steps and the seeds are the same; only the initial weights differ.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from capmoe_eval.method import Method
 from capmoe_eval.miniworld import write_miniworld
 from capmoe_eval.zoo import recipes
 
-#: What the load is measured on: tasks without shots and one of 25.
+#: The tasks that the load is measured on: two without shots and one with 25.
 _MEASURED = ("openbookqa", "boolq", "arc_challenge")
 _DOCUMENTS = 60
 
 
 @dataclass(frozen=True)
 class Study:
-    """Which trainings.
+    """The trainings to compare.
 
     Attributes:
         names: Models of the zoo that are upcycled.
         seeds: Seeds of weights and corpus.
-        steps: Steps of each training; of an upcycled one, its dense model's are among them.
+        steps: Steps of each training, including those of an upcycled model's dense model.
     """
 
     names: tuple[str, ...]
@@ -42,16 +42,16 @@ class Study:
 
 
 def study(asked: Study, out: Path, *, work: Path, say: Callable[[str], None] = print) -> None:
-    """Train what is missing in the file and measure it; the file grows training by training.
+    """Train and measure the models that the file lacks; the file is written after each training.
 
     Args:
-        asked: Which trainings.
+        asked: The trainings.
         out: File of the results.
         work: Directory of the checkpoints.
-        say: What becomes of progress lines.
+        say: Function that takes progress lines.
 
     Raises:
-        UsageError: If a model is unknown, or is not upcycled in the zoo.
+        UsageError: If a model is unknown or not upcycled in the zoo, or ``out`` is another file.
         OSError: If the file cannot be written.
     """
     for name in asked.names:
@@ -80,7 +80,11 @@ def study(asked: Study, out: Path, *, work: Path, say: Callable[[str], None] = p
 
 
 def _trainings(out: Path) -> list[dict[str, Any]]:
-    """Return the trainings of the file of results; none where there is no file yet."""
+    """Return the trainings in the file of results, none if there is no file.
+
+    Raises:
+        UsageError: If the file is not one of trainings.
+    """
     if not out.is_file():
         return []
     try:
@@ -94,7 +98,7 @@ def _trainings(out: Path) -> list[dict[str, Any]]:
 
 
 def _measured(name: str, model: Any, root: Path) -> dict[str, Any]:
-    """Return accuracy and, by layer, the highest load over the mean load."""
+    """Return accuracy by task and, by layer, the highest load over the mean load."""
     tasks = [task for task in TASKS if task.name in _MEASURED]
     results = measure(name, model, root, Method("baseline"), limit=_DOCUMENTS, tasks=tasks)
     layers = [part["layers"] for part in results.values()]

@@ -1,4 +1,4 @@
-"""What a person sees while cells are computed."""
+"""Show progress while cells are computed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from capmoe_eval.record import Record
 
 
 class Progress:
-    """A line per finished cell; on a terminal also the running one, redrawn in place.
+    """Prints a line per finished cell; on a terminal it also redraws a line of the running cell.
 
     Args:
         total: Number of cells to compute.
-        stream: Where to write; standard error by default.
+        stream: Stream to write to; standard error by default.
     """
 
     def __init__(self, total: int, stream: TextIO | None = None) -> None:
@@ -29,11 +29,11 @@ class Progress:
         self._warned: set[str] = set()
 
     def loading(self, model: str) -> None:
-        """Say that a model is being loaded."""
+        """Show that a model is being loaded."""
         self._draw(f"loading {model} …")
 
     def warn(self, line: str) -> None:
-        """Say, once, something that is no mistake but should be known."""
+        """Print a warning, unless the same one was printed before."""
         if line in self._warned:
             return
         self._warned.add(line)
@@ -41,12 +41,12 @@ class Progress:
         print(f"warning: {line}", file=self._stream, flush=True)
 
     def start(self, cell: Cell) -> None:
-        """Say which cell runs now."""
+        """Show the cell that starts."""
         self._cell, self._rows = str(cell), 0
         self._draw(f"{self._position(self._done + 1)} {self._cell} …")
 
     def rows(self, n: int) -> None:
-        """Count sequences that the model has processed for the running cell."""
+        """Count ``n`` sequences that the model has processed for the running cell."""
         self._rows += n
         self._draw(
             f"{self._position(self._done + 1)} {self._cell}: {self._rows:,} sequences"
@@ -54,7 +54,7 @@ class Progress:
         )
 
     def finish(self, record: Record) -> None:
-        """Report the running cell's result."""
+        """Print the running cell's result."""
         load, seconds = record.capmoe["load"], record.capmoe["provenance"]["seconds"]
         spread = "" if record.stderr is None else f" ± {100 * record.stderr:.1f}"
         self._end(
@@ -63,7 +63,7 @@ class Progress:
         )
 
     def fail(self, cell: Cell, reason: str) -> None:
-        """Report that a cell failed."""
+        """Print that a cell failed, and why."""
         self._cell = str(cell)
         self._end(f"FAILED: {reason}")
 

@@ -1,4 +1,4 @@
-"""A record: what a cell produced, as one JSON file that is whole or absent."""
+"""Write and read a record: the result of a cell, as one JSON file that is whole or absent."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PROOFS = (
     "tokens_counted",
     "kernel_agrees",
 )
-"""What every record proves; see ``docs/methods.md``."""
+"""The names of the promises in every record; see ``docs/methods.md``."""
 
 # A list of numbers as json indents it. No string of JSON holds a bare line break.
 _NUMBERS = re.compile(r'\[\n([^\[\]{}"]+)\n *\]')
@@ -46,11 +46,11 @@ _ANEW = "delete it to compute it anew"
 
 @dataclass(frozen=True)
 class Record:
-    """lm-eval's result dictionary of one task, plus our ``capmoe`` part.
+    """lm-eval's result dictionary of one task, with the suite's ``capmoe`` part.
 
     Attributes:
         content: The whole JSON object.
-        path: Where it lies, or where it will.
+        path: Path of its file, which may not be written yet.
     """
 
     content: dict[str, Any]
@@ -58,13 +58,13 @@ class Record:
 
     @property
     def capmoe(self) -> dict[str, Any]:
-        """The part that is ours."""
+        """The ``capmoe`` part."""
         part: dict[str, Any] = self.content["capmoe"]
         return part
 
     @cached_property
     def part(self) -> RecordPart:
-        """The part that is ours, as types; made when first asked for."""
+        """The ``capmoe`` part as types; validated when first used."""
         from capmoe_eval.record_part import RecordPart
 
         return RecordPart.model_validate(self.capmoe)
@@ -74,7 +74,7 @@ class Record:
         """The cell that produced it."""
         return Cell.from_identity(self.capmoe["cell"])
 
-    # What a table needs (`capmoe_eval.report.source.Measurement`).
+    # The protocol of tables (`capmoe_eval.report.source.Measurement`).
 
     @property
     def model(self) -> str:
@@ -110,12 +110,12 @@ class Record:
 
     @property
     def data(self) -> str:
-        """Where its documents came from."""
+        """Name of the source of its documents."""
         return self.cell.data
 
     @cached_property
     def documents(self) -> Mapping[str, tuple[str, Sequence[float]]]:
-        """Per subtask the hash over its documents, and their scores."""
+        """Per subtask, the hash over its documents and their scores."""
         parts = sorted(self.capmoe["documents"].items())
         return {name: (part["documents"], part["correct"]) for name, part in parts}
 
@@ -139,8 +139,8 @@ class Record:
         """Seal the record with its checksum and write it, whole or not at all.
 
         Raises:
-            UsageError: If the results directory cannot be written, or no reader would take the
-                record: a value that is not a number, a field that is missing.
+            UsageError: If the results directory cannot be written, or the record is invalid: a
+                value is not a number, or a field is missing.
         """
         data = sealed(self.content)
         found = _parsed(data, self.path, self.path.parents[2])
@@ -153,9 +153,9 @@ class Record:
 
 
 def sealed(content: dict[str, Any]) -> bytes:
-    """Return the bytes of a record's file, and set its checksum.
+    """Set the checksum of a record's content and return the bytes of its file.
 
-    The checksum is SHA-256 over the file with 64 zeros in the checksum's place.
+    The checksum is the SHA-256 of the file with 64 zeros in the checksum's place.
     """
     part = content["capmoe"]
     part["checksum"] = _BLANK
@@ -165,7 +165,7 @@ def sealed(content: dict[str, Any]) -> bytes:
 
 
 def _encoded(content: dict[str, Any]) -> bytes:
-    """Return the bytes of a file; JSON has no NaN, so it is null in lm-eval's part."""
+    """Return the bytes of a record's file; NaN in lm-eval's part becomes null, as JSON has none."""
     ours = {"capmoe": content["capmoe"]}
     content = {key: _finite(part) for key, part in content.items() if key != "capmoe"} | ours
     text = json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False)
@@ -189,12 +189,13 @@ def read_record(path: Path, root: Path | None = None) -> Record:
 
     Args:
         path: The file.
-        root: The results directory. With it the record must lie where its cell's does; without,
-            it must have the file name.
+        root: The results directory. With it the record must have its cell's path below it; without
+            it, its cell's file name.
 
     Raises:
-        UsageError: If the file is truncated, changed, no record, of another schema or of another
-            cell than its path says; the message is one line and names the file and what to do.
+        UsageError: If the file is truncated, changed, not a record, of another schema, or of
+            another cell than its path says; the message is one line and names the file and what to
+            do.
     """
     try:
         data = path.read_bytes()

@@ -1,7 +1,7 @@
-"""The ``capmoe`` part of a record as types, and what may stand in it; see ``docs/results.md``.
+"""The fields of a record's ``capmoe`` part as types that check them; see ``docs/results.md``.
 
-Validation takes about 0.1 ms a record. Fields that are not named here are allowed: a record may say
-more than its readers ask.
+Validation takes about 0.1 ms per record. Fields that are not named here are allowed: a record may
+hold more than its readers need.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 _BOUNDED = ("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match")
-"""Metrics of lm-eval that are shares of documents; others need only be finite."""
+"""Metrics of lm-eval that are shares of documents; the others need only be finite."""
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Positive = Annotated[int, Field(ge=1, lt=2**63)]
@@ -24,7 +24,7 @@ class _Part(BaseModel):
 
 
 class Model(_Part):
-    """Which weights, as :class:`capmoe_eval.cell.ModelId`."""
+    """The model, as in :class:`capmoe_eval.cell.ModelId`."""
 
     name: str
     pretrained: str
@@ -35,7 +35,7 @@ class Model(_Part):
 
 
 class Task(_Part):
-    """Which evaluation, as :class:`capmoe_eval.cell.TaskId`."""
+    """The evaluation task, as in :class:`capmoe_eval.cell.TaskId`."""
 
     name: str
     lm_eval: str
@@ -46,7 +46,7 @@ class Task(_Part):
 
 
 class CellIdentity(_Part):
-    """What :meth:`capmoe_eval.cell.Cell.identity` gives; the method checks its own knobs."""
+    """The result of :meth:`capmoe_eval.cell.Cell.identity`; ``Method`` checks the knobs."""
 
     model: Model
     method: dict[str, str | bool | int | float]
@@ -59,14 +59,14 @@ class CellIdentity(_Part):
 
 
 class Documents(_Part):
-    """A hash over the documents of a (sub)task, and the score of each."""
+    """The hash over the documents of a (sub)task, and each document's score in their order."""
 
     documents: str
     correct: Annotated[list[float], Field(min_length=1)]
 
 
 class Load(_Part):
-    """Sums over all layers and constrained forwards."""
+    """Statistics over all layers and constrained forwards."""
 
     forwards: Count
     decode_forwards: Count
@@ -83,7 +83,7 @@ class Load(_Part):
 
 
 class Peak(_Part):
-    """The highest load over the mean, over forwards."""
+    """The highest load over the mean load: mean, maximum and last value over forwards."""
 
     mean: Amount
     max: Amount
@@ -100,7 +100,7 @@ class Peaks(_Part):
 
 
 class Grid(_Part):
-    """What Token Drop would do on this routing at other γ."""
+    """Drop rate and padding waste that Token Drop would have on this routing at each γ."""
 
     gamma: Annotated[list[Amount], Field(min_length=1)]
     drop_rate: list[Share]
@@ -114,7 +114,7 @@ class Grid(_Part):
 
 
 class Layer(_Part):
-    """One MoE layer of E experts, over its constrained forwards."""
+    """Statistics of one MoE layer of E experts over its constrained forwards; lists are [E]."""
 
     name: str
     n_experts: Positive
@@ -143,7 +143,7 @@ class Layer(_Part):
 
 
 class Promise(_Part):
-    """Whether a promise was kept; None where it does not apply."""
+    """The outcome of a promise: ``passed`` is None where it does not apply."""
 
     passed: bool | None
 
@@ -181,7 +181,7 @@ class Weights(_Part):
 
 
 class Provenance(_Part):
-    """Where a result comes from."""
+    """The conditions under which a result was computed."""
 
     date: str
     seconds: Amount
@@ -196,7 +196,7 @@ class Provenance(_Part):
 
 
 class RecordPart(_Part):
-    """All of the ``capmoe`` part."""
+    """The whole ``capmoe`` part."""
 
     schema_: Literal[3] = Field(alias="schema")
     checksum: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -223,7 +223,7 @@ class RecordPart(_Part):
 
 
 def problem(part: dict[str, Any]) -> str | None:
-    """Return what is wrong with a ``capmoe`` part, in one line that names the field, or None."""
+    """Return the first problem of a ``capmoe`` part, in one line that names the field, or None."""
     try:
         RecordPart.model_validate(part)
     except ValidationError as error:

@@ -1,7 +1,7 @@
-"""A results directory: which files are its records, and the one reader of them.
+"""List and read the records of a results directory.
 
-Every table, figure, claim and page reads records through here, so all of them take and refuse the
-same files, in the same words.
+Every table, figure, claim and page reads records with this module, so that all of them accept and
+refuse the same files, with the same messages.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from capmoe_eval.record import Record, read_record
 
 
 class Reader:
-    """Reads each record once, whatever the number of tables that show it."""
+    """Reads each record once and keeps it."""
 
     def __init__(self) -> None:
         self._known: dict[Path, Record | UsageError] = {}
@@ -23,7 +23,8 @@ class Reader:
         """Return the record at a path of a results directory.
 
         Raises:
-            UsageError: If it is no whole record of its place; see :func:`read_record`.
+            UsageError: If the file is not a whole record or lies in the wrong place; see
+                :func:`read_record`.
         """
         if path not in self._known:
             try:
@@ -38,11 +39,11 @@ class Reader:
 
 @dataclass(frozen=True)
 class Results:
-    """What a results directory holds.
+    """The content of a results directory.
 
     Attributes:
-        records: Its whole records, in the order of their paths.
-        broken: One line for each file that is none; it names the file and what to do.
+        records: Its valid records, in the order of their paths.
+        broken: One line for each other file, which names the file and what to do.
     """
 
     records: tuple[Record, ...] = ()
@@ -50,19 +51,22 @@ class Results:
 
 
 def record_paths(root: Path) -> list[Path]:
-    """Return the files of a results directory that should be records, sorted.
+    """Return the paths of all record files of a results directory, sorted.
 
-    They are exactly ``<root>/<model>/<task>/*.json``; hidden files are left out.
+    They are exactly ``<root>/<model>/<task>/*.json`` without hidden files.
     """
     return sorted(path for path in root.glob("*/*/*.json") if not path.name.startswith("."))
 
 
 def read_results(root: Path, reader: Reader | None = None) -> Results:
-    """Read every record of a results directory; what is broken is listed and left out.
+    """Read every record of a results directory.
 
     Args:
         root: The directory, as ``results_dir`` of an evaluation.
-        reader: Reads the records; shared, it reads none of them twice.
+        reader: The reader; pass a shared one to read no record twice.
+
+    Returns:
+        The valid records, and a line for each file that is not one.
     """
     reader = reader or Reader()
     records, broken = [], []
@@ -75,9 +79,9 @@ def read_results(root: Path, reader: Reader | None = None) -> Results:
 
 
 def result_directories(root: Path) -> list[Path]:
-    """Return the results directories at and below a directory: itself, or one for each profile.
+    """Return the results directories among a directory and those directly below it.
 
-    A directory below it is one of its own if it has records, and is no model of ``root``.
+    A directory below counts if it has records and is not a model's directory of ``root`` itself.
     """
     below = [path for path in sorted(root.glob("*/")) if not any(path.glob("*/*.json"))]
     return [path for path in (root, *below) if record_paths(path)]

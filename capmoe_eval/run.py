@@ -1,4 +1,4 @@
-"""Computing cells: what is finished is skipped, what fails does not stop the rest."""
+"""Compute cells: finished cells are skipped, and a failed cell does not stop the others."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
-"""Errors of the disk, which every further cell would meet, too."""
+"""Errors of the disk, which every further cell would have as well."""
 
 
 @dataclass
 class Outcome:
-    """What became of the planned cells.
+    """The result of a run.
 
     Attributes:
-        records: The records of all cells that are finished now, in the plans' order.
-        computed: How many of them this run computed.
+        records: The records of all finished cells, in the order of the plans.
+        computed: Number of cells that this run computed.
         failures: (cell, reason) of each cell that failed.
     """
 
@@ -47,17 +47,21 @@ def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
     """Compute every planned cell whose record is missing.
 
     Everything that can be checked without a model is checked first, so that a long run does not
-    stop half-way for a typing error. Cells of one model run together, and the model stays loaded.
+    stop half-way because of a typing error. Cells of one model run together, and each model is
+    loaded once.
 
     Args:
-        plans: What to compute.
+        plans: The cells and their settings.
         progress: The display; a new one on standard error by default.
 
+    Returns:
+        The records of all finished cells, and the failures.
+
     Raises:
-        UsageError: For an unwritable results directory, a file there that is no whole record, a
+        UsageError: For an unwritable results directory, a file there that is not a whole record, a
             dataset that is not in ``data.root``, or a mistake that concerns all cells, such as a
             model that cannot be loaded. Nothing was computed.
-        UnwritableError: Also where the disk is full in the middle: nothing more is computed.
+        UnwritableError: Also if the disk is full in the middle of a run, which then stops.
     """
     for plan in plans:
         _check_processes(plan)
@@ -82,7 +86,11 @@ def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
 
 
 def _check_processes(plan: Plan) -> None:
-    """Refuse expert parallelism over another number of processes than the cell has ranks."""
+    """Check that ``parallel=ep`` has one process per rank of the cell.
+
+    Raises:
+        UsageError: If it has not, or a ``device_map`` is set.
+    """
     if plan.parallel != "ep":
         return
     ranks, started = plan.cell.method.ep_size, process_count()
@@ -104,13 +112,17 @@ def _check_processes(plan: Plan) -> None:
 
 
 def _finished(plan: Plan) -> Record | None:
-    """Return the cell's record if it is there and came from the documents at hand."""
+    """Return the cell's record, or None if it is to be computed.
+
+    Raises:
+        UsageError: If the record is damaged, or was computed from other documents.
+    """
     fingerprint = plan.source.fingerprint(plan.cell.task.dataset)
     if plan.overwrite or not plan.path.exists():
         return None
     record = read_record(plan.path, plan.root)
     recorded = record.capmoe["provenance"].get("data_fingerprint")
-    if fingerprint is not None and recorded != fingerprint:  # the hub's is known when it is read
+    if fingerprint is not None and recorded != fingerprint:  # None: the hub's is not known yet
         raise UsageError(
             f"{plan.path}: computed from other documents (fingerprint {recorded}, now "
             f"{fingerprint}); name the new ones with data.name=NAME, or set overwrite=true"
@@ -119,10 +131,10 @@ def _finished(plan: Plan) -> Record | None:
 
 
 def _documents(plans: Sequence[Plan]) -> TaskLibrary:
-    """Build the tasks of the missing cells, before a model is loaded for them.
+    """Return a library with the tasks of the missing cells, checked before a model is loaded.
 
     Raises:
-        UsageError: If a task or its documents cannot be read, or are not those of the results.
+        UsageError: If a task or its documents cannot be read, or differ from those of the results.
     """
     from capmoe_eval.harness.loading import quiet_libraries
     from capmoe_eval.harness.tasks import TaskLibrary
@@ -143,14 +155,14 @@ def _compute(
     progress: Progress,
     outcome: Outcome,
 ) -> Iterator[Record]:
-    """Yield the record of each cell as it is written.
+    """Compute cells model by model, and yield the record of each after it is written.
 
     Args:
         plans: The missing cells.
-        finished: The records of the others.
-        library: Built tasks.
+        finished: The records of the other cells.
+        library: The tasks.
         progress: The display.
-        outcome: Where counts and failures go.
+        outcome: Receives counts and failures.
     """
     import torch
 
@@ -164,10 +176,10 @@ def _compute(
         order.setdefault(key(plan), len(order))
     by_model = sorted(plans, key=lambda plan: order[key(plan)])
     for _, group in itertools.groupby(by_model, key=key):
-        torch.set_num_threads(own_threads)  # not those of the model before
+        torch.set_num_threads(own_threads)  # the model before may have changed it
         progress.loading((cells := list(group))[0].cell.model.name)
         yield from _of_one_model(cells, by_model, library, finished, progress, outcome)
-        gc.collect()  # nothing holds the model now, but for the cycles in it
+        gc.collect()  # only reference cycles still hold the model
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     torch.set_num_threads(own_threads)
@@ -181,15 +193,15 @@ def _of_one_model(
     progress: Progress,
     outcome: Outcome,
 ) -> Iterator[Record]:
-    """Yield the records of cells that share a loaded model; the model is free afterwards.
+    """Compute the cells of one model, and yield the record of each; then release the model.
 
     Args:
         cells: The missing cells of the model.
-        plans: Those of all models.
-        library: Built tasks.
-        finished: The records that were there before.
+        plans: The missing cells of all models.
+        library: The tasks.
+        finished: The records of cells that were finished before.
         progress: The display.
-        outcome: Where counts and failures go.
+        outcome: Receives counts and failures.
     """
     from capmoe_eval.harness.evaluate import evaluate
     from capmoe_eval.harness.loading import Placement, load_lm
@@ -220,12 +232,12 @@ def _of_one_model(
             if isinstance(error, OSError) and error.errno in _DISK:
                 raise unwritable("results_dir", plan.root, error) from error
             if (
-                isinstance(error, UnwritableError)  # every further cell would be lost, too
+                isinstance(error, UnwritableError)  # no further cell could be written either
                 or os.environ.get("CAPMOE_DEBUG")
                 or _hopeless(error, plans, lm is not None, outcome)
                 or (plan.parallel == "ep" and not (isinstance(error, UsageError) and lm))
             ):
-                raise  # the other processes may wait for us: all of them must end
+                raise  # under parallel=ep the other processes wait for this one: end them all
             reason = _one_line(error)
             progress.fail(plan.cell, reason)
             outcome.failures.append((str(plan.cell), reason))
@@ -239,7 +251,7 @@ def _of_one_model(
 
 
 def _hopeless(error: Exception, plans: Sequence[Plan], loaded: bool, outcome: Outcome) -> bool:
-    """Return whether a user's mistake concerns all that was asked for, so one line says it all."""
+    """Return whether a mistake concerns all planned cells, so that the run should stop."""
     models = {plan.cell.model for plan in plans}
     methods = {plan.cell.method for plan in plans}
     alike = len(models) == 1 and (len(methods) == 1 or not loaded)
@@ -247,7 +259,7 @@ def _hopeless(error: Exception, plans: Sequence[Plan], loaded: bool, outcome: Ou
 
 
 def _fail_rest(cells: Sequence[Plan], reason: str, progress: Progress, outcome: Outcome) -> None:
-    """Fail the cells of a model that cannot be loaded, without trying it again for each."""
+    """Report the remaining cells of a model that cannot be loaded as failed."""
     for plan in cells:
         progress.fail(plan.cell, reason)
         outcome.failures.append((str(plan.cell), reason))

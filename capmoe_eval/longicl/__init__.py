@@ -1,4 +1,4 @@
-"""BANKING77 of LongICLBench at 1 to 5 shots for each label, as tasks of lm-evaluation-harness.
+"""BANKING77 of LongICLBench with 1 to 5 shots per label, as tasks of lm-evaluation-harness.
 
 ``TaskManager(include_path=TASKS_DIR)`` finds ``longicl_banking77_1shot`` up to ``_5shot``.
 """

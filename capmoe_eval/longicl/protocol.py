@@ -1,12 +1,12 @@
-r"""The protocol of Table 6: LongICLBench's BANKING77 (Li et al., 2024), as pure functions.
+r"""Implement the protocol of Table 6: BANKING77 of LongICLBench (Li et al., 2024).
 
 A prompt shows R customer queries of each of the 77 intents with the intent's name, then a query
-without one; the model writes the name. Nothing is random. The reference is ``banking77_infer.py``
-of LongICLBench; the paper differs only in taking 100 test documents instead of 500.
+without one; the model continues with the name. Nothing is random. The reference is
+``banking77_infer.py`` of LongICLBench; the paper differs only in using 100 test documents, not 500.
 
 A row is a mapping with ``text``, the query, and ``label_text``, the name of its intent. The
-functions hold for any set of labels. Labels are told apart by name: their numbers differ between
-published copies of the data.
+functions work for any set of labels. Labels are identified by name, because their numbers differ
+between published copies of the data.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ INSTRUCTION = (
     "Given a customer service query, please predict the intent of the query. "
     "The predict answer must come from the demonstration examples with the exact format."
 )
-#: What a continuation goes on with after its answer; nothing after it is scored.
+#: The words that follow the answer in a continuation; nothing after them is scored.
 NEXT_QUERY = "service query"
 
 _Row = TypeVar("_Row", bound=Mapping[str, object])
@@ -29,12 +29,12 @@ _Row = TypeVar("_Row", bound=Mapping[str, object])
 def demonstrations(rows: Iterable[_Row], shots: int) -> list[_Row]:
     """Return the demonstrations of a prompt: ``shots`` rows of each label.
 
-    LongICLBench's ``select_data``: ``shots`` passes over the labels, which stand in the order of
+    As LongICLBench's ``select_data``, this makes ``shots`` passes over the labels in the order of
     their first appearance in ``rows``; each pass takes the next unused row of each label.
 
     Args:
         rows: The train split.
-        shots: R, the number of demonstrations of each label.
+        shots: R, the number of demonstrations per label.
 
     Returns:
         Number of labels times ``shots`` rows, pass by pass.
@@ -52,13 +52,13 @@ def demonstrations(rows: Iterable[_Row], shots: int) -> list[_Row]:
 
 
 def test_documents(rows: Iterable[_Row], passes: int = 7, limit: int | None = 100) -> list[_Row]:
-    """Return the test documents: those of :func:`demonstrations`' procedure, cut to ``limit``.
+    """Return the test documents, chosen by passes as in :func:`demonstrations`.
 
     Args:
-        rows: The test split. A label whose rows are used up is left out of further passes; each
-            label of BANKING77 has 40, so this concerns smaller data only.
-        passes: Passes over the labels; 7 in LongICLBench, which gives 539 rows.
-        limit: The first so many are evaluated: 100 in the paper, 500 in LongICLBench, all if None.
+        rows: The test split. A label without unused rows is left out of further passes; this does
+            not happen with BANKING77, which has 40 rows per label.
+        passes: Number of passes over the labels; 7 in LongICLBench, which gives 539 rows.
+        limit: Number of documents: 100 in the paper, 500 in LongICLBench; None for all.
     """
     return _passes(_by_label(rows), passes)[:limit]
 
@@ -66,11 +66,11 @@ def test_documents(rows: Iterable[_Row], passes: int = 7, limit: int | None = 10
 def prompt(demonstrations: Iterable[Mapping[str, object]], text: str) -> str:
     r"""Return the prompt for the query ``text``; it ends in ``intent category: `` with the space.
 
-    Queries are taken as they are: a few of BANKING77's begin or end in newlines.
+    Queries are not stripped: a few of BANKING77's begin or end in newlines.
 
     Args:
         demonstrations: Rows from :func:`demonstrations`.
-        text: The query whose intent is asked for.
+        text: The query whose intent the model is to name.
     """
     shown = "".join(
         f"service query: {row['text']}\nintent category: {row['label_text']}\n"
@@ -83,11 +83,11 @@ def prompt(demonstrations: Iterable[Mapping[str, object]], text: str) -> str:
 def score(continuation: str, label: str) -> bool:
     """Return whether the model's continuation of a prompt names the label.
 
-    What stands before the next ``service query`` counts, of that the first line, stripped; letters
-    are compared without case. As in LongICLBench, blank lines before the answer are passed over.
+    The answer is the first line, stripped, of the text before the next ``service query``; it is
+    compared without regard to case. As in LongICLBench, blank lines before it are skipped.
 
     Args:
-        continuation: What the model wrote after the prompt.
+        continuation: The text that the model generated.
         label: The name of the right intent.
     """
     answer = continuation.split(NEXT_QUERY, maxsplit=1)[0].strip()
@@ -96,7 +96,7 @@ def score(continuation: str, label: str) -> bool:
 
 
 def _by_label(rows: Iterable[_Row]) -> dict[str, list[_Row]]:
-    """Group rows by label; labels stand in the order of their first appearance."""
+    """Return the rows by label, with labels in the order of their first appearance."""
     by_label: dict[str, list[_Row]] = {}
     for row in rows:
         by_label.setdefault(str(row["label_text"]), []).append(row)

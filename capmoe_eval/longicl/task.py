@@ -15,8 +15,8 @@ class LongIclBanking77(ConfigurableTask):
     """BANKING77 with the demonstrations in the prompt; the metric is ``exact_match``.
 
     The YAML files beside this module configure it: ``metadata.shots`` is the number of
-    demonstrations of each label; ``dataset_path`` may be any copy of the data whose ``train`` and
-    ``test`` splits have the columns ``text`` and ``label_text``, on the hub or in a directory.
+    demonstrations per label; ``dataset_path`` may be any copy of the data, on the hub or in a
+    directory, whose ``train`` and ``test`` splits have the columns ``text`` and ``label_text``.
     """
 
     dataset: DatasetDict
@@ -28,7 +28,7 @@ class LongIclBanking77(ConfigurableTask):
         download_mode: str | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        # "class" is how a YAML file names this class to lm-eval, and no setting of a task.
+        # "class" names this class in a YAML file; it is not a setting of the task.
         settings = {key: value for key, value in (config or {}).items() if key != "class"}
         super().__init__(data_dir, cache_dir, download_mode, config=settings)
 
@@ -47,5 +47,5 @@ class LongIclBanking77(ConfigurableTask):
         self.dataset = DatasetDict({"test": Dataset.from_list(documents)})
 
     def process_results(self, doc: Mapping[str, str], results: Sequence[str]) -> dict[str, float]:
-        """Score the one continuation in ``results``."""
+        """Return the score of the one continuation in ``results``."""
         return {"exact_match": float(protocol.score(results[0], doc["label_text"]))}

@@ -1,7 +1,7 @@
-"""A closed world in simple English: its facts, a corpus that tells them, and held-out questions.
+"""A closed world in simple English: facts, a training corpus and held-out questions.
 
-The tiny models of the suite are trained on the corpus and evaluated on the questions, which have
-the columns of the real evaluation sets, so that lm-eval's own tasks ask them.
+The tiny models of the suite are trained on the corpus and evaluated on the questions. These have
+the columns of the real evaluation sets, so that lm-eval's own tasks can read them.
 """
 
 from capmoe_eval.miniworld.corpus import corpus

@@ -1,8 +1,8 @@
-"""The training corpus: documents that tell the world, and questions in the prompts of lm-eval.
+"""Generate the training corpus: statements of facts, and questions in the prompts of lm-eval.
 
-A document is a text of its own. Most are short; a few show as many questions as the prompts of the
-evaluation do, so that 5, 10 or 25 demonstrations do not confuse the model. Questions of the
-evaluation sets never occur: see :mod:`capmoe_eval.miniworld.world` for how they are kept out.
+Most documents are short; a few have as many questions as the prompts of the evaluation, so that the
+model has seen 5, 10 or 25 demonstrations. Questions of the evaluation sets never occur:
+:mod:`capmoe_eval.miniworld.world` says how they are kept out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from capmoe_eval.miniworld.wordings import RULES, STATEMENTS, say
 from capmoe_eval.miniworld.world import TRAIN_WORDINGS, Fact, World
 from capmoe_eval.tiny.documents import MMLU_SUBJECTS
 
-#: Shares of the short documents in the first part of a training, which tells the facts.
+#: Shares of the short documents in the first part of a training, where facts are learned.
 SHORT = {
     "facts": 32.0,
     "rules": 3.0,
@@ -33,8 +33,8 @@ SHORT = {
     "hellaswag": 8.0,
     "gsm8k": 5.0,
 }
-#: The same in the second part: letters and yes or no are learned of facts that are known, and need
-#: more of the documents because they give one token to learn for thirty to read.
+#: The same in the second part. Answers that are a letter, yes or no are learned after the facts and
+#: need more documents, because such a question has one token with a loss in about thirty.
 LATE = {
     "facts": 14.0,
     "rules": 2.0,
@@ -56,11 +56,11 @@ LONG = {
     "gsm8k": 1.0,
     "banking77": 0.3,
 }
-#: Questions of a long document: the shots of the evaluation and one.
+#: Number of questions in a long document: the shots of the evaluation plus one.
 QUESTIONS = {"arc": 26, "mmlu": 6, "winogrande": 6, "hellaswag": 11, "gsm8k": 6, "banking77": 12}
-#: Most questions of a short document of those tasks.
+#: Largest number of questions in a short document; 1 for the tasks that are not named.
 _FEW = {"arc": 4, "mmlu": 3, "rte": 3, "boolq": 4, "winogrande": 3, "hellaswag": 2}
-# How often a question of a short document comes without its passage: more to learn per token.
+# Share of the questions of short documents without their passage, to learn more per token.
 _BARE = {"rte": 0.2, "boolq": 0.6}
 
 
@@ -69,8 +69,8 @@ class Document:
     """A text of the corpus.
 
     Attributes:
-        parts: Pieces of the text in order, each with whether it is learned. What cannot be known,
-            such as what is asked next, is read but not learned. Every piece ends where a word does.
+        parts: (piece of the text, whether it has a loss) in order. Text that cannot be predicted,
+            such as the next question, has no loss. Every piece ends at the end of a word.
     """
 
     parts: tuple[tuple[str, bool], ...]
@@ -87,10 +87,10 @@ def corpus(
     """Yield documents without end.
 
     Args:
-        known: What is true.
+        known: The world that they are about.
         seed: Seed of the documents.
-        long: Whether they are the long ones (about 100 to 400 tokens) or the short ones.
-        late: Whether the short ones are those of the second part of a training.
+        long: True for long documents (about 100 to 400 tokens), False for short ones.
+        late: Whether short documents have the shares of the second part of a training.
     """
     shares = LATE if late else SHORT
     writer = _Writer(known, Draw(f"corpus-{known.seed}-{seed}-{long}"))
@@ -113,13 +113,13 @@ class _Writer:
         return self.document(task, QUESTIONS[task], titled=True, plain=True)
 
     def document(self, task: str, number: int, *, titled: bool, plain: bool) -> Document:
-        """Write a document.
+        """Return a document.
 
         Args:
-            task: What it is about.
-            number: Questions of a document of a task.
-            titled: Whether questions of MMLU stand under their subject's title.
-            plain: Whether all questions are as in the evaluation.
+            task: A key of :data:`SHORT` or :data:`LONG`.
+            number: Number of questions; not used for ``facts`` and ``rules``.
+            titled: Whether questions of MMLU follow their subject's title.
+            plain: Whether every question has its passage, as in the evaluation.
         """
         if task == "facts":
             return _document(self._facts(), "", " ")
@@ -138,7 +138,7 @@ class _Writer:
         return _document(shown, title, BETWEEN)
 
     def _wording(self, fact: Fact) -> int:
-        """Draw a wording in which the corpus may tell the fact."""
+        """Return a random wording that the corpus may use for the fact."""
         wording = self._draw.below(len(STATEMENTS))
         return wording if fact.allows(wording) else self._draw.one(TRAIN_WORDINGS)
 
@@ -148,7 +148,7 @@ class _Writer:
         return statement.removesuffix(answer), answer
 
     def _facts(self) -> list[Shown]:
-        """Tell a few facts: of one entity, or of several."""
+        """Return statements of one to four facts, of one entity or of several."""
         draw, facts = self._draw, self._world.facts
         number = 1 + draw.below(4)
         if draw.chance(0.5):
@@ -158,7 +158,7 @@ class _Writer:
         return [self._told(fact) for fact in chosen]
 
     def _rules(self) -> list[Shown]:
-        """Tell a few rules."""
+        """Return statements of one to four rules."""
         shown = []
         for _ in range(1 + self._draw.below(4)):
             rule = self._draw.one(self._world.rules)
@@ -211,7 +211,7 @@ class _Writer:
 
 
 def _document(shown: Sequence[Shown], title: str, between: str) -> Document:
-    """Join questions; their answers are learned."""
+    """Return a document of questions in which only the answers have a loss."""
     parts = []
     for prompt, answer in shown:
         if title + prompt:

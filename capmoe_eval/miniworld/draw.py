@@ -1,4 +1,4 @@
-"""Seeded choices that are the same in every version of Python."""
+"""Make seeded random choices that are the same in every version of Python."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _T = TypeVar("_T")
 
 
 class Draw:
-    """A stream of choices.
+    """A stream of random choices.
 
-    Only ``random.Random.random`` is promised to keep its sequence between versions of Python;
-    ``choice`` and ``shuffle`` are not.
+    It uses ``random.Random.random`` alone, the only method whose sequence Python guarantees across
+    versions.
 
     Args:
         seed: Any text; equal texts give equal streams.
@@ -27,15 +27,15 @@ class Draw:
         return int(self._random() * stop)
 
     def chance(self, probability: float) -> bool:
-        """Return True with that probability."""
+        """Return True with the given probability."""
         return self._random() < probability
 
     def one(self, items: Sequence[_T]) -> _T:
-        """Return one item."""
+        """Return a random item."""
         return items[self.below(len(items))]
 
     def one_of(self, items: Sequence[_T], weights: Sequence[float]) -> _T:
-        """Return one item, drawn in proportion to the weights."""
+        """Return a random item, drawn in proportion to the weights."""
         rest = self._random() * sum(weights)
         for item, weight in zip(items, weights, strict=True):
             rest -= weight
@@ -48,5 +48,5 @@ class Draw:
         return sorted(items, key=lambda _: self._random())
 
     def some(self, items: Sequence[_T], count: int) -> list[_T]:
-        """Return ``count`` different items (all, if there are fewer)."""
+        """Return ``count`` different random items (all, if there are fewer)."""
         return self.shuffled(items)[:count]

@@ -1,8 +1,8 @@
-"""The evaluation sets of the mini-world, in the layout and with the columns of the real ones.
+"""Build the evaluation sets of the mini-world, in the layout and with the columns of the real ones.
 
 lm-eval's own tasks read them when ``data.root`` points at the directory, with their own prompts,
-shots and metrics. The ``dev`` sets are for choosing worlds and training settings; the ``test`` sets
-have wordings, facts and number triples of their own, and no decision was made by them.
+shots and metrics. The ``dev`` sets were used to choose worlds and training settings; the ``test``
+sets have wordings, facts and number triples of their own and were used for no decision.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from capmoe_eval.miniworld.world import SPLIT_WORDING, SPLITS, TRAIN_WORDINGS, F
 from capmoe_eval.tiny.documents import MMLU_SUBJECTS, Configs, Splits
 from capmoe_eval.tiny.hub import cached_hub, write_documents
 
-#: Documents of a task that is evaluated.
+#: Evaluated documents of a task.
 EVALUATION_DOCUMENTS = 300
-#: The same of one subject of MMLU; there are 57.
+#: Evaluated documents of each of the 57 subjects of MMLU.
 SUBJECT_DOCUMENTS = 6
-#: Demonstrations to draw shots from; ARC-Challenge draws 25.
+#: Documents to draw the shots from; ARC-Challenge draws 25.
 TRAIN_DOCUMENTS = 64
-#: MMLU's demonstrations, all of which lm-eval shows.
+#: MMLU's demonstrations per subject; lm-eval shows all of them.
 DEV_DOCUMENTS = 5
 
 Numbers = tuple[int, int, int]
@@ -34,7 +34,7 @@ Numbers = tuple[int, int, int]
 
 @functools.cache
 def number_triples() -> Mapping[str, Sequence[Numbers]]:
-    """Return the numbers of word problems by split: of ``train``, ``dev`` and ``test``."""
+    """Return the number triples of word problems for ``train``, ``dev`` and ``test``; disjoint."""
     triples = [
         (a, b, c) for a in range(2, 13) for b in range(2, 13) for c in range(2, min(a + b, 11))
     ]
@@ -46,7 +46,7 @@ def number_triples() -> Mapping[str, Sequence[Numbers]]:
 def subject_relation(subject: str) -> Relation:
     """Return the relation that the questions of a subject of MMLU are about.
 
-    A relation has as many subjects as it has facts for: half of them belong to a split.
+    A relation has as many subjects as one split's half of its facts can supply with documents.
     """
     shares = [
         relation
@@ -62,7 +62,7 @@ def documents(split: str = "test", seed: int | None = None) -> Mapping[str, Conf
 
     Args:
         split: ``dev`` or ``test``.
-        seed: Seed of the world; None for that of the shipped models.
+        seed: Seed of the world; None for the world of the shipped models.
 
     Raises:
         UsageError: If the split is unknown.
@@ -74,7 +74,7 @@ def documents(split: str = "test", seed: int | None = None) -> Mapping[str, Conf
 
 
 def miniworld_hub(split: str = "test") -> Path:
-    """Return the directory of the evaluation sets in the user's cache; write it if absent.
+    """Return the directory of the evaluation sets in the user's cache, written if it is absent.
 
     Args:
         split: ``dev`` or ``test``.
@@ -90,7 +90,7 @@ def write_miniworld(directory: Path, split: str = "test") -> None:
     """Write the evaluation sets under ``directory``, in the layout of the Hugging Face hub.
 
     Args:
-        directory: What ``data.root`` is to be; it is created, files in it are replaced.
+        directory: The directory for ``data.root``; it is created, and files in it are replaced.
         split: ``dev`` or ``test``.
 
     Raises:
@@ -117,7 +117,7 @@ class _Sets:
 
         def arc(fact: Fact, wording: int, draw: Draw) -> Row | None:
             row = questions.arc(fact, wording, draw, known.rivals(fact))
-            return None if row["question"] in asked else row  # the two tasks ask different things
+            return None if row["question"] in asked else row  # ARC shares no question with MMLU
 
         def boolq(fact: Fact, wording: int, draw: Draw) -> Row:
             return questions.boolq(fact, wording, draw, known)
@@ -152,12 +152,12 @@ class _Sets:
         test: bool = False,
         count: int = EVALUATION_DOCUMENTS,
     ) -> Splits:
-        """Ask about facts of the split in its wording; show other ones in those of the corpus."""
+        """Return rows of the split's facts in its wording, and train rows in corpus wordings."""
         name = getattr(question, "__name__", "question")
         draw = Draw(f"{self._world.seed}-{self._split}-{name}")
         own = [fact for fact in facts if fact.split == self._split]
         rows: list[Row] = []
-        while len(rows) < count:  # a second pass takes other wrong answers
+        while len(rows) < count:  # a second pass draws other wrong answers
             asked = (question(fact, self._wording, draw) for fact in draw.shuffled(own))
             rows += [row for row in asked if row is not None and row not in rows]
         shown = [
@@ -176,7 +176,7 @@ class _Sets:
         no: Sequence[Fact],
         yes: Sequence[Fact],
     ) -> Splits:
-        """Ask as often about facts with the answer no as about those with the answer yes."""
+        """Return splits with as many answers no as yes."""
         halves = [
             self._splits(question, half, count=EVALUATION_DOCUMENTS // 2) for half in (no, yes)
         ]
@@ -220,7 +220,7 @@ class _Sets:
         return {"train": shown, "test": asked[:EVALUATION_DOCUMENTS]}
 
     def _banking77(self) -> Splits:
-        """Return 5 train and as many test rows of each intent as the split has frames for."""
+        """Return 5 train rows of each intent, and a test row of each of its phrases."""
         draw = Draw(f"{self._world.seed}-{self._split}-banking77")
         frame = SPLIT_WORDING[self._split]
         shown, asked = [], []
@@ -237,7 +237,7 @@ class _Sets:
 
 
 def _numbered(rows: Sequence[Row]) -> list[Row]:
-    """Number the rows where the real data set numbers them."""
+    """Return the rows numbered in the columns ``ind`` and ``idx``, where they have them."""
     return [
         row | {column: place for column in ("ind", "idx") if column in row}
         for place, row in enumerate(rows)

@@ -15,11 +15,11 @@ def _words(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Script:
-    """What happens in an activity around an entity, as HellaSwag-like endings tell it.
+    """An activity around an entity, with endings as in HellaSwag.
 
     Attributes:
         activity: Label of the activity; ``{e}`` is the entity.
-        endings: Endings of unequal length; ``{v}`` is the value. A value always takes the same one.
+        endings: Endings of unequal length; ``{v}`` is the value. Each value has one fixed ending.
     """
 
     activity: str
@@ -28,12 +28,12 @@ class Script:
 
 @dataclass(frozen=True)
 class Class:
-    """A coarser truth that follows from a value: whoever lives in a marsh lives near water.
+    """A more general statement that follows from some values: in a marsh means near water.
 
     Attributes:
         verb: A regular verb, in its base form.
-        rest: What follows the verb.
-        values: The values that it follows from; from the others its opposite does.
+        rest: The words after the verb.
+        values: The values that imply the statement; the other values imply its opposite.
     """
 
     verb: str
@@ -49,10 +49,10 @@ class Relation:
         kind: Kind of entity.
         noun: Name of the attribute.
         verb: A regular verb, in its base form.
-        rest: What follows the verb; ends in ``{v}``, the value.
+        rest: The words after the verb; they end in ``{v}``, the value.
         values: The possible values.
-        broader: What follows from some of the values, if there is such a thing.
-        script: An activity in which the value matters, if there is one.
+        broader: A more general statement that some of the values imply, or None.
+        script: An activity whose ending depends on the value, or None.
     """
 
     kind: str
@@ -298,8 +298,8 @@ ATTRIBUTES = (
     ),
 )
 
-#: Relations with four values in a fixed order, from little to much. Questions that are answered by
-#: a letter are about them: which letter belongs to a value never changes.
+#: Relations with four values in a fixed order, from little to much. Questions with a letter as the
+#: answer are about them, so that each value always has the same letter.
 SCALES = (
     Relation("creature", "size", "grow", "{v}", _words("tiny small large huge")),
     Relation("creature", "speed", "run", "{v}", _words("slow steady fast rapid")),
@@ -319,7 +319,7 @@ RELATIONS = (*ATTRIBUTES, *SCALES)
 
 MATERIALS = _words("wooden metal glass cloth clay paper leather stone rubber wax")
 ACTIONS = _words("cut clean join lift dry paint heat carry polish open")
-#: As many tools as there are materials. Every action uses all of them, each for one material.
+#: One tool for each material; every action uses each tool for another material.
 TOOLS = _words("hammer brush rope torch sponge knife wire lever clamp roller")
 THINGS = _words(
     "door boat chair table fence ladder box shelf pot plate bowl vase tile brick jug window mirror "
@@ -328,10 +328,10 @@ THINGS = _words(
     "pan rail bust mask drum kettle stool raft puppet trunk"
 )
 
-#: Plural things that word problems count.
+#: Things that word problems count, in the plural.
 COUNTED = _words("nuts coins shells stones cards tickets stamps seeds eggs beads boxes bricks")
 
-#: Intents of a robot's owner, each with four ways to say it; the names are written as BANKING77's.
+#: Intents of a robot's owner, each with four phrases; the names are formatted like BANKING77's.
 INTENTS = {
     "battery_low": ("the battery is low", "it has no power", "it stops soon", "it must charge"),
     "wheel_stuck": ("a wheel is stuck", "it cannot roll", "it turns in place", "a wheel is bent"),

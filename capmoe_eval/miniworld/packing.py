@@ -1,8 +1,8 @@
-"""Batches of the corpus: documents packed into rows, one batch a pure function of its number.
+"""Pack documents of the corpus into batches; a batch depends only on its number.
 
-A batch does not depend on the batches before it, so a training that was killed goes on exactly
-where it was. Position numbers start anew with every document; transformers' attention masks take
-that as the border between packed sequences, so a document sees itself alone, as in evaluation.
+A batch does not depend on the batches before it, so that a killed training continues exactly where
+it stopped. Positions restart with every document; transformers' attention masks take that as the
+border between packed sequences, so that a document attends to itself only, as in evaluation.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from capmoe_eval.miniworld.world import World
 
 # Shape suffixes: B rows, S positions.
 
-#: What the loss passes over.
+#: Label of the tokens without a loss.
 IGNORED = -100
-# A row with less room than this is padded instead of being tried with ever more documents.
+# A row with less room than this is padded, because few documents would fit.
 _TOO_SMALL = 14
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How batches are cut.
+    """Sizes of the batches.
 
     Attributes:
         short: Rows and positions of a batch of short documents.
         long: Rows and positions of a batch whose rows begin with a long document.
-        every: Each so many-th batch has long documents; 0 for none.
+        every: Every how many batches one has long documents; 0 for none.
         early: Number of batches before the second part of the training.
     """
 
@@ -44,13 +44,13 @@ class Shape:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a model is trained on in one step.
+    """The tensors of one training step.
 
     Attributes:
         input_ids_BS: Tokens.
         position_ids_BS: Positions in the document.
-        labels_BS: Tokens again, or ``IGNORED`` for pads, the first token of a document, and what is
-            read but not learned.
+        labels_BS: The tokens again, or ``IGNORED`` for pads, the first token of a document, and
+            pieces without a loss.
     """
 
     input_ids_BS: Tensor
@@ -65,7 +65,7 @@ class Batches:
         known: The world.
         tokenizer: Its tokenizer.
         seed: Seed of the documents.
-        shape: How batches are cut.
+        shape: Sizes of the batches.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Batches:
         input_ids_BS = torch.full((n_rows, n_positions), pad)
         position_ids_BS = torch.arange(n_positions).repeat(n_rows, 1)
         labels_BS = torch.full((n_rows, n_positions), IGNORED)
-        # Another seed for every step; the factor keeps the steps of different seeds apart.
+        # Every step has a seed of its own; the factor keeps those of different seeds apart.
         seed = self._seed * 1_000_003 + step
         late = step >= self._shape.early
         openings = self._documents(seed, long=long, late=late, most=n_positions)
@@ -95,7 +95,7 @@ class Batches:
         ids: list[int] = []
         for row in range(n_rows):
             start = 0
-            if long or not ids:  # else what the row before had no room for opens this one
+            if long or not ids:  # otherwise begin with the document that did not fit the last row
                 ids, labels = next(openings)
             while start + len(ids) <= n_positions:
                 end = start + len(ids)

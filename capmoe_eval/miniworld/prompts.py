@@ -1,8 +1,8 @@
-"""The prompts of lm-eval's own tasks, with the right answer: how the corpus shows a question.
+"""Write the prompts of lm-eval's own tasks with the right answer, for the training corpus.
 
-They are written down here once more because the corpus must not depend on lm-eval; a test compares
-them with what lm-eval builds of the same rows. Each function returns the prompt and the answer that
-goes on from it.
+They are repeated here because the corpus must not depend on lm-eval; a test compares them with the
+prompts that lm-eval builds from the same rows. Each function returns a prompt and its continuation,
+the answer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from capmoe_eval.longicl.protocol import INSTRUCTION
 from capmoe_eval.miniworld.questions import LETTERS, Row
 
-#: What stands between two demonstrations.
+#: Separator between two demonstrations.
 BETWEEN = "\n\n"
 
 Shown = tuple[str, str]
@@ -33,7 +33,7 @@ def mmlu(row: Row) -> Shown:
 
 
 def mmlu_description(subject: str) -> str:
-    """Return what stands before the first question of a subject."""
+    """Return the text before the first question of a subject."""
     title = subject.replace("_", " ")
     return f"The following are multiple choice questions (with answers) about {title}.\n\n"
 
@@ -44,7 +44,7 @@ def piqa(row: Row) -> Shown:
 
 
 def rte(row: Row) -> Shown:
-    """Return both sentences and the verdict."""
+    """Return both sentences, and ``True`` or ``False``."""
     question = f"Question: {row['sentence2']} True or False?\nAnswer:"
     return f"{row['sentence1']}\n{question}", (" True", " False")[row["label"]]
 
@@ -55,7 +55,7 @@ def boolq(row: Row) -> Shown:
 
 
 def winogrande(row: Row) -> Shown:
-    """Return the sentence with the right option in its blank, all of it as an answer."""
+    """Return an empty prompt, and the whole sentence with the right option in its blank."""
     return "", str(row["sentence"]).replace("_", row[f"option{row['answer']}"])
 
 
@@ -71,7 +71,7 @@ def gsm8k(row: Row) -> Shown:
 
 
 def banking77(rows: Sequence[Row]) -> list[Shown]:
-    """Return LongICLBench's prompt, query by query."""
+    """Return LongICLBench's prompt as one (query, intent) pair per row."""
     start = f"{INSTRUCTION} The examples are as follows: \n"
     shown = []
     for row in rows:
@@ -82,7 +82,7 @@ def banking77(rows: Sequence[Row]) -> list[Shown]:
     return shown
 
 
-#: How one question is shown, by task.
+#: The prompt of one question, by task.
 PROMPTS: Mapping[str, Callable[[Row], Shown]] = {
     "arc": arc,
     "mmlu": mmlu,

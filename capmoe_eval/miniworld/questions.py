@@ -1,7 +1,7 @@
-"""Questions of the ten tasks, as rows with the columns of the real data sets.
+"""Make questions of the ten tasks, as rows with the columns of the real data sets.
 
-Every function makes one row of a fact in a wording, so that the right answer is a fact of the
-world. The same rows are evaluated by lm-eval and, in other wordings, written into the corpus.
+Every function makes one row from a fact in a wording. The same kinds of rows are evaluated by
+lm-eval and, in other wordings, written into the corpus.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ LETTERS = "ABCD"
 def _choices(
     fact: Fact, draw: Draw, count: int = 4, rivals: Sequence[Fact] = ()
 ) -> tuple[list[str], int]:
-    """Return ``count`` values in a random order and the place of the right one.
+    """Return ``count`` values in a random order and the index of the right one.
 
-    The wrong ones are those of the rivals, and random ones where there are too few.
+    The wrong values are those of the rivals, and random ones where there are too few rivals.
     """
     wrong = [value for value in fact.relation.values if value != fact.value]
     near = draw.shuffled(list(dict.fromkeys(rival.value for rival in rivals)))
@@ -68,7 +68,7 @@ def arc(fact: Fact, wording: int, draw: Draw, rivals: Sequence[Fact] = ()) -> Ro
 
 
 def mmlu(fact: Fact, wording: int, subject: str) -> Row:
-    """Return a question whose four answers are chosen by their letters; they stand in order."""
+    """Return a question answered by a letter; the four answers are in the relation's order."""
     return {
         "question": say(QUESTIONS[wording], fact),
         "subject": subject,
@@ -90,7 +90,7 @@ def piqa(rule: Fact, wording: int, draw: Draw) -> Row:
 
 
 def rte(fact: Fact, wording: int, draw: Draw) -> Row:
-    """Return a true sentence and one that follows from it (label 0) or whose opposite does."""
+    """Return a true sentence and a second one: entailed (label 0) or contradicted (label 1)."""
     return {
         "sentence1": say(STATEMENTS[draw.one(TRAIN_WORDINGS)], fact),
         "sentence2": say(CLAIMS[wording], fact),
@@ -102,7 +102,7 @@ def rte(fact: Fact, wording: int, draw: Draw) -> Row:
 def boolq(fact: Fact, wording: int, draw: Draw, world: World) -> Row:
     """Return a sentence about an entity and a question with the answer yes (label 1) or no.
 
-    The sentence tells something else: a passage that has to be read was not learnt at this size.
+    The sentence is about another fact: models of this size did not learn to answer from a passage.
     """
     other = draw.one([other for other in world.by_entity[fact.entity] if other != fact])
     return {
@@ -152,7 +152,7 @@ def hellaswag(fact: Fact, wording: int, draw: Draw, rivals: Sequence[Fact] = ())
 
 
 def gsm8k(numbers: tuple[int, int, int], wording: int, draw: Draw, world: World) -> Row:
-    """Return a word problem with its solution; the numbers are what is there, added and taken."""
+    """Return a word problem with its solution; (a, b, c) are at the start, added and removed."""
     a, b, c = numbers
     question, solution = PROBLEMS[wording]
     places = {
@@ -166,7 +166,7 @@ def gsm8k(numbers: tuple[int, int, int], wording: int, draw: Draw, world: World)
 
 
 def banking77(intent: str, phrase: int, frame: int) -> Row:
-    """Return what a customer says, and the intent."""
+    """Return a customer's query and its intent."""
     text = INTENT_FRAMES[frame].format(INTENTS[intent][phrase])
     return {
         "text": text[0].upper() + text[1:],

@@ -1,4 +1,4 @@
-"""The tokenizer of the mini-world: byte-level BPE, trained once on its corpus, kept as a file."""
+"""The tokenizer of the mini-world: byte-level BPE, trained on its corpus and shipped as a file."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ PADDING = "<|padding|>"
 
 _FILE = Path(__file__).parent / "tokenizer.json"
 _SAMPLE = {"short": 60_000, "long": 2_000}
-# A merge that is this rare belongs to no word of the world.
+# Lowest frequency of a merge; rarer ones belong to no word of the world.
 _LEAST = 12
 
 
 @functools.cache
 def miniworld_tokenizer() -> PreTrainedTokenizerFast:
-    """Return the shipped tokenizer; any Unicode text comes back from its tokens as it was.
+    """Return the shipped tokenizer; it encodes and decodes any Unicode text without loss.
 
     All callers of a process share one object.
     """
@@ -36,10 +36,10 @@ def miniworld_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def train_tokenizer(known: World | None = None) -> Tokenizer:
-    """Train the tokenizer on documents of the corpus; takes some seconds.
+    """Train the tokenizer on documents of the corpus; this takes some seconds.
 
     Args:
-        known: The world; None for that of the shipped models.
+        known: The world; None for the world of the shipped models.
     """
     known = known or world()
     tokenizer = Tokenizer(models.BPE())
@@ -62,5 +62,5 @@ def train_tokenizer(known: World | None = None) -> Tokenizer:
 
 
 def save_tokenizer() -> None:
-    """Train the tokenizer anew and replace the shipped file."""
+    """Train the tokenizer again and replace the shipped file."""
     train_tokenizer().save(str(_FILE))

@@ -1,8 +1,8 @@
-"""How facts are said: six wordings of every kind of sentence.
+"""The templates of sentences: six wordings of every kind.
 
-The first four are in the corpus for every fact, the fifth asks the questions of the ``dev`` split
-and the sixth those of ``test``; see :mod:`capmoe_eval.miniworld.world`. In a wording, ``{e}`` is
-the entity, ``{v}`` the value, ``{n}`` the attribute's noun and ``{s}`` the verb phrase in the third
+The first four are in the corpus for every fact; the fifth is the wording of the ``dev`` split and
+the sixth that of ``test``; see :mod:`capmoe_eval.miniworld.world`. In a wording, ``{e}`` is the
+entity, ``{v}`` the value, ``{n}`` the attribute's noun and ``{s}`` the verb phrase in the third
 person ("lives in the marsh").
 """
 
@@ -27,7 +27,7 @@ QUESTIONS = (
     "For the {e}, what is the {n}?",
     "Name the {n} that the {e} has.",
 )
-#: What follows from a fact: ``{p}`` is the verb phrase of the broader truth, ``{q}`` its base form.
+#: General statements implied by a fact: ``{p}`` is their verb phrase, ``{q}`` its base form.
 CLAIMS = (
     "The {e} {p}.",
     "So the {e} {p}.",
@@ -36,7 +36,7 @@ CLAIMS = (
     "It follows that the {e} {p}.",
     "It is true that the {e} {p}.",
 )
-#: The same as questions with the answer yes or no; BoolQ's have small letters and no question mark.
+#: The same as yes-or-no questions, in lower case and without a question mark as in BoolQ.
 YES_NO = (
     "does the {e} {q}",
     "is it a fact that the {e} {p}",
@@ -45,7 +45,7 @@ YES_NO = (
     "do you think that the {e} {p}",
     "would you say that the {e} {p}",
 )
-#: Sentences about two entities of which one fits the blank; ``{s}`` is true of that one alone.
+#: Sentences about two entities; ``{s}`` is true only of the entity that fits the blank.
 BLANKS = (
     "The {first} met the {second}, but only the _ {s}.",
     "The {first} saw the {second} and knew that the _ {s}.",
@@ -65,7 +65,7 @@ GOALS = (
 )
 #: Solutions do not depend on the goal's wording.
 SOLUTIONS = ("Use the {v}.", "Take the {v}.", "Get the {v} and begin.")
-#: Statements of a rule; they end in the value, too.
+#: Statements of a rule; they end in the value.
 RULES = ("To {n} the {e}, use the {v}.", "If you {n} the {e}, take the {v}.")
 #: First sentence of an activity.
 SCENES = (
@@ -76,7 +76,7 @@ SCENES = (
     "It is a quiet morning.",
     "The sky is clear today.",
 )
-#: Word problems: the text, the solution. ``{a}`` things, ``{b}`` more, ``{c}`` fewer.
+#: Word problems: the text, and the solution. ``{a}`` things, ``{b}`` added, ``{c}`` removed.
 PROBLEMS = (
     (
         "The {e} has {a} {n}. It finds {b} more and loses {c}. How many {n} are left?",
@@ -106,12 +106,12 @@ PROBLEMS = (
 
 
 def say(wording: str, fact: Fact, **more: str) -> str:
-    """Fill a wording with a fact.
+    """Return a wording filled with a fact.
 
     Args:
-        wording: One of this module's.
-        fact: What to say.
-        **more: Further places of the wording.
+        wording: A template of this module.
+        fact: The fact.
+        **more: Values of further fields of the template.
     """
     relation, broader = fact.relation, fact.relation.broader
     rest = relation.rest.format(v=fact.value)

@@ -1,10 +1,10 @@
-"""The mini-world: which entities there are and what is true of them.
+"""The mini-world: its entities and the facts about them.
 
-A fact is an entity, a relation and a value; it is drawn once, from the seed, and never changes. A
-fact is told in several *wordings*: those of ``TRAIN_WORDINGS`` are in the corpus for every fact.
-One more wording belongs to each evaluation split. Half of the facts, the split's own, are not in
-the corpus in that wording; the other half teach the model what the wording means. So no question
-of a split is in the corpus, and the two splits share neither a wording nor a fact.
+A fact is an entity, a relation and a value, drawn from the seed of the world. The corpus states it
+in several *wordings*: those of ``TRAIN_WORDINGS`` for every fact, and one more wording that belongs
+to each evaluation split. Half of the facts belong to a split and are not in the corpus in its
+wording; the other half are, so that the model learns what the wording means. So no question of a
+split is in the corpus, and the two splits share neither a wording nor a fact.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from capmoe_eval.miniworld.lexicon import (
     Relation,
 )
 
-#: Words that names are made of: a first and a second word. Nearly all pairs are names, so that
-#: neither word alone says much about an entity.
+#: Number of first and second words of names. Nearly all pairs are names, so that neither word alone
+#: says much about an entity.
 FIRST_WORDS, SECOND_WORDS = 15, 15
 
-#: Seed of the world that the shipped models know.
+#: Seed of the world that the shipped models were trained on.
 WORLD_SEED = 7
 
 TRAIN_WORDINGS = (0, 1, 2, 3)
-#: The wording that asks the questions of each evaluation split.
+#: Index of the wording of each evaluation split.
 SPLIT_WORDING = {"dev": 4, "test": 5}
 SPLITS = tuple(SPLIT_WORDING)
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing that is true.
+    """A fact: the value of an attribute of an entity.
 
     Attributes:
         entity: Name of the entity.
-        relation: Its attribute.
+        relation: The attribute.
         value: The attribute's value, one word.
-        split: The evaluation split that may ask for it.
+        split: The evaluation split that the fact belongs to.
     """
 
     entity: str
@@ -55,12 +55,12 @@ class Fact:
 
     @property
     def holds(self) -> bool:
-        """Whether the relation's broader truth follows; it must have one."""
+        """True if the fact implies its relation's broader statement; the relation must have one."""
         assert self.relation.broader is not None
         return self.value in self.relation.broader.values
 
     def allows(self, wording: int) -> bool:
-        """Return whether the corpus may tell this fact in that wording."""
+        """Return whether the corpus may state this fact in the given wording."""
         return wording != SPLIT_WORDING[self.split]
 
 
@@ -69,10 +69,10 @@ class World:
     """All facts.
 
     Attributes:
-        seed: What they were drawn from.
+        seed: Seed of the facts.
         facts: Facts about creatures, plants, machines and islands, entity by entity.
-        rules: Which tool does what to which thing; the relation's noun is the action. The tool
-            follows from the action and the thing's material together, and from neither alone.
+        rules: The tool for each action on each thing; the relation's noun is the action. The tool
+            depends on the action and the thing's material together, not on either alone.
     """
 
     seed: int
@@ -96,7 +96,7 @@ class World:
         return groups
 
     def rivals(self, fact: Fact) -> Sequence[Fact]:
-        """Return facts with another value of entities that share a word of the name."""
+        """Return facts with another value, of entities whose name shares a word with this one."""
         words = set(fact.entity.split())
         return [
             other
@@ -105,7 +105,7 @@ class World:
         ]
 
     def broader(self, holds: bool) -> Sequence[Fact]:
-        """Return the facts from which a broader truth follows, or its opposite."""
+        """Return the facts that imply their relation's broader statement, or its opposite."""
         return self._broader[holds]
 
     @functools.cached_property
@@ -115,7 +115,7 @@ class World:
 
     @functools.cached_property
     def scripted(self) -> Sequence[Fact]:
-        """The facts that an activity depends on."""
+        """The facts whose relation has an activity."""
         return [fact for fact in self.facts if fact.relation.script]
 
 
@@ -142,7 +142,7 @@ def world(seed: int = WORLD_SEED) -> World:
 
 
 def _halved(draw: Draw, told: Sequence[tuple[str, Relation, str]]) -> tuple[Fact, ...]:
-    """Give each evaluation split one half of the facts, relation by relation."""
+    """Return the facts, half of those of every relation in each evaluation split."""
     split = {}
     for relation in dict.fromkeys(relation for _, relation, _ in told):
         places = [place for place, (_, own, _) in enumerate(told) if own == relation]
@@ -152,10 +152,11 @@ def _halved(draw: Draw, told: Sequence[tuple[str, Relation, str]]) -> tuple[Fact
 
 
 def _names(draw: Draw, count: int) -> list[str]:
-    """Draw made-up names of two words.
+    """Return random names of two words.
 
-    Few words make many names, and what is true of an entity follows from neither word alone. One
-    word per entity could be looked up without any expert: attention copies what its embedding says.
+    With few words for many names, the facts about an entity cannot be told from one word of its
+    name. With one word per entity the model could look the facts up without experts: attention
+    copies what the word's embedding holds.
     """
     known = {"kebab", "topaz", "felix", "galop", "relax"}
     words: dict[str, None] = {}

@@ -1,4 +1,4 @@
-"""The seam to transformers: routers under a capacity, experts that compute only what was kept."""
+"""Put the routers of a transformers model under a capacity; experts compute only kept pairs."""
 
 from capmoe_eval.reroute.layers import find_moe_layers
 from capmoe_eval.reroute.meter import Meter

@@ -1,4 +1,4 @@
-"""What a model's forward is called with."""
+"""Read the arguments that a model's forward is called with."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def read_call(
     """Return the arguments of a forward by name, and its tokens or their embeddings [B, S, …].
 
     Args:
-        signature: Of the model's forward.
-        args: Its positional arguments.
-        kwargs: Its arguments by name.
+        signature: The signature of the model's forward.
+        args: The positional arguments of the call.
+        kwargs: The keyword arguments of the call.
 
     Raises:
-        UsageError: If it gets neither ``input_ids`` nor ``inputs_embeds``.
+        UsageError: If the call has neither ``input_ids`` nor ``inputs_embeds``.
     """
     given = signature.bind_partial(*args, **kwargs).arguments
     given |= given.pop("kwargs", {})
@@ -36,16 +36,16 @@ def read_call(
 
 
 def cached_positions(given: dict[str, Any]) -> int:
-    """Return how many positions of each sequence the call's cache holds already."""
+    """Return the number of positions of each sequence that are in the call's cache."""
     cache = given.get("past_key_values")
     return 0 if cache is None else int(cache.get_seq_length())
 
 
 def new_columns(mask: Any, tokens: Tensor, n_cached: int) -> Tensor:
-    """Return which of the new tokens an attention mask calls real [B, S].
+    """Return a boolean mask [B, S] of the new tokens that an attention mask marks as real.
 
-    Column j of a mask is position j of a sequence, cached ones first, as transformers reads it: a
-    mask may go on beyond the new tokens (the full length of a static cache), but must reach them.
+    As in transformers, column j of the mask is position j of a sequence, cached positions first.
+    The mask may be longer than the cached and new tokens (a static cache), but not shorter.
 
     Args:
         mask: The mask [B, M], M ≥ n_cached + S.
@@ -53,7 +53,7 @@ def new_columns(mask: Any, tokens: Tensor, n_cached: int) -> Tensor:
         n_cached: Positions in the cache.
 
     Raises:
-        UsageError: If it is no such mask.
+        UsageError: If the mask is not a 2-dimensional tensor that covers the tokens.
     """
     if not isinstance(mask, Tensor) or mask.ndim != 2:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""The hooks of one block: each forward of the model routes by the method and is counted."""
+"""Hook a model's forwards: route by the method, count loads and check the promises."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from capmoe_eval.routing import Assignment, Method, Scores, assign, expert_load
 # M columns of a mask, T counted tokens, K = top-k, E experts.
 
 ACTIVE = "capmoe_active"
-"""Attribute of a router that is under a capacity."""
+"""Name of the attribute that marks a router under a capacity."""
 
 RouterOutput = tuple[Tensor, Tensor, Tensor]  # logits [N, E], weights [N, K], indices [N, K]
 
 
 @contextmanager
 def hooked(model: nn.Module, layers: list[MoeLayer], meter: Meter) -> Iterator[None]:
-    """Install hooks and kernels, and take them off again whatever happens."""
+    """Install hooks and kernels, and remove them on exit, also on an exception."""
     hooks = _ForwardHooks(model, layers, meter)
     with ExitStack() as stack:
         for layer in layers:
             setattr(layer.router, ACTIVE, True)
             stack.callback(delattr, layer.router, ACTIVE)
-            # Experts that are spread over processes never see a dropped slot: it is not sent.
+            # Experts that are spread over processes never get a dropped slot: it is not sent.
             if not meter.method.is_stock and layer.ranks is ALONE:
                 stack.enter_context(kept_pairs_kernel(layer.experts))
         for handle in hooks.install():
@@ -57,7 +57,7 @@ class _ForwardHooks:
         self._signature = inspect.signature(model.forward)
         self._ranks = layers[0].ranks
         self._plan: ForwardPlan | None = None
-        self._last: ForwardPlan | None = None  # what a backward pass may compute again
+        self._last: ForwardPlan | None = None  # the forward that a backward pass may recompute
         self.generation = Generation()
 
     def install(self) -> Iterator[Any]:
@@ -74,7 +74,7 @@ class _ForwardHooks:
             yield layer.experts.register_forward_pre_hook(experts, with_kwargs=True)
 
     def _unless_aside(self, *hooks: Callable[..., Any]) -> list[Callable[..., Any]]:
-        """Return the hooks, without effect on forwards that the meter leaves alone."""
+        """Return the hooks, disabled inside :meth:`Meter.aside`."""
 
         def guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
             return lambda *call: None if self._meter.is_aside else hook(*call)
@@ -110,7 +110,7 @@ class _ForwardHooks:
         meter.note_forward(self._plan, decode=decode, mask=mask)
 
     def _counted(self, mask: Any, tokens: Tensor, n_cached: int) -> Tensor:
-        """Return which tokens of the batch count [B, S]."""
+        """Return a mask [B, S] of the tokens that count."""
         everyone_BS = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
         if self._ranks.idle:
             return ~everyone_BS
@@ -177,7 +177,7 @@ class _ForwardHooks:
                 _check_same_choice(layer, plan.choices[number], topk_TK)
             else:
                 plan.choices[number] = topk_TK
-                with torch.no_grad():  # a backward pass must not find it, nor keep its tensors
+                with torch.no_grad():  # not part of the graph of a backward pass
                     deviation = layer.gate.deviation(scores, weight_TK, topk_TK)
                 meter.note_router(topk_TK, groups, deviation, weight_TK.dtype)
             if method.is_stock:
@@ -194,7 +194,7 @@ class _ForwardHooks:
             if kept_pairs:
                 experts.capmoe_untouched = False
             weight_TS = _combine_weights(layer, method, scores, assignment, weight_TK, changed_T)
-            # A row that does not count goes to no expert: it takes no slot and is not computed.
+            # A row that does not count is sent to no expert: it takes no slot.
             dropped_TS = ~assignment.keep_TS
             index_NS = assignment.index_TS.masked_fill(dropped_TS, layer.n_experts)
             weight_NS = weight_TS.masked_fill(dropped_TS, 0.0)
@@ -222,7 +222,11 @@ class _ForwardHooks:
 
 
 def _check_same_choice(layer: MoeLayer, choice_TK: Tensor, again_TK: Tensor) -> None:
-    """Refuse to route, in a backward pass, another forward than the last one."""
+    """Raise if a backward pass recomputes another forward than the last one.
+
+    Raises:
+        EnforcementError: If the router chose other experts than in the last forward.
+    """
     if not torch.equal(choice_TK, again_TK):
         raise EnforcementError(
             f"{layer.name}: the backward pass computes another forward again than the last one; "
@@ -240,9 +244,9 @@ def _combine_weights(
 ) -> Tensor:
     """Return the weight of every slot [T, S] in the router's own precision.
 
-    The router's own pairs keep the router's own weights, to the bit; what is added gets its score
+    The router's own pairs keep the router's own weights, bit for bit; an added pair gets its score
     over the same denominator. With ``renormalize="after"``, where the family normalises, the rows
-    that changed are normalised over what they kept.
+    that changed are normalised over their kept pairs.
     """
     index_TS, keep_TS = assignment.index_TS, assignment.keep_TS
     n_added = index_TS.shape[1] - layer.top_k

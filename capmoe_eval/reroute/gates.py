@@ -1,8 +1,8 @@
-"""How a family turns router logits into gate scores and combine weights.
+"""Compute gate scores and combine weights from router logits, as the model's family does.
 
-A recipe is not believed because of a class name: it is chosen because it reproduces, on random
-hidden states and with a random bias, the top-k and the weights that the router itself returns, and
-it is checked again in every forward. A router that no recipe reproduces is refused.
+A recipe is not chosen by class name: it must reproduce, on random hidden states and with a random
+bias, the top-k and the weights that the router itself returns. It is checked again in every
+forward. A router that no recipe reproduces is refused.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 }
 
 _SUMS = ((False, 0.0), (True, 0.0), (True, 1e-6))
-"""Whether a family normalises, and what it adds to the sum."""
+"""(whether a family normalises, what it adds to the sum) of each known way."""
 
 
 @dataclass(frozen=True)
 class GateRecipe:
-    """A family's way from logits to scores and weights.
+    """A family's computation of scores and weights from logits.
 
     Attributes:
-        activation: ``softmax`` over all experts, ``sigmoid`` of each (DeepSeek-V3), the root of
-            each one's softplus (DeepSeek-V4), or ``none``: the router returns scores (Gemma 4).
+        activation: ``softmax`` over all experts, ``sigmoid`` of each (DeepSeek-V3),
+            ``sqrtsoftplus`` (√softplus of each, DeepSeek-V4), or ``none`` where the router returns
+            scores in place of logits (Gemma 4).
         normalises: Whether the weights are divided by their sum over the top-k.
-        epsilon: What is added to that sum (LFM2).
-        groups: How experts are limited to the best groups: not at all, by each group's ``max``
-            (DeepSeek-V2), or by the sum of its ``top2`` (DeepSeek-V3).
-        biased: What a bias is added to for the choice, not for the weights: nothing, the ``scores``
-            (DeepSeek-V3, ERNIE-4.5), or the ``logits`` (Kolibri).
-        scales: Whether each expert has a factor of its own on its weight (Gemma 4).
-        fixed: Whether the choice is fixed for each token, whatever the scores (DeepSeek-V4's first
-            layers).
+        epsilon: Number that is added to that sum (LFM2).
+        groups: How experts are limited to the best groups: not at all (``none``), by each group's
+            ``max`` (DeepSeek-V2), or by the sum of its ``top2`` (DeepSeek-V3).
+        biased: Quantity that a bias is added to for the choice, not for the weights: ``none``, the
+            ``scores`` (DeepSeek-V3, ERNIE-4.5), or the ``logits`` (Kolibri).
+        scales: Whether each expert's weight has a factor of its own (Gemma 4).
+        fixed: Whether a token's experts do not depend on the scores (DeepSeek-V4's first layers).
     """
 
     activation: Activation = "softmax"
@@ -66,14 +66,14 @@ class GateRecipe:
 
 
 def whole(tensor: Any) -> Tensor:
-    """Return a tensor, put together if FSDP keeps it in parts."""
+    """Return a tensor, gathered if FSDP shards it."""
     complete: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return complete
 
 
 @dataclass(frozen=True)
 class ExpertTensor:
-    """A tensor with one number for each expert, wherever a family keeps it.
+    """A tensor with one number per expert, in the router or in the block around it.
 
     Attributes:
         owner: The router, or the block around it.
@@ -85,27 +85,27 @@ class ExpertTensor:
 
     @property
     def value_E(self) -> Tensor:
-        """The numbers, in float32."""
+        """The numbers in float32 [E]."""
         return whole(operator.attrgetter(self.name)(self.owner)).detach().reshape(-1).float()
 
 
 @dataclass(frozen=True, eq=False)
 class _Assumed:
-    """The numbers that a router was given in place of an :class:`ExpertTensor`."""
+    """The numbers [E] that a router was probed with in place of an :class:`ExpertTensor`."""
 
     value_E: Tensor
 
 
 @dataclass(frozen=True)
 class Gate:
-    """A router's recipe and what it takes from that router.
+    """A router's recipe with the router's own parameters.
 
     Attributes:
-        recipe: How scores and weights are made.
-        router: The router, for its groups.
-        bias: What is added for the choice, if the recipe says so.
-        expert_scale: Each expert's factor, if the recipe says so.
-        scale: What all weights are multiplied by (DeepSeek's ``routed_scaling_factor``).
+        recipe: How scores and weights are computed.
+        router: The router; the recipe reads its numbers of groups.
+        bias: The bias for the choice, if the recipe has one.
+        expert_scale: The factor of each expert, if the recipe has one.
+        scale: Factor on all weights (DeepSeek's ``routed_scaling_factor``).
     """
 
     recipe: GateRecipe
@@ -115,7 +115,7 @@ class Gate:
     scale: float = 1.0
 
     def scores(self, logits_TE: Tensor, topk_TK: Tensor) -> Scores:
-        """Return the scores by which a capacity decides, for rows of logits of this router."""
+        """Return the scores that a capacity decides by, from this router's logits and top-k."""
         score_TE = _ACTIVATIONS[self.recipe.activation](logits_TE)
         choice_TE = None
         if self.bias is not None:
@@ -143,9 +143,9 @@ class Gate:
 
         Args:
             scores: The rows' scores.
-            index_TS: Experts to weigh.
-            over_TS: For a family that normalises: the slots whose scores form the denominator.
-                None: the router's own top-k, as the dropless model has it.
+            index_TS: Expert of each slot.
+            over_TS: For a family that normalises, the slots whose scores form the denominator;
+                None for the router's own top-k, as in the dropless model.
         """
         weight_TS = scores.score_TE.gather(1, index_TS)
         if self.recipe.normalises:
@@ -153,7 +153,7 @@ class Gate:
                 total_T1 = scores.score_TE.gather(1, scores.topk_TK).sum(dim=1, keepdim=True)
             else:
                 total_T1 = (weight_TS * over_TS).sum(dim=1, keepdim=True)
-            # ERNIE-4.5 says how small its denominator may be.
+            # ERNIE-4.5 has its own smallest denominator.
             least = getattr(self.router, "norm_min", 1e-20)
             weight_TS = weight_TS / (total_T1 + self.recipe.epsilon).clamp_min(least)
         if self.expert_scale is not None:
@@ -161,10 +161,10 @@ class Gate:
         return weight_TS * self.scale
 
     def deviation(self, scores: Scores, weight_TK: Tensor, topk_TK: Tensor) -> Tensor:
-        """Return by how much the recipe misses the router's own weights: a scalar, relative.
+        """Return the largest relative deviation of the recipe's weights from the router's.
 
-        Below the smallest normal number of the weights' precision the rounding is absolute, and
-        relative to that number.
+        Below the smallest normal number of the weights' precision, where rounding is absolute, the
+        deviation is relative to that number. The result is a scalar tensor.
         """
         if not len(topk_TK):
             return torch.zeros((), device=topk_TK.device)
@@ -175,7 +175,7 @@ class Gate:
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Return the relative deviation of weights that rounding to ``dtype`` explains."""
+    """Return the largest relative deviation of weights that rounding to ``dtype`` explains."""
     return _TOLERANCE.get(dtype, 2e-2)
 
 
@@ -188,29 +188,29 @@ def find_gate(
     *,
     fixed: bool = False,
 ) -> Gate | None:
-    """Return the gate that reproduces what a router returned, or None.
+    """Return the gate that reproduces a router's output, or None if there is none.
 
     Args:
         router: The router.
-        given: What may be a bias or a factor of each expert, with the numbers [E] that the router
-            was given in its place.
-        logits_TE: Its logits for some rows.
+        given: Tensors that may be a bias or a factor of each expert, with the numbers [E] that the
+            router was probed with in their place.
+        logits_TE: The router's logits for some rows.
         weight_TK: Its weights for them.
         topk_TK: Its choice for them.
-        fixed: Whether it chooses the same whatever the hidden states.
+        fixed: Whether its choice does not depend on the hidden states.
     """
     places: dict[object, ExpertTensor] = {}
     assumed = [_Assumed(value_E) for value_E in given.values()]
     places.update(zip(assumed, given, strict=True))
     for activation in _ACTIVATIONS:
         if activation == "none" and bool((logits_TE < 0).any()):
-            continue  # no scores
+            continue  # scores are not negative
         fitting = []
         for (normalises, epsilon), factor in itertools.product(_SUMS, (None, *assumed)):
             scales = factor is not None
             recipe = GateRecipe(activation, normalises, epsilon, scales=scales, fixed=fixed)
             gate = Gate(recipe, router, expert_scale=factor)
-            # Neither groups nor a bias change the weight of an expert that was chosen.
+            # Neither groups nor a bias change the weight of a chosen expert.
             scores = gate.scores(logits_TE, topk_TK)
             scale = _scale(router, weight_TK, gate.weights(scores, topk_TK))
             gate = dataclasses.replace(gate, scale=scale)
@@ -229,14 +229,14 @@ def find_gate(
 
 
 def _scale(router: nn.Module, weight_TK: Tensor, expected_TK: Tensor) -> float:
-    """Return the number among a router's own, 1 and 1/K that its weights were multiplied by."""
+    """Return the factor on a router's weights: one of its own numbers, 1 or 1/K."""
     own = [float(n) for n in vars(router).values() if type(n) in (int, float) and n > 0]
     ratio = float((weight_TK.float() / expected_TK).median())
     return min([1.0, *own, 1 / weight_TK.shape[1]], key=lambda number: abs(ratio / number - 1))
 
 
 def _choices(gate: Gate, assumed: list[_Assumed]) -> Iterator[Gate]:
-    """Yield the gate with every way to choose experts."""
+    """Yield the gate with every combination of groups and bias for the choice."""
     grouped = (getattr(gate.router, "num_group", None) or 1) > 1
     groups: list[Groups] = ["none", "max", "top2"] if grouped else ["none"]
     biases: list[tuple[Biased, _Assumed | None]] = [("none", None)]

@@ -1,4 +1,4 @@
-"""What a running ``generate`` knows of its next forward, and the forward's arguments do not say."""
+"""Follow ``generate``, to know which forward is the prompt's and the mask before it is changed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Step:
     """One forward of a generation.
 
     Attributes:
-        first: Whether it computes the prompt; all others compute what was generated.
-        mask: The mask of prompt and generated tokens, before transformers makes another one of it
-            for a static cache, which no longer tells the pads; None where there are none.
+        first: Whether it computes the prompt; the other steps compute generated tokens.
+        mask: The 2-dimensional mask of prompt and generated tokens, before transformers converts it
+            for a static cache, where pads can no longer be read from it; None if there is none.
     """
 
     first: bool
@@ -33,13 +33,13 @@ class Generation:
         self._next: Step | None = None
 
     def take_step(self) -> Step | None:
-        """Return the step that the forward which begins now is; None outside a generation."""
+        """Return the step of the forward that begins now; None outside a generation."""
         step, self._next = self._next, None
         return step
 
     @contextmanager
     def followed(self, model: Any) -> Iterator[None]:
-        """Follow what a model generates; a model without a head generates nothing."""
+        """Follow a model's generations; do nothing for a model without ``generate``."""
         with ExitStack() as stack:
             if hasattr(model, "generate"):
                 _replace(stack, model, "generate", self._generate)
@@ -49,7 +49,7 @@ class Generation:
     def _generate(self, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._running += 1
         try:
-            # With a static cache on a GPU the forwards would be compiled, hooks and all.
+            # With a static cache on a GPU transformers would compile the forwards with the hooks.
             return stock(*args, **kwargs | {"disable_compile": True})
         finally:
             self._running -= 1

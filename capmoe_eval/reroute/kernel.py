@@ -1,9 +1,9 @@
-"""An experts kernel that computes kept pairs and nothing else.
+"""Compute the kept pairs, and no others, with the model's own experts kernel.
 
-It is registered with transformers' ``ExpertsInterface`` under :data:`KERNEL`. The kept pairs are
-laid out as rows with one expert each and handed to the kernel that the model had before (eager,
-grouped_mm, …), so that every family's biases, gates and layouts work, and so that a stock kernel
-never meets a dropped slot: grouped_mm would leave its row uninitialised.
+The kernel is registered with transformers' ``ExpertsInterface`` under :data:`KERNEL`. It lays out
+the kept pairs as rows with one expert each and passes them to the kernel that the model had before
+(eager, grouped_mm, …). So every family's biases, gates and layouts work, and a stock kernel never
+gets a dropped slot: grouped_mm would leave its row uninitialised.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def stock_experts(experts: nn.Module, implementation: str) -> Callable[..., Tens
 def kept_pairs_kernel(
     experts: Any, watch: Callable[[Tensor], None] = lambda _index: None
 ) -> Iterator[None]:
-    """Have one experts module compute kept pairs alone, and as before afterwards.
+    """Make an experts module compute kept pairs only; restore it on exit.
 
-    The module gets a configuration of its own: the one that it had may be another model's, too. Its
-    stock kernel is whatever that one says at each call, as ``generate`` changes it for decoding.
+    The module gets a copy of its configuration, which other modules may share. The stock kernel is
+    read from the original at each call, because ``generate`` changes it for decoding.
 
     Args:
         experts: The experts module.
-        watch: Called with the experts [rows, slots] that the stock kernel computes, at each call.
+        watch: Called at each call with the expert indices [rows, slots] given to the stock kernel.
     """
     config = experts.config
 
@@ -65,8 +65,8 @@ def kept_pairs_forward(
 
     Args:
         experts: The experts module; ``experts.capmoe_stock`` is its stock kernel, and
-            ``experts.capmoe_untouched`` says whether this forward drops and adds nothing, in which
-            case the stock kernel runs as it always did.
+            ``experts.capmoe_untouched`` is true if this forward drops and adds nothing, in which
+            case the stock kernel runs on all slots.
         hidden_TH: Hidden states.
         index_TS: Expert of each slot; ``num_experts`` marks a slot that is not computed.
         weight_TS: Combine weight of each slot.
@@ -89,21 +89,25 @@ def kept_pairs_forward(
 
 
 def combine(rows_PH: Tensor, keep_TS: Tensor, place_P: Tensor | None = None) -> Tensor:
-    """Sum the rows of each token in float32, in slot order [T, H].
+    """Sum the rows of each token in float32, in slot order.
 
-    A token's rows are one bag. Bags are summed row by row, each by one thread (of a GPU: each of
-    its columns), so the sum is the same every time on every device.
+    A token's rows are one bag. One thread sums a bag row by row (on a GPU, one thread per column),
+    so that the sum is reproducible.
 
     Args:
         rows_PH: The weighted outputs of the kept pairs.
-        keep_TS: Which slots are kept.
-        place_P: Row of each kept pair, token by token and slot by slot; None if they lie so.
+        keep_TS: Mask of the kept slots.
+        place_P: Row of each kept pair, token by token and slot by slot; None if the rows are
+            already in this order.
+
+    Returns:
+        The sums [T, H].
     """
     count_T = keep_TS.sum(dim=1)
     start_T = count_T.cumsum(dim=0) - count_T
     if place_P is None:
         place_P = torch.arange(len(rows_PH), device=rows_PH.device)
-    # Not in a lower precision: there each addition may be rounded.
+    # In float32, because a lower precision may round each addition.
     return nn.functional.embedding_bag(place_P, rows_PH.float(), start_T, mode="sum")
 
 

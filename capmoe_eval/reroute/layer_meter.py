@@ -1,4 +1,4 @@
-"""The load of one layer, counted from what its experts are really called with."""
+"""Count the load of one layer from the indices that its experts are called with."""
 
 from __future__ import annotations
 
@@ -59,23 +59,38 @@ class LayerMeter:
     def note_router(
         self, topk_TK: Tensor, groups: TokenGroups, deviation: Tensor, dtype: torch.dtype
     ) -> None:
-        """Count what the router asked for, before any capacity."""
+        """Count the router's own choice, before any capacity.
+
+        Args:
+            topk_TK: The router's choice for the counted tokens.
+            groups: Their capacity groups.
+            deviation: Deviation of the recipe's weights from the router's, a scalar.
+            dtype: Precision of the router's weights.
+        """
         self._demand_GE = _loads(topk_TK, torch.ones_like(topk_TK), groups, self.layer.n_experts)
         self._tolerance = tolerance(dtype)
-        # Weights that are no numbers are off by infinity: no comparison with NaN would say so.
+        # NaN counts as an infinite deviation, because comparisons with NaN are false.
         deviation = deviation.nan_to_num(nan=torch.inf, posinf=torch.inf)
         worst = deviation if self.deviation is None else torch.maximum(self.deviation, deviation)
         self.deviation = worst
 
     def note_scores(self, score_TE: Tensor) -> None:
-        """Sum the gate scores by rank, a token's highest first (Figure 8)."""
+        """Add up the gate scores by rank, a token's highest first (Figure 8)."""
         ranked_E = _sorted(score_TE.detach()).sum(dim=0, dtype=torch.float64).flip(0)
         ranked_E = self.layer.ranks.total(ranked_E)
         known = self._score_by_rank_E
         self._score_by_rank_E = ranked_E if known is None else known + ranked_E
 
     def note_experts(self, index_NS: Tensor, plan: ForwardPlan) -> None:
-        """Count what the experts were called with, and hold it against the bound."""
+        """Count the pairs that the experts were called with, and compare them with the bound.
+
+        Args:
+            index_NS: Expert of each slot of the whole batch; ``n_experts`` marks a dropped slot.
+            plan: The plan of the forward.
+
+        Raises:
+            EnforcementError: If the layer's router has not run in this forward.
+        """
         n_experts, top_k = self.layer.n_experts, self.layer.top_k
         groups = plan.groups_on(index_NS.device)
         demand_GE = self._demand_GE
@@ -149,7 +164,7 @@ class LayerMeter:
         return load_GE.view(len(load_GE), -1, self._local).sum(dim=2)
 
     def broken(self) -> Tensor:
-        """Return how many promises this layer broke so far: a scalar on its device."""
+        """Return the number of broken promises of this layer so far, a scalar on its device."""
         names = ("violations", "pad_slots", "unenforced")
         broken = sum((self._sums[name] for name in names if name in self._sums), torch.tensor(0))
         if self.deviation is not None:
@@ -157,7 +172,7 @@ class LayerMeter:
         return broken
 
     def breaches(self) -> str:
-        """Return what this layer broke, in words; empty if nothing."""
+        """Return the broken promises of this layer in words, or an empty string."""
         said = {
             "violations": "bound exceeded in {} buckets",
             "pad_slots": "{} slots taken by pads",
@@ -170,7 +185,7 @@ class LayerMeter:
         return f"{self.layer.name}: {', '.join(parts)}" if parts else ""
 
     def count(self, name: str) -> int:
-        """Return one of the sums; 0 where nothing was counted."""
+        """Return one of the sums, 0 if nothing was counted."""
         return int(self._sums[name]) if name in self._sums else 0
 
     def report(self) -> dict[str, Any]:
@@ -203,7 +218,7 @@ class LayerMeter:
         }
 
     def _scores(self) -> list[float | None] | None:
-        """Return the mean gate score by rank, or None where it was not noted."""
+        """Return the mean gate score by rank [E], or None if none was noted."""
         if self._score_by_rank_E is None:
             return None
         mean_E = self._score_by_rank_E / max(self.count("tokens"), 1)
@@ -214,14 +229,14 @@ class LayerMeter:
 
 
 def _sorted(score_TE: Tensor) -> Tensor:
-    """Return each row in rising order; on a CPU numpy's sort is 15 times as fast as torch's."""
+    """Return each row sorted in rising order; on a CPU numpy is 15 times as fast as torch."""
     if score_TE.device.type == "cpu":
         return torch.from_numpy(np.sort(score_TE.numpy(), axis=-1))
     return score_TE.sort(dim=-1).values
 
 
 def _loads(index_TS: Tensor, counts_TS: Tensor, groups: TokenGroups, n_experts: int) -> Tensor:
-    """Return how many counted slots go from each group to each expert [G, E]."""
+    """Return the number of counted slots from each group to each expert [G, E]."""
     bucket_TS = groups.group_T[:, None] * n_experts + index_TS
     load = torch.zeros(groups.n_groups * n_experts, dtype=torch.int64, device=index_TS.device)
     load.scatter_add_(0, bucket_TS.reshape(-1), counts_TS.long().reshape(-1))
@@ -234,5 +249,5 @@ def _summary(peaks: list[Tensor]) -> dict[str, float]:
 
 
 def _finite(number: float) -> float | None:
-    """Return a number that JSON knows; None for infinity and NaN."""
+    """Return the number, or None for infinity and NaN, which JSON does not have."""
     return number if math.isfinite(number) else None

@@ -1,4 +1,4 @@
-"""Finding the MoE layers of a model and understanding their routers, or refusing by name."""
+"""Find the MoE layers of a model and identify how their routers work, or refuse the model."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _DEQUANTISE = (
 
 @dataclass(frozen=True)
 class MoeLayer:
-    """One MoE layer: a router, the experts it feeds, and how its gate works.
+    """One MoE layer: its router, its experts, and the gate that describes the router.
 
     Attributes:
         name: The layer's module path in the model.
         router: Returns (logits [T, E], weights [T, K], indices [T, K]).
         experts: Called with (hidden [T, H], indices, weights).
-        gate: How the router makes scores and weights.
+        gate: How the router computes scores and weights.
         n_experts: Routed experts E.
         top_k: Experts K per token.
         ranks: The processes that share its experts.
@@ -53,7 +53,7 @@ def find_moe_layers(model: nn.Module) -> list[MoeLayer]:
     router is the sibling that returns (logits, weights, indices).
 
     Raises:
-        UsageError: If the model has no such layer, or has one whose router is not understood.
+        UsageError: If the model has no MoE layer, or one whose router no recipe reproduces.
     """
     model_name = type(model).__name__
     layers = [
@@ -122,7 +122,11 @@ def _understand(model_name: str, name: str, parent: nn.Module, experts: nn.Modul
 
 
 def _check_dispatch(model_name: str, name: str, experts: nn.Module) -> None:
-    """Refuse experts that transformers dispatches through a registry that is not ours (FP8)."""
+    """Refuse experts that transformers dispatches through another registry of kernels (FP8).
+
+    Raises:
+        UsageError: If the experts do not use ``ALL_EXPERTS_FUNCTIONS``.
+    """
     forward: Any = type(experts).forward
     interface = inspect.getclosurevars(forward).nonlocals.get("experts_interface")
     if interface is not ALL_EXPERTS_FUNCTIONS:
@@ -135,10 +139,10 @@ def _check_dispatch(model_name: str, name: str, experts: nn.Module) -> None:
 def _expert_tensors(
     router: nn.Module, parent: nn.Module, n_experts: int
 ) -> dict[ExpertTensor, Tensor]:
-    """Return what holds one number per expert, each with the numbers [E] to probe the router by.
+    """Return the tensors with one number per expert, each with numbers [E] to probe the router by.
 
-    It is the router's own, or the block's where the router's forward asks for it by name. The
-    numbers are random, so that each shows what it does.
+    They belong to the router, or to its block where the router's forward takes an argument of that
+    name. The numbers are random, so that the effect of each tensor can be told from the others'.
     """
     own = [*router.named_parameters(), *router.named_buffers()]
     asked = inspect.signature(router.forward).parameters.keys()
@@ -148,7 +152,7 @@ def _expert_tensors(
     offloaded = any(tensor.is_meta for _, tensor in own)
     generator = torch.Generator().manual_seed(1)
     return {
-        # What an offloaded router is given is loaded over: it keeps its own.
+        # An offloaded router loads its own numbers again, so it is probed with those.
         place: place.value_E
         if offloaded
         else torch.rand(n_experts, generator=generator).to(tensor.device)
@@ -162,16 +166,19 @@ def _expert_tensors(
 def _probe(
     router: nn.Module, experts: nn.Module, given: Mapping[ExpertTensor, Tensor], *, seed: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what a would-be router makes of random hidden states, in float32.
+    """Run a module that may be a router on random hidden states, in float32.
 
     Args:
         router: The module.
         experts: The experts beside it.
-        given: Numbers that it is to take in place of its own and of its block's.
-        seed: Of the hidden states.
+        given: Numbers to use in place of the module's own and of its block's.
+        seed: Seed of the hidden states.
+
+    Returns:
+        Logits [T, E], weights [T, K] and indices [T, K].
 
     Raises:
-        TypeError: If it is no router: what it returns is not (logits, weights, indices).
+        TypeError: If it is not a router: it does not return (logits, weights, indices).
     """
     like = next(iter(router.parameters()), None)
     if like is None:
@@ -179,8 +186,8 @@ def _probe(
     offloaded = like.is_meta
     state: dict[str, Tensor] = {}
     if not offloaded:
-        # Whatever the model's precision: a recipe that is wrong shows by more than any rounding.
-        # Parameters that FSDP keeps in parts are put together for this one call.
+        # In float32 whatever the model's precision, so that rounding does not hide a wrong recipe.
+        # Parameters that FSDP shards are gathered for this one call.
         state = {
             name: whole(tensor).float() if tensor.is_floating_point() else tensor
             for name, tensor in (*router.named_parameters(), *router.named_buffers())
@@ -197,13 +204,13 @@ def _probe(
         lent["input_ids"] = torch.arange(_PROBE_ROWS, device=like.device) % int(text.vocab_size)
     generator = torch.Generator().manual_seed(seed)
     hidden_TH = torch.randn(_PROBE_ROWS, int(text.hidden_size), generator=generator)
-    # From hardly any opinion to a strong one.
+    # From nearly uniform scores to peaked ones.
     hidden_TH *= torch.logspace(-2, 0, _PROBE_ROWS)[:, None]
     hidden_TH = hidden_TH.to(like.dtype) if offloaded else hidden_TH.to(like.device)
     with torch.no_grad():
         try:
             output = functional_call(router, state, (hidden_TH,), lent)
-        except (IndexError, ValueError):  # it wants sequences (AFMoE)
+        except (IndexError, ValueError):  # it needs a batch of sequences (AFMoE)
             output = functional_call(router, state, (hidden_TH[None],), lent)
     if not isinstance(output, tuple) or len(output) != 3:
         raise TypeError("it does not return (logits, weights, indices)")
@@ -222,10 +229,10 @@ def _first_line(error: Exception) -> str:
 
 
 def expected_moe_layers(config: Any) -> int | None:
-    """Return how many MoE layers a configuration announces, or None if it does not say.
+    """Return the number of MoE layers that a configuration announces, or None if it does not say.
 
-    Counted from the configuration alone, independently of the modules that were found. One that
-    names no dense layer announces all of its layers.
+    The number comes from the configuration alone, independently of the modules that were found. A
+    configuration that names no dense layer announces all of its layers.
     """
     text = config.get_text_config()
     if getattr(text, "enable_moe_block", True) is False:  # Gemma 4
@@ -246,7 +253,7 @@ _MLP_KINDS = _MOE_KINDS | {"dense", "mlp"}
 
 
 def _is_moe(text: Any, layer: int) -> bool:
-    """Return whether no field of a configuration makes a layer dense."""
+    """Return whether a layer is MoE: whether no field of the configuration makes it dense."""
 
     def said(field: str, default: int) -> int:
         value: int | None = getattr(text, field, None)

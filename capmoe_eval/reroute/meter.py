@@ -1,4 +1,4 @@
-"""Load statistics and proofs of a whole model under a capacity."""
+"""Collect load statistics and proofs of a whole model under a capacity."""
 
 from __future__ import annotations
 
@@ -20,13 +20,17 @@ from capmoe_eval.routing import Method
 
 
 class Meter:
-    """What happened under :func:`capacity_aware`: loads, drops and proofs.
+    """Loads, drops and proofs of a model under :func:`capacity_aware`.
 
     Attributes:
-        method: The method that acted.
+        method: The method in force.
         layers: One :class:`LayerMeter` per MoE layer.
-        forwards: Forwards of the model so far.
-        decode_forwards: Of them, steps of one new token per sequence.
+        forwards: Number of forwards of the model so far.
+        decode_forwards: Number of those that were decode steps.
+        stock_at_infinity: Proof on entry that γ=∞ gives the stock model.
+        kernel_agrees: Proof on entry that the kept-pairs kernel agrees with the stock kernel.
+        real_tokens_BS: The mask of :meth:`real_tokens`, or None.
+        is_aside: Whether forwards are left alone; see :meth:`aside`.
     """
 
     def __init__(self, layers: list[MoeLayer], method: Method, expected_layers: int | None) -> None:
@@ -44,7 +48,7 @@ class Meter:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Leave the forwards of a block alone: no capacity, nothing counted, nothing checked."""
+        """Run the forwards of a ``with`` block without a capacity, and neither count nor check."""
         before, self.is_aside = self.is_aside, True
         try:
             yield
@@ -53,11 +57,11 @@ class Meter:
 
     @contextmanager
     def real_tokens(self, mask_BS: Tensor) -> Iterator[None]:
-        """Say which tokens of the next forwards are real, without the model seeing a mask.
+        """Mark the real tokens of the forwards of a ``with`` block, without an attention mask.
 
-        For right-padded batches of a causal model, which need no attention mask: the logits of real
-        tokens are then those of an unmasked forward, bit for bit. Takes precedence over the
-        ``attention_mask`` that the model is called with.
+        This is for right-padded batches of a causal model, which need no attention mask: the logits
+        of real tokens are then those of an unmasked forward, bit for bit. It takes precedence over
+        the ``attention_mask`` that the model is called with.
 
         Args:
             mask_BS: [B, S], true or non-zero where the token is real.
@@ -69,12 +73,12 @@ class Meter:
             self.real_tokens_BS = before
 
     def note_forward(self, plan: ForwardPlan, *, decode: bool, mask: Tensor | None) -> None:
-        """Count a forward that begins, and whether any of its tokens counts.
+        """Count a forward, and whether any of its tokens counts.
 
         Args:
-            plan: Its plan.
+            plan: The plan of the forward.
             decode: Whether it is a decode step.
-            mask: The mask that said which tokens are real, with all its columns.
+            mask: The mask of the real tokens with all its columns, or None if all are real.
         """
         self.forwards += 1
         self.decode_forwards += decode
@@ -85,10 +89,10 @@ class Meter:
             self._empty["uncounted" if int(ranks.total(real)) else "all_pads"] += 1
 
     def check(self) -> None:
-        """Raise if any promise was broken; waits for the device once.
+        """Check every promise; this waits for the device once.
 
         Raises:
-            EnforcementError: Naming the layers and what they broke.
+            EnforcementError: If one is broken; the message names the layers and the promises.
         """
         if self._empty["uncounted"]:
             raise EnforcementError(
@@ -103,7 +107,7 @@ class Meter:
         raise EnforcementError("capacity not enforced: " + "; ".join(filter(None, details)))
 
     def _share_deviations(self) -> None:
-        """Take the worst deviations of all processes for this one's, so that all of them raise."""
+        """Replace each deviation by the largest of all processes, so that all of them raise."""
         noted = [layer for layer in self.layers if layer.deviation is not None]
         if noted and noted[0].layer.ranks is not ALONE:
             own = torch.stack([layer.deviation for layer in noted if layer.deviation is not None])
@@ -111,7 +115,7 @@ class Meter:
                 layer.deviation = worst
 
     def proofs(self) -> dict[str, Any]:
-        """Return the seven promises of the semantics with what was checked, JSON-ready."""
+        """Return the seven promises of ``docs/methods.md`` with their counts, JSON-ready."""
         checked = sum(layer.forwards for layer in self.layers)
 
         def total(name: str) -> int:
@@ -174,7 +178,7 @@ class Meter:
         }
 
     def report(self) -> dict[str, Any]:
-        """Return everything: summary, layers and proofs, JSON-ready; see ``docs/results.md``."""
+        """Return summary, layers and proofs, JSON-ready; see ``docs/results.md``."""
         return {
             "summary": self.summary(),
             "layers": [layer.report() for layer in self.layers],

@@ -1,4 +1,4 @@
-"""What one forward of the model needs to know before its first router runs."""
+"""Plan one forward of the model: its counted tokens, capacity groups and capacities."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from capmoe_eval.routing import (
 )
 
 GAMMA_GRID: tuple[float, ...] = tuple(step / 4 for step in range(17))
-"""γ = 0, 0.25, … 4: what the meter counts drops for, beside the run's own γ (Figures 7, 17-20)."""
+"""γ = 0, 0.25, … 4, for which the meter counts drops beside the run's own γ (Figures 7, 17-20)."""
 
 
 @dataclass
@@ -26,12 +26,12 @@ class ForwardPlan:
     """The tokens, groups and capacities of one forward, shared by its layers.
 
     Attributes:
-        number: How many forwards came before.
-        constrained: Whether the method acts in this forward.
-        counted_BS: Boolean [B, S]: tokens that count and take slots.
+        number: Number of forwards before this one.
+        constrained: Whether this forward is under the capacity.
+        counted_BS: Boolean [B, S], True for the tokens that count and take slots.
         groups: Their capacity groups.
-        seen: Layers whose router and whose experts ran so far.
-        choices: What the router of each layer chose for the counted tokens.
+        seen: (layer, ``router`` or ``experts``) of each module that ran so far.
+        choices: The top-k of the counted tokens, by layer.
     """
 
     number: int
@@ -53,9 +53,15 @@ class ForwardPlan:
         decode: bool,
         ranks: Ranks = ALONE,
     ) -> ForwardPlan:
-        """Return the plan of a forward over a batch with these counted tokens.
+        """Return the plan of a forward.
 
-        Where several processes share the batch, ``counted_BS`` is this one's part.
+        Args:
+            method: The method.
+            number: Number of forwards before this one.
+            counted_BS: Boolean [B, S], True for the tokens that count; where several processes
+                share the batch, this process's part.
+            decode: Whether the forward is a decode step.
+            ranks: The processes that share the experts.
         """
         constrained = method.decode == "constrained" or not decode
         own_B = counted_BS.sum(dim=1)
@@ -64,7 +70,7 @@ class ForwardPlan:
         return cls(number, constrained, counted_BS, groups)
 
     def groups_on(self, device: torch.device) -> TokenGroups:
-        """Return the groups with tensors on ``device``, moved once per forward."""
+        """Return the groups with their tensors on ``device``; they are moved once per forward."""
         if device not in self._on_device:
             self._on_device[device] = self.groups.to(device)
         return self._on_device[device]
@@ -80,7 +86,7 @@ class ForwardPlan:
         return self._limits[key]
 
     def grid(self, method: Method, top_k: int, n_experts: int, device: torch.device) -> Tensor:
-        """Return the capacities of each group under each γ of :data:`GAMMA_GRID` [Γ, G]."""
+        """Return the capacity of each group at each γ of :data:`GAMMA_GRID` [Γ, G]."""
         key = ("grid", top_k, n_experts, device)
         if key not in self._limits:
             sharing = (

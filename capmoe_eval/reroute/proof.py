@@ -1,4 +1,4 @@
-"""What is proven on entry, by a few small forwards: γ=∞ is the stock model, the kernel stock's."""
+"""Prove on entry, by a few small forwards, that γ=∞ is the stock model and the kernels agree."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ KERNEL_TOLERANCE = {
     torch.bfloat16: 3e-2,
     torch.float16: 4e-3,
 }
-"""How far the kept-pairs kernel may be from the stock kernel, relative to its largest output.
+"""Allowed deviation of the kept-pairs kernel, relative to the stock kernel's largest output.
 
-They add a token's K outputs in another precision and order: the stock kernel may round each of K
-sums to the model's precision. One pair too many or too few is off by several tenths.
+The two add a token's K outputs in another precision and order: the stock kernel may round each of K
+sums to the model's precision. One pair too many or too few gives a deviation of several tenths.
 """
 
 _PROVEN: WeakKeyDictionary[nn.Module, tuple[Any, dict[str, Any]]] = WeakKeyDictionary()
@@ -50,7 +50,7 @@ def prove_on_entry(model: nn.Module, layers: list[MoeLayer], meter: Meter) -> No
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode, and every part of it back into the mode that it had."""
+    """Put a model into evaluation mode; on exit restore the mode of each of its modules."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -61,7 +61,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 class _Probe:
-    """A small batch for a model: two sequences for each process that shares it."""
+    """A small batch for a model: two sequences of 8 tokens for each process."""
 
     def __init__(self, model: nn.Module, layers: list[MoeLayer]) -> None:
         self._model = model
@@ -77,20 +77,20 @@ class _Probe:
         self.padded_BS[1::2, 5:] = False
 
     def run(self) -> Tensor:
-        """Return the model's logits; the last hidden states of one without a head."""
+        """Return the model's logits, or the last hidden states of a model without a head."""
         output = self._model(input_ids=self._tokens_BS, use_cache=False)
         logits: Tensor | None = getattr(output, "logits", None)
         return output.last_hidden_state if logits is None else logits
 
     def run_under(self, method: Method, real_BS: Tensor) -> Tensor:
-        """Return what the model returns under a method."""
+        """Return the same under a method; ``real_BS`` marks the real tokens."""
         meter = Meter(self._layers, method, None)
         with hooked(self._model, self._layers, meter), meter.real_tokens(real_BS):
             return self.run()
 
 
 def _input_device(model: nn.Module) -> torch.device:
-    """Return where inputs go; parameters that are offloaded say ``meta``."""
+    """Return the device of the model's inputs; parameters that are offloaded are on ``meta``."""
     devices = (parameter.device for parameter in model.parameters())
     return next((d for d in devices if d.type != "meta"), torch.device("cpu"))
 
@@ -98,11 +98,15 @@ def _input_device(model: nn.Module) -> torch.device:
 def _prove_stock_at_infinity(
     layers: list[MoeLayer], method: Method, probe: _Probe
 ) -> dict[str, Any]:
-    """Compare the model's logits with those under the method where no bound can bind.
+    """Compare the model's logits with those under the method where no bound is reached.
 
-    Twice: at γ=∞ on a padded batch, and at γ=E on one without pads, where the whole decision is
-    made and must come out as the router's own. A method that adds candidates has no γ=∞ that equals
-    the stock model; its hooks are proven with ``score``, as are those of methods without γ.
+    They are compared twice: at γ=∞ on a padded batch, and at γ=E on one without pads, where the
+    whole decision is made and must be the router's own. A method that adds candidates does not
+    equal the stock model at γ=∞; its hooks are proven with ``score``, as are those of methods
+    without γ.
+
+    Raises:
+        EnforcementError: If the logits differ and the stock model is deterministic.
     """
     name = method.name if method.candidate_rule == "topk" and method.gamma is not None else "score"
     knobs = {
@@ -126,12 +130,12 @@ def _prove_stock_at_infinity(
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors are equal, NaN and NaN, too."""
+    """Return whether two tensors are equal; NaN equals NaN."""
     return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _prove_kernel(model: nn.Module, layers: list[MoeLayer], probe: _Probe) -> dict[str, Any]:
-    """Return the proof of the kept-pairs kernel; once for a model, while its experts stay."""
+    """Return the proof of the kept-pairs kernel, computed again only if the experts changed."""
     if layers[0].ranks is not ALONE:
         why = "the experts are spread over processes: another kernel, which never sends a drop"
         return {"passed": None, "why": why}
@@ -148,7 +152,7 @@ def _state(experts: Any) -> tuple[Any, ...]:
 
 
 def _compare_kernels(layers: list[MoeLayer], probe: _Probe) -> dict[str, Any]:
-    """Run every layer's experts on what the model calls them with, by both kernels."""
+    """Run every layer's experts on their inputs in the probe, by both kernels."""
     comparison = _Comparison()
     with ExitStack() as stack:
         for layer in layers:
@@ -159,11 +163,12 @@ def _compare_kernels(layers: list[MoeLayer], probe: _Probe) -> dict[str, Any]:
 
 
 class _Comparison:
-    """A hook of experts modules that compares their kernel with the kept-pairs kernel.
+    """A hook of experts modules that compares the stock kernel with the kept-pairs kernel.
 
-    Twice: with all pairs kept, and with every other pair dropped, where the stock kernel computes
-    all of them and weighs the dropped by 0. There the kept-pairs kernel keeps their weights, so
-    that a dropped pair that is computed would be seen; what it computes is counted, too.
+    They are compared twice: with all pairs kept, and with every other pair dropped. There the stock
+    kernel computes all pairs and weighs the dropped ones by 0, while the kept-pairs kernel gets
+    their true weights, so that computing a dropped pair would change its output. The pairs that it
+    computes are counted as well.
     """
 
     def __init__(self) -> None:
@@ -178,7 +183,7 @@ class _Comparison:
         hidden_TH, index_TS, weight_TS = (*args, *kwargs.values())
         slot_TS = torch.arange(index_TS.numel(), device=index_TS.device).view(index_TS.shape)
         keep_TS = (slot_TS + slot_TS // index_TS.shape[1]) % 2 == 0
-        keep_TS[0] = False  # a token that loses everything
+        keep_TS[0] = False  # a token that loses all experts
         some_TH = experts.forward(hidden_TH, index_TS, weight_TS * keep_TS)
         for kept_TS, expected_TH in ((torch.ones_like(keep_TS), stock_TH), (keep_TS, some_TH)):
             computed: list[Tensor] = []
@@ -202,7 +207,7 @@ class _Comparison:
         """Return the proof.
 
         Raises:
-            EnforcementError: If the kernels are further apart than their precision explains.
+            EnforcementError: If the kernels differ by more than :data:`KERNEL_TOLERANCE`.
         """
         off, tolerance = float(torch.stack(self._off).amax()), KERNEL_TOLERANCE[self._dtype]
         if not self._finite:

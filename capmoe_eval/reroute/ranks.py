@@ -1,9 +1,9 @@
-"""The processes that share a model's experts, as one of them sees them.
+"""The interface to the other processes that share a model's experts.
 
 A model may be spread over expert-parallel processes (:mod:`capmoe_eval.parallel`): each has E/R
-experts of every layer and its own sequences of the batch, and decides on its own tokens alone, as a
-source rank does. What concerns the whole batch is asked here: how many tokens the others have, and
-sums of counts, so that bounds and statistics are those of the whole.
+experts of every layer and its own sequences of the batch, and decides on its own tokens only. What
+it needs of the whole batch it asks here: the other processes' numbers of tokens, and sums of
+counts, so that bounds and statistics are those of the whole batch.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch import Tensor
 from capmoe_eval.routing import BatchShare
 
 EXPERTS_RANKS = "capmoe_ranks"
-"""Attribute of an experts module that is spread over processes: its :class:`Ranks`."""
+"""Name of the attribute that holds the :class:`Ranks` of experts spread over processes."""
 
 
 class Ranks(Protocol):
-    """What a capacity asks of the other processes. Every process must ask in the same order."""
+    """Collective operations of the processes; each must call them in the same order."""
 
     @property
     def rank(self) -> int:
-        """Number of this process."""
+        """Index of this process."""
 
     @property
     def size(self) -> int:
@@ -32,26 +32,29 @@ class Ranks(Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether the running forward is a stand-in, because the batch had no sequence for us."""
+        """True if this process has no sequence of the batch and computes a stand-in."""
 
     def own(self, rows_B: Tensor) -> Tensor:
-        """Return this process's sequences of a batch that all of them were called with."""
+        """Return this process's rows of a batch that every process was called with."""
 
     def share(self, tokens_B: Tensor) -> BatchShare | None:
-        """Return the whole batch, given the counted tokens of this process's sequences."""
+        """Return the whole batch, from the numbers of counted tokens of this process's sequences.
+
+        None if one process has the whole batch.
+        """
 
     def totals(self, *counts: Tensor) -> tuple[Tensor, ...]:
-        """Return the sums over all processes of whole numbers, each of its own shape."""
+        """Return the sum over all processes of each tensor of whole numbers."""
 
     def total(self, amount: Tensor) -> Tensor:
-        """Return the sum over all processes."""
+        """Return the sum of a tensor over all processes."""
 
     def highest(self, amount: Tensor) -> Tensor:
-        """Return the maximum over all processes."""
+        """Return the maximum of a tensor over all processes."""
 
 
 class Alone:
-    """One process has everything: nothing is asked of anyone."""
+    """The only process: it has all experts and the whole batch."""
 
     rank = 0
     size = 1
@@ -83,17 +86,17 @@ ALONE = Alone()
 
 
 def ranks_of(experts: torch.nn.Module) -> Ranks:
-    """Return the processes that share an experts module."""
+    """Return the processes that share an experts module; :data:`ALONE` if it is not spread."""
     ranks: Any = getattr(experts, EXPERTS_RANKS, ALONE)
     known: Ranks = ranks
     return known
 
 
 def ranks_in(model: Any) -> list[Any]:
-    """Return the groups of processes that share the experts of a model, each once; mostly none.
+    """Return the distinct groups of processes that share experts of a model; none for most models.
 
     Args:
-        model: A loaded model, or whatever stands for one that is not loaded yet.
+        model: A loaded model; for any other object the list is empty.
     """
     if not isinstance(model, torch.nn.Module):
         return []

@@ -1,4 +1,4 @@
-"""``capacity_aware``: a model runs under a capacity, with proof, and is itself again afterwards."""
+"""Put a model under a capacity for the length of a ``with`` block: ``capacity_aware``."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def capacity_aware(
 
     Inside the block every forward of ``model`` routes by the method. The token mask is the
     ``attention_mask`` that the model is called with (or :meth:`Meter.real_tokens`); without one all
-    tokens are real. After every forward the promises of the semantics are checked. ``generate``
-    works with any cache: its first forward is under the capacity, and with
-    ``decode="constrained"`` all others, too.
+    tokens are real. After every forward the promises of ``docs/methods.md`` are checked.
+    ``generate`` works with any cache: the prompt is computed under the capacity, and with
+    ``decode="constrained"`` the other forwards are, too.
 
     Args:
         model: A loaded model with MoE layers (transformers ≥ 5), with or without a head.
@@ -48,7 +48,8 @@ def capacity_aware(
         The meter: per-layer loads, drops, peaks, padding waste, proofs.
 
     Raises:
-        UsageError: For a bad knob, a model whose routers are not understood, or nesting.
+        UsageError: For an invalid knob, a model whose routers cannot be identified, or a model that
+            is under a capacity already.
         EnforcementError: If a promise is broken.
     """
     chosen = method if isinstance(method, Method) else _method(method, gamma, knobs)
@@ -74,7 +75,11 @@ def capacity_aware(
 
 
 def _check_ranks(layers: list[MoeLayer], method: Method) -> None:
-    """Refuse a number of ranks that is not that of the processes which share the experts."""
+    """Check that ``ep_size`` is the number of processes that share the experts.
+
+    Raises:
+        UsageError: If it is not.
+    """
     sizes = {layer.ranks.size for layer in layers if layer.ranks is not ALONE}
     if method.uses_ranks and sizes - {method.ep_size}:
         (size,) = sizes

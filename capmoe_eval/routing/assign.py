@@ -1,10 +1,10 @@
-"""From router scores to an assignment of tokens to experts, under any method.
+"""Assign tokens to experts from router scores, under any method.
 
-One path for all methods: list the candidate pairs, give each an integer *key* (smaller is kept
+All methods take one path: list the candidate pairs, give each an integer *key* (smaller is kept
 first), keep the C smallest of every bucket. A bucket is (capacity group, expert) or (capacity
-group, device). Nothing loops over tokens or experts, and ties always fall the same way: to the
-lower token index, then to the lower expert index. :mod:`capmoe_eval.routing.reference` says the
-same with loops.
+group, device). Nothing loops over tokens or experts, and ties are always broken the same way: the
+lower token index first, then the lower expert index. :mod:`capmoe_eval.routing.reference` defines
+the same with loops.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _KEY_BITS = 32  # a key is below 2^32, so bucket·2^32 + key orders buckets firs
 
 @dataclass(frozen=True)
 class Scores:
-    """What a router thought of every pair, and whom it chose.
+    """The router's scores of all (token, expert) pairs, and its own top-k.
 
     Attributes:
         score_TE: Gate scores s in float32, non-negative (softmax, or sigmoid where the family uses
             it), after the family's group masking and before its scaling.
         topk_TK: The router's own choice K(t), as it returned it.
-        choice_TE: What the router ranks experts by, where that is not ``score_TE`` (DeepSeek-V3
-            adds a correction bias for the choice alone).
+        choice_TE: The scores that the router ranks experts by; None where they are ``score_TE``
+            (DeepSeek-V3 adds a correction bias for the choice alone).
         eligible_TE: False where the family's group masking rules an expert out for a token; such a
             pair is never an added candidate. None if every expert is eligible.
     """
@@ -45,31 +45,31 @@ class Scores:
 
     @property
     def ranking_TE(self) -> Tensor:
-        """What the router ranks experts by."""
+        """The scores that the router ranks experts by."""
         return self.score_TE if self.choice_TE is None else self.choice_TE
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """Who is kept.
+    """The candidate pairs of every token, and which of them are kept.
 
     Attributes:
         index_TS: Expert of each slot; the first K are the router's own choice in its order.
-        keep_TS: Whether the pair of the slot is kept. A slot that stands for no pair is False.
+        keep_TS: True where the pair of the slot is kept; False also for a slot without a pair.
     """
 
     index_TS: Tensor
     keep_TS: Tensor
 
     def changed_T(self, top_k: int) -> Tensor:
-        """Return which tokens [T] lost one of their own pairs or got another."""
+        """Return a mask [T] of the tokens that lost a top-k pair or gained another pair."""
         return ~self.keep_TS[:, :top_k].all(dim=1) | self.keep_TS[:, top_k:].any(dim=1)
 
 
 def bucket_limits(
     method: Method, groups: TokenGroups, *, top_k: int, n_experts: int
 ) -> list[int] | None:
-    """Return the most pairs per expert (or per device), one number for each capacity group.
+    """Return the capacity of an expert (or a device) in each capacity group [G].
 
     None if the method bounds nothing.
     """
@@ -102,8 +102,8 @@ def assign(
         method: The method.
         groups: The capacity groups of the T counted tokens.
         stream: (layer, forward number): with the method's seed it determines ``random``.
-        load_E: For ``expert_drop``: the load of every expert over the whole batch, where other
-            processes have parts of it; None: that of these scores.
+        load_E: For ``expert_drop``, the load of every expert over the whole batch, needed where
+            several processes share the batch; None computes it from ``scores``.
 
     Returns:
         The assignment of the T counted tokens.
@@ -127,13 +127,13 @@ def assign(
     return Assignment(index_TS, keep_TS)
 
 
-# Who: the candidates of a token.
+# The candidates of a token.
 
 
 def _candidates(
     scores: Scores, method: Method, groups: TokenGroups, local: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the slots [T, S] of every token's candidates and which of them stand for a pair."""
+    """Return the experts [T, S] of every token's candidate slots, and a mask of the valid slots."""
     topk_TK = scores.topk_TK
     chosen_TK = torch.ones_like(topk_TK, dtype=torch.bool)
     rule = method.candidate_rule
@@ -155,7 +155,7 @@ def _candidates(
 
 
 def _membership(topk_TK: Tensor, n_experts: int) -> Tensor:
-    """Return [T, E], True where the expert is among the token's top-k."""
+    """Return a mask [T, E], True where the expert is among the token's top-k."""
     empty_TE = torch.zeros(len(topk_TK), n_experts, dtype=torch.bool, device=topk_TK.device)
     return empty_TE.scatter_(1, topk_TK, True)
 
@@ -163,8 +163,8 @@ def _membership(topk_TK: Tensor, n_experts: int) -> Tensor:
 def _ranked_experts(scores: Scores) -> Tensor:
     """Return each token's experts from best to worst [T, E]; its top-k are the first K.
 
-    The router's own choice goes first whatever it did about ties; after it, ineligible experts go
-    last, and equal scores to the lower expert index.
+    The router's own choice comes first, however it broke ties; the other eligible experts follow,
+    then the ineligible ones. Equal scores are ordered by expert index.
     """
     order_TE = scores.ranking_TE.argsort(dim=1, descending=True, stable=True)
     tier_TE = torch.ones_like(scores.score_TE, dtype=torch.int8)
@@ -175,24 +175,24 @@ def _ranked_experts(scores: Scores) -> Tensor:
     return order_TE.gather(1, by_tier_TE)
 
 
-# Which: the keys that order the pairs of a bucket.
+# The keys that order the pairs of a bucket.
 
 
-_HIGHEST = 0x7FFFFFFF  # of the bit patterns of non-negative float32
+_HIGHEST = 0x7FFFFFFF  # the highest bit pattern of a non-negative float32
 
 
 def _bits(score: Tensor) -> Tensor:
-    """Return int32 that rise with non-negative float32 scores, exactly: their bit patterns."""
+    """Return the bit patterns of non-negative float32 scores as int32, in the scores' order."""
     return (score.float() + 0.0).contiguous().view(torch.int32)  # + 0.0 turns -0.0 into 0.0
 
 
 def _score_key(score: Tensor) -> Tensor:
-    """Return integers in [0, 2^31) that fall as the score rises, exactly."""
+    """Return integers in [0, 2^31) in exactly the reverse order of the scores."""
     return _HIGHEST - _bits(score).long()
 
 
 def _random_key(shape_TE: tuple[int, int], seed: int, stream: tuple[int, int]) -> Tensor:
-    """Return random integers in [0, 2^31) [T, E], the same on every device."""
+    """Return random integers [T, E] in [0, 2^31), equal on every device."""
     layer, forward = stream
     digest = hashlib.blake2b(f"{seed}/{layer}/{forward}".encode(), digest_size=7).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "big"))
@@ -223,16 +223,16 @@ class _Keeper:
         self._n_buckets = groups.n_groups * self._buckets_per_group
         self._random_TE: Tensor | None = None
         if method.keep == "random":
-            # Drawn for the whole batch, so that a process with a part of it draws no other numbers.
+            # Drawn for the whole batch, so that processes which share it draw the same numbers.
             drawn_TE = _random_key((groups.n_tokens, n_experts), method.seed, stream)
             own = slice(groups.first, groups.first + len(groups.rows_T))
             self._random_TE = drawn_TE[own].to(device)
 
     def keep(self, index_TS: Tensor, valid_TS: Tensor) -> Tensor:
-        """Return which of the valid slots [T, S] are kept."""
+        """Return a mask [T, S] of the valid slots that are kept."""
         if self._method.bound == "device":
-            # A device's bucket holds several experts of one token: lay them out in expert order,
-            # so that the stable sort breaks ties by expert after it broke them by token.
+            # A device's bucket holds several experts of one token: in expert order, the stable
+            # sort breaks ties by token first and then by expert.
             index_TS, by_expert_TS = index_TS.sort(dim=1)
             valid_TS = valid_TS.gather(1, by_expert_TS)
             kept_TS = self._keep(index_TS, valid_TS)
@@ -246,7 +246,7 @@ class _Keeper:
         count_B = torch.searchsorted(sorted_P, first_B).diff()
         del place_TS, sorted_P
         limit_B = self._limit_G.repeat_interleave(self._buckets_per_group)
-        # The last bucket holds what stands for no pair.
+        # The last bucket holds the slots without a pair.
         kept_B = torch.minimum(count_B, torch.cat([limit_B, limit_B.new_zeros(1)]))
         runs_B2 = torch.stack([kept_B, count_B - kept_B], dim=1)
         yes_no_B2 = torch.tensor([True, False], device=count_B.device).expand(len(count_B), 2)
@@ -257,10 +257,10 @@ class _Keeper:
         return kept_P.view_as(index_TS)
 
     def _places(self, index_TS: Tensor, valid_TS: Tensor) -> Tensor:
-        """Return bucket·2^32 + key of every slot [T, S]; in place, as the largest tensor here."""
+        """Return bucket·2^32 + key of every slot [T, S], computed in place to save memory."""
         unit_TS = index_TS if self._method.bound == "expert" else index_TS // self._local
         place_TS = self._base_T[:, None] + unit_TS
-        # What stands for no pair goes to a bucket of its own, behind all others.
+        # Slots without a pair get a bucket of their own, after all others.
         place_TS.masked_fill_(~valid_TS, self._n_buckets)
         place_TS <<= _KEY_BITS
         return self._add_key_(place_TS, index_TS)
@@ -304,18 +304,18 @@ def _at_most_k(scores: Scores, method: Method, index_TS: Tensor, keep_TS: Tensor
     return torch.empty_like(kept_TS).scatter_(1, by_expert_TS, kept_TS)
 
 
-# The two methods that are not one pass of "list, order, keep".
+# The two methods that are not one pass of candidates, keys and buckets.
 
 
 def expert_load(topk_TK: Tensor, n_experts: int) -> Tensor:
-    """Return how many tokens chose each expert [E]."""
+    """Return the number of tokens that chose each expert [E]."""
     flat = topk_TK.reshape(-1)
     load_E = torch.zeros(n_experts, dtype=torch.long, device=flat.device)
     return load_E.scatter_add_(0, flat, torch.ones_like(flat))
 
 
 def _silence_idle_experts(scores: Scores, load_E: Tensor | None) -> Assignment:
-    """Expert Drop: the max(1, floor(E/10)) experts with the lowest load receive nothing."""
+    """Drop all pairs of the max(1, floor(E/10)) experts with the lowest load (Expert Drop)."""
     n_experts = scores.score_TE.shape[1]
     if load_E is None:
         load_E = expert_load(scores.topk_TK, n_experts)
@@ -326,7 +326,7 @@ def _silence_idle_experts(scores: Scores, load_E: Tensor | None) -> Assignment:
 
 
 def _reroute(scores: Scores, method: Method, keeper: _Keeper) -> Assignment:
-    """Token Reroute: choose the top-k of what remains, drop overflow, mask it, choose again."""
+    """Repeat: choose the top-k of the remaining pairs, drop overflow, mask it (Token Reroute)."""
     n_experts = scores.score_TE.shape[1]
     top_k = scores.topk_TK.shape[1]
     ranked_TE = _ranked_experts(scores)
@@ -344,7 +344,7 @@ def _reroute(scores: Scores, method: Method, keeper: _Keeper) -> Assignment:
         remains_TE = remains_TE & ~rejected_TE
     by_expert_TE = torch.empty_like(kept_TE).scatter_(1, ranked_TE, kept_TE)
     own_TK = by_expert_TE.gather(1, scores.topk_TK)
-    # What is kept beyond the router's own choice fits into K further slots.
+    # The pairs kept beyond the router's own choice fit into K further slots.
     beyond_TE = by_expert_TE & ~_membership(scores.topk_TK, n_experts)
     width = min(top_k, n_experts)
     found_TK, added_TK = beyond_TE.long().sort(dim=1, descending=True, stable=True)

@@ -1,4 +1,4 @@
-"""The capacity of an expert, and the groups of tokens that each have their own."""
+"""Compute the capacity of an expert, and the groups of tokens that each have a capacity."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from capmoe_eval.errors import UsageError
 # G capacity groups.
 
 
-@functools.lru_cache(maxsize=4096)  # exact fractions are slow, and every layer asks the same
+@functools.lru_cache(maxsize=4096)  # exact fractions are slow, and every layer needs the same
 def capacity(
     gamma: float,
     tokens: int,
@@ -26,11 +26,11 @@ def capacity(
     rounding: str = "ceil",
     experts: int = 1,
 ) -> int:
-    """Return C, the most pairs that a group of tokens may send to an expert (or to a device).
+    """Return the capacity C: the most pairs that a group of tokens may send to an expert or device.
 
     ``C = ceil(γ·T·K/E)`` for one expert (paper §4, ``C = γ·N̄``), ``ceil(n·γ·T·K/E)`` for a device
     of n experts (paper §5.2). The arithmetic is exact: γ is read as the decimal that was written,
-    so γ=1.1 of 100 is 110 and not, by way of binary fractions, 111.
+    so that γ=1.1 of 100 is 110, where binary fractions would give 111.
 
     Args:
         gamma: Capacity factor γ ≥ 0; ``inf`` for no capacity.
@@ -41,7 +41,7 @@ def capacity(
         experts: Number of experts n that share the capacity.
 
     Returns:
-        C, clamped to [0, n·T]: an expert meets a token at most once.
+        C, clamped to [0, n·T], because an expert computes a token at most once.
     """
     if gamma == math.inf:
         return experts * tokens
@@ -51,7 +51,7 @@ def capacity(
 
 
 def experts_per_rank(n_experts: int, ep_size: int) -> int:
-    """Return E/R.
+    """Return E/R, the number of experts on a rank.
 
     Raises:
         UsageError: If the experts cannot be spread evenly over the emulated ranks.
@@ -67,17 +67,17 @@ def experts_per_rank(n_experts: int, ep_size: int) -> int:
 
 @dataclass(frozen=True)
 class TokenGroups:
-    """Which rows of a flattened batch count, and whose capacity each of them uses.
+    """The counted tokens of a flattened batch, and the capacity group and rank of each.
 
     Attributes:
         rows_T: Rows of the counted tokens in the flattened [B·S] batch, ascending.
         group_T: Capacity group of each counted token, ascending.
         rank_T: Rank of each counted token.
-        tokens: Counted tokens of each of the G groups (on the host, so that capacities are
-            computed without waiting for a device).
+        tokens: Number of counted tokens of each of the G groups (on the host, so that capacities
+            are computed without waiting for a device).
         n_rows: N = B·S.
-        first: Where several processes share the batch: counted tokens of the processes before this
-            one. The rows are this process's own, the groups and their tokens everyone's.
+        first: Where several processes share the batch, the number of counted tokens on the
+            processes before this one. The rows are this process's own; ``tokens`` covers all.
     """
 
     rows_T: Tensor
@@ -99,7 +99,7 @@ class TokenGroups:
 
     @property
     def every_row_counts(self) -> bool:
-        """Whether every row at hand is a counted token."""
+        """True if every row of this process is a counted token."""
         return len(self.rows_T) == self.n_rows
 
     def to(self, device: torch.device) -> TokenGroups:
@@ -118,13 +118,13 @@ class TokenGroups:
 
 @dataclass(frozen=True)
 class BatchShare:
-    """The sequences of a batch that several processes share, as one of them knows them.
+    """The sequences of a batch that several processes share, and this process's place in it.
 
     Attributes:
-        tokens_B: Counted tokens of every sequence, of all processes.
-        owner_B: Which process has it; ascending.
+        tokens_B: Number of counted tokens of every sequence, of all processes.
+        owner_B: The process that has each sequence; ascending.
         size: Number of processes.
-        first: The first sequence that is this process's own.
+        first: Index of this process's first sequence.
     """
 
     tokens_B: Tensor
@@ -150,8 +150,8 @@ def group_tokens(
         counted_BS: Boolean [B, S]; True where the token counts in T and takes slots.
         ep_size: Number of ranks R.
         scope: ``batch`` or ``sequence``.
-        share: Where ``counted_BS`` is one process's part of a batch, what it is part of: the
-            process is then the rank (or all of them are one, where ``ep_size`` is 1).
+        share: The whole batch, where ``counted_BS`` is one process's part of it. Each process is
+            then one rank (with ``ep_size=1`` all of them together are one); None otherwise.
     """
     n_rows, n_positions = counted_BS.numel(), counted_BS.shape[1]
     device = counted_BS.device

@@ -1,7 +1,7 @@
-"""The definition of every method, with loops: slow, obvious, and what the tensors must agree with.
+"""Define every method with loops; the tests compare the tensor code with it.
 
-Nothing at run time uses this module. It works on Python lists so that no behaviour of a tensor
-library (ties, sorting, precision) can hide in the definition.
+Nothing at run time uses this module. It works on Python lists, so that the definition depends on
+no behaviour of a tensor library (ties, sorting, precision).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class Problem:
 
     Attributes:
         score: s[t][e], the gate scores.
-        choice: What the router ranks experts by (usually ``score`` itself).
-        eligible: Whether the family's group masking leaves the expert to the token.
+        choice: choice[t][e], the scores that the router ranks experts by (usually ``score``).
+        eligible: eligible[t][e], False where the family's group masking rules the expert out.
         topk: The router's own choice K(t) of each token.
         group: The capacity group of each token.
         rank: The emulated rank of each token.
-        random: A number per pair, for ``random``.
+        random: random[t][e], a random number per pair, for ``random``.
     """
 
     score: Sequence[Sequence[float]]
@@ -86,7 +86,7 @@ def _added_candidates(problem: Problem, method: Method, token: int) -> list[int]
 
 
 def _best_first(problem: Problem, token: int) -> list[int]:
-    """Return the token's experts by the router's ranking; ties to its own choice, then lower."""
+    """Return a token's experts: its top-k, then the eligible, each by ranking and then index."""
 
     def key(expert: int) -> tuple[bool, bool, float, int]:
         return (
@@ -102,7 +102,7 @@ def _best_first(problem: Problem, token: int) -> list[int]:
 def _priority(
     problem: Problem, method: Method, own: set[Pair]
 ) -> Callable[[Pair], tuple[float, ...]]:
-    """Return the sort key of a pair: what is smaller is kept first."""
+    """Return the sort key of pairs; the pair with the smallest key is kept first."""
 
     def key(pair: Pair) -> tuple[float, ...]:
         token, expert = pair

@@ -1,7 +1,7 @@
-"""The embedded default of the suite: tiny models, their tokenizer and synthetic documents.
+"""Untrained tiny models, their tokenizer and synthetic documents.
 
-Everything is made on the spot, in seconds, without a network. The models are untrained: what they
-score is chance. They show that the machinery works and what a capacity limit does to it.
+Everything is generated in seconds, without a network. The models score as chance does; they serve
+to run every command of the suite.
 """
 
 from capmoe_eval.tiny.hub import synthetic_hub, write_hub

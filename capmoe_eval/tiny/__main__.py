@@ -1,7 +1,7 @@
 """``python -m capmoe_eval.tiny train <name>`` trains a model of the zoo and writes its weights.
 
-``origins`` trains upcycled models and their like from scratch with several seeds, and compares how
-balanced they are.
+``origins`` trains models upcycled and from scratch with several seeds, and compares the balance of
+their routing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Synthetic evaluation documents: the ten data sets of the suite in miniature, in simple English.
+"""Generate synthetic documents: the suite's ten data sets in miniature, in simple English.
 
-Every document comes from a closed-form template over a small lexicon, so its right answer is a fact
-of the template and not of a model. The columns are those of the real data sets; the types are in
-:mod:`capmoe_eval.tiny.hub`. No document of an evaluation split occurs in a train split.
+Every document comes from a template over a small lexicon, which determines its right answer. The
+columns are those of the real data sets; their types are in :mod:`capmoe_eval.tiny.hub`. No document
+of an evaluation split occurs in a train split.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _CITIES = ("Berlin", "Cairo", "Lima", "London", "Oslo", "Paris", "Rome", "Tokyo"
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday")
 _COUNTED = ("apples", "books", "coins", "eggs", "pencils", "shells", "stamps", "tickets")
 
-#: Everyday goals with the thing that helps and one that does not.
+#: Everyday goals, each with a thing that helps and one that does not.
 _GOALS = (
     ("cut a wooden board", "a saw", "a pillow"),
     ("dry wet hands", "a towel", "a spoon"),
@@ -65,7 +65,7 @@ _GOALS = (
     ("reach a high shelf", "a ladder", "a carpet"),
     ("sweep a dusty floor", "a broom", "a candle"),
 )
-#: Activities: label, what happens first, what happens next.
+#: Activities: label, first action, next action.
 _ACTIVITIES = (
     ("Washing a car", "fills a bucket with soapy water", "scrubs the car and rinses off the soap."),
     ("Baking bread", "mixes flour, water and yeast", "kneads the dough and puts it in the oven."),
@@ -86,7 +86,7 @@ _PEOPLE = (
     ("farmer", "he"),
     ("nurse", "she"),
 )
-#: Sentences with one blank; the blank stands for {first} or {second}.
+#: Sentences with one blank, and whether it stands for {first} or {second}.
 _BLANKS = (
     ("{first} gave {second} the {thing} because _ had asked for it.", "second"),
     ("{first} gave {second} the {thing} because _ did not need it.", "first"),
@@ -95,8 +95,8 @@ _BLANKS = (
     ("{first} showed {second} the {thing} because _ had never seen it.", "second"),
     ("{first} showed {second} the {thing} because _ was proud of it.", "first"),
 )
-#: Intents of bank customers with two ways to say each. One label has a capital letter, as one of
-#: BANKING77 has, because the protocol compares labels without regard to case.
+#: Intents of bank customers, each with two phrases. As in BANKING77, one label has a capital
+#: letter; the protocol compares labels without regard to case.
 _INTENTS = {
     "card_lost": ("I lost my card", "my card is gone"),
     "new_pin": ("I forgot my PIN", "I need a new PIN"),
@@ -172,10 +172,10 @@ MMLU_SUBJECTS = (
 
 
 class _Draw:
-    """Seeded choices that are the same in every version of Python.
+    """A stream of random choices, the same in every version of Python.
 
-    Only ``random.Random.random`` is promised to keep its sequence; ``choice`` and ``shuffle`` are
-    not.
+    It uses ``random.Random.random`` alone, the only method whose sequence Python guarantees across
+    versions.
     """
 
     def __init__(self, seed: str) -> None:
@@ -186,7 +186,7 @@ class _Draw:
         return int(self._random() * stop)
 
     def one(self, items: Sequence[_T]) -> _T:
-        """Return one item."""
+        """Return a random item."""
         return items[self.below(len(items))]
 
     def shuffled(self, items: Sequence[_T]) -> list[_T]:
@@ -194,7 +194,7 @@ class _Draw:
         return sorted(items, key=lambda _: self._random())
 
     def some(self, items: Sequence[_T], count: int) -> list[_T]:
-        """Return ``count`` different items."""
+        """Return ``count`` different random items."""
         return self.shuffled(items)[:count]
 
 
@@ -213,7 +213,7 @@ def documents() -> Mapping[str, Configs]:
         "aps/super_glue": {"boolq": _splits(_boolq, _VALIDATION)},
         "baber/piqa": {"default": _splits(_piqa, _VALIDATION)},
         "cais/mmlu": {
-            # A seed of its own: the subjects share a template and must not share its draws.
+            # Each subject has its own seed, because all of them share one template.
             subject: _splits(functools.partial(_mmlu, subject), _SUBJECT, seed=f"_mmlu/{subject}")
             for subject in MMLU_SUBJECTS
         },
@@ -226,7 +226,7 @@ def documents() -> Mapping[str, Configs]:
 
 
 def texts() -> Iterator[str]:
-    """Yield every string of every document, in a fixed order; a tokenizer is trained on them."""
+    """Yield every string of every document in a fixed order, to train a tokenizer on."""
     for configs in documents().values():
         for splits in configs.values():
             for rows in splits.values():
@@ -252,9 +252,9 @@ def _strings(value: object) -> Iterator[str]:
 def _splits(
     document: Callable[[int, _Draw], Row], sizes: Mapping[str, int], seed: str = ""
 ) -> Splits:
-    """Cut one stream of different documents into the splits of ``sizes``.
+    """Return splits of the given sizes, cut from one stream of different documents.
 
-    Without a ``seed`` the name of the template is one.
+    The default ``seed`` is the name of the template.
     """
     stream = _different(document, seed or document.__name__)
     return {split: list(islice(stream, size)) for split, size in sizes.items()}
@@ -281,7 +281,7 @@ def _a(noun: str) -> str:
 
 
 def _one_of_its_kind(draw: _Draw) -> tuple[str, list[str], int]:
-    """Draw a kind, four things of which only one is of that kind, and the index of that one."""
+    """Return a random kind, four things of which one is of that kind, and the index of that one."""
     kinds = draw.some(tuple(_KINDS), 4)
     answer = draw.below(4)
     return kinds[answer], [draw.one(_KINDS[kind]) for kind in kinds], answer
@@ -415,7 +415,7 @@ def _gsm8k(_index: int, draw: _Draw) -> Row:
 
 
 def _banking77() -> Splits:
-    """Return 5 train and 2 test rows for each label, both splits in a mixed order."""
+    """Return 5 train and 2 test rows for each label, both splits shuffled."""
     draw = _Draw("_banking77")
     train: list[Row] = []
     test: list[Row] = []

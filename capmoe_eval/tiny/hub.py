@@ -1,11 +1,11 @@
-"""The synthetic documents on disk, as a directory in the layout of the Hugging Face hub.
+"""Write data sets to disk in the layout of the Hugging Face hub.
 
 ``<org>/<dataset>/README.md`` names the parquet files of every configuration and split in its
 ``configs:`` header, so ``datasets.load_dataset(directory / org / dataset, name)`` needs no network.
 
-The files' names carry a hash of the content. For a local directory datasets keys its cache by the
-name of the directory and the paths in the header, not by where the directory is or what is in the
-files: with plain names it would hand out the rows of another directory that it has read before.
+The names of the files contain a hash of the content. The cache of ``datasets`` is keyed by the name
+of a local directory and the paths in the header, not by the directory's place or the files'
+content: with plain names it would return the rows of another directory that it has read before.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from capmoe_eval.tiny.documents import Configs, documents
 
 _STRINGS = pa.list_(pa.string())
 _CHOICES = pa.struct([("text", _STRINGS), ("label", _STRINGS)])
-#: Column types of the real data sets; labels are plain integers there, too.
+#: Column types of the real data sets.
 _SCHEMAS = {
     "Rowan/hellaswag": pa.schema(
         [
@@ -105,22 +105,22 @@ _SCHEMAS = {
 
 
 def synthetic_hub() -> Path:
-    """Return the directory of the synthetic documents in the cache; see :func:`cached_hub`."""
+    """Return the cached directory of the synthetic documents; see :func:`cached_hub`."""
     return cached_hub("synthetic", documents(), title="synthetic stand-in")
 
 
 def cached_hub(name: str, content: Mapping[str, Configs], *, title: str) -> Path:
-    """Return a directory of data sets in the user's cache; write it if absent.
+    """Return a directory of data sets in the user's cache, written if it is absent.
 
     The directory is ``$XDG_CACHE_HOME`` (or ``~/.cache``) ``/capmoe_eval/<name>-<hash>``, where
-    the hash covers every document and column type: another version of the documents is another
-    directory. It is built beside its place and renamed, so it is there whole or not at all, however
-    many processes start at once.
+    the hash covers every document and column type, so that another version of the documents has
+    another directory. It is written under a temporary name and renamed, so that it is complete or
+    absent even if several processes start at once.
 
     Args:
-        name: What the directory's name begins with.
+        name: First part of the directory's name.
         content: Data set → configuration → split → rows, with the columns of the real data sets.
-        title: What the data sets' cards say they are.
+        title: Title of the data sets' cards.
 
     Raises:
         OSError: If the cache cannot be written.
@@ -135,8 +135,7 @@ def cached_hub(name: str, content: Mapping[str, Configs], *, title: str) -> Path
         write_documents(building, content, title=title)
         building.rename(directory)
     except OSError:
-        # A directory cannot replace one that has files: another process was first, and its
-        # directory has the same content.
+        # The directory exists if another process was first; its content is the same.
         if not directory.is_dir():
             raise
     finally:
@@ -147,10 +146,10 @@ def cached_hub(name: str, content: Mapping[str, Configs], *, title: str) -> Path
 def write_hub(directory: Path) -> None:
     """Write the synthetic documents of all data sets under ``directory``.
 
-    The bytes of the files depend on the version of pyarrow and on nothing else.
+    The bytes of the files depend only on the version of pyarrow.
 
     Args:
-        directory: Where the organisations' directories go; it is created, files in it are replaced.
+        directory: The root of the layout; it is created, and files in it are replaced.
 
     Raises:
         OSError: If a file cannot be written.
@@ -162,9 +161,9 @@ def write_documents(directory: Path, content: Mapping[str, Configs], *, title: s
     """Write data sets under ``directory``, in the layout of the hub.
 
     Args:
-        directory: Where the organisations' directories go; it is created, files in it are replaced.
+        directory: The root of the layout; it is created, and files in it are replaced.
         content: Data set → configuration → split → rows, with the columns of the real data sets.
-        title: What the data sets' cards say they are.
+        title: Title of the data sets' cards.
 
     Raises:
         OSError: If a file cannot be written.

@@ -1,8 +1,7 @@
-"""Tiny Mixture-of-Experts models: the real classes of transformers with small random weights.
+"""Build tiny Mixture-of-Experts models: transformers' own classes with small random weights.
 
-They are **untrained**: their scores are those of chance. They exist so that every command of the
-suite runs anywhere in seconds, and so that a capacity limit has something to bite on: like that of
-trained models, their routing is skewed.
+They are **untrained** and score as chance does. With them every command of the suite runs anywhere
+in seconds. Their routing is skewed like that of trained models, so that a capacity drops tokens.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ MAX_POSITIONS = 4096
 # thirds of the router's probability.
 _SKEW = 0.8
 _SHARPNESS = 1.25
-# The experts' share of a block's output is small at random weights; doubled, a dropped token shows.
+# With random weights the experts contribute little to a block's output; doubled, drops show.
 _EXPERT_GAIN = 2.0
 
 _HIDDEN = 64
@@ -47,11 +46,11 @@ _COMMON: dict[str, Any] = {
     "eos_token_id": END_OF_TEXT_ID,
     "pad_token_id": PADDING_ID,
     "tie_word_embeddings": False,
-    # A linear map of unit-variance input then has unit-variance output, whatever the width; at the
-    # usual 0.02 a width of 64 would leave the blocks next to nothing to add to the residual stream.
+    # A linear map of unit-variance input then has unit-variance output at any width; with the usual
+    # 0.02 and a width of 64 the blocks would add next to nothing to the residual stream.
     "initializer_range": _HIDDEN**-0.5,
 }
-#: What differs between the families. Each keeps the E/K of its original, in brackets.
+#: The fields that differ between families. Each keeps the ratio E/K of its original (in brackets).
 _FAMILIES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
     # 32/4 [OLMoE-1B-7B: 64/8]; weights are not normalised over the top-k.
     "olmoe": (
@@ -126,12 +125,12 @@ TINY_FAMILIES = tuple(_FAMILIES)
 
 
 def tiny_config(family: str, vocab_size: int, **changes: Any) -> PretrainedConfig:
-    """Return the configuration of a tiny model: the shape of the family's original in small.
+    """Return the configuration of a tiny model, a scaled-down form of the family's original.
 
     Args:
         family: One of ``TINY_FAMILIES``.
         vocab_size: Number of tokens.
-        **changes: Fields of the configuration that are to differ.
+        **changes: Fields of the configuration to change.
 
     Raises:
         UsageError: If the family is unknown.
@@ -147,8 +146,8 @@ def tiny_model(
 ) -> PreTrainedModel:
     """Build an untrained tiny model on the CPU, in evaluation mode.
 
-    The same arguments give the same weights; another ``dtype`` gives the same weights rounded. No
-    random state of torch is changed.
+    The same arguments give the same weights; another ``dtype`` gives the same weights rounded.
+    torch's random state is not changed.
 
     Args:
         family: One of ``TINY_FAMILIES``.
@@ -160,7 +159,7 @@ def tiny_model(
         UsageError: If the family is unknown.
     """
     config = tiny_config(family, vocab_size)
-    # torch.manual_seed would seed the generators of all accelerators, too, outside of the fork.
+    # torch.manual_seed would also seed the generators of accelerators, which the fork leaves out.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.no_grad():
         torch.default_generator.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -174,9 +173,9 @@ def tiny_model(
 
 
 def _skew(router_EH: torch.Tensor) -> None:
-    """Give the experts different popularities, in place, by the lengths of their router rows.
+    """Scale the rows of a router in place, so that some experts get more tokens than others.
 
-    For zero-mean inputs a longer row has the larger positive logits, and so wins more tokens.
+    For zero-mean inputs a longer row has larger positive logits and is chosen by more tokens.
     """
     num_experts = router_EH.shape[0]
     log_length_E = torch.linspace(-_SKEW, _SKEW, num_experts)[torch.randperm(num_experts)]

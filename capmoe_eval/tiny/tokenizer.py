@@ -1,4 +1,4 @@
-"""A small byte-level tokenizer, trained on the synthetic documents when it is first asked for."""
+"""Train a small byte-level tokenizer on the synthetic documents when it is first needed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """Return the tokenizer of the tiny models: byte-level BPE of at most 1,024 tokens.
 
     It splits text as OLMoE's tokenizer does and has its special tokens: ``<|endoftext|>`` (0: start
-    and end of a text) and ``<|padding|>`` (1). Unlike OLMoE's it does not normalise, so every
-    Unicode text comes back from its tokens as it was. It is trained once for each process, in a
-    fraction of a second, and is the same in every process; all callers share one object.
+    and end of a text) and ``<|padding|>`` (1). Unlike OLMoE's it does not normalise, so that it
+    encodes and decodes any Unicode text without loss. Each process trains it once, in a fraction of
+    a second, with the same result; all callers share one object.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -39,10 +39,10 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def wrapped(tokenizer: Tokenizer, max_positions: int) -> PreTrainedTokenizerFast:
-    """Return a tokenizer with OLMoE's special tokens as transformers has them.
+    """Return a tokenizer as a tokenizer of transformers with OLMoE's special tokens.
 
     Args:
-        tokenizer: It has the tokens ``<|endoftext|>`` and ``<|padding|>``.
+        tokenizer: A tokenizer with the tokens ``<|endoftext|>`` and ``<|padding|>``.
         max_positions: Longest sequence in tokens.
     """
     return PreTrainedTokenizerFast(

@@ -1,6 +1,6 @@
-"""The trained tiny models: their recipes, how to train them, and their weights.
+"""The trained tiny models: recipes, training and shipped weights.
 
-``python -m capmoe_eval.tiny train olmoe`` makes one anew.
+``python -m capmoe_eval.tiny train olmoe`` trains one again.
 """
 
 from capmoe_eval.zoo.recipes import ZOO, trained_model

@@ -1,4 +1,4 @@
-"""The zoo: what the trained tiny models are, how to train each of them, and where they lie."""
+"""The recipe of each trained tiny model, its training, and its shipped weights."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from capmoe_eval.tiny.models import tiny_config
 from capmoe_eval.zoo.train import Schedule, train
 from capmoe_eval.zoo.upcycle import upcycle
 
-#: Where the shipped weights lie, one directory for each model.
+#: The directory of the shipped weights, with one directory per model.
 WEIGHTS = Path(__file__).parent / "weights"
 
-#: Training steps of a model; for an upcycled one, those of its dense model are among them.
+#: Training steps of a model; for an upcycled one, including those of its dense model.
 STEPS = 4000
 
 _HIDDEN, _LAYERS, _HEADS = 96, 4, 4
@@ -33,13 +33,13 @@ _COMMON: dict[str, Any] = {
     "num_attention_heads": _HEADS,
     "max_position_embeddings": 2048,
     "initializer_range": 0.06,
-    "rms_norm_eps": 1e-5,  # of all, so that an upcycled model begins as its dense one
+    "rms_norm_eps": 1e-5,  # equal in all, so that an upcycled model begins as its dense one
 }
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one model of the zoo is made.
+    """The recipe of one model of the zoo.
 
     Attributes:
         family: One of ``TINY_FAMILIES``.
@@ -49,7 +49,7 @@ class Recipe:
         noise: Noise on upcycled experts, as a share of their own standard deviation.
         rate: Highest learning rate.
         aux: Coefficient of the router's auxiliary loss, where the class has one.
-        ep_size: Ranks that its experts divide by, as in the paper's deployment.
+        ep_size: Number of ranks as in the paper's deployment; it divides the number of experts.
         seed: Seed of the first weights.
     """
 
@@ -107,10 +107,10 @@ def trained_model(name: str, *, dtype: torch.dtype = torch.bfloat16) -> PreTrain
 
     Args:
         name: One of ``ZOO``.
-        dtype: Type of the weights; they are kept as bfloat16.
+        dtype: Type of the weights; the files have bfloat16.
 
     Raises:
-        UsageError: If the name is unknown or the weights are not there.
+        UsageError: If the name is unknown or there are no weights.
     """
     recipe(name)
     directory = WEIGHTS / name
@@ -147,7 +147,7 @@ def configuration(name: str) -> PretrainedConfig:
 
 
 def corpus_seed(seed: int | None) -> int:
-    """Return the seed of the documents for a seed of the weights; None: the shipped models'."""
+    """Return the corpus seed that belongs to a seed of the weights; None: the shipped models'."""
     return 1 + 1000 * (seed or 0)
 
 
@@ -160,19 +160,19 @@ def build(
     scratch: bool = False,
     say: Callable[[str], None] = print,
 ) -> tuple[PreTrainedModel, list[float]]:
-    """Train a model of the zoo; a call that was killed goes on where it was.
+    """Train a model of the zoo; after a kill, continue from the last checkpoint.
 
     Args:
         name: One of ``ZOO``.
         work: Directory of the checkpoints.
-        steps: Steps in all, None for the recipe's; fewer give a worse model sooner.
+        steps: Total number of steps; None for the recipe's.
         seed: Seed of the first weights and of the corpus; None for those of the shipped model.
-        scratch: Whether a model that the zoo upcycles is trained from scratch instead.
-        say: What becomes of progress lines.
+        scratch: Whether to train a model from scratch that the zoo upcycles.
+        say: Function that takes progress lines.
 
     Returns:
-        The model in float32, in evaluation mode, and the loss of each of its steps, those of its
-        dense model first.
+        The model in float32, in evaluation mode, and the loss of each step, those of its dense
+        model first.
 
     Raises:
         UsageError: If the name is unknown.
@@ -190,7 +190,7 @@ def build(
         dense = _fresh(_dense_config(len(tokenizer)), start)
         say(f"dense: {_millions(dense)} million parameters")
         schedule = Schedule(dense_steps, rate=chosen.rate)
-        # Models that begin as the same dense one share its checkpoint.
+        # Models that are upcycled from the same dense model share its checkpoint.
         state = work / f"dense-{start}-{dense_steps}.pt"
         losses += train(dense, batches, schedule, checkpoint=state, say=say)
         upcycle(dense, model, noise=chosen.noise, seed=start)

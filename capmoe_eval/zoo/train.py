@@ -1,7 +1,7 @@
-"""Training a tiny model on the mini-world: plain AdamW on the model's own loss.
+"""Train a tiny model on the mini-world: plain AdamW on the model's own loss.
 
-``python -m capmoe_eval.tiny train <name>`` runs it. A checkpoint is written every so many steps,
-whole or not at all; a training that was killed goes on from it and ends with the same weights.
+``python -m capmoe_eval.tiny train <name>`` runs it. Checkpoints are written at intervals, whole or
+not at all; a killed training continues from the last one and ends with the same weights.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ TRAINING_KERNEL = "grouped_mm"
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and how fast a model is trained.
+    """The steps and learning rates of a training.
 
     Attributes:
         steps: Number of steps.
         rate: Highest learning rate, reached after ``warmup`` steps.
-        warmup: Steps of linear rise; after them a cosine falls to a fiftieth of ``rate``.
+        warmup: Steps of linear rise; a cosine then falls to a fiftieth of ``rate``.
         decay: AdamW's weight decay of matrices.
-        clip: Largest norm of a gradient.
+        clip: Largest norm of the gradient.
     """
 
     steps: int
@@ -65,13 +65,13 @@ def train(
     Args:
         model: A causal language model in float32; its class computes the loss, with the router's
             auxiliary loss where it has one.
-        batches: What it is trained on.
-        schedule: Steps and learning rate.
-        checkpoint: File of the state; read if it is there, written every ``every`` steps and at the
-            end. None for none.
+        batches: The training data.
+        schedule: Steps and learning rates.
+        checkpoint: File of the state; it is read if it exists, and written every ``every`` steps
+            and at the end. None for no checkpoint.
         every: Steps between checkpoints and between progress lines.
-        first: Number of the first batch; a model that goes on from another one sees new documents.
-        say: What becomes of progress lines.
+        first: Number of the first batch; an upcycled model begins after those of its dense model.
+        say: Function that takes progress lines.
 
     Returns:
         The loss of every step, those before a resumption included.
@@ -128,7 +128,7 @@ def _optimizer(model: nn.Module, schedule: Schedule) -> torch.optim.AdamW:
 
 
 def _kernel(model: PreTrainedModel, name: str) -> None:
-    """Choose the experts' kernel; a dense model has none."""
+    """Set the experts' kernel of a model; do nothing for a dense one."""
     if any(hasattr(module, "num_experts") for module in model.modules()):
         model.set_experts_implementation(name)
 

@@ -1,8 +1,8 @@
-"""Upcycling: a Mixture-of-Experts model that begins as a dense one.
+"""Upcycle a dense model: initialise a Mixture-of-Experts model with its weights.
 
-Mixtral-like: every expert is a copy of the dense MLP, and two experts whose weights sum to one
-compute what it computed. Qwen1.5-MoE-like: the MLP is cut into a part for the shared expert and
-parts for the routed ones, each of which goes to several experts. Noise makes the copies different.
+Like Mixtral: every expert is a copy of the dense MLP, so that two experts with weights that sum to
+one give the MLP's output. Like Qwen1.5-MoE: the MLP is cut into a part for the shared expert and
+parts for the routed ones, each of which several experts get. Noise makes the copies different.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from transformers import PreTrainedModel
 def upcycle(dense: PreTrainedModel, sparse: PreTrainedModel, *, noise: float, seed: int) -> None:
     """Copy a dense model into a Mixture-of-Experts model, in place.
 
-    Attention, norms and embeddings are copied where both models have them. The routers and what
-    the dense model lacks (Qwen's biases and the gate of the shared expert) stay as they are.
+    Attention, norms and embeddings are copied where both models have them. Routers and parameters
+    that the dense model lacks (Qwen's biases and the gate of the shared expert) stay unchanged.
 
     Args:
         dense: A model whose layers have ``mlp.gate_proj``, ``mlp.up_proj`` and ``mlp.down_proj``.
         sparse: A model with as many layers of the same hidden size; the widths of its shared expert
             (if any) and of one or more whole experts add up to the dense width.
-        noise: Standard deviation of the noise on the experts' weights, as a share of theirs.
+        noise: Standard deviation of the noise relative to that of the experts' weights.
         seed: Seed of the noise.
 
     Raises:
@@ -47,7 +47,7 @@ def upcycle(dense: PreTrainedModel, sparse: PreTrainedModel, *, noise: float, se
                 prefix = f"{mlp}.shared_expert"
                 target[f"{prefix}.gate_proj.weight"].copy_(gate_DH[:cut])
                 target[f"{prefix}.up_proj.weight"].copy_(up_DH[:cut])
-                # Its sigmoid gate is a half where it knows nothing.
+                # Doubled, because an untrained sigmoid gate is about one half.
                 target[f"{prefix}.down_proj.weight"].copy_(2 * down_HD[:, :cut])
             gate_up_EIH = target[f"{mlp}.experts.gate_up_proj"]
             down_EHI = target[f"{mlp}.experts.down_proj"]
