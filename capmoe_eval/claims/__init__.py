@@ -3,7 +3,6 @@
 From finished records and the printed numbers alone; nothing here imports torch.
 
     entries    the claims (``data/claims.yaml``), read and checked
-    rows       rows of the printed tables
     printed    arithmetic over the printed tables
     drawn      arithmetic over what was read from the figures
     evidence   records of a profile, and choices among them

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from capmoe_eval.claims import drawn
 from capmoe_eval.claims.finding import Finding, Outcome, in_print, listed
-from capmoe_eval.claims.rows import (
+from capmoe_eval.paper.printed import (
     AVERAGE,
     FIELDS,
     PrintedRow,

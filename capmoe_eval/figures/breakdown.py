@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.efficiency import Timing
-from capmoe_eval.figures.print_values import FIGURE6_NOTE
 from capmoe_eval.figures.spec import Measured, Numbers
 from capmoe_eval.figures.speedup import headline, subtitle
 from capmoe_eval.figures.studies import StudyEvidence, about, method_name
@@ -23,6 +22,7 @@ from capmoe_eval.figures.style import (
     VERMILLION,
     new_figure,
 )
+from capmoe_eval.paper.printed import FIGURE6_NOTE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from capmoe_eval.figures.evidence import Evidence
 from capmoe_eval.figures.pooling import busiest_layer, normalised
-from capmoe_eval.figures.print_values import FIGURE1_NOTE, figure1_bars
 from capmoe_eval.figures.spec import Measured, Numbers
 from capmoe_eval.figures.style import (
     BLACK,
@@ -21,6 +20,7 @@ from capmoe_eval.figures.style import (
     legend_below,
     new_figure,
 )
+from capmoe_eval.paper.printed import FIGURE1_NOTE, figure1_bars
 from capmoe_eval.record import Record
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from capmoe_eval.figures.evidence import Evidence
 from capmoe_eval.figures.pooling import by_key, mean_load, mean_score
-from capmoe_eval.figures.print_values import TABLE1_NOTE, table1_scores
 from capmoe_eval.figures.spec import Measured, Numbers
 from capmoe_eval.figures.style import (
     BLACK,
@@ -17,6 +16,7 @@ from capmoe_eval.figures.style import (
     gamma_axis,
     new_figure,
 )
+from capmoe_eval.paper.printed import TABLE1_NOTE, table1_scores
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

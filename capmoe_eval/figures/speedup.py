@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.efficiency import Point, Shown, Timing
-from capmoe_eval.efficiency.paper import GRANULARITY, MACHINE, layer_speedup, model_speedup
 from capmoe_eval.errors import UsageError
 from capmoe_eval.figures.spec import Measured, Numbers
 from capmoe_eval.figures.studies import StudyEvidence, about, bar, capacity_rows
@@ -20,6 +19,7 @@ from capmoe_eval.figures.style import (
     VERMILLION,
     new_figure,
 )
+from capmoe_eval.paper.printed import GRANULARITY, MACHINE, layer_speedup, model_speedup
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from capmoe_eval.efficiency import Bench, Label, Point, Shown, Timing, bench_command
-from capmoe_eval.efficiency.paper import deployment
 from capmoe_eval.errors import UsageError
 from capmoe_eval.figures.spec import Numbers, StudySpec
+from capmoe_eval.paper.printed import deployment
 
 NAMES: Mapping[str, str] = {"score": "Token Drop", "expanded_drop": "Expanded Drop"}
 """Methods as the paper calls them."""

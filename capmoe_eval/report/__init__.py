@@ -26,10 +26,7 @@ from capmoe_eval.report.layouts import (
 )
 from capmoe_eval.report.published import (
     Printed,
-    PublishedNumber,
-    lookup,
     printed_speedups,
-    published_numbers,
     published_table,
 )
 from capmoe_eval.report.render import to_csv, to_html, to_latex, to_markdown, write
@@ -59,7 +56,6 @@ __all__ = [
     "PairedTest",
     "Printed",
     "Published",
-    "PublishedNumber",
     "Row",
     "RowSpec",
     "SettingsLayout",
@@ -72,9 +68,7 @@ __all__ = [
     "fill",
     "find_layout",
     "get_layout",
-    "lookup",
     "printed_speedups",
-    "published_numbers",
     "published_table",
     "settings_table",
     "to_csv",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from capmoe_eval.efficiency import Bench, Point, Prefill, Shown, Timing, bench_command
-from capmoe_eval.efficiency.paper import MACHINE
+from capmoe_eval.paper.printed import MACHINE
 from capmoe_eval.report.layouts import WorkloadLayout
 from capmoe_eval.report.table import Block, Entry, Missing, Published, Row, Table
 

@@ -16,7 +16,7 @@ from capmoe_eval.claims.evidence import TASKS, Choice, read_evidence, read_repli
 from capmoe_eval.claims.finding import combine, conclude
 from capmoe_eval.claims.ledger import replicated
 from capmoe_eval.claims.measured import Contrasts, Expectation
-from capmoe_eval.claims.rows import find_row
+from capmoe_eval.paper.printed import find_row
 from capmoe_eval.record import Record
 from tests.claims.fabricate import HOME, evidence, record
 

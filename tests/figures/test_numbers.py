@@ -25,8 +25,8 @@ from capmoe_eval.figures import (
 )
 from capmoe_eval.figures.evidence import Evidence
 from capmoe_eval.figures.pooling import Grid, mean_score, pooled_grid
-from capmoe_eval.figures.print_values import figure1_bars, table1_scores
 from capmoe_eval.method import Method
+from capmoe_eval.paper.printed import figure1_bars, table1_scores
 from capmoe_eval.record import Record
 from tests import records
 from tests.records import GAMMAS, layer
