@@ -17,9 +17,10 @@ From finished records and the printed numbers alone; nothing here imports torch.
 
 from capmoe_eval.claims.entries import Entry, paper_claims, read_claims
 from capmoe_eval.claims.evidence import Choice, Evidence, Home, read_evidence
-from capmoe_eval.claims.finding import WORDS, Detail, Finding, Outcome, Verdict
+from capmoe_eval.claims.finding import Detail, Finding, Verdict
 from capmoe_eval.claims.ledger import ledger
 from capmoe_eval.claims.render import STYLE, Report, html_body, to_html, to_json, to_markdown
+from capmoe_eval.paper.verdicts import WORDS, Outcome
 
 __all__ = [
     "STYLE",

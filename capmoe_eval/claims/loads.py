@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from capmoe_eval.claims.evidence import Choice, Evidence
-from capmoe_eval.claims.finding import Detail, Finding, Outcome
+from capmoe_eval.claims.finding import Detail, Finding
+from capmoe_eval.paper.verdicts import Outcome
 from capmoe_eval.record import Record
 
 

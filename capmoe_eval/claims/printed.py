@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from capmoe_eval.claims import drawn
-from capmoe_eval.claims.finding import Finding, Outcome, in_print, listed
+from capmoe_eval.claims.finding import Finding, in_print, listed
 from capmoe_eval.paper.printed import (
     AVERAGE,
     FIELDS,
@@ -24,6 +24,7 @@ from capmoe_eval.paper.printed import (
     find_rows,
     pairs,
 )
+from capmoe_eval.paper.verdicts import Outcome
 
 # Printed decimals are exact; sums of binary fractions are not.
 _EPSILON: Final = 1e-9

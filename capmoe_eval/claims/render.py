@@ -13,7 +13,8 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from capmoe_eval.claims.evidence import Evidence
-from capmoe_eval.claims.finding import (
+from capmoe_eval.claims.finding import Detail, Finding, Verdict
+from capmoe_eval.paper.verdicts import (
     CONFIRMED,
     CONTRADICTED,
     INCONSISTENT,
@@ -21,9 +22,6 @@ from capmoe_eval.claims.finding import (
     NOT_SHOWN,
     NOT_TESTABLE,
     WORDS,
-    Detail,
-    Finding,
-    Verdict,
 )
 
 _TITLE: Final = "Claims of “Capacity-Aware Inference”, one by one"

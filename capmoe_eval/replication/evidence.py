@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.pairing import Documents, Paired, Unpaired, pair
+from capmoe_eval.pairing import Documents
 from capmoe_eval.record import Record
 from capmoe_eval.replication.claims import Composition, Side, method_key
 
@@ -41,22 +41,8 @@ class Evidence:
         """Return whether a record is of a side, whatever its batches."""
         return method_key(record.cell.method) == side.key(self._ranks[record.model])
 
-    def pairs(self, model: str, one: Side, other: Side, batches: Composition) -> dict[str, Paired]:
-        """Return, for each task that both sides have, their scores on its documents.
-
-        Scores are averaged over seeds and shuffles.
-
-        Raises:
-            UsageError: If the records of a task do not pair.
-        """
-        ones, others = (self._documents(model, side, batches) for side in (one, other))
-        return {
-            task: paired(model, task, ones[task], others[task]) for task in ones if task in others
-        }
-
-    def _documents(
-        self, model: str, side: Side, batches: Composition
-    ) -> Mapping[str, list[Documents]]:
+    def documents(self, model: str, side: Side, batches: Composition) -> dict[str, list[Documents]]:
+        """Return the scores of a side on a model, by task: of all its seeds and shuffles."""
         found: defaultdict[str, list[Documents]] = defaultdict(list)
         for record in self.of(model, side, batches):
             for task, documents in documents_by_task(record).items():
@@ -71,21 +57,12 @@ def documents_by_task(record: Record) -> dict[str, Documents]:
     return {record.task: record.documents}
 
 
-def paired(
-    model: str, task: str, first: Sequence[Documents], second: Sequence[Documents]
-) -> Paired:
-    """Return two sides of a task as a pair: a verdict on a part of the documents is none.
-
-    Raises:
-        UsageError: If they do not pair.
-    """
-    found = pair(first, second)
-    if isinstance(found, Unpaired):
-        raise UsageError(
-            f"model={model}, task={task}: records do not pair ({found.reason}); run the experiment "
-            "again with one limit and one data.root"
-        )
-    return found
+def not_paired(model: str, task: str, reason: str) -> UsageError:
+    """Return the error for records that do not pair: a verdict on a part of them is none."""
+    return UsageError(
+        f"model={model}, task={task}: records do not pair ({reason}); run the experiment again "
+        "with one limit and one data.root"
+    )
 
 
 def _batches(record: Record) -> Composition | None:

@@ -9,18 +9,12 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from capmoe_eval.pairing import Documents
+from capmoe_eval.pairing import Documents, Unpaired, pair
+from capmoe_eval.paper.verdicts import CONFIRMED, CONTRADICTED, MIXED, NOT_MEASURED, NOT_SHOWN
 from capmoe_eval.record import Record
 from capmoe_eval.replication.claims import BASELINE, Side
-from capmoe_eval.replication.evidence import MIX, Evidence, documents_by_task, paired
-from capmoe_eval.replication.verdict import (
-    CONFIRMED,
-    CONTRADICTED,
-    MIXED,
-    NOT_MEASURED,
-    NOT_SHOWN,
-    Finding,
-)
+from capmoe_eval.replication.evidence import MIX, Evidence, documents_by_task, not_paired
+from capmoe_eval.replication.verdict import Finding
 
 Trainings = Sequence[Mapping[str, Any]]
 """What ``results/training_seeds.json`` holds; see :mod:`capmoe_eval.origins`."""
@@ -129,13 +123,19 @@ def _flips(evidence: Evidence, model: str, side: Side, batches: str) -> float | 
             by_task[task].append(documents)
     rates = [
         statistics.fmean(
-            paired(model, task, [one], [other]).flips
-            for one, other in itertools.combinations(several, 2)
+            _flipped_share(model, task, *two) for two in itertools.combinations(several, 2)
         )
         for task, several in by_task.items()
         if len(several) > 1
     ]
     return statistics.fmean(rates) if rates else None
+
+
+def _flipped_share(model: str, task: str, one: Documents, other: Documents) -> float:
+    found = pair([one], [other])
+    if isinstance(found, Unpaired):
+        raise not_paired(model, task, found.reason)
+    return found.flips
 
 
 def _flipped(side: Side, batches: str, flips: Mapping[str, float]) -> Finding:
