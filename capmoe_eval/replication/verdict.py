@@ -16,7 +16,7 @@ from capmoe_eval.paper.verdicts import (
     PARTLY,
 )
 from capmoe_eval.replication.claims import MARGIN, Claim, Contrast, Side
-from capmoe_eval.replication.evidence import Evidence, not_paired
+from capmoe_eval.replication.records import SideRecords, not_paired
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Judgement:
         return PARTLY
 
 
-def judge(evidence: Evidence, claim: Claim) -> tuple[Finding, ...]:
+def judge(evidence: SideRecords, claim: Claim) -> tuple[Finding, ...]:
     """Return what the evidence says of a claim's contrasts; its measure is another matter.
 
     ``greater`` is decided by the p values of the claim's contrasts, corrected for their number;
@@ -96,7 +96,7 @@ def judge(evidence: Evidence, claim: Claim) -> tuple[Finding, ...]:
     return tuple(findings)
 
 
-def _effect(evidence: Evidence, asked: Contrast) -> Effect:
+def _effect(evidence: SideRecords, asked: Contrast) -> Effect:
     """Compare a contrast's sides.
 
     Raises:

@@ -14,7 +14,7 @@ MIX = "zero_shot_mix"
 """The task whose requests meet in one batch."""
 
 
-class Evidence:
+class SideRecords:
     """The records of a replication.
 
     Args:
@@ -36,10 +36,6 @@ class Evidence:
     def of(self, model: str, side: Side, batches: Composition = "single") -> Sequence[Record]:
         """Return the records of a side on a model: of all its tasks, seeds and shuffles."""
         return self._found.get((model, batches, side.key(self._ranks[model])), [])
-
-    def is_of(self, record: Record, side: Side) -> bool:
-        """Return whether a record is of a side, whatever its batches."""
-        return method_key(record.cell.method) == side.key(self._ranks[record.model])
 
     def documents(self, model: str, side: Side, batches: Composition) -> dict[str, list[Documents]]:
         """Return the scores of a side on a model, by task: of all its seeds and shuffles."""
@@ -68,5 +64,5 @@ def not_paired(model: str, task: str, reason: str) -> UsageError:
 def _batches(record: Record) -> Composition | None:
     """Return how the record's batches were made, or None if no contrast asks for them."""
     if record.task == MIX:
-        return "mixed" if record.cell.shuffle is not None else None
+        return "mixed" if record.cell.shuffle is not None else "sized"
     return "single" if record.cell.shuffle is None else None
