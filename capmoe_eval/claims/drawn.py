@@ -153,7 +153,7 @@ def _layer_speedups() -> Iterator[tuple[str, str, Mapping[str, float]]]:
                 yield model, method, {k: speedups[k] for k in sorted(speedups, key=float)}
 
 
-FACTS: Final[Mapping[str, Callable[..., Finding]]] = {
+FACTS: Final[dict[str, Callable[..., Finding]]] = {
     fact.__name__: fact
     for fact in (
         figure_value,

@@ -317,26 +317,24 @@ def _thousands(text: str) -> float:
     return float(text.removesuffix("K")) * 1000
 
 
-_FACTS: tuple[Callable[..., Finding], ...] = (
-    averages,
-    difference,
-    nearest,
-    ranking,
-    same,
-    best_against,
-    grain,
-    columns,
-    noise,
-    one_factor,
-    rising,
-    workload,
-    total,
-    floor_capacity,
-    candidates,
-)
-
 FACTS: Final[Mapping[str, Callable[..., Finding]]] = {
-    **{fact.__name__: fact for fact in _FACTS},
-    **drawn.FACTS,
-}
+    fact.__name__: fact
+    for fact in (
+        averages,
+        difference,
+        nearest,
+        ranking,
+        same,
+        best_against,
+        grain,
+        columns,
+        noise,
+        one_factor,
+        rising,
+        workload,
+        total,
+        floor_capacity,
+        candidates,
+    )
+} | drawn.FACTS
 """Every fact that a claim can name."""
