@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from capmoe_eval.efficiency import Timing
 from capmoe_eval.figures.spec import Measured, Numbers
 from capmoe_eval.figures.speedup import headline, subtitle
-from capmoe_eval.figures.studies import StudyEvidence, about, method_name
+from capmoe_eval.figures.studies import FigureStudies, about, method_name
 from capmoe_eval.figures.style import (
     BLACK,
     BLUE,
@@ -50,7 +50,7 @@ _LOOKS: Final = (
 _SHORT: Final = {"Token Drop": "Token\nDrop", "Expanded Drop": "Exp.\nlocal"}
 
 
-def measure_phases(evidence: StudyEvidence) -> Measured:
+def measure_phases(evidence: FigureStudies) -> Measured:
     """Figure 6: the phases of one layer, in milliseconds, by method and γ."""
     panels, notes = [], [FIGURE6_NOTE]
     for one in evidence.shown:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from capmoe_eval.figures.evidence import Evidence
+from capmoe_eval.figures.evidence import FigureRecords
 from capmoe_eval.figures.pooling import busiest_layer, normalised
 from capmoe_eval.figures.spec import Measured, Numbers
 from capmoe_eval.figures.style import (
@@ -55,7 +55,7 @@ def draw_bars(
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def measure_one_layer(evidence: Evidence) -> Measured:
+def measure_one_layer(evidence: FigureRecords) -> Measured:
     """Figure 1: the load of each expert in the layer with the fullest one."""
     record = evidence.of("baseline", model=evidence.model)[0]
     number = busiest_layer([record])
@@ -113,7 +113,7 @@ def draw_one_layer(numbers: Numbers) -> Figure:
     return figure
 
 
-def measure_by_task(evidence: Evidence) -> Measured:
+def measure_by_task(evidence: FigureRecords) -> Measured:
     """Figure 2: the same layer on every dataset, its experts in one order for all."""
     records = evidence.of("baseline", model=evidence.model)
     number = busiest_layer(records)
@@ -170,7 +170,7 @@ def draw_by_task(numbers: Numbers) -> Figure:
     return figure
 
 
-def measure_after_drop(evidence: Evidence) -> Measured:
+def measure_after_drop(evidence: FigureRecords) -> Measured:
     """Figure 9: what the experts compute under Token Drop and Expanded Drop by m."""
     records = [
         record

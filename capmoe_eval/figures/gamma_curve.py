@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from capmoe_eval.figures.evidence import Evidence
+from capmoe_eval.figures.evidence import FigureRecords
 from capmoe_eval.figures.pooling import by_key, mean_load, mean_score
 from capmoe_eval.figures.spec import Measured, Numbers
 from capmoe_eval.figures.style import (
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def measure_curve(evidence: Evidence) -> Measured:
+def measure_curve(evidence: FigureRecords) -> Measured:
     """Collect the scores under Token Drop by γ: of each task, and the mean where all are there."""
     model, tasks = evidence.model, list(evidence.tasks)
     baseline = evidence.of("baseline", model=model)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from capmoe_eval.efficiency import Point, Shown, Timing
 from capmoe_eval.errors import UsageError
 from capmoe_eval.figures.spec import Measured, Numbers
-from capmoe_eval.figures.studies import StudyEvidence, about, bar, capacity_rows
+from capmoe_eval.figures.studies import FigureStudies, about, bar, capacity_rows
 from capmoe_eval.figures.style import (
     BLACK,
     BLUE,
@@ -33,7 +33,7 @@ PRINT_NOTE: Final = (
 )
 
 
-def measure_layer(evidence: StudyEvidence) -> Measured:
+def measure_layer(evidence: FigureStudies) -> Measured:
     """Figure 4: the speedup of one MoE layer of each model."""
     panels, notes = [], [PRINT_NOTE]
     for one in evidence.shown:
@@ -47,7 +47,7 @@ def measure_layer(evidence: StudyEvidence) -> Measured:
     return Measured({"kind": evidence.names["kind"], "panels": panels}, tuple(notes))
 
 
-def measure_model(evidence: StudyEvidence) -> Measured:
+def measure_model(evidence: FigureStudies) -> Measured:
     """Figure 5: the speedup of a prefill, beside that of one layer.
 
     Raises:
@@ -77,7 +77,7 @@ def measure_model(evidence: StudyEvidence) -> Measured:
     return Measured({"kind": evidence.names["kind"], "panels": panels}, tuple(notes))
 
 
-def measure_granularity(evidence: StudyEvidence) -> Measured:
+def measure_granularity(evidence: FigureStudies) -> Measured:
     """Expanded Drop with a capacity of each expert, or of each device: a layer, and a prefill."""
     panels, notes = [], [PRINT_NOTE]
     for one in evidence.shown:

@@ -16,7 +16,7 @@ NAMES: Mapping[str, str] = {"score": "Token Drop", "expanded_drop": "Expanded Dr
 
 
 @dataclass(frozen=True)
-class StudyEvidence:
+class FigureStudies:
     """The runs that a figure shows.
 
     Attributes:
@@ -63,7 +63,7 @@ class StudyEvidence:
         )
 
 
-def gather_study(spec: StudySpec, bench: Bench, profile: str) -> StudyEvidence:
+def gather_study(spec: StudySpec, bench: Bench, profile: str) -> FigureStudies:
     """Return the runs of a figure; a file that cannot be read is left out and named in a note."""
     shown = bench.best(spec.study) if spec.runs == "best" else bench.fullest(spec.study)
     there = {found.name for one in shown if (found := deployment(one.run.model))}
@@ -74,7 +74,7 @@ def gather_study(spec: StudySpec, bench: Bench, profile: str) -> StudyEvidence:
     notes = [*broken, *_circumstances(shown), *_others(shown, bench.runs(spec.study))]
     if lacking and shown:
         notes.append(f"No run of {', '.join(lacking)}.")
-    return StudyEvidence(
+    return FigureStudies(
         profile=profile,
         study=spec.study,
         shown=tuple(shown),
