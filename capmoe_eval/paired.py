@@ -11,11 +11,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from capmoe_eval.pairing import Floats
+from capmoe_eval.pairing import Documents, Floats, Paired, Unpaired, pair, pool
 
 #: Resamples of the bootstrap, and of the sign flips where they are drawn.
 RESAMPLES = 10_000
@@ -70,6 +71,55 @@ def compare(differences: Mapping[str, Sequence[float] | Floats]) -> Comparison:
         means += _resampled_means(values, rng) / len(tasks)
     low, high = np.percentile(means, [2.5, 97.5])
     return Comparison(effect, float(low), float(high), p, sum(map(len, tasks)))
+
+
+Side: TypeAlias = Mapping[str, Sequence[Documents]]
+"""One side of a contrast on one model: the evaluations of each task (seeds, shuffles)."""
+
+
+@dataclass(frozen=True)
+class Effect:
+    """The first side minus the second, in points of accuracy.
+
+    Attributes:
+        comparison: Over all models; None where no model has a task on both sides.
+        pairs: What was compared, by model and task.
+        unpaired: Why the two sides of a task do not pair, by model and task.
+    """
+
+    comparison: Comparison | None
+    pairs: Mapping[str, Mapping[str, Paired]]
+    unpaired: Mapping[tuple[str, str], str]
+
+    @property
+    def models(self) -> dict[str, float]:
+        """The mean difference of each model, tasks counting equally."""
+        return {
+            model: 100 * float(np.mean([paired.differences.mean() for paired in tasks.values()]))
+            for model, tasks in self.pairs.items()
+        }
+
+
+def contrast(models: Mapping[str, tuple[Side, Side]], tasks: Sequence[str] = ()) -> Effect:
+    """Compare two sides on the tasks that both have, each model with itself.
+
+    Args:
+        models: The two sides of each model.
+        tasks: The order in which tasks are resampled; empty for the order of the models' tasks.
+    """
+    pairs: dict[str, dict[str, Paired]] = {}
+    unpaired: dict[tuple[str, str], str] = {}
+    for model, (first, second) in models.items():
+        for task in first:
+            if task in second:
+                found = pair(first[task], second[task])
+                if isinstance(found, Unpaired):
+                    unpaired[model, task] = found.reason
+                else:
+                    pairs.setdefault(model, {})[task] = found
+    pooled = pool(pairs.values())
+    points = {task: 100 * pooled[task] for task in (tasks or pooled) if task in pooled}
+    return Effect(compare(points) if points else None, pairs, unpaired)
 
 
 def sign_flip(tasks: Sequence[Floats]) -> float:

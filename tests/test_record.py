@@ -16,7 +16,7 @@ import capmoe_eval
 from capmoe_eval.bench.ep_routing import recorded
 from capmoe_eval.claims import read_evidence
 from capmoe_eval.errors import UsageError
-from capmoe_eval.figures.evidence import Experiment
+from capmoe_eval.figures.evidence import FigurePlans
 from capmoe_eval.finished import finished
 from capmoe_eval.method import Method
 from capmoe_eval.record import PROOFS, SCHEMA, Record, read_record, sealed
@@ -282,7 +282,7 @@ def test_every_reader_refuses_the_same_files_in_the_same_words(
     assert finished(["experiment=replicate", *words]).broken == [f"left out: {line}"]
     assert read_evidence(root, "zoo", {}).broken == (line,)
     assert take_inventory(["profile=zoo"]).broken == (line,)
-    assert Experiment().record(baseline) == line
+    assert FigurePlans().record(baseline) == line
     with pytest.warns(UserWarning) as told:
         frame = capmoe_eval.load_frame(root)
     assert [str(one.message) for one in told] == [f"left out: {line}"]

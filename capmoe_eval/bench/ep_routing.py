@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from capmoe_eval.bench.ep_studies import FIGURE_1
 from capmoe_eval.errors import UsageError
+from capmoe_eval.paper.printed import figure
 from capmoe_eval.record import read_record
 
 if TYPE_CHECKING:
@@ -106,9 +105,7 @@ def figure_1() -> Trace:
     They sum to 82.5, not to 64, so they are taken as proportions: the fullest expert, drawn at 7.2,
     then has 5.6 times the mean.
     """
-    source = resources.files("capmoe_eval.report") / "data" / "figures.json"
-    figures = json.loads(source.read_text(encoding="utf-8"))
-    return Trace(FIGURE_1, (tuple(figures["fig1_load_svg_vector"]),), FIGURE_1_TOP_K)
+    return Trace(FIGURE_1, (tuple(figure("fig1_load_svg_vector")),), FIGURE_1_TOP_K)
 
 
 def record_layers(path: Path, root: Path | None = None) -> list[Trace]:

@@ -3,7 +3,6 @@
 From finished records and the printed numbers alone; nothing here imports torch.
 
     entries    the claims (``data/claims.yaml``), read and checked
-    rows       rows of the printed tables
     printed    arithmetic over the printed tables
     drawn      arithmetic over what was read from the figures
     evidence   records of a profile, and choices among them
@@ -18,9 +17,10 @@ From finished records and the printed numbers alone; nothing here imports torch.
 
 from capmoe_eval.claims.entries import Entry, paper_claims, read_claims
 from capmoe_eval.claims.evidence import Choice, Evidence, Home, read_evidence
-from capmoe_eval.claims.finding import WORDS, Detail, Finding, Outcome, Verdict
+from capmoe_eval.claims.finding import Detail, Finding, Verdict
 from capmoe_eval.claims.ledger import ledger
 from capmoe_eval.claims.render import STYLE, Report, html_body, to_html, to_json, to_markdown
+from capmoe_eval.paper.verdicts import WORDS, Outcome
 
 __all__ = [
     "STYLE",

@@ -5,42 +5,20 @@ The facts here are named by claims in the same way as those of :mod:`capmoe_eval
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
-from importlib import resources
-from typing import Any, Final
+from typing import Final
 
 from capmoe_eval.claims.finding import Finding, in_print, listed
 from capmoe_eval.names import gamma_suffix
+from capmoe_eval.paper.printed import figure
 
 _EPSILON: Final = 1e-9
 _LAYER: Final = "fig4_layer_speedup"
 
 
-@cache
-def figures() -> Mapping[str, Any]:
-    """Return what could be read from the figures, by figure."""
-    source = resources.files("capmoe_eval.report") / "data" / "figures.json"
-    loaded: dict[str, Any] = json.loads(source.read_text(encoding="utf-8"))
-    return loaded
-
-
-def at(path: Sequence[str | int]) -> Any:
-    """Return what lies under a path of keys; of [label, bar height] the label.
-
-    Raises:
-        LookupError: If nothing lies there.
-    """
-    value: Any = figures()
-    for key in path:
-        value = value[key]
-    return value
-
-
 def figure_value(path: Sequence[str | int], stated: float) -> Finding:
     """Whether a figure shows the stated value."""
-    shown = at(path)
+    shown = figure(*path)
     return in_print(
         abs(shown - stated) < _EPSILON, f"The figure shows {shown:g}; stated is {stated:g}."
     )
@@ -50,7 +28,7 @@ def figure_percent(
     path: Sequence[str | int], stated: float, beside: Sequence[str | int]
 ) -> Finding:
     """Whether a speedup of the figure is the stated gain in percent; ``beside`` is a look-alike."""
-    gain, other = (100 * (at(p) - 1) for p in (path, beside))
+    gain, other = (100 * (figure(*p) - 1) for p in (path, beside))
     text = (
         f"{' '.join(map(str, path[1:-1]))}: a speedup of {1 + gain / 100:g}× is {gain:.0f} %; "
         f"stated is {stated:g} %, which {'is' if abs(other - stated) < 0.5 else 'is not'} that of "
@@ -63,7 +41,7 @@ def figure_maximum(
     path: Sequence[str | int], above: float | None = None, below: float | None = None
 ) -> Finding:
     """Whether a figure's highest value lies above, or below, a bound."""
-    values = at(path)
+    values = figure(*path)
     highest = max(values)
     holds = (above is None or highest > above) and (below is None or highest < below)
     bounds = [f"above {above:g}" if above is not None else "", f"below {below:g}" if below else ""]
@@ -73,7 +51,7 @@ def figure_maximum(
 
 def figure_mean(path: Sequence[str | int], stated: float, tolerance: float = 0.02) -> Finding:
     """Whether the values of a figure have the mean that their definition gives them."""
-    values = at(path)
+    values = figure(*path)
     mean = sum(values) / len(values)
     text = (
         f"The {len(values)} values sum to {sum(values):.1f}, so that their mean is {mean:.3f}; by "
@@ -84,7 +62,7 @@ def figure_mean(path: Sequence[str | int], stated: float, tolerance: float = 0.0
 
 def figure_share(part: Sequence[str | int], whole: Sequence[str | int], below: float) -> Finding:
     """Whether one series is a small part of another."""
-    share = sum(at(part)) / sum(at(whole))
+    share = sum(figure(*part)) / sum(figure(*whole))
     return in_print(share < below, f"It is {100 * share:.1f} % of the total, read from pixels.")
 
 
@@ -97,7 +75,7 @@ def series(path: Sequence[str | int], higher: int, lower: int, margin: float = 0
         lower: Index of the other.
         margin: Least difference.
     """
-    groups = {k: v for k, v in at(path).items() if k not in ("source", "order")}
+    groups = {k: v for k, v in figure(*path).items() if k not in ("source", "order")}
     gaps = {name: values[higher] - values[lower] for name, values in groups.items()}
     failed = [f"{name} {gap:+.1f}" for name, gap in gaps.items() if gap < margin - _EPSILON]
     text = (
@@ -122,7 +100,7 @@ def faster_when_tighter() -> Finding:
 
 def straggler(model: str, method: str = "TD", peak: float | None = None) -> Finding:
     """Whether layer speedups fit L ∝ max N_i: with a peak p, at most p/γ, so speedup·γ ≤ p."""
-    speedups = at([_LAYER, model, method])
+    speedups = figure(_LAYER, model, method)
     products = {float(gamma): value * float(gamma) for gamma, value in speedups.items()}
     said = ", ".join(f"{p:.2f} ({gamma_suffix(gamma, 'γ=')})" for gamma, p in products.items())
     text = f"{model}: speedup × γ is {said}; were latency the highest load alone, it would be the "
@@ -132,21 +110,21 @@ def straggler(model: str, method: str = "TD", peak: float | None = None) -> Find
     return in_print(max(products.values()) <= peak, f"{text} The stated peak is {peak:g}.")
 
 
-def below_ideal(models: Sequence[str], figure: Mapping[str, Sequence[str]]) -> Finding:
+def below_ideal(models: Sequence[str], figure_5: Mapping[str, Sequence[str]]) -> Finding:
     """Whether end-to-end speedups stay below those of the layer, and what share that implies.
 
     Amdahl's law: with a share f of the time in MoE layers, 1/end-to-end = 1 − f + f/layer.
 
     Args:
         models: Names in Figure 4.
-        figure: For each, path of the same setting in Figure 5 and its γ.
+        figure_5: For each, path of the same setting in Figure 5 and its γ.
     """
     texts, holds = [], True
     for model in models:
-        *path, gamma = figure[model]
+        *path, gamma = figure_5[model]
         for method in ("TD", "ED"):
-            layer = at([_LAYER, model, method, gamma])
-            whole = at(["fig5_e2e_speedup", *path, method, 0])
+            layer = figure(_LAYER, model, method, gamma)
+            whole = figure("fig5_e2e_speedup", *path, method, 0)
             share = (1 - 1 / whole) / (1 - 1 / layer)
             holds = holds and share <= 1 + _EPSILON
             texts.append(
@@ -158,25 +136,25 @@ def below_ideal(models: Sequence[str], figure: Mapping[str, Sequence[str]]) -> F
 
 def deployment(fewer: Sequence[str | int], more: Sequence[str | int]) -> Finding:
     """Whether fewer experts per GPU gain more, in one setting of Figure 5."""
-    few, many = at(fewer), at(more)
+    few, many = figure(*fewer), figure(*more)
     return in_print(few > many, f"One expert per GPU {few:g}×, several {many:g}×.")
 
 
 def highest_speedup(stated: float, path: Sequence[str | int]) -> Finding:
     """Whether a stated speedup is within that of a figure for the same model and γ."""
-    shown = at(path)
+    shown = figure(*path)
     text = f"{' '.join(map(str, path))} is {shown:g}×; stated is up to {stated:g}×."
     return in_print(stated <= shown + _EPSILON, text)
 
 
 def _layer_speedups() -> Iterator[tuple[str, str, Mapping[str, float]]]:
-    for model, methods in at([_LAYER]).items():
+    for model, methods in figure(_LAYER).items():
         if model != "source":
             for method, speedups in methods.items():
                 yield model, method, {k: speedups[k] for k in sorted(speedups, key=float)}
 
 
-FACTS: Final[Mapping[str, Callable[..., Finding]]] = {
+FACTS: Final[dict[str, Callable[..., Finding]]] = {
     fact.__name__: fact
     for fact in (
         figure_value,

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Final
 
 from capmoe_eval.claims.entries import Entry
-
-
-class Outcome(Enum):
-    """What one check says of a claim."""
-
-    HOLDS = "holds"
-    FAILS = "fails"
-    UNDECIDED = "undecided"
-    ABSENT = "absent"
-    """It could be measured here; the records are not there."""
-    IMPOSSIBLE = "impossible"
-    """It needs what this suite has not."""
+from capmoe_eval.paper.verdicts import (
+    CONFIRMED,
+    INCONSISTENT,
+    NOT_MEASURED,
+    NOT_SHOWN,
+    NOT_TESTABLE,
+    WORD,
+    Outcome,
+)
 
 
 @dataclass(frozen=True)
@@ -67,16 +63,6 @@ class Finding:
     scope: str = ""
 
 
-CONFIRMED: Final = "confirmed"
-CONTRADICTED: Final = "contradicted"
-NOT_SHOWN: Final = "not shown"
-NOT_MEASURED: Final = "not measured"
-NOT_TESTABLE: Final = "not testable here"
-INCONSISTENT: Final = "inconsistent in print"
-
-WORDS: Final = (CONFIRMED, CONTRADICTED, NOT_SHOWN, INCONSISTENT, NOT_MEASURED, NOT_TESTABLE)
-"""Every verdict; docs/claims.md says how each is reached."""
-
 SCOPES: Final[Mapping[str, str]] = {
     "paper": "on the paper's checkpoints",
     "zoo": "at toy scale",
@@ -90,11 +76,7 @@ EMULATED: Final = "in direction, emulated"
 # The first source that decides is the verdict's. A replication report has contrasts made for one
 # claim each; it goes before the simple ones here.
 _MEASURED: Final = ({"value"}, {"replication"}, {"measured", "load", "promise"}, {"speedup"})
-_WORD: Final = {
-    Outcome.HOLDS: CONFIRMED,
-    Outcome.FAILS: CONTRADICTED,
-    Outcome.UNDECIDED: NOT_SHOWN,
-}
+_DECIDED: Final = {Outcome.HOLDS, Outcome.FAILS, Outcome.UNDECIDED}
 
 
 @dataclass(frozen=True)
@@ -103,7 +85,7 @@ class Verdict:
 
     Attributes:
         entry: The claim.
-        word: One of :data:`WORDS`.
+        word: One of :data:`capmoe_eval.paper.verdicts.WORDS`.
         scope: What the word speaks of: "in print" (arithmetic of the printed numbers),
             "at toy scale", …; empty where nothing was found.
         findings: Everything that was found, in the order of the entry's checks.
@@ -137,11 +119,11 @@ def conclude(entry: Entry, findings: Sequence[Finding], profile: str) -> Verdict
         return verdict(INCONSISTENT)
     for sources in _MEASURED:
         outcomes = [f.outcome for f in findings if f.source in sources]
-        if any(outcome in _WORD for outcome in outcomes):
+        if any(outcome in _DECIDED for outcome in outcomes):
             scopes = [f.scope for f in findings if f.source in sources and f.scope]
             if scopes:
                 return _of_direction(entry, findings, combine(outcomes), scopes[0])
-            word = _WORD[combine(outcomes)]
+            word = WORD[combine(outcomes)]
             return verdict(word, SCOPES.get(profile, f"in profile {profile}"))
     if Outcome.UNDECIDED in printed:
         return verdict(NOT_SHOWN, _IN_PRINT)
@@ -163,7 +145,7 @@ def _of_direction(
     if outcome is Outcome.FAILS and scope == EMULATED:
         return Verdict(entry, NOT_SHOWN, "(the opposite, but emulated)", tuple(findings))
     if entry.kind != "number":
-        return Verdict(entry, _WORD[outcome], scope, tuple(findings))
+        return Verdict(entry, WORD[outcome], scope, tuple(findings))
     order = {Outcome.HOLDS: "as stated", Outcome.FAILS: "the opposite"}
     said = f"(the order is {order.get(outcome, 'open')} {scope})"
     return Verdict(entry, NOT_SHOWN, said, tuple(findings))

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from capmoe_eval.claims import loads, measured, printed, speedup, values
 from capmoe_eval.claims.entries import Check, Entry
 from capmoe_eval.claims.evidence import Evidence
-from capmoe_eval.claims.finding import Detail, Finding, Outcome, Verdict, conclude
-
-_WORDS: Final = {
-    "confirmed": Outcome.HOLDS,
-    "contradicted": Outcome.FAILS,
-    "not shown": Outcome.UNDECIDED,
-    "not testable here": Outcome.IMPOSSIBLE,
-    "not measured": Outcome.ABSENT,
-}
+from capmoe_eval.claims.finding import Detail, Finding, Verdict, conclude
+from capmoe_eval.paper.verdicts import OUTCOME, Outcome
 
 
 def ledger(entries: Sequence[Entry], evidence: Evidence) -> list[Verdict]:
@@ -112,7 +105,7 @@ def replicated(claim: str, replication: Mapping[str, Mapping[str, Any]]) -> Find
         if contrast["effect"] is not None
     )
     text = f"Replication report ({claim}): {found['verdict']}; {len(details)} contrasts."
-    return Finding("replication", _WORDS.get(word, Outcome.UNDECIDED), text, details)
+    return Finding("replication", OUTCOME.get(word, Outcome.UNDECIDED), text, details)
 
 
 def _models(contrast: Mapping[str, Any]) -> dict[str, float]:

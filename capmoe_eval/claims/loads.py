@@ -7,17 +7,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from capmoe_eval.claims.evidence import Choice, Evidence
-from capmoe_eval.claims.finding import Detail, Finding, Outcome
+from capmoe_eval.claims.finding import Detail, Finding
 from capmoe_eval.names import gamma_suffix
+from capmoe_eval.paper.verdicts import Outcome
 from capmoe_eval.record import Record
 
 
 def _field(name: str) -> Callable[[Record], float | None]:
-    def read(record: Record) -> float | None:
-        value = record.capmoe["load"].get(name)
-        return None if value is None else float(value)
-
-    return read
+    return lambda record: record.capmoe["load"].get(name)
 
 
 def _assignments(record: Record) -> int:
@@ -174,18 +171,16 @@ def check(raw: Mapping[str, Any], evidence: Evidence) -> Finding:
 
 
 def _value(question: LoadQuestion, evidence: Evidence, model: str) -> tuple[float | None, set[str]]:
-    found = evidence.find(question.of, model)
-    other = evidence.find(question.against, model) if question.against else None
-    tasks = [task for task in found if other is None or task in other]
+    asked = [choice for choice in (question.of, question.against) if choice is not None]
+    found, *others = (evidence.find(choice, model) for choice in asked)
     values, paths = [], set()
-    for task in tasks:
-        sides = [found[task], *([other[task]] if other is not None else [])]
+    for task in found:
+        sides = [side[task] for side in (found, *others) if task in side]
         means = [_mean([question.reader(record) for record in side]) for side in sides]
-        if any(mean is None for mean in means):
-            continue
-        first, *rest = (mean for mean in means if mean is not None)
-        values.append(first - (rest[0] if rest else 0.0))
-        paths |= {str(record.path) for side in sides for record in side}
+        known = [mean for mean in means if mean is not None]
+        if len(known) == len(asked):
+            values.append(known[0] - sum(known[1:]))
+            paths |= {str(record.path) for side in sides for record in side}
     if not values:
         return None, set()
     if question.quantity in ("peak_before", "peak_after") and question.against is None:

@@ -5,18 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
-import numpy as np
-
-from capmoe_eval.claims.evidence import Choice, Evidence
-from capmoe_eval.claims.finding import Detail, Finding, Outcome, combine
-from capmoe_eval.paired import Comparison, compare, holm
-from capmoe_eval.pairing import Paired, Unpaired, pair, pool
+from capmoe_eval.claims.evidence import TASKS, Choice, Evidence
+from capmoe_eval.claims.finding import Detail, Finding, combine
+from capmoe_eval.paired import Effect, contrast, holm
+from capmoe_eval.pairing import Documents
+from capmoe_eval.paper.verdicts import LEVEL, Outcome
 from capmoe_eval.record import Record
-
-ALPHA: Final = 0.05
-_POINTS: Final = 100.0
 
 
 @dataclass(frozen=True)
@@ -65,7 +61,7 @@ class Expectation:
         It holds where the whole interval lies within the bounds and fails where it lies outside. A
         direction also needs p < 0.05, after correction.
         """
-        if self.is_direction and p >= ALPHA:
+        if self.is_direction and p >= LEVEL:
             return Outcome.UNDECIDED
         if low >= self.low and high <= self.high:
             return Outcome.HOLDS
@@ -118,81 +114,41 @@ class Contrast:
         return cls(label, first, second, Expectation.of(raw["expect"]), tuple(raw.get("tasks", ())))
 
 
-def pairs(
-    first: Mapping[str, Sequence[Record]], second: Mapping[str, Sequence[Record]]
-) -> tuple[dict[str, Paired], dict[str, str]]:
-    """Return the tasks that both choices have as pairs, and why others do not pair.
-
-    Scores are averaged over the records of a task (the seeds of Random).
-    """
-    found: dict[str, Paired] = {}
-    reasons: dict[str, str] = {}
-    for task in sorted(first.keys() & second.keys()):
-        sides = ([record.documents for record in side[task]] for side in (first, second))
-        paired = pair(*sides)
-        if isinstance(paired, Unpaired):
-            reasons[task] = paired.reason
-        else:
-            found[task] = paired
-    return found, reasons
-
-
-def task_mean(paired: Mapping[str, Paired]) -> float:
-    """Return the mean difference in which tasks count equally."""
-    return float(np.mean([values.differences.mean() for values in paired.values()]))
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a contrast found, in fractions; ``models`` in points.
-
-    Attributes:
-        comparison: What its pairs say; None where no model has both sides of a task.
-        models: The mean difference of each model.
-        records: Paths of the records that were compared.
-        unpaired: The tasks of models that do not pair, with the reason.
-    """
-
-    comparison: Comparison | None
-    models: Mapping[str, float]
-    records: tuple[str, ...]
-    unpaired: tuple[str, ...]
-
-
 class Contrasts:
     """Contrasts over one set of evidence; each is computed once, however many claims name it."""
 
     def __init__(self, evidence: Evidence) -> None:
         self._evidence = evidence
-        self._known: dict[str, Result] = {}
+        self._known: dict[str, tuple[Effect, tuple[str, ...]]] = {}
 
-    def result(self, contrast: Contrast) -> Result:
-        """Return what a contrast finds."""
-        key = f"{contrast.first}|{contrast.second}|{contrast.tasks}"
-        key += f"|{contrast.first.shuffle}|{contrast.first.batch_size}"
-        key += f"|{contrast.second.shuffle}|{contrast.second.batch_size}"
+    def result(self, wanted: Contrast) -> tuple[Effect, tuple[str, ...]]:
+        """Return what a contrast finds, and the paths of the records that it compares."""
+        key = repr((wanted.first, wanted.second, wanted.tasks))
         if key not in self._known:
-            self._known[key] = self._compute(contrast)
+            self._known[key] = self._compute(wanted)
         return self._known[key]
 
-    def _compute(self, contrast: Contrast) -> Result:
-        by_model: dict[str, dict[str, Paired]] = {}
-        paths: set[str] = set()
-        unpaired: list[str] = []
-        for model in self._evidence.models:
-            sides = [self._evidence.find(c, model) for c in (contrast.first, contrast.second)]
-            if contrast.tasks:
-                sides = [{t: r for t, r in side.items() if t in contrast.tasks} for side in sides]
-            found, reasons = pairs(*sides)
-            unpaired += [f"{model} {task} ({reason})" for task, reason in reasons.items()]
-            if found:
-                by_model[model] = found
-                paths |= {str(r.path) for side in sides for t in found for r in side[t]}
-        models = {model: _POINTS * task_mean(found) for model, found in by_model.items()}
+    def _compute(self, wanted: Contrast) -> tuple[Effect, tuple[str, ...]]:
+        def side(choice: Choice, model: str) -> dict[str, list[Record]]:
+            found = sorted(self._evidence.find(choice, model).items())
+            return {task: r for task, r in found if not wanted.tasks or task in wanted.tasks}
+
+        def documents(records: Mapping[str, Sequence[Record]]) -> dict[str, list[Documents]]:
+            return {task: [record.documents for record in records[task]] for task in records}
+
+        models = self._evidence.models
+        sides = {m: (side(wanted.first, m), side(wanted.second, m)) for m in models}
+        answers = {m: (documents(one), documents(other)) for m, (one, other) in sides.items()}
         # Tasks in one order, whichever model has them first: resamples are drawn task by task.
-        pooled = dict(sorted(pool(by_model.values()).items()))
-        comparison = compare(pooled) if pooled else None
-        return Result(comparison, models, tuple(sorted(paths)), tuple(unpaired))
+        effect = contrast(answers, sorted(TASKS))
+        paths = {
+            str(record.path)
+            for model, tasks in effect.pairs.items()
+            for records in sides[model]
+            for task in tasks
+            for record in records[task]
+        }
+        return effect, tuple(sorted(paths))
 
 
 def check(raw: Sequence[Mapping[str, Any]], contrasts: Contrasts) -> Finding:
@@ -202,33 +158,31 @@ def check(raw: Sequence[Mapping[str, Any]], contrasts: Contrasts) -> Finding:
         ValueError: If a contrast cannot be read.
     """
     wanted = [Contrast.of(item) for item in raw]
-    results = [contrasts.result(contrast) for contrast in wanted]
     # A result may have been computed for another claim, which expects something else of it.
-    compared = list(zip(wanted, results, strict=True))
-    present = [(c, r, r.comparison) for c, r in compared if r.comparison is not None]
-    missing = [c.label for c, r in compared if r.comparison is None]
-    unpaired = list(dict.fromkeys(task for r in results for task in r.unpaired))
+    results = [(asked, *contrasts.result(asked)) for asked in wanted]
+    present = [(a, e, e.comparison, records) for a, e, records in results if e.comparison]
+    missing = [asked.label for asked, effect, _ in results if effect.comparison is None]
+    unpaired = dict.fromkeys(
+        f"{model} {task} ({reason})"
+        for _, effect, _ in results
+        for (model, task), reason in effect.unpaired.items()
+    )
     left_out = f"Not paired and left out: {'; '.join(unpaired)}." if unpaired else ""
     if not present:
         text = f"No records of: {'; '.join(missing)}. {left_out}".rstrip()
         return Finding("measured", Outcome.ABSENT, text)
-    corrected = holm([comparison.p for *_, comparison in present])
+    corrected = holm([comparison.p for _, _, comparison, _ in present])
     details, outcomes, texts = [], [], []
-    for (contrast, result, comparison), p in zip(present, corrected, strict=True):
-        effect, low, high = (
-            _POINTS * x for x in (comparison.effect, comparison.low, comparison.high)
-        )
-        outcome = contrast.expect.judge(low, high, p)
+    for (asked, effect, found, records), p in zip(present, corrected, strict=True):
+        outcome = asked.expect.judge(found.low, found.high, p)
         outcomes.append(outcome)
-        detail = Detail(
-            contrast.label, effect, low, high, p, "points", result.models, result.records
-        )
-        details.append(detail)
-        models, documents = len(result.models), comparison.documents
+        numbers = found.effect, found.low, found.high, p
+        details.append(Detail(asked.label, *numbers, "points", effect.models, records))
+        models = len(effect.models)
         texts.append(
-            f"{contrast.label}: {effect:+.2f} points [{low:+.2f}, {high:+.2f}], "
-            f"p = {p:.3g}, {models} model{'s' * (models != 1)}, {documents:,} documents; "
-            f"asked {contrast.expect}: {outcome.value}"
+            f"{asked.label}: {found.effect:+.2f} points [{found.low:+.2f}, {found.high:+.2f}], "
+            f"p = {p:.3g}, {models} model{'s' * (models != 1)}, {found.documents:,} documents; "
+            f"asked {asked.expect}: {outcome.value}"
         )
     if missing:
         outcomes.append(Outcome.UNDECIDED)

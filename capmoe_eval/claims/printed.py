@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from capmoe_eval.claims import drawn
-from capmoe_eval.claims.finding import Finding, Outcome, in_print, listed
-from capmoe_eval.claims.rows import (
+from capmoe_eval.claims.finding import Finding, in_print, listed
+from capmoe_eval.names import gamma_suffix
+from capmoe_eval.paper.printed import (
     AVERAGE,
     FIELDS,
     PrintedRow,
@@ -24,7 +25,7 @@ from capmoe_eval.claims.rows import (
     find_rows,
     pairs,
 )
-from capmoe_eval.names import gamma_suffix
+from capmoe_eval.paper.verdicts import Outcome
 
 # Printed decimals are exact; sums of binary fractions are not.
 _EPSILON: Final = 1e-9
@@ -319,26 +320,24 @@ def _thousands(text: str) -> float:
     return float(text.removesuffix("K")) * 1000
 
 
-_FACTS: tuple[Callable[..., Finding], ...] = (
-    averages,
-    difference,
-    nearest,
-    ranking,
-    same,
-    best_against,
-    grain,
-    columns,
-    noise,
-    one_factor,
-    rising,
-    workload,
-    total,
-    floor_capacity,
-    candidates,
-)
-
 FACTS: Final[Mapping[str, Callable[..., Finding]]] = {
-    **{fact.__name__: fact for fact in _FACTS},
-    **drawn.FACTS,
-}
+    fact.__name__: fact
+    for fact in (
+        averages,
+        difference,
+        nearest,
+        ranking,
+        same,
+        best_against,
+        grain,
+        columns,
+        noise,
+        one_factor,
+        rising,
+        workload,
+        total,
+        floor_capacity,
+        candidates,
+    )
+} | drawn.FACTS
 """Every fact that a claim can name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import json
 import os
@@ -13,7 +14,8 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from capmoe_eval.claims.evidence import Evidence
-from capmoe_eval.claims.finding import (
+from capmoe_eval.claims.finding import Detail, Finding, Verdict
+from capmoe_eval.paper.verdicts import (
     CONFIRMED,
     CONTRADICTED,
     INCONSISTENT,
@@ -21,9 +23,6 @@ from capmoe_eval.claims.finding import (
     NOT_SHOWN,
     NOT_TESTABLE,
     WORDS,
-    Detail,
-    Finding,
-    Verdict,
 )
 
 _TITLE: Final = "Claims of “Capacity-Aware Inference”, one by one"
@@ -55,6 +54,7 @@ _SOURCES: Final = {
     "none": "not tested",
 }
 _LINKS: Final = 3
+_PUBLIC: Final = ("id", "version", "section", "place", "quote", "kind", "published", "note")
 
 
 @dataclass(frozen=True)
@@ -103,36 +103,21 @@ class Report:
         return Path(os.path.relpath(path, self.base)).as_posix()
 
 
-def ours(verdict: Verdict) -> tuple[Detail, int] | None:
-    """Return the number to show beside the published one, and of how many it is the first."""
-    for finding in verdict.findings:
-        if finding.details:
-            return finding.details[0], len(finding.details)
-    return None
-
-
-def number(detail: Detail) -> str:
-    """Return a detail's value with its unit."""
-    if detail.unit == "points":
-        return f"{detail.effect:+.2f} points"
-    return f"{detail.effect:.3g}" + (f" {detail.unit}" if detail.unit else "")
-
-
 def _shown(verdict: Verdict) -> tuple[str, str]:
-    """Return the number beside the published one and its interval, both empty without any."""
-    found = ours(verdict)
-    if found is None:
+    """Return the number beside the published one and its 95 % interval, empty where there is none.
+
+    It is the first of what the first finding with numbers has.
+    """
+    details = next((finding.details for finding in verdict.findings if finding.details), ())
+    if not details:
         return "", ""
-    detail, count = found
-    more = f" (first of {count})" if count > 1 else ""
-    return number(detail) + more, interval(detail)
-
-
-def interval(detail: Detail) -> str:
-    """Return a detail's 95 % interval, or nothing."""
-    if detail.low is None or detail.high is None:
-        return ""
-    return f"[{detail.low:+.2f}, {detail.high:+.2f}]"
+    first, more = details[0], f" (first of {len(details)})" if details[1:] else ""
+    value = f"{first.effect:+.2f}" if first.unit == "points" else f"{first.effect:.3g}"
+    bounds = first.low is not None and first.high is not None
+    return (
+        f"{value} {first.unit}".rstrip() + more,
+        f"[{first.low:+.2f}, {first.high:+.2f}]" if bounds else "",
+    )
 
 
 def to_markdown(report: Report) -> str:
@@ -297,23 +282,31 @@ def _url(path: str) -> str:
 
 def to_json(report: Report) -> str:
     """Return the ledger as JSON; records are listed once and meant by their position."""
-    paths = sorted(
-        {
-            path
-            for verdict in report.verdicts
-            for finding in verdict.findings
-            for path in _records(finding)
-        }
-    )
+    findings = [finding for verdict in report.verdicts for finding in verdict.findings]
+    paths = sorted({path for finding in findings for path in _records(finding)})
     position = {path: index for index, path in enumerate(paths)}
+
+    def claim(verdict: Verdict) -> dict[str, Any]:
+        entry = dataclasses.asdict(verdict.entry)
+        return {
+            **{name: entry[name] for name in _PUBLIC},
+            "verdict": verdict.word,
+            "scope": verdict.scope,
+            "findings": [
+                {
+                    "source": finding.source,
+                    "outcome": finding.outcome.value,
+                    "text": finding.text,
+                    "details": [detail(item) for item in finding.details],
+                }
+                for finding in verdict.findings
+            ],
+        }
 
     def detail(item: Detail) -> dict[str, Any]:
         return {
             "label": item.label,
-            "effect": _round(item.effect),
-            "low": _round(item.low),
-            "high": _round(item.high),
-            "p": _round(item.p),
+            **{name: _round(getattr(item, name)) for name in ("effect", "low", "high", "p")},
             "unit": item.unit,
             "models": {model: _round(value) for model, value in item.models.items()},
             "records": [position[path] for path in item.records],
@@ -322,39 +315,11 @@ def to_json(report: Report) -> str:
     content = {
         "schema": 1,
         "profile": report.evidence.profile,
-        "models": list(report.evidence.models),
+        "models": report.evidence.models,
         "records": [report.link(path) for path in paths],
-        "broken": list(report.evidence.broken),
+        "broken": report.evidence.broken,
         "counts": report.counts,
-        "claims": [
-            {
-                "id": verdict.entry.id,
-                "version": verdict.entry.version,
-                "section": verdict.entry.section,
-                "place": verdict.entry.place,
-                "quote": verdict.entry.quote,
-                "kind": verdict.entry.kind,
-                "published": None
-                if verdict.entry.published is None
-                else {
-                    "values": list(verdict.entry.published.values),
-                    "unit": verdict.entry.published.unit,
-                },
-                "note": verdict.entry.note,
-                "verdict": verdict.word,
-                "scope": verdict.scope,
-                "findings": [
-                    {
-                        "source": finding.source,
-                        "outcome": finding.outcome.value,
-                        "text": finding.text,
-                        "details": [detail(item) for item in finding.details],
-                    }
-                    for finding in verdict.findings
-                ],
-            }
-            for verdict in report.verdicts
-        ],
+        "claims": [claim(verdict) for verdict in report.verdicts],
     }
     return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from capmoe_eval.claims.evidence import Choice, Evidence
-from capmoe_eval.claims.finding import Detail, Finding, Outcome
-from capmoe_eval.claims.rows import PrintedRow, find_rows
+from capmoe_eval.claims.finding import Detail, Finding
 from capmoe_eval.names import METHODS
+from capmoe_eval.paper.printed import PrintedRow, find_rows
+from capmoe_eval.paper.verdicts import Outcome
 from capmoe_eval.record import Record
 from capmoe_eval.report.layouts import ALL_TASKS
 

@@ -7,7 +7,6 @@ Read from ``results/bench/`` alone, without torch: ``python -m capmoe_eval.bench
     reading  such a file → a study
     targets  what a benchmark of the evaluation promises, and reached
     bench    a directory of them: what is there, what is wrong, and which run a figure shows
-    paper    the deployments of the paper, and what it prints of their speedup
 """
 
 from capmoe_eval.efficiency.bench import FOLDER, Bench, Shown, read_bench

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from capmoe_eval.efficiency.paper import DEPLOYMENTS, deployment
 from capmoe_eval.efficiency.reading import read_study
 from capmoe_eval.efficiency.study import Run, Study
 from capmoe_eval.efficiency.targets import EVALUATIONS, Evaluation, read_evaluation
 from capmoe_eval.errors import UsageError
+from capmoe_eval.paper.printed import DEPLOYMENTS, deployment
 
 FOLDER: Final = Path("results/bench")
 """Where the benchmarks write."""

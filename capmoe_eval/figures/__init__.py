@@ -20,17 +20,17 @@ sees those numbers alone. Nothing here needs torch, and matplotlib is imported b
 """
 
 from capmoe_eval.figures.catalogue import FIGURES, get_figure
-from capmoe_eval.figures.evidence import Evidence, gather
+from capmoe_eval.figures.evidence import FigureRecords, gather
 from capmoe_eval.figures.spec import FigureSpec, Measured, StudySpec
-from capmoe_eval.figures.studies import StudyEvidence, gather_study
+from capmoe_eval.figures.studies import FigureStudies, gather_study
 from capmoe_eval.figures.write import write_figure
 
 __all__ = [
     "FIGURES",
-    "Evidence",
+    "FigureRecords",
     "FigureSpec",
+    "FigureStudies",
     "Measured",
-    "StudyEvidence",
     "StudySpec",
     "gather",
     "gather_study",

@@ -13,7 +13,7 @@ from capmoe_eval.atomic import check_writable
 from capmoe_eval.efficiency import FOLDER, Bench, read_bench
 from capmoe_eval.errors import UnwritableError, UsageError
 from capmoe_eval.figures.catalogue import FIGURES, get_figure
-from capmoe_eval.figures.evidence import Experiment, gather
+from capmoe_eval.figures.evidence import FigurePlans, gather
 from capmoe_eval.figures.spec import FigureSpec, Sources, StudySpec
 from capmoe_eval.figures.studies import gather_study
 from capmoe_eval.figures.write import FORMATS, write_figure
@@ -70,7 +70,7 @@ class _Source:
     """Where figures come from: records, and files of benchmarks, read when first asked for."""
 
     def __init__(self, overrides: Sequence[str], bench: Path) -> None:
-        self.experiment = Experiment(overrides)
+        self.experiment = FigurePlans(overrides)
         self.profile = self.experiment.profile
         self._folder = bench
 

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.efficiency import Timing
-from capmoe_eval.figures.print_values import FIGURE6_NOTE
 from capmoe_eval.figures.spec import Measured, Numbers
 from capmoe_eval.figures.speedup import headline, subtitle
-from capmoe_eval.figures.studies import StudyEvidence, about, method_name
+from capmoe_eval.figures.studies import FigureStudies, about, method_name
 from capmoe_eval.figures.style import (
     BLACK,
     BLUE,
@@ -24,6 +23,7 @@ from capmoe_eval.figures.style import (
     new_figure,
 )
 from capmoe_eval.names import TITLES, gamma_suffix
+from capmoe_eval.paper.printed import FIGURE6_NOTE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,7 +51,7 @@ _LOOKS: Final = (
 _SHORT: Final = {TITLES["score"]: "Token\nDrop", TITLES["expanded_drop"]: "Exp.\nlocal"}
 
 
-def measure_phases(evidence: StudyEvidence) -> Measured:
+def measure_phases(evidence: FigureStudies) -> Measured:
     """Figure 6: the phases of one layer, in milliseconds, by method and γ."""
     panels, notes = [], [FIGURE6_NOTE]
     for one in evidence.shown:

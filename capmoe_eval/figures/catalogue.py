@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from capmoe_eval.efficiency.paper import DEPLOYMENTS
 from capmoe_eval.errors import bad_choice
 from capmoe_eval.figures import (
     breakdown,
@@ -21,6 +20,7 @@ from capmoe_eval.figures import (
     waste,
 )
 from capmoe_eval.figures.spec import FigureSpec, StudySpec
+from capmoe_eval.paper.printed import DEPLOYMENTS
 
 _ABSENT: Final = "not in the paper"
 _GRID: Final = (

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.figures.evidence import Evidence
+from capmoe_eval.figures.evidence import FigureRecords
 from capmoe_eval.figures.pooling import by_key
 from capmoe_eval.figures.spec import Measured, Numbers
 from capmoe_eval.figures.style import BLUE, HATCHES, PAGE, SKY, new_figure
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _KINDS: Final = {"batch_sizes": "batch size", "shuffles": "companions"}
 
 
-def measure_companions(evidence: Evidence) -> Measured:
+def measure_companions(evidence: FigureRecords) -> Measured:
     """Compare every pair of settings of a method, over batch sizes and over shuffles."""
     methods: list[dict[str, Any]] = []
     notes: list[str] = []
@@ -54,7 +54,7 @@ def measure_companions(evidence: Evidence) -> Measured:
     )
 
 
-def _batch_sizes(evidence: Evidence, part: str) -> list[int]:
+def _batch_sizes(evidence: FigureRecords, part: str) -> list[int]:
     return sorted({int(r.cell.batch_size) for r in evidence.of(part, model=evidence.model)})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from capmoe_eval.figures.evidence import Evidence
+from capmoe_eval.figures.evidence import FigureRecords
 from capmoe_eval.figures.pooling import by_key, pooled_grid
 from capmoe_eval.figures.spec import Measured, Numbers
 from capmoe_eval.figures.style import (
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def measure_by_task(evidence: Evidence) -> Measured:
+def measure_by_task(evidence: FigureRecords) -> Measured:
     """Figure 7: for each model, the dropped share on each dataset and on all together."""
     found = []
     for model, records in by_key(evidence.of("routing"), lambda record: record.model).items():
@@ -75,7 +75,7 @@ def draw_by_task(numbers: Numbers) -> Figure:
     return figure
 
 
-def measure_by_layer(evidence: Evidence) -> Measured:
+def measure_by_layer(evidence: FigureRecords) -> Measured:
     """Figures 17 to 20: for one model, the dropped share in each layer, over all datasets."""
     records = evidence.of("routing", model=evidence.model)
     layers = []

@@ -24,7 +24,7 @@ from capmoe_eval.results import Reader
 
 
 @dataclass(frozen=True)
-class Evidence:
+class FigureRecords:
     """The records that a figure shows.
 
     Attributes:
@@ -86,7 +86,7 @@ class Evidence:
 
 
 @dataclass
-class Experiment:
+class FigurePlans:
     """The composed experiment ``figures``; its parts are planned once, when first asked for.
 
     Args:
@@ -139,7 +139,7 @@ class Experiment:
             return str(error)
 
 
-def gather(spec: FigureSpec, experiment: Experiment) -> Evidence:
+def gather(spec: FigureSpec, experiment: FigurePlans) -> FigureRecords:
     """Return the records of a figure.
 
     A record that lies there and belongs to none of the figure's cells is not looked at. One that
@@ -159,7 +159,7 @@ def gather(spec: FigureSpec, experiment: Experiment) -> Evidence:
         name: str(load_option("model", name).title)
         for name in dict.fromkeys(cell.model.name for cell in order)
     }
-    return Evidence(
+    return FigureRecords(
         records={
             part: tuple(read[plan.path] for plan in listed if plan.path in read)
             for part, listed in chosen.items()
@@ -174,7 +174,7 @@ def gather(spec: FigureSpec, experiment: Experiment) -> Evidence:
     )
 
 
-def _chosen(spec: FigureSpec, experiment: Experiment, part: str) -> list[Plan]:
+def _chosen(spec: FigureSpec, experiment: FigurePlans, part: str) -> list[Plan]:
     found = experiment.plan(part)
     if spec.tasks:
         found = [plan for plan in found if plan.cell.task.name in spec.tasks]
@@ -189,5 +189,5 @@ def _chosen(spec: FigureSpec, experiment: Experiment, part: str) -> list[Plan]:
     return found
 
 
-def _task_title(experiment: Experiment, name: str) -> str:
+def _task_title(experiment: FigurePlans, name: str) -> str:
     return str(experiment.config.tasks[name].title)

@@ -6,9 +6,8 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from capmoe_eval.figures.evidence import Evidence
+from capmoe_eval.figures.evidence import FigureRecords
 from capmoe_eval.figures.pooling import busiest_layer, normalised
-from capmoe_eval.figures.print_values import FIGURE1_NOTE, figure1_bars
 from capmoe_eval.figures.spec import Measured, Numbers
 from capmoe_eval.figures.style import (
     BLACK,
@@ -22,6 +21,7 @@ from capmoe_eval.figures.style import (
     new_figure,
 )
 from capmoe_eval.names import TITLES, gamma_suffix
+from capmoe_eval.paper.printed import FIGURE1_NOTE, figure1_bars
 from capmoe_eval.record import Record
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def draw_bars(
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def measure_one_layer(evidence: Evidence) -> Measured:
+def measure_one_layer(evidence: FigureRecords) -> Measured:
     """Figure 1: the load of each expert in the layer with the fullest one."""
     record = evidence.of("baseline", model=evidence.model)[0]
     number = busiest_layer([record])
@@ -116,7 +116,7 @@ def draw_one_layer(numbers: Numbers) -> Figure:
     return figure
 
 
-def measure_by_task(evidence: Evidence) -> Measured:
+def measure_by_task(evidence: FigureRecords) -> Measured:
     """Figure 2: the same layer on every dataset, its experts in one order for all."""
     records = evidence.of("baseline", model=evidence.model)
     number = busiest_layer(records)
@@ -173,7 +173,7 @@ def draw_by_task(numbers: Numbers) -> Figure:
     return figure
 
 
-def measure_after_drop(evidence: Evidence) -> Measured:
+def measure_after_drop(evidence: FigureRecords) -> Measured:
     """Figure 9: what the experts compute under Token Drop and Expanded Drop by m."""
     records = [
         record

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from capmoe_eval.figures.evidence import Evidence
+from capmoe_eval.figures.evidence import FigureRecords
 from capmoe_eval.figures.pooling import by_key, mean_load, mean_score
-from capmoe_eval.figures.print_values import TABLE1_NOTE, table1_scores
 from capmoe_eval.figures.spec import Measured, Numbers
 from capmoe_eval.figures.style import (
     BLACK,
@@ -18,12 +17,13 @@ from capmoe_eval.figures.style import (
     new_figure,
 )
 from capmoe_eval.names import TITLES, gamma_suffix
+from capmoe_eval.paper.printed import TABLE1_NOTE, table1_scores
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def measure_curve(evidence: Evidence) -> Measured:
+def measure_curve(evidence: FigureRecords) -> Measured:
     """Collect the scores under Token Drop by γ: of each task, and the mean where all are there."""
     model, tasks = evidence.model, list(evidence.tasks)
     baseline = evidence.of("baseline", model=model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.figures.evidence import Evidence
+from capmoe_eval.figures.evidence import FigureRecords
 from capmoe_eval.figures.pooling import by_key
 from capmoe_eval.figures.spec import Measured, Numbers
 from capmoe_eval.figures.style import BLACK, BLUE, SKY, panels
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def measure_scores(evidence: Evidence) -> Measured:
+def measure_scores(evidence: FigureRecords) -> Measured:
     """Average the gate scores of a token's highest, second, … expert over tokens."""
     found: list[dict[str, Any]] = []
     notes = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING
 
-from capmoe_eval.figures.evidence import Evidence
+from capmoe_eval.figures.evidence import FigureRecords
 from capmoe_eval.figures.pooling import normalised
 from capmoe_eval.figures.spec import Measured, Numbers
 from capmoe_eval.figures.style import BLACK, BLUE, PAGE, SHADES, VERMILLION, new_figure
@@ -23,7 +23,7 @@ _PRINTED = {
 }
 
 
-def measure_layers(evidence: Evidence) -> Measured:
+def measure_layers(evidence: FigureRecords) -> Measured:
     """Average the experts' loads over tasks, layer by layer, and note the peaks of batches."""
     records = evidence.of("routing", model=evidence.model)
     layers = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from capmoe_eval.figures.evidence import Evidence
+from capmoe_eval.figures.evidence import FigureRecords
 from capmoe_eval.figures.pooling import by_key, mean_load, mean_score
 from capmoe_eval.figures.spec import Measured, Numbers
 from capmoe_eval.figures.style import BLACK, COLOURS, COLUMN, GREY, MARKERS, new_figure
@@ -23,7 +23,7 @@ _LOOKS: Final = {
 }
 
 
-def measure_methods(evidence: Evidence) -> Measured:
+def measure_methods(evidence: FigureRecords) -> Measured:
     """Collect mean score and mean peak load of every method at every γ, and who is on the front."""
     model, tasks = evidence.model, list(evidence.tasks)
     records = evidence.of("baseline", "methods", "at_random", model=model)

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from capmoe_eval.figures.evidence import Evidence
+from capmoe_eval.figures.evidence import FigureRecords
 from capmoe_eval.figures.pooling import by_key, mean_load, mean_score
 from capmoe_eval.figures.spec import Measured, Numbers
 from capmoe_eval.figures.style import BLACK, BLUE, COLUMN, VERMILLION, new_figure
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def measure_rounds(evidence: Evidence) -> Measured:
+def measure_rounds(evidence: FigureRecords) -> Measured:
     """Collect score and lost pairs by rounds; one round is Token Drop, zero is no limit at all."""
     model, tasks = evidence.model, list(evidence.tasks)
     records = evidence.of("one_round", "rounds", model=model)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from capmoe_eval.efficiency import Point, Shown
 from capmoe_eval.figures.spec import Measured, Numbers
 from capmoe_eval.figures.speedup import headline
-from capmoe_eval.figures.studies import StudyEvidence, about, bar, capacity_rows
+from capmoe_eval.figures.studies import FigureStudies, about, bar, capacity_rows
 from capmoe_eval.figures.style import BLACK, COLOURS, DASHES, MARKERS, PAGE, new_figure
 from capmoe_eval.names import gamma_suffix
 
@@ -22,7 +22,7 @@ _IDEAL_NOTE = (
 )
 
 
-def measure_skew(evidence: StudyEvidence) -> Measured:
+def measure_skew(evidence: FigureStudies) -> Measured:
     """Return speedup and ideal by peak load, a line for each method, γ and placement."""
     panels = []
     for one in evidence.shown:
@@ -32,7 +32,7 @@ def measure_skew(evidence: StudyEvidence) -> Measured:
     return Measured({"kind": evidence.names["kind"], "panels": panels}, notes)
 
 
-def measure_placement(evidence: StudyEvidence) -> Measured:
+def measure_placement(evidence: FigureStudies) -> Measured:
     """Return speedup and ideal by experts per rank, for each model."""
     panels = []
     for model in dict.fromkeys(one.run.title for one in evidence.shown):

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.efficiency import Point, Shown, Timing
-from capmoe_eval.efficiency.paper import GRANULARITY, MACHINE, layer_speedup, model_speedup
 from capmoe_eval.errors import UsageError
 from capmoe_eval.figures.spec import Measured, Numbers
-from capmoe_eval.figures.studies import StudyEvidence, about, bar, capacity_rows
+from capmoe_eval.figures.studies import FigureStudies, about, bar, capacity_rows
 from capmoe_eval.figures.style import (
     BLACK,
     BLUE,
@@ -21,6 +20,7 @@ from capmoe_eval.figures.style import (
     new_figure,
 )
 from capmoe_eval.names import gamma_number
+from capmoe_eval.paper.printed import GRANULARITY, MACHINE, layer_speedup, model_speedup
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +34,7 @@ PRINT_NOTE: Final = (
 )
 
 
-def measure_layer(evidence: StudyEvidence) -> Measured:
+def measure_layer(evidence: FigureStudies) -> Measured:
     """Figure 4: the speedup of one MoE layer of each model."""
     panels, notes = [], [PRINT_NOTE]
     for one in evidence.shown:
@@ -48,7 +48,7 @@ def measure_layer(evidence: StudyEvidence) -> Measured:
     return Measured({"kind": evidence.names["kind"], "panels": panels}, tuple(notes))
 
 
-def measure_model(evidence: StudyEvidence) -> Measured:
+def measure_model(evidence: FigureStudies) -> Measured:
     """Figure 5: the speedup of a prefill, beside that of one layer.
 
     Raises:
@@ -78,7 +78,7 @@ def measure_model(evidence: StudyEvidence) -> Measured:
     return Measured({"kind": evidence.names["kind"], "panels": panels}, tuple(notes))
 
 
-def measure_granularity(evidence: StudyEvidence) -> Measured:
+def measure_granularity(evidence: FigureStudies) -> Measured:
     """Expanded Drop with a capacity of each expert, or of each device: a layer, and a prefill."""
     panels, notes = [], [PRINT_NOTE]
     for one in evidence.shown:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from capmoe_eval.efficiency import Bench, Label, Point, Shown, Timing, bench_command
-from capmoe_eval.efficiency.paper import deployment
 from capmoe_eval.errors import UsageError
 from capmoe_eval.figures.spec import Numbers, StudySpec
 from capmoe_eval.names import method_title
+from capmoe_eval.paper.printed import deployment
 
 
 @dataclass(frozen=True)
-class StudyEvidence:
+class FigureStudies:
     """The runs that a figure shows.
 
     Attributes:
@@ -61,7 +61,7 @@ class StudyEvidence:
         )
 
 
-def gather_study(spec: StudySpec, bench: Bench, profile: str) -> StudyEvidence:
+def gather_study(spec: StudySpec, bench: Bench, profile: str) -> FigureStudies:
     """Return the runs of a figure; a file that cannot be read is left out and named in a note."""
     shown = bench.best(spec.study) if spec.runs == "best" else bench.fullest(spec.study)
     there = {found.name for one in shown if (found := deployment(one.run.model))}
@@ -72,7 +72,7 @@ def gather_study(spec: StudySpec, bench: Bench, profile: str) -> StudyEvidence:
     notes = [*broken, *_circumstances(shown), *_others(shown, bench.runs(spec.study))]
     if lacking and shown:
         notes.append(f"No run of {', '.join(lacking)}.")
-    return StudyEvidence(
+    return FigureStudies(
         profile=profile,
         study=spec.study,
         shown=tuple(shown),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from capmoe_eval.figures.evidence import Evidence
+from capmoe_eval.figures.evidence import FigureRecords
 from capmoe_eval.figures.pooling import Grid, by_key, pooled_grid
 from capmoe_eval.figures.spec import Measured, Numbers
 from capmoe_eval.figures.style import COLOURS, DASHES, MARKERS, PAGE, new_figure
@@ -37,7 +37,7 @@ def best_gamma(grid: Grid, penalty: float) -> float | None:
     return min(costs)[1] if costs else None
 
 
-def measure_waste(evidence: Evidence) -> Measured:
+def measure_waste(evidence: FigureRecords) -> Measured:
     """Pool each model's grid over layers and tasks, and find the best γ by penalty."""
     models: list[Numbers] = []
     for model, records in by_key(evidence.of("routing"), lambda record: record.model).items():

@@ -15,8 +15,8 @@ from capmoe_eval.errors import UsageError, writing
 from capmoe_eval.finished import finished, own_words
 from capmoe_eval.record import VERDICTS
 from capmoe_eval.replication.claims import CLAIMS
-from capmoe_eval.replication.evidence import Evidence
 from capmoe_eval.replication.measures import MEASURES, Trainings
+from capmoe_eval.replication.records import SideRecords
 from capmoe_eval.replication.render import draw, to_json, to_markdown, to_png
 from capmoe_eval.replication.verdict import Judgement, judge
 
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         check_writable("--out", given.out)
         # Trained tiny models say nothing of other profiles, unless someone names them.
         trained = given.trainings or (TRAININGS if profile == _TRAINED else None)
-        evidence, trainings = Evidence(found.records), _trainings(trained)
+        evidence, trainings = SideRecords(found.records), _trainings(trained)
         judgements = [
             Judgement(
                 claim,

@@ -15,7 +15,7 @@ from capmoe_eval.method import Method
 MARGIN = 1.0
 """Points of accuracy that count as nearly nothing."""
 
-Composition = Literal["single", "mixed"]
+Composition = Literal["single", "mixed", "sized"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Contrast:
         expect: ``greater``: one is better than other. ``close``: one is at most :data:`MARGIN`
             points worse than other.
         batches: ``single``: batches of one task, by length, as lm-eval has them. ``mixed``: random
-            batches of four tasks.
+            batches of four tasks. ``sized``: batches of four tasks by length, of several sizes.
     """
 
     one: Side

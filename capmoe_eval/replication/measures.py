@@ -10,18 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from capmoe_eval.names import gamma_suffix
-from capmoe_eval.pairing import Documents
+from capmoe_eval.pairing import Documents, Unpaired, pair
+from capmoe_eval.paper.verdicts import CONFIRMED, CONTRADICTED, MIXED, NOT_MEASURED, NOT_SHOWN
 from capmoe_eval.record import Record
-from capmoe_eval.replication.claims import BASELINE, Side
-from capmoe_eval.replication.evidence import MIX, Evidence, documents_by_task, paired
-from capmoe_eval.replication.verdict import (
-    CONFIRMED,
-    CONTRADICTED,
-    MIXED,
-    NOT_MEASURED,
-    NOT_SHOWN,
-    Finding,
-)
+from capmoe_eval.replication.claims import BASELINE, Composition, Side
+from capmoe_eval.replication.records import SideRecords, not_paired
+from capmoe_eval.replication.verdict import Finding
 
 Trainings = Sequence[Mapping[str, Any]]
 """What ``results/training_seeds.json`` holds; see :mod:`capmoe_eval.origins`."""
@@ -30,7 +24,7 @@ FLIPPED: Final = 1.0
 """Percent of the answers that change, in the mean over two batches, to be called dependence."""
 
 
-def removed(evidence: Evidence, _trainings: Trainings) -> list[Finding]:
+def removed(evidence: SideRecords, _trainings: Trainings) -> list[Finding]:
     """Expert Drop removes fewer of the router's assignments than Token Drop (Table 2)."""
     findings = []
     for gamma in (1.0, 1.5, 2.0):
@@ -50,7 +44,7 @@ def _dropped(records: Sequence[Record]) -> float:
     return statistics.fmean(record.capmoe["load"]["drop_rate"] for record in records)
 
 
-def balance(_evidence: Evidence, trainings: Trainings) -> list[Finding]:
+def balance(_evidence: SideRecords, trainings: Trainings) -> list[Finding]:
     """From scratch against upcycled: the same class, data, steps and seeds (Figures 1, 2, 13)."""
     found: defaultdict[tuple[str, int], defaultdict[str, dict[int, float]]] = defaultdict(
         lambda: defaultdict(dict)
@@ -69,7 +63,7 @@ def balance(_evidence: Evidence, trainings: Trainings) -> list[Finding]:
     return findings or [Finding("peak load from scratch > upcycled", NOT_MEASURED)]
 
 
-def decay(evidence: Evidence, _trainings: Trainings) -> list[Finding]:
+def decay(evidence: SideRecords, _trainings: Trainings) -> list[Finding]:
     """Behind the top-k a gate score falls no faster than inside it, rank by rank (Figure 8).
 
     The step from rank K to K+1, as the logarithm of the scores' ratio, is held against the mean
@@ -94,10 +88,10 @@ def decay(evidence: Evidence, _trainings: Trainings) -> list[Finding]:
     return [_each(label, "log score", gentler, note if ratios else "")]
 
 
-def companions(evidence: Evidence, _trainings: Trainings) -> list[Finding]:
+def companions(evidence: SideRecords, _trainings: Trainings) -> list[Finding]:
     """Share of answers that change when the same documents share batches with others."""
     findings = []
-    for batches in ("the company", "the batch size"):
+    for said, batches in _COMPANY.items():
         for side in _MIXED_SIDES:
             flips = {}
             for model in evidence.models:
@@ -105,10 +99,11 @@ def companions(evidence: Evidence, _trainings: Trainings) -> list[Finding]:
                 if rate is not None:
                     flips[model] = 100 * rate
             if flips:
-                findings.append(_flipped(side, batches, flips))
+                findings.append(_flipped(side, said, flips))
     return findings or [Finding("answers that change with their batch", NOT_MEASURED)]
 
 
+_COMPANY: Final[Mapping[str, Composition]] = {"the company": "mixed", "the batch size": "sized"}
 _MIXED_SIDES: Final = (
     BASELINE,
     *(Side(name, 1.0) for name in ("order", "reverse_order", "random", "score")),
@@ -117,26 +112,21 @@ _MIXED_SIDES: Final = (
 )
 
 
-def _flips(evidence: Evidence, model: str, side: Side, batches: str) -> float | None:
+def _flips(evidence: SideRecords, model: str, side: Side, batches: Composition) -> float | None:
     """Return the mean share of documents whose score differs between two compositions."""
-    by_task: defaultdict[str, list[Documents]] = defaultdict(list)
-    for record in evidence.records:
-        shuffled = record.cell.shuffle is not None
-        if record.task != MIX or record.model != model or shuffled != (batches == "the company"):
-            continue
-        if not evidence.is_of(record, side):
-            continue
-        for task, documents in documents_by_task(record).items():
-            by_task[task].append(documents)
-    rates = [
-        statistics.fmean(
-            paired(model, task, [one], [other]).flips
-            for one, other in itertools.combinations(several, 2)
-        )
-        for task, several in by_task.items()
-        if len(several) > 1
-    ]
+    rates = []
+    for task, several in evidence.documents(model, side, batches).items():
+        if len(several) > 1:
+            two = itertools.combinations(several, 2)
+            rates.append(statistics.fmean(_flipped_share(model, task, *sides) for sides in two))
     return statistics.fmean(rates) if rates else None
+
+
+def _flipped_share(model: str, task: str, one: Documents, other: Documents) -> float:
+    found = pair([one], [other])
+    if isinstance(found, Unpaired):
+        raise not_paired(model, task, found.reason)
+    return found.flips
 
 
 def _flipped(side: Side, batches: str, flips: Mapping[str, float]) -> Finding:
@@ -183,7 +173,7 @@ def _sampled(label: str, unit: str, by_seed: Mapping[str, float]) -> Finding:
     return Finding(label, verdict, unit, mean, mean - reach, mean + reach, models=by_seed)
 
 
-MEASURES: Final[Mapping[str, Callable[[Evidence, Trainings], list[Finding]]]] = {
+MEASURES: Final[Mapping[str, Callable[[SideRecords, Trainings], list[Finding]]]] = {
     "removed": removed,
     "balance": balance,
     "decay": decay,

@@ -9,14 +9,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from capmoe_eval.paper.verdicts import CONFIRMED, CONTRADICTED, LEVEL, NOT_SHOWN
 from capmoe_eval.replication.claims import MARGIN
-from capmoe_eval.replication.verdict import (
-    CONFIRMED,
-    CONTRADICTED,
-    LEVEL,
-    Finding,
-    Judgement,
-)
+from capmoe_eval.replication.verdict import Finding, Judgement
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -161,8 +156,7 @@ def draw(judgements: Sequence[Judgement], title: str) -> Figure:
     axes.set_title(title, fontsize=8.5)
     axes.grid(axis="x", color="#e5e5e5", linewidth=0.5)
     axes.set_axisbelow(True)
-    legend = [("confirmed", *_LOOK[CONFIRMED]), ("contradicted", *_LOOK[CONTRADICTED])]
-    legend.append(("not shown", *_OTHER))
+    legend = [*((word, *look) for word, look in _LOOK.items()), (NOT_SHOWN, *_OTHER)]
     handles = [
         Line2D([], [], color=colour, marker=marker, markersize=4.5, label=name)
         for name, colour, marker in legend

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
-
-import numpy as np
 
 from capmoe_eval.names import gamma_suffix
-from capmoe_eval.paired import Comparison, compare, holm
-from capmoe_eval.pairing import pool
+from capmoe_eval.paired import Comparison, Effect, contrast, holm
+from capmoe_eval.paper.verdicts import (
+    CONFIRMED,
+    CONTRADICTED,
+    LEVEL,
+    MIXED,
+    NOT_MEASURED,
+    NOT_SHOWN,
+    PARTLY,
+)
 from capmoe_eval.replication.claims import MARGIN, Claim, Contrast, Side
-from capmoe_eval.replication.evidence import Evidence
-
-LEVEL: Final = 0.05
-"""Family-wise error rate within a claim."""
-
-CONFIRMED, CONTRADICTED = "confirmed", "contradicted"
-PARTLY, MIXED, NOT_SHOWN, NOT_MEASURED = "partly", "mixed", "not shown", "not measured"
+from capmoe_eval.replication.records import SideRecords, not_paired
 
 
 @dataclass(frozen=True)
@@ -75,65 +74,51 @@ class Judgement:
         return PARTLY
 
 
-def judge(evidence: Evidence, claim: Claim) -> tuple[Finding, ...]:
+def judge(evidence: SideRecords, claim: Claim) -> tuple[Finding, ...]:
     """Return what the evidence says of a claim's contrasts; its measure is another matter.
 
     ``greater`` is decided by the p values of the claim's contrasts, corrected for their number;
     ``close`` by whether the confidence interval lies on one side of the margin.
     """
-    found = [_compared(evidence, contrast) for contrast in claim.contrasts]
-    pairs = list(zip(claim.contrasts, found, strict=True))
-    tested = [one.comparison.p for c, one in pairs if one is not None and c.expect == "greater"]
+    effects = [(asked, _effect(evidence, asked)) for asked in claim.contrasts]
+    tested = [e.comparison.p for a, e in effects if e.comparison and a.expect == "greater"]
     corrected = iter(holm(tested))
     findings = []
-    for contrast, one in pairs:
-        if one is None:
-            findings.append(Finding(label(contrast), NOT_MEASURED))
-        else:
-            p = next(corrected) if contrast.expect == "greater" else None
-            findings.append(_finding(contrast, one, p))
+    for asked, effect in effects:
+        found, name = effect.comparison, label(asked)
+        if found is None:
+            findings.append(Finding(name, NOT_MEASURED))
+            continue
+        p = next(corrected) if asked.expect == "greater" else None
+        numbers = found.effect, found.low, found.high, p
+        findings.append(
+            Finding(name, _verdict(found, p), "points", *numbers, effect.models, found.documents)
+        )
     return tuple(findings)
 
 
-@dataclass(frozen=True)
-class _Compared:
-    comparison: Comparison
-    models: Mapping[str, float]
+def _effect(evidence: SideRecords, asked: Contrast) -> Effect:
+    """Compare a contrast's sides.
+
+    Raises:
+        UsageError: If the records of a task do not pair: a verdict on a part of them is none.
+    """
+    sides = [
+        {model: evidence.documents(model, side, asked.batches) for model in evidence.models}
+        for side in (asked.one, asked.other)
+    ]
+    effect = contrast({model: (sides[0][model], sides[1][model]) for model in evidence.models})
+    for (model, task), reason in effect.unpaired.items():
+        raise not_paired(model, task, reason)
+    return effect
 
 
-def _compared(evidence: Evidence, contrast: Contrast) -> _Compared | None:
-    """Compare a contrast's sides: documents are averaged over models, tasks count equally."""
-    found = {
-        model: pairs
-        for model in evidence.models
-        if (pairs := evidence.pairs(model, contrast.one, contrast.other, contrast.batches))
-    }
-    if not found:
-        return None
-    models = {
-        model: 100 * float(np.mean([paired.differences.mean() for paired in pairs.values()]))
-        for model, pairs in found.items()
-    }
-    points = {task: 100 * values for task, values in pool(found.values()).items()}
-    return _Compared(compare(points), models)
-
-
-def _finding(contrast: Contrast, compared: _Compared, p: float | None) -> Finding:
-    found = compared.comparison
+def _verdict(found: Comparison, p: float | None) -> str:
     if p is None:
         yes, no = found.low > -MARGIN, found.high < -MARGIN
     else:
         yes, no = (p < LEVEL and sign * found.effect > 0 for sign in (1, -1))
-    return Finding(
-        label=label(contrast),
-        verdict=CONFIRMED if yes else CONTRADICTED if no else NOT_SHOWN,
-        effect=found.effect,
-        low=found.low,
-        high=found.high,
-        p=p,
-        models=compared.models,
-        documents=found.documents,
-    )
+    return CONFIRMED if yes else CONTRADICTED if no else NOT_SHOWN
 
 
 def label(contrast: Contrast) -> str:

@@ -26,10 +26,7 @@ from capmoe_eval.report.layout import (
 from capmoe_eval.report.layouts import LAYOUTS, TABLES, find_layout, get_layout
 from capmoe_eval.report.published import (
     Printed,
-    PublishedNumber,
-    lookup,
     printed_speedups,
-    published_numbers,
     published_table,
 )
 from capmoe_eval.report.render import to_csv, to_html, to_latex, to_markdown, write
@@ -60,7 +57,6 @@ __all__ = [
     "PairedTest",
     "Printed",
     "Published",
-    "PublishedNumber",
     "Row",
     "RowSpec",
     "SettingsLayout",
@@ -73,9 +69,7 @@ __all__ = [
     "fill",
     "find_layout",
     "get_layout",
-    "lookup",
     "printed_speedups",
-    "published_numbers",
     "published_table",
     "settings_table",
     "to_csv",

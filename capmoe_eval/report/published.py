@@ -1,16 +1,13 @@
-"""The numbers that the paper prints."""
+"""The paper's tables as it prints them."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import math
-from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from typing import Final
 
 from capmoe_eval.errors import bad_choice
+from capmoe_eval.paper.printed import lookup
 from capmoe_eval.report.fill import fill
 from capmoe_eval.report.layout import Layout, ModelSlot, RowSpec, SettingsLayout, WorkloadLayout
 from capmoe_eval.report.layouts import TABLES
@@ -19,80 +16,6 @@ from capmoe_eval.report.table import Entry, Table
 from capmoe_eval.report.workload import printed_workloads
 
 _VERSIONS: Final = {"v1": "v1, arXiv", "v2": "v2, ICLR 2026"}
-
-
-@dataclass(frozen=True)
-class PublishedNumber:
-    """One cell of a printed table, named as in print.
-
-    Attributes:
-        version: "v1" (arXiv) or "v2" (ICLR 2026).
-        table: Number of the table in that version.
-        model: The model.
-        method: The method.
-        variant: Granularity, modality strategy, workload or m; empty where there is none.
-        gamma: Capacity factor, ``inf`` without a limit, None where it does not apply or is not
-            stated.
-        column: The task, or "Avg.".
-        value: In the table's own units: percent, but fractions in Tables 6 and 7, MME points in
-            Table 4 and a speedup in Table 10.
-    """
-
-    version: str
-    table: int
-    model: str
-    method: str
-    variant: str
-    gamma: float | None
-    column: str
-    value: float
-
-
-@cache
-def published_numbers() -> tuple[PublishedNumber, ...]:
-    """Return every printed number of both versions, in the order of print."""
-    source = resources.files(__package__) / "data" / "tables.csv"
-    with source.open(encoding="utf-8") as file:
-        return tuple(
-            PublishedNumber(
-                version=line["version"],
-                table=int(line["table"]),
-                model=line["model"],
-                method=line["method"],
-                variant=line["variant"],
-                gamma=float(line["gamma"]) if line["gamma"] else None,
-                column=line["column"],
-                value=float(line["value"]),
-            )
-            for line in csv.DictReader(file)
-        )
-
-
-def lookup(
-    *,
-    version: str,
-    table: int,
-    model: str,
-    method: str,
-    column: str,
-    variant: str = "",
-    gamma: float | None = None,
-) -> float:
-    """Return a printed number, in the table's own units; the arguments are as in print.
-
-    A row for which the paper states no γ (Expert Drop, Table 6) is found by any ``gamma``.
-
-    Raises:
-        LookupError: If the paper prints no such number.
-    """
-    for stated in (gamma, None):
-        value = _index().get((version, table, model, method, variant, stated, column))
-        if value is not None:
-            return value
-    raise LookupError(
-        f"Table {table} of {version} prints no {column} for {method} on {model} "
-        f"with gamma={gamma}, variant={variant!r}"
-    )
 
 
 def published_table(name: str, version: str = "v2") -> Table:
@@ -183,13 +106,3 @@ class Printed:
             )
             for heading in headings
         )
-
-
-@cache
-def _index() -> dict[tuple[object, ...], float]:
-    index: dict[tuple[object, ...], float] = {}
-    for number in published_numbers():
-        *key, value = dataclasses.astuple(number)
-        if index.setdefault(tuple(key), value) != value:
-            raise ValueError(f"tables.csv gives two values for {key}")
-    return index

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from capmoe_eval.efficiency import Bench, Point, Prefill, Shown, Timing, bench_command
-from capmoe_eval.efficiency.paper import MACHINE
+from capmoe_eval.paper.printed import MACHINE
 from capmoe_eval.report.layout import WorkloadLayout
 from capmoe_eval.report.table import Block, Entry, Missing, Published, Row, Table
 
@@ -45,29 +45,28 @@ def workload_table(layout: WorkloadLayout, bench: Bench, printed: Mapping[str, f
     if any(layers):
         ideal = [missing if t is None else Entry(t.ideal_rank) for t in layers]
         rows.append(Row(("ideal of the layer",), tuple(ideal)))
-    return Table(
-        name=layout.key,
-        title=layout.title.format(kind=f" ({one.kind})" if one else ""),
-        caption=layout.caption,
-        label_headings=("Speedup of",),
-        columns=tuple(heading for heading, _ in layout.workloads),
-        blocks=tuple(Block((row,)) for row in rows),
-        decimals=layout.decimals,
-        notes=tuple(_notes(one, [p for p in columns if p])) if one else (),
-    )
+    notes = tuple(_notes(one, [p for p in columns if p])) if one else ()
+    return _table(layout, rows, f" ({one.kind})" if one else "", notes)
 
 
 def printed_workloads(layout: WorkloadLayout, printed: Mapping[str, float]) -> Table:
     """Lay out the same table as the paper prints it."""
     cells = tuple(Entry(printed[place]) for _, place in layout.workloads)
+    return _table(layout, [Row((layout.printed_method,), cells)])
+
+
+def _table(
+    layout: WorkloadLayout, rows: Sequence[Row], kind: str = "", notes: tuple[str, ...] = ()
+) -> Table:
     return Table(
         name=layout.key,
-        title=layout.title.format(kind=""),
+        title=layout.title.format(kind=kind),
         caption=layout.caption,
         label_headings=("Speedup of",),
         columns=tuple(heading for heading, _ in layout.workloads),
-        blocks=(Block((Row((layout.printed_method,), cells),)),),
+        blocks=tuple(Block((row,)) for row in rows),
         decimals=layout.decimals,
+        notes=notes,
     )
 
 

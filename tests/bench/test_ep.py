@@ -14,8 +14,8 @@ from capmoe_eval.bench.__main__ import main
 from capmoe_eval.cell import Cell, ModelId, TaskId
 from capmoe_eval.efficiency import read_study
 from capmoe_eval.method import Method
+from capmoe_eval.paper.printed import printed_rows
 from capmoe_eval.parallel.timing import PHASES
-from capmoe_eval.report.published import published_numbers
 from tests.records import layer, record
 
 QUICK = [
@@ -102,7 +102,7 @@ def test_a_study_is_written_with_its_models_and_workloads(
     assert run["model"] == "DeepSeek-V2" and run["ranks"] == 8
     assert run["shape"]["shared"] == 2816 // 32
     assert run["link"]["source"].startswith("balance of H20: 0.00375 bytes per FLOP")
-    printed = {n.variant: n.value for n in published_numbers() if n.table == 10}
+    printed = {row.variant: row.values for row in printed_rows() if row.table == 10}
     assert [point["place"] for point in run["points"]] == list(printed)
     # 8K x 0.4K: 8192 / 512 = 16 sequences of 410 / 32 = 13 tokens; 1K x 4K: 2, so one of each rank.
     assert [(run["points"][n]["batch"], run["points"][n]["prompt"]) for n in (2, 8)] == [

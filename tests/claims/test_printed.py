@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from capmoe_eval.claims import Evidence, Verdict, ledger, paper_claims
-from capmoe_eval.claims.finding import INCONSISTENT, Outcome
 from capmoe_eval.claims.printed import averages, check, grain, rounded, truncated
-from capmoe_eval.claims.rows import find_row, find_rows, pairs
+from capmoe_eval.paper.printed import find_row, find_rows, pairs
+from capmoe_eval.paper.verdicts import INCONSISTENT, Outcome
 
 
 @pytest.fixture(scope="module")

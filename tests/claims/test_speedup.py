@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from capmoe_eval.claims import Evidence, ledger, paper_claims
-from capmoe_eval.claims.finding import Outcome
 from capmoe_eval.claims.speedup import FACTS, check
 from capmoe_eval.efficiency import Bench, read_bench
+from capmoe_eval.paper.verdicts import Outcome
 from tests.efficiency import files
 
 # In the made-up studies Expanded Drop at γ = 2 gains 1.05 ± 5 %, which is not apart from 1, and

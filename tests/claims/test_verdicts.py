@@ -16,7 +16,7 @@ from capmoe_eval.claims.evidence import TASKS, Choice, read_evidence, read_repli
 from capmoe_eval.claims.finding import combine, conclude
 from capmoe_eval.claims.ledger import replicated
 from capmoe_eval.claims.measured import Contrasts, Expectation
-from capmoe_eval.claims.rows import find_row
+from capmoe_eval.paper.printed import find_row
 from capmoe_eval.record import Record
 from tests.claims.fabricate import HOME, evidence, record
 
@@ -149,8 +149,8 @@ def test_a_contrast_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from capmoe_eval.claims import measured
 
     calls: list[object] = []
-    compare = measured.compare
-    monkeypatch.setattr(measured, "compare", lambda d: (calls.append(d), compare(d))[1])
+    contrast = measured.contrast
+    monkeypatch.setattr(measured, "contrast", lambda *a: (calls.append(a), contrast(*a))[1])
     found = evidence(record("score", 1.0, RIGHT), record("random", 1.0, WRONG))
     check = CONTRAST % "greater"
     ledger(read_claims(f"- {HEAD % check}\n- {(HEAD % check).replace('one', 'two')}"), found)
@@ -473,4 +473,5 @@ def test_contrasts_without_records_are_none() -> None:
     from capmoe_eval.claims.measured import Contrast
 
     raw = {"a": {"method": "score", "gamma": 1.0}, "b": {"method": "baseline"}, "expect": "less"}
-    assert Contrasts(Evidence("zoo")).result(Contrast.of(raw)).comparison is None
+    effect, records = Contrasts(Evidence("zoo")).result(Contrast.of(raw))
+    assert effect.comparison is None and not records

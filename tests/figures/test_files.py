@@ -17,7 +17,7 @@ from capmoe_eval.commands import sweeps
 from capmoe_eval.configuration import config_directory, plans
 from capmoe_eval.errors import UsageError
 from capmoe_eval.figures import FIGURES, __main__, gather, get_figure
-from capmoe_eval.figures.evidence import Experiment
+from capmoe_eval.figures.evidence import FigurePlans
 from capmoe_eval.figures.spec import FigureSpec
 from capmoe_eval.finished import composed, model_defaults
 from capmoe_eval.record import Record
@@ -33,7 +33,7 @@ FORMATS = ("svg", "pdf", "png", "json")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Plausible records of every planned cell of the default profile."""
     root = tmp_path_factory.mktemp("figures") / "results"
-    experiment = Experiment([f"results_dir={root}"])
+    experiment = FigurePlans([f"results_dir={root}"])
     for part in experiment.config.parts:
         for plan in experiment.plan(str(part)):
             plausible(plan.cell, root).write()
@@ -89,10 +89,10 @@ def test_the_paper_has_these_figures() -> None:
 
 def test_another_process_writes_the_same_bytes(drawn: Path, results: Path, tmp_path: Path) -> None:
     code = (
-        "from capmoe_eval.figures.evidence import Experiment, gather\n"
+        "from capmoe_eval.figures.evidence import FigurePlans, gather\n"
         "from capmoe_eval.figures import get_figure, write_figure\n"
         "from pathlib import Path\nimport sys\n"
-        f"experiment = Experiment(['results_dir={results}'])\n"
+        f"experiment = FigurePlans(['results_dir={results}'])\n"
         "for name in sys.argv[2:]:\n"
         "    spec = get_figure(name)\n"
         "    write_figure(spec, gather(spec, experiment), Path(sys.argv[1]))\n"
@@ -113,7 +113,7 @@ def test_a_missing_a_broken_and_a_foreign_record(
     results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = tmp_path / "results"
-    experiment = Experiment([f"results_dir={root}"])
+    experiment = FigurePlans([f"results_dir={root}"])
     planned = experiment.plan("baseline")
     for plan in planned:
         source = results / plan.path.relative_to(root)
@@ -155,7 +155,7 @@ def test_nothing_to_draw_is_an_error_of_that_figure_alone(
         f"{nowhere} model=zoo_olmoe method=baseline tasks=obqa\n"
     )
     only = tmp_path / "results"
-    experiment = Experiment([f"results_dir={only}"])
+    experiment = FigurePlans([f"results_dir={only}"])
     plan = experiment.plan("baseline")[0]
     plausible(plan.cell, only).write()
     assert run("all", "--formats", "svg", f"results_dir={only}", "--out", tmp_path) == 1
@@ -181,7 +181,7 @@ def test_the_commands_measure_exactly_what_is_missing(
     name: str, lines: int, more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [f"results_dir={tmp_path}", "limit=7", *more]
-    wanted = gather(get_figure(name), Experiment(words))
+    wanted = gather(get_figure(name), FigurePlans(words))
     assert run(name, "--missing", *words) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed == list(wanted.absent)
@@ -199,7 +199,7 @@ def test_the_commands_measure_exactly_what_is_missing(
             for overrides in product(*swept):
                 config = compose("config", overrides=list(overrides))
                 found |= {plan.path for plan in plans(config)}
-    experiment = Experiment(words)
+    experiment = FigurePlans(words)
     spec = get_figure(name)
     assert found == {
         plan.path
@@ -227,7 +227,7 @@ def test_a_command_says_the_candidates_that_are_not_as_usual(candidates: str, ep
 
 
 def test_the_methods_of_the_front_take_few_commands(tmp_path: Path) -> None:
-    absent = gather(get_figure("pareto"), Experiment([f"results_dir={tmp_path}"])).absent
+    absent = gather(get_figure("pareto"), FigurePlans([f"results_dir={tmp_path}"])).absent
     said = [shlex.split(line)[3:] for line in absent]
     methods = [word for words in said for word in words if word.startswith("method=")]
     assert methods == [
@@ -242,7 +242,7 @@ def test_the_methods_of_the_front_take_few_commands(tmp_path: Path) -> None:
 
 
 def test_planning_by_part_is_planning_the_experiment() -> None:
-    experiment = Experiment()
+    experiment = FigurePlans()
     by_part = {plan.path for part in experiment.config.parts for plan in experiment.plan(str(part))}
     config = experiment.config.copy()
     config.parts = {name: config.parts[name] for name in ("curve", "ranked", "shuffles")}
@@ -260,18 +260,18 @@ def test_what_cannot_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert "leave it out" in capsys.readouterr().err
     assert run("fig1", "profile=zo") == 2
     assert "did you mean 'zoo'" in capsys.readouterr().err
-    short = Experiment(["profile.figures.models=[zoo_olmoe]"])
+    short = FigurePlans(["profile.figures.models=[zoo_olmoe]"])
     with pytest.raises(UsageError, match="fig16: shows model 4 of the profile, and profile zoo"):
         gather(get_figure("fig16"), short)
     with pytest.raises(UsageError, match=r"parts.curve.tasks=rt: did you mean 'rte'"):
-        Experiment(["parts.curve.tasks=[rt]"]).plan("curve")
+        FigurePlans(["parts.curve.tasks=[rt]"]).plan("curve")
     with pytest.raises(UsageError, match="did you mean 'curve'"):
-        Experiment().plan("curves")
+        FigurePlans().plan("curves")
 
 
 @pytest.mark.parametrize("profile", ["zoo", "paper"])
 def test_every_profile_has_what_the_figures_need(profile: str) -> None:
-    experiment = Experiment([f"profile={profile}"])
+    experiment = FigurePlans([f"profile={profile}"])
     for name in ("fig9", "fig16", "fig20"):
         spec = get_figure(name)
         assert all(experiment.plan(part) for part in spec.parts)

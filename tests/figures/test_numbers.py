@@ -23,10 +23,10 @@ from capmoe_eval.figures import (
     rounds,
     waste,
 )
-from capmoe_eval.figures.evidence import Evidence
+from capmoe_eval.figures.evidence import FigureRecords
 from capmoe_eval.figures.pooling import Grid, mean_score, pooled_grid
-from capmoe_eval.figures.print_values import figure1_bars, table1_scores
 from capmoe_eval.method import Method
+from capmoe_eval.paper.printed import figure1_bars, table1_scores
 from capmoe_eval.record import Record
 from tests import records
 from tests.records import GAMMAS, layer
@@ -54,9 +54,9 @@ def record(
     return records.record(of, root, correct, layers=layers, load=load, **{"stderr": 0.02, **parts})
 
 
-def evidence(**records: Sequence[Record]) -> Evidence:
+def evidence(**records: Sequence[Record]) -> FigureRecords:
     everything = [one for listed in records.values() for one in listed]
-    return Evidence(
+    return FigureRecords(
         records={part: tuple(listed) for part, listed in records.items()},
         profile="p",
         models={one.model: one.model.title() for one in everything},

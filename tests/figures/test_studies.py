@@ -11,7 +11,7 @@ import pytest
 from capmoe_eval.efficiency import read_bench
 from capmoe_eval.figures import __main__, gather_study, get_figure
 from capmoe_eval.figures.spec import StudySpec
-from capmoe_eval.figures.studies import StudyEvidence
+from capmoe_eval.figures.studies import FigureStudies
 from capmoe_eval.figures.write import render
 from tests.efficiency import files
 
@@ -23,7 +23,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return files.write_all(tmp_path_factory.mktemp("bench"))
 
 
-def evidence(name: str, folder: Path) -> StudyEvidence:
+def evidence(name: str, folder: Path) -> FigureStudies:
     spec = get_figure(name)
     assert isinstance(spec, StudySpec)
     return gather_study(spec, read_bench(folder), "zoo")

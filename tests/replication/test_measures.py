@@ -9,8 +9,8 @@ import pytest
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.method import Method
-from capmoe_eval.replication.evidence import Evidence
 from capmoe_eval.replication.measures import balance, companions, decay, removed
+from capmoe_eval.replication.records import SideRecords
 from tests.records import layer, record_of
 
 
@@ -20,7 +20,7 @@ def test_the_share_that_expert_drop_removes_is_held_against_token_drops() -> Non
         record_of(Method("score", 1.0), [1.0], task="rte", parts={"load": {"drop_rate": 0.5}}),
         record_of(Method("expert_drop"), [1.0], parts={"load": {"drop_rate": 0.1}}),
     ]
-    one, *others = removed(Evidence(records), [])
+    one, *others = removed(SideRecords(records), [])
     assert (one.verdict, one.effect) == ("confirmed", pytest.approx(30.0))
     assert [finding.verdict for finding in others] == ["not measured"] * 2
 
@@ -34,7 +34,7 @@ def trainings(scratch: list[float], upcycled: list[float]) -> list[dict[str, obj
 
 
 def test_balance_has_students_interval_over_seeds() -> None:
-    (found,) = balance(Evidence([]), trainings([4.0, 4.0, 4.3], [2.0, 2.1, 2.0]))
+    (found,) = balance(SideRecords([]), trainings([4.0, 4.0, 4.3], [2.0, 2.1, 2.0]))
     differences = [2.0, 1.9, 2.3]
     mean = sum(differences) / 3
     deviation = math.sqrt(sum((d - mean) ** 2 for d in differences) / 2)
@@ -42,16 +42,16 @@ def test_balance_has_students_interval_over_seeds() -> None:
     assert found.low == pytest.approx(mean - 4.302652729749464 * deviation / math.sqrt(3))
     assert found.verdict == "confirmed"
     assert found.models["seed 2"] == pytest.approx(2.3)
-    (found,) = balance(Evidence([]), trainings([2.0, 2.1, 2.0], [4.0, 4.0, 4.3]))
+    (found,) = balance(SideRecords([]), trainings([2.0, 2.1, 2.0], [4.0, 4.0, 4.3]))
     assert found.verdict == "contradicted"
-    (found,) = balance(Evidence([]), trainings([2.0, 4.0, 3.0], [3.0, 3.0, 3.0]))
+    (found,) = balance(SideRecords([]), trainings([2.0, 4.0, 3.0], [3.0, 3.0, 3.0]))
     assert found.verdict == "not shown"
 
 
 def test_nine_training_seeds_have_an_interval_too() -> None:
     """Eight degrees of freedom: t = 2.306."""
     scratch = [4.0, 4.1, 3.9, 4.2, 4.0, 4.3, 3.8, 4.0, 4.1]
-    (found,) = balance(Evidence([]), trainings(scratch, [2.0] * 9))
+    (found,) = balance(SideRecords([]), trainings(scratch, [2.0] * 9))
     deviation = statistics.stdev(scratch)
     assert found.verdict == "confirmed"
     assert found.low == pytest.approx(found.effect - 2.306004135 * deviation / 3)
@@ -60,14 +60,16 @@ def test_nine_training_seeds_have_an_interval_too() -> None:
 def test_trainings_of_other_lengths_are_not_mixed() -> None:
     short = trainings([4.0, 4.0, 4.3], [2.0, 2.1, 2.0])
     long = [{**training, "steps": 900} for training in trainings([2.0, 2.1], [4.0, 4.0])]
-    found = balance(Evidence([]), [*short, *long])
+    found = balance(SideRecords([]), [*short, *long])
     assert [finding.verdict for finding in found] == ["confirmed", "contradicted"]
     assert found[0].label.endswith("3 seeds of 600 steps")
 
 
 def test_balance_needs_two_seeds() -> None:
-    assert [f.verdict for f in balance(Evidence([]), [])] == ["not measured"]
-    assert [f.verdict for f in balance(Evidence([]), trainings([1.0], [2.0]))] == ["not measured"]
+    assert [f.verdict for f in balance(SideRecords([]), [])] == ["not measured"]
+    assert [f.verdict for f in balance(SideRecords([]), trainings([1.0], [2.0]))] == [
+        "not measured"
+    ]
 
 
 def test_flips_of_other_documents_are_not_counted() -> None:
@@ -79,7 +81,7 @@ def test_flips_of_other_documents_are_not_counted() -> None:
         ),
     ]
     with pytest.raises(UsageError, match="task=piqa: records do not pair"):
-        companions(Evidence(records), [])
+        companions(SideRecords(records), [])
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,9 @@ def test_decay_compares_the_step_behind_the_top_k_with_those_inside(
     scores: list[float], verdict: str
 ) -> None:
     layers = [layer([8] * len(scores), scores=scores)]
-    (found,) = decay(Evidence([record_of(Method("baseline"), [1.0], parts={"layers": layers})]), [])
+    (found,) = decay(
+        SideRecords([record_of(Method("baseline"), [1.0], parts={"layers": layers})]), []
+    )
     assert found.verdict == verdict
     inside, behind = math.log(scores[0] / scores[1]), math.log(scores[1] / scores[2])
     assert found.effect == pytest.approx(inside - behind)
@@ -107,7 +111,7 @@ def test_flips_are_counted_between_batches_of_the_same_documents() -> None:
         record_of(Method("baseline"), {"piqa": [1.0, 1.0]}, shuffle=0, **mix),
         record_of(Method("baseline"), {"piqa": [1.0, 1.0]}, shuffle=1, **mix),
     ]
-    baseline, order = companions(Evidence(records), [])
+    baseline, order = companions(SideRecords(records), [])
     # Pairs of batches differ in 1, 1 and 2 of 4 documents.
     assert order.effect == pytest.approx(100 * (1 + 1 + 2) / 3 / 4)
     assert order.label == "order γ=1: more than 1 % of the answers change with the company"

@@ -8,7 +8,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.method import Method
 from capmoe_eval.record import Record
 from capmoe_eval.replication import CLAIMS, Claim, Contrast, Judgement, Side, judge
-from capmoe_eval.replication.evidence import Evidence
+from capmoe_eval.replication.records import SideRecords
 from capmoe_eval.replication.verdict import Finding, label
 from tests.records import record_of
 
@@ -21,7 +21,7 @@ def method(name: str, **knobs: object) -> Method:
 
 
 def only(records: list[Record], claim: Claim = CLAIM) -> Finding:
-    (finding,) = judge(Evidence(records), claim)
+    (finding,) = judge(SideRecords(records), claim)
     return finding
 
 
@@ -50,7 +50,7 @@ def test_p_is_corrected_for_the_contrasts_of_the_claim() -> None:
     assert only(six).p == pytest.approx(2 / 2**6)
     assert only(six).verdict == "confirmed"
     claim = Claim("x", "", "", (Contrast(SCORE, ORDER), Contrast(SCORE, BASELINE)))
-    both = judge(Evidence([*six, record_of(method("baseline"), [1.0] * 20)]), claim)
+    both = judge(SideRecords([*six, record_of(method("baseline"), [1.0] * 20)]), claim)
     assert both[0].p == pytest.approx(4 / 2**6)
     assert both[0].verdict == "not shown"
 
@@ -163,7 +163,7 @@ def test_a_model_of_one_rank_has_other_canonical_forms() -> None:
         record_of(Method("baseline"), [1.0, 0.0]),
         record_of(Method("order", 1.0), [0.0, 0.0]),
     ]
-    assert [finding.effect for finding in judge(Evidence(records), claim)] == [100.0, 50.0]
+    assert [finding.effect for finding in judge(SideRecords(records), claim)] == [100.0, 50.0]
 
 
 @pytest.mark.parametrize(

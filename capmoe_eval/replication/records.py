@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.pairing import Documents, Paired, Unpaired, pair
+from capmoe_eval.pairing import Documents
 from capmoe_eval.record import Record
 from capmoe_eval.replication.claims import Composition, Side, method_key
 
@@ -14,7 +14,7 @@ MIX = "zero_shot_mix"
 """The task whose requests meet in one batch."""
 
 
-class Evidence:
+class SideRecords:
     """The records of a replication.
 
     Args:
@@ -37,26 +37,8 @@ class Evidence:
         """Return the records of a side on a model: of all its tasks, seeds and shuffles."""
         return self._found.get((model, batches, side.key(self._ranks[model])), [])
 
-    def is_of(self, record: Record, side: Side) -> bool:
-        """Return whether a record is of a side, whatever its batches."""
-        return method_key(record.cell.method) == side.key(self._ranks[record.model])
-
-    def pairs(self, model: str, one: Side, other: Side, batches: Composition) -> dict[str, Paired]:
-        """Return, for each task that both sides have, their scores on its documents.
-
-        Scores are averaged over seeds and shuffles.
-
-        Raises:
-            UsageError: If the records of a task do not pair.
-        """
-        ones, others = (self._documents(model, side, batches) for side in (one, other))
-        return {
-            task: paired(model, task, ones[task], others[task]) for task in ones if task in others
-        }
-
-    def _documents(
-        self, model: str, side: Side, batches: Composition
-    ) -> Mapping[str, list[Documents]]:
+    def documents(self, model: str, side: Side, batches: Composition) -> dict[str, list[Documents]]:
+        """Return the scores of a side on a model, by task: of all its seeds and shuffles."""
         found: defaultdict[str, list[Documents]] = defaultdict(list)
         for record in self.of(model, side, batches):
             for task, documents in documents_by_task(record).items():
@@ -71,25 +53,16 @@ def documents_by_task(record: Record) -> dict[str, Documents]:
     return {record.task: record.documents}
 
 
-def paired(
-    model: str, task: str, first: Sequence[Documents], second: Sequence[Documents]
-) -> Paired:
-    """Return two sides of a task as a pair: a verdict on a part of the documents is none.
-
-    Raises:
-        UsageError: If they do not pair.
-    """
-    found = pair(first, second)
-    if isinstance(found, Unpaired):
-        raise UsageError(
-            f"model={model}, task={task}: records do not pair ({found.reason}); run the experiment "
-            "again with one limit and one data.root"
-        )
-    return found
+def not_paired(model: str, task: str, reason: str) -> UsageError:
+    """Return the error for records that do not pair: a verdict on a part of them is none."""
+    return UsageError(
+        f"model={model}, task={task}: records do not pair ({reason}); run the experiment again "
+        "with one limit and one data.root"
+    )
 
 
 def _batches(record: Record) -> Composition | None:
     """Return how the record's batches were made, or None if no contrast asks for them."""
     if record.task == MIX:
-        return "mixed" if record.cell.shuffle is not None else None
+        return "mixed" if record.cell.shuffle is not None else "sized"
     return "single" if record.cell.shuffle is None else None

@@ -1,0 +1,329 @@
+"""What the paper prints: the one reader of its tables, its figures and its deployments.
+
+``data/tables.csv`` has every cell of the result tables, ``data/figures.json`` what could be read
+from the figures.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from types import MappingProxyType
+from typing import Any, Final
+
+_DATA: Final = resources.files(__package__) / "data"
+
+AVERAGE: Final = "Avg."
+FIELDS: Final = ("version", "table", "model", "method", "variant", "gamma")
+
+Where = Mapping[str, Any]
+"""Fields of rows and the values that they must have; ``version`` is v2 where nothing is said, a
+list allows several values."""
+
+
+@dataclass(frozen=True)
+class PrintedRow:
+    """One row of a printed table, named as in print.
+
+    Attributes:
+        version: "v1" (arXiv) or "v2" (ICLR 2026).
+        table: Number of the table in that version.
+        model: The model.
+        method: The method.
+        variant: Granularity, modality strategy, workload or m; empty where there is none.
+        gamma: Capacity factor, ``inf`` without a limit, None where it does not apply or is not
+            stated.
+        values: By column (a task, or "Avg."), in the table's own units: percent, but fractions in
+            Tables 6 and 7, MME points in Table 4 and a speedup in Table 10.
+    """
+
+    version: str
+    table: int
+    model: str
+    method: str
+    variant: str
+    gamma: float | None
+    values: Mapping[str, float]
+
+    @property
+    def label(self) -> str:
+        """The row's name for sentences: ``Table 1 Score γ=1``."""
+        parts = [f"Table {self.table}", *([self.version] if self.version == "v1" else [])]
+        parts += [self.model, self.method, self.variant]
+        if self.gamma is not None and self.method != "Baseline":
+            parts.append(f"γ={self.gamma:g}")
+        return " ".join(part for part in parts if part not in ("", "–"))
+
+    @property
+    def tasks(self) -> Mapping[str, float]:
+        """The values without the average."""
+        return {name: value for name, value in self.values.items() if name != AVERAGE}
+
+    @property
+    def mean(self) -> float:
+        """The mean of the tasks, computed again."""
+        return sum(self.tasks.values()) / len(self.tasks)
+
+    def number(self, column: str) -> float:
+        """Return a value; the average is computed again, for print truncates some."""
+        return self.mean if column == AVERAGE else self.values[column]
+
+
+@cache
+def printed_rows() -> tuple[PrintedRow, ...]:
+    """Return every row of both versions, in the order of print."""
+    return tuple(PrintedRow(*key, values=values) for key, values in _values_by_row().items())
+
+
+@cache
+def _values_by_row() -> Mapping[tuple[str, int, str, str, str, float | None], dict[str, float]]:
+    """Return the values by column of each row, by its :data:`FIELDS`."""
+    rows: dict[tuple[str, int, str, str, str, float | None], dict[str, float]] = {}
+    with (_DATA / "tables.csv").open(encoding="utf-8") as file:
+        for line in csv.DictReader(file):
+            gamma = float(line["gamma"]) if line["gamma"] else None
+            names = line["model"], line["method"], line["variant"]
+            row = rows.setdefault((line["version"], int(line["table"]), *names, gamma), {})
+            row[line["column"]] = float(line["value"])
+    return rows
+
+
+def lookup(
+    *,
+    version: str,
+    table: int,
+    model: str,
+    method: str,
+    column: str,
+    variant: str = "",
+    gamma: float | None = None,
+) -> float:
+    """Return a printed number, in the table's own units; the arguments are as in print.
+
+    A row for which the paper states no γ (Expert Drop, Table 6) is found by any ``gamma``.
+
+    Raises:
+        LookupError: If the paper prints no such number.
+    """
+    for stated in (gamma, None):
+        row = _values_by_row().get((version, table, model, method, variant, stated), {})
+        if column in row:
+            return row[column]
+    raise LookupError(
+        f"Table {table} of {version} prints no {column} for {method} on {model} "
+        f"with gamma={gamma}, variant={variant!r}"
+    )
+
+
+def find_rows(where: Where) -> list[PrintedRow]:
+    """Return the rows that fit.
+
+    Raises:
+        LookupError: If none does.
+    """
+    wanted = {"version": "v2", **where}
+    unknown = set(wanted) - set(FIELDS)
+    if unknown:
+        raise LookupError(f"rows have no field {', '.join(sorted(unknown))}")
+    allowed = {k: v if isinstance(v, list) else [v] for k, v in wanted.items()}
+    rows = [row for row in printed_rows() if all(getattr(row, k) in v for k, v in allowed.items())]
+    if not rows:
+        raise LookupError(f"the paper prints no row {dict(where)}")
+    return rows
+
+
+def find_row(where: Where) -> PrintedRow:
+    """Return the one row that fits.
+
+    Raises:
+        LookupError: If none does, or several.
+    """
+    rows = find_rows(where)
+    if len(rows) > 1:
+        raise LookupError(f"{dict(where)} is no single row: {', '.join(r.label for r in rows)}")
+    return rows[0]
+
+
+def pairs(a: Where, b: Where) -> list[tuple[PrintedRow, PrintedRow]]:
+    """Pair rows of two choices by the fields that neither fixes to one value.
+
+    A row without a γ (Expert Drop, or the baseline beside any γ) pairs with every γ.
+
+    Raises:
+        LookupError: If a row of ``a`` has no partner or several.
+    """
+    shared = [f for f in FIELDS if _is_open(a, f) and _is_open(b, f)]
+    if {"Baseline", "Expert Drop"} & {str(a.get("method")), str(b.get("method"))}:
+        shared = [f for f in shared if f not in ("gamma", "variant")]
+    candidates = find_rows(b)
+    found = []
+    for row in find_rows(a):
+        partners = [c for c in candidates if all(getattr(c, f) == getattr(row, f) for f in shared)]
+        if len(partners) != 1:
+            raise LookupError(f"{row.label} has {len(partners)} partners among {dict(b)}")
+        found.append((row, partners[0]))
+    return found
+
+
+def _is_open(where: Where, name: str) -> bool:
+    """Whether a choice leaves several values of a field."""
+    return isinstance(where.get(name), list) or (name not in where and name != "version")
+
+
+@cache
+def _figures() -> Mapping[str, Any]:
+    loaded: dict[str, Any] = json.loads((_DATA / "figures.json").read_text(encoding="utf-8"))
+    return loaded
+
+
+def figure(*path: str | int) -> Any:
+    """Return what could be read from a figure, under a path of keys; none gives all figures.
+
+    Raises:
+        LookupError: If nothing lies there.
+    """
+    value: Any = _figures()
+    for key in path:
+        value = value[key]
+    return value
+
+
+# The checkpoints that the paper may have used for Figure 1; Table 1 is OLMoE's base model.
+_OLMOE: Final = ("olmoe", "olmoe_instruct")
+_TABLE1_MODEL: Final = "olmoe"
+
+FIGURE1_NOTE: Final = (
+    "Published bars of Figure 1: heights in the vector graphic (read to 0.001), sorted. They "
+    "sum to 82.5, not to 64: each is a peak over batches, ours a mean over all of them."
+)
+FIGURE6_NOTE: Final = (
+    "No number of the paper's Figure 6 could be read. Its text (§5.1): a capacity shortens "
+    "experts, permutation and communication, the gate stays as it is; expansion over global "
+    "experts makes permutation and communication longer."
+)
+TABLE1_NOTE: Final = (
+    "Published scores: Table 1 (v2; γ=3 from v1), Score, the mean over the same tasks, as printed "
+    "to 0.1 points. Figure 12's own curve could not be read."
+)
+
+
+def figure1_bars(model: str, n_experts: int) -> list[float] | None:
+    """Return the published bars, highest first, or None where the model is not the paper's."""
+    if model not in _OLMOE:
+        return None
+    bars = sorted((float(bar) for bar in figure("fig1_load_svg_vector")), reverse=True)
+    return bars if len(bars) == n_experts else None
+
+
+def table1_scores(model: str, titles: Sequence[str]) -> dict[str, list[float]] | None:
+    """Return the published mean of some tasks by γ under Score, and of the baseline.
+
+    Args:
+        model: Key of a model.
+        titles: Printed headings of the tasks.
+
+    Returns:
+        ``gamma`` and ``value`` (percent), and ``baseline`` with one number; None where the model is
+        not Table 1's, or a task is not printed.
+    """
+    if model != _TABLE1_MODEL:
+        return None
+    found: dict[float, dict[str, float]] = {}
+    baseline: dict[str, float] = {}
+    # v2 comes after v1 and replaces it where both print a γ.
+    for row in sorted(printed_rows(), key=lambda row: row.version):
+        if (row.table, row.method) == (1, "Score") and row.gamma is not None:
+            found.setdefault(row.gamma, {}).update(row.values)
+        elif (row.table, row.method) == (1, "Baseline"):
+            baseline.update(row.values)
+    if any(title not in scores for scores in (*found.values(), baseline) for title in titles):
+        return None
+    gammas = sorted(found)
+    return {
+        "gamma": gammas,
+        "value": [statistics.fmean(found[gamma][title] for title in titles) for gamma in gammas],
+        "baseline": [statistics.fmean(baseline[title] for title in titles)],
+    }
+
+
+_ABBREVIATIONS: Final = MappingProxyType({"score": "TD", "expanded_drop": "ED"})
+"""Our methods by their abbreviations in Figures 4 and 5."""
+
+MACHINE: Final = "eight H20 GPUs"
+"""What the paper's efficiency was measured on (six of them for Qwen1.5-MoE)."""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A model as the paper deploys it.
+
+    Attributes:
+        name: Beginning of its name.
+        ranks: Number of GPUs.
+        layer: Its key in Figure 4, or None.
+        whole: Beginning of its keys in Figure 5, or None.
+    """
+
+    name: str
+    ranks: int
+    layer: str | None = None
+    whole: str | None = None
+
+
+DEPLOYMENTS: Final = (
+    Deployment("OLMoE", 8, "OLMoE-Instruct(8E/GPU)", "OLMoE"),
+    Deployment("DeepSeek-V2-Lite", 8, "DeepSeek-V2-Lite(8E+SE/GPU)", "DeepSeek"),
+    Deployment("Qwen1.5-MoE", 6, "Qwen1.5-MoE-Chat(10E+SE/GPU,6GPU)", "Qwen"),
+    Deployment("Mixtral", 8, "Mixtral(1E/GPU)", "Mixtral"),
+    Deployment("Qwen3", 8),
+    Deployment("DeepSeek-V2", 8),
+)
+"""The first four are those of Figures 4 and 5, in their order."""
+
+
+def deployment(model: str | None) -> Deployment | None:
+    """Return how the paper deploys a model, or None where it does not."""
+    fitting = [found for found in DEPLOYMENTS if (model or "").startswith(found.name)]
+    return max(fitting, key=lambda found: len(found.name), default=None)
+
+
+def layer_speedup(model: str | None, method: str, gamma: float | None) -> float | None:
+    """Return the speedup of one MoE layer that Figure 4 prints, or None."""
+    found = deployment(model)
+    if found is None or found.layer is None or method not in _ABBREVIATIONS:
+        return None
+    printed = figure("fig4_layer_speedup", found.layer, _ABBREVIATIONS[method])
+    return {float(key): float(value) for key, value in printed.items()}.get(gamma or 0.0)
+
+
+def model_speedup(
+    model: str | None, method: str, gamma: float | None, experts_per_rank: int
+) -> float | None:
+    """Return the end-to-end speedup that Figure 5 prints, or None.
+
+    The figure has Mixtral twice: with one expert per GPU, and with several.
+    """
+    found = deployment(model)
+    if found is None or found.whole is None or method not in _ABBREVIATIONS:
+        return None
+    setting = "single" if experts_per_rank == 1 else "multi"
+    for key, values in figure("fig5_e2e_speedup", setting).items():
+        read = re.match(r"(\w+) g([\d.]+)", key)
+        if read and read[1] == found.whole and float(read[2]) == gamma:
+            return float(values[_ABBREVIATIONS[method]][0])
+    return None
+
+
+GRANULARITY: Final[Mapping[tuple[str, float], Mapping[str, float]]] = MappingProxyType(
+    {
+        ("expert", 1.5): {"layer": 1.40, "prefill": 1.23},
+        ("device", 1.0): {"layer": 1.51, "prefill": 1.31},
+    }
+)
+"""Speedups of Expanded Drop on Qwen3-MoE in the text of §5.2, by (granularity, γ)."""
