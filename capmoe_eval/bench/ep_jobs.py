@@ -20,8 +20,8 @@ from capmoe_eval.bench.ep_studies import FIGURE_1, ModelCase, Study
 from capmoe_eval.bench.where import say
 from capmoe_eval.errors import UsageError
 from capmoe_eval.method import Method
+from capmoe_eval.parallel.emulation import Reduction
 from capmoe_eval.parallel.layer import SHAPES, find_shape
-from capmoe_eval.parallel.link import Reduction
 from capmoe_eval.routing import experts_per_rank
 
 TASK = "obqa"

@@ -1,51 +1,35 @@
 """What the benchmarks measured: the speedup of expert parallelism, and the suite's own targets.
 
-Read from ``results/bench/`` alone, without torch: ``python -m capmoe_eval.bench`` makes the files.
+``python -m capmoe_eval.bench`` writes ``results/bench/`` by the schema by which it is read here;
+neither needs torch, and importing this package not even pydantic.
 
-    study    one file of a study (``ep-<study>-<kind>.json``): what was timed, frozen
-    content  a JSON file, field by field, with a line for each that is not as it must be
-    reading  such a file → a study
+    names    the benchmarks, and the commands that run them
+    schema   their files as types, written and read
     targets  what a benchmark of the evaluation promises, and reached
     bench    a directory of them: what is there, what is wrong, and which run a figure shows
     paper    the deployments of the paper, and what it prints of their speedup
 """
 
-from capmoe_eval.efficiency.bench import FOLDER, Bench, Shown, read_bench
-from capmoe_eval.efficiency.reading import read_study
-from capmoe_eval.efficiency.study import (
+from capmoe_eval.efficiency.bench import Bench, Shown, read_bench
+from capmoe_eval.efficiency.names import (
+    DROPLESS,
+    EVALUATIONS,
+    FOLDER,
     STUDIES,
-    Label,
-    Machine,
-    Point,
-    Prefill,
-    Routing,
-    Run,
-    Shape,
-    Study,
-    Timing,
     bench_command,
+    evaluation_command,
 )
-from capmoe_eval.efficiency.targets import EVALUATIONS, Evaluation, Target, read_evaluation
+from capmoe_eval.efficiency.targets import Target
 
 __all__ = [
+    "DROPLESS",
     "EVALUATIONS",
     "FOLDER",
     "STUDIES",
     "Bench",
-    "Evaluation",
-    "Label",
-    "Machine",
-    "Point",
-    "Prefill",
-    "Routing",
-    "Run",
-    "Shape",
     "Shown",
-    "Study",
     "Target",
-    "Timing",
     "bench_command",
+    "evaluation_command",
     "read_bench",
-    "read_evaluation",
-    "read_study",
 ]

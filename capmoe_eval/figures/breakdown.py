@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from capmoe_eval.efficiency import Timing
 from capmoe_eval.figures.print_values import FIGURE6_NOTE
 from capmoe_eval.figures.spec import Measured, Numbers
 from capmoe_eval.figures.speedup import headline, subtitle
@@ -27,6 +26,8 @@ from capmoe_eval.figures.style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from capmoe_eval.efficiency.schema import Timing
 
 PHASES: Final[Mapping[str, tuple[str, ...]]] = {
     "gate": ("gate", "decide"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from capmoe_eval.efficiency import Point, Shown, Timing
+from capmoe_eval.efficiency import Shown
 from capmoe_eval.efficiency.paper import GRANULARITY, MACHINE, layer_speedup, model_speedup
 from capmoe_eval.errors import UsageError
 from capmoe_eval.figures.spec import Measured, Numbers
@@ -24,6 +24,8 @@ from capmoe_eval.figures.style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from capmoe_eval.efficiency.schema import Point, Timing
 
 _LOOKS: Final = ((BLUE, HATCHES[0]), (SKY, HATCHES[1]), (ORANGE, HATCHES[2]), (VERMILLION, ""))
 _UNNAMED: Final = "_nolegend_"  # matplotlib's own word

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from capmoe_eval.efficiency import Bench, Label, Point, Shown, Timing, bench_command
+from capmoe_eval.efficiency import Bench, Shown, bench_command
 from capmoe_eval.efficiency.paper import deployment
 from capmoe_eval.errors import UsageError
 from capmoe_eval.figures.spec import Numbers, StudySpec
+
+if TYPE_CHECKING:
+    from capmoe_eval.efficiency.schema import Label, Point, Timing
 
 NAMES: Mapping[str, str] = {"score": "Token Drop", "expanded_drop": "Expanded Drop"}
 """Methods as the paper calls them."""

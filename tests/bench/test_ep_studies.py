@@ -14,8 +14,8 @@ from capmoe_eval.bench.ep_measure import Job
 from capmoe_eval.bench.ep_routing import Skew, Trace, figure_1
 from capmoe_eval.bench.ep_studies import STUDIES, find_studies
 from capmoe_eval.errors import UsageError
+from capmoe_eval.parallel.emulation import Reduction
 from capmoe_eval.parallel.layer import SHAPES
-from capmoe_eval.parallel.link import Reduction
 from capmoe_eval.routing import expert_load
 
 RESULTS = Path(__file__).parents[2] / "results" / "zoo"
@@ -30,6 +30,8 @@ def test_the_committed_measurements_are_whole() -> None:
     assert bench.broken == ()
     assert {study.study for study in bench.studies} == set(efficiency.STUDIES)
     assert {found.name for found in bench.evaluations} == set(efficiency.EVALUATIONS)
+    for read in (*bench.studies, *bench.evaluations):
+        assert read.text() == read.path.read_text(), read.path  # nothing is lost or made up
     measured = [study for study in bench.studies if not study.emulated]
     assert {study.study for study in measured} == {"speedup", "breakdown"}
 
