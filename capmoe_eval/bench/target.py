@@ -10,7 +10,7 @@ from capmoe_eval.bench.where import heading
 from capmoe_eval.efficiency import Target
 
 if TYPE_CHECKING:
-    from capmoe_eval.efficiency.schema import Machine
+    from capmoe_eval.efficiency.file import Machine
 
 
 def line(target: Target) -> str:

@@ -7,7 +7,7 @@ import datetime
 import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from capmoe_eval.arguments import PATH
@@ -21,7 +21,7 @@ from capmoe_eval.schema import DTYPES
 if TYPE_CHECKING:
     import torch
 
-    from capmoe_eval.efficiency.schema import Machine
+    from capmoe_eval.efficiency.file import Machine
 
 
 def add_where(parser: argparse.ArgumentParser) -> None:
@@ -93,7 +93,7 @@ def machine(device: torch.device) -> Machine:
     """Return what the numbers were measured on."""
     import torch
 
-    from capmoe_eval.efficiency.schema import Machine
+    from capmoe_eval.efficiency.file import Machine
 
     cuda = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if cuda else platform.processor()
@@ -120,15 +120,6 @@ def heading(schema: int, command: str, on: Machine) -> dict[str, Any]:
         "date": now.isoformat(timespec="seconds"),
         "machine": on,
     }
-
-
-def waiter(device: torch.device) -> Callable[[], None]:
-    """Return what waits until the device has finished."""
-    import torch
-
-    if device.type != "cuda":
-        return lambda: None
-    return lambda: torch.cuda.synchronize(device)
 
 
 def say(text: str) -> None:

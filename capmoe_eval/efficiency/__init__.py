@@ -4,7 +4,8 @@
 neither needs torch, and importing this package not even pydantic.
 
     names    the benchmarks, and the commands that run them
-    schema   their files as types, written and read
+    file     a file, written, and read or refused in one line
+    schema   what they say, as types
     targets  what a benchmark of the evaluation promises, and reached
     bench    a directory of them: what is there, what is wrong, and which run a figure shows
     paper    the deployments of the paper, and what it prints of their speedup

@@ -1,41 +1,32 @@
-"""The files of ``results/bench/``: one schema, by which they are written and read.
-
-Whatever is not as it must be is refused, by the writer too. What the writer leaves out stays out:
-a file that is read and written again is the same file.
-"""
+"""What the files of ``results/bench/`` say: one schema, by which they are written and read."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     ConfigDict,
     Field,
-    ValidationError,
+    PlainSerializer,
     ValidationInfo,
     field_validator,
 )
-from pydantic_core import from_json
 
-from capmoe_eval.atomic import write_text
+from capmoe_eval.efficiency.file import Count, File, Machine, Part, read_file
 from capmoe_eval.efficiency.names import DROPLESS, STUDIES, bench_command, evaluation_command
 from capmoe_eval.efficiency.targets import Target
-from capmoe_eval.errors import UsageError, field_problem
 from capmoe_eval.spread import Spread
 
 _LEAST_SPEEDUP: Final = 1e-9  # a time that is none
 
-Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Amount = Annotated[float, Field(ge=0)]
+Factor = Annotated[float, Field(gt=0), PlainSerializer(lambda value: int(value))]
 
 
 def _ordered(spread: Spread) -> Spread:
@@ -51,27 +42,6 @@ def _of_some_time(spread: Spread) -> Spread:
 
 
 Quartiles = Annotated[Spread, AfterValidator(_ordered)]
-
-
-class Part(BaseModel):
-    """An object within a file."""
-
-    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
-
-
-class Machine(Part):
-    """Where something was timed."""
-
-    device: str
-    name: str
-    torch: str
-    threads: Count
-
-    def __str__(self) -> str:
-        """Return it in a few words."""
-        noun = "thread" if self.threads == 1 else "threads"
-        threads = f", {self.threads} {noun}" if self.device == "cpu" else ""
-        return f"{self.device}: {self.name}{threads}, torch {self.torch}"
 
 
 @dataclass(frozen=True)
@@ -287,32 +257,6 @@ class Run(Part):
         return self.model or self.shape.name
 
 
-class File(Part):
-    """A whole file.
-
-    Attributes:
-        path: Where it lies, once it was read.
-        digest: Beginning of the SHA-256 of its bytes.
-    """
-
-    SCHEMA: ClassVar[int]
-    LAYOUT: ClassVar[dict[str, Any]] = {}
-
-    schema_: int = Field(alias="schema")
-    command: str
-    path: Path = Field(default=Path(), exclude=True)
-    digest: str = Field(default="", exclude=True)
-
-    def text(self) -> str:
-        """Return the file's text: what was said, and no default."""
-        content = self.model_dump(by_alias=True, exclude_unset=True)
-        return json.dumps(content, indent=1, **self.LAYOUT) + "\n"
-
-    def write(self, path: Path) -> None:
-        """Write the file."""
-        write_text(path, self.text())
-
-
 class Study(File):
     """The file of an efficiency study.
 
@@ -346,7 +290,7 @@ class Study(File):
     dtype: str
     repeats: Positive
     warmup: Count
-    scale: Positive
+    scale: Factor
     batch_divisor: Positive | None = None
     runs: Annotated[tuple[Run, ...], Field(min_length=1)]
 
@@ -404,41 +348,14 @@ class Evaluation(File):
         return f"{self.machine_.device}: {self.machine_.name}"
 
 
-_File = TypeVar("_File", bound=File)
-
-
 def read_study(path: Path) -> Study:
-    """Read the file of a study.
-
-    Raises:
-        UsageError: If it cannot be read, is of another schema, or lacks something; the message is
-            one line that names the field and the command that makes the file anew.
-    """
+    """Read the file of a study; see :func:`read_file`."""
     named = re.match(r"ep-([a-z]+)-", path.name)
-    return _read(Study, path, bench_command(named[1] if named and named[1] in STUDIES else None))
+    return read_file(
+        Study, path, bench_command(named[1] if named and named[1] in STUDIES else None)
+    )
 
 
 def read_evaluation(path: Path) -> Evaluation:
-    """Read the file of a benchmark of the evaluation; see :func:`read_study`."""
-    return _read(Evaluation, path, evaluation_command(path.stem))
-
-
-def _read(kind: type[_File], path: Path, again: str) -> _File:
-    def refused(problem: str) -> UsageError:
-        return UsageError(f"{path}: {problem}; make it again: {again}")
-
-    try:
-        data = path.read_bytes()
-        content: Any = from_json(data)
-    except (OSError, ValueError) as error:
-        raise refused(f"not a whole file ({error})") from error
-    said = content.get("schema", "none") if isinstance(content, dict) else kind.SCHEMA
-    if said != kind.SCHEMA:
-        wanted = f"this version of capmoe_eval reads schema {kind.SCHEMA}"
-        raise refused(f"the file has schema {said}, {wanted}")
-    try:
-        found = kind.model_validate_json(data)
-    except ValidationError as error:
-        raise refused(field_problem(error)) from error
-    digest = hashlib.sha256(data).hexdigest()[:10]
-    return found.model_copy(update={"path": path, "digest": digest})
+    """Read the file of a benchmark of the evaluation; see :func:`read_file`."""
+    return read_file(Evaluation, path, evaluation_command(path.stem))

@@ -10,7 +10,7 @@ import pytest
 from capmoe_eval.bench.alternate import alternate, ratio, timed
 from capmoe_eval.bench.target import finish, line
 from capmoe_eval.efficiency import Target
-from capmoe_eval.efficiency.schema import Machine
+from capmoe_eval.efficiency.file import Machine
 from capmoe_eval.spread import Spread
 
 
