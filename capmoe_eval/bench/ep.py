@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from capmoe_eval.arguments import COUNT, GAMMA, INDEX, PATH, POSITIVE, SECONDS
-from capmoe_eval.bench.ep_studies import STUDIES, Study, find_studies
 from capmoe_eval.bench.ep_text import table
 from capmoe_eval.bench.where import (
     add_where,
@@ -22,6 +21,7 @@ from capmoe_eval.bench.where import (
     heading,
     machine,
 )
+from capmoe_eval.efficiency.studies import STUDIES, Plan, find_studies
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.launched import process_count, process_rank
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    names = ", ".join(("all", *(study.name for study in STUDIES)))
+    names = ", ".join(("all", *STUDIES))
     add = parser.add_argument
     add("--study", help=f"sizes, routing and methods of a place of the paper: {names}")
     add(
@@ -96,7 +96,7 @@ def run(given: argparse.Namespace) -> int:
     processes, device = process_count(), device_of(given.device)
     _keep_memory()
     link = _link(given, device)
-    asked: list[tuple[Study | None, list[Job]]] = [
+    asked: list[tuple[Plan | None, list[Job]]] = [
         (
             study,
             study_jobs(
@@ -126,7 +126,7 @@ def run(given: argparse.Namespace) -> int:
 
 def _compute(
     given: argparse.Namespace,
-    study: Study | None,
+    study: Plan | None,
     jobs: list[Job],
     bench: Bench,
     world: World | None,

@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from capmoe_eval.bench.ep_studies import FIGURE_1
+from capmoe_eval.efficiency.studies import FIGURE_1
 from capmoe_eval.errors import UsageError
 from capmoe_eval.record import read_record
 

@@ -3,7 +3,8 @@
 ``python -m capmoe_eval.bench`` writes ``results/bench/`` by the schema by which it is read here;
 neither needs torch, and importing this package not even pydantic.
 
-    names    the benchmarks, and the commands that run them
+    names    the commands of the benchmarks, and where they write
+    studies  what of the paper is timed: sizes, methods, and why
     file     a file, written, and read or refused in one line
     schema   what they say, as types
     targets  what a benchmark of the evaluation promises, and reached
@@ -16,10 +17,10 @@ from capmoe_eval.efficiency.names import (
     DROPLESS,
     EVALUATIONS,
     FOLDER,
-    STUDIES,
     bench_command,
     evaluation_command,
 )
+from capmoe_eval.efficiency.studies import STUDIES
 from capmoe_eval.efficiency.targets import Target
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The benchmarks by name: what each is about, and the command that makes its file."""
+"""The commands of the benchmarks, and where they write."""
 
 from __future__ import annotations
 
@@ -8,19 +8,6 @@ from typing import Final
 
 FOLDER: Final = Path("results/bench")
 """Where the benchmarks write."""
-
-STUDIES: Final = MappingProxyType(
-    {
-        "speedup": "speedup of one MoE layer and of a prefill, by model, method and γ",
-        "granularity": "capacity of each expert against capacity of each device",
-        "breakdown": "where a layer's time goes, phase by phase",
-        "workload": "speedup by batch size and prompt length",
-        "placement": "one model's experts over more or fewer ranks",
-        "skew": "speedup by peak load, beside the ideal",
-        "traces": "speedup with the routing of recorded layers",
-    }
-)
-"""Every study, and what it is about."""
 
 EVALUATIONS: Final = MappingProxyType(
     {

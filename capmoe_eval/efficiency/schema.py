@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import (
     AfterValidator,
@@ -18,7 +18,8 @@ from pydantic import (
 )
 
 from capmoe_eval.efficiency.file import Count, File, Machine, Part, read_file
-from capmoe_eval.efficiency.names import DROPLESS, STUDIES, bench_command, evaluation_command
+from capmoe_eval.efficiency.names import DROPLESS, bench_command, evaluation_command
+from capmoe_eval.efficiency.studies import STUDIES
 from capmoe_eval.efficiency.targets import Target
 from capmoe_eval.spread import Spread
 
@@ -26,7 +27,7 @@ _LEAST_SPEEDUP: Final = 1e-9  # a time that is none
 
 Positive = Annotated[int, Field(ge=1)]
 Amount = Annotated[float, Field(ge=0)]
-Factor = Annotated[float, Field(gt=0), PlainSerializer(lambda value: int(value))]
+Factor = Annotated[float, Field(ge=1, multiple_of=1), PlainSerializer(int)]
 
 
 def _ordered(spread: Spread) -> Spread:
@@ -330,7 +331,7 @@ class Evaluation(File):
     """The file of a benchmark of the evaluation; beside its targets it says what it likes."""
 
     SCHEMA = 1
-    LAYOUT = {"sort_keys": True, "ensure_ascii": False}
+    LAYOUT: ClassVar[dict[str, Any]] = {"sort_keys": True, "ensure_ascii": False}
     model_config = ConfigDict(extra="allow")
 
     date: str
