@@ -18,8 +18,8 @@ from capmoe_eval.bench.where import (
     device_of,
     dtype_name,
     dtype_of,
-    heading,
     machine,
+    now,
 )
 from capmoe_eval.efficiency.studies import STUDIES, Plan, find_studies
 from capmoe_eval.errors import UsageError, bad_choice
@@ -137,7 +137,10 @@ def _compute(
     from capmoe_eval.efficiency import schema
 
     file = schema.Study(
-        **heading(schema.Study.SCHEMA, "ep", machine(device)),
+        schema=schema.Study.SCHEMA,
+        command="ep",
+        date=now(),
+        machine=machine(device),
         study=study.name if study else None,
         place=study.place if study else None,
         why=study.why if study else None,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from capmoe_eval.efficiency.paper import printed_figures
 from capmoe_eval.efficiency.studies import FIGURE_1
 from capmoe_eval.errors import UsageError
 from capmoe_eval.record import read_record
@@ -99,16 +97,14 @@ class Trace:
         return {"source": self.source}
 
 
-@cache
 def figure_1() -> Trace:
     """Return the normalised loads of OLMoE's experts that the paper draws in Figure 1.
 
     They sum to 82.5, not to 64, so they are taken as proportions: the fullest expert, drawn at 7.2,
     then has 5.6 times the mean.
     """
-    source = resources.files("capmoe_eval.report") / "data" / "figures.json"
-    figures = json.loads(source.read_text(encoding="utf-8"))
-    return Trace(FIGURE_1, (tuple(figures["fig1_load_svg_vector"]),), FIGURE_1_TOP_K)
+    load_E = tuple(printed_figures()["fig1_load_svg_vector"])
+    return Trace(FIGURE_1, (load_E,), FIGURE_1_TOP_K)
 
 
 def record_layers(path: Path, root: Path | None = None) -> list[Trace]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from capmoe_eval.bench.where import heading
+from capmoe_eval.bench.where import now
 from capmoe_eval.efficiency import Target
 
 if TYPE_CHECKING:
@@ -35,8 +35,14 @@ def finish(
     """
     from capmoe_eval.efficiency.schema import Evaluation
 
-    head = heading(Evaluation.SCHEMA, command, on)
-    file = Evaluation(**head, targets=tuple(targets), **more)
+    file = Evaluation(
+        schema=Evaluation.SCHEMA,
+        command=command,
+        date=now(),
+        machine=on,
+        targets=tuple(targets),
+        **more,
+    )
     path = out / f"{command}.json"
     file.write(path)
     for target in targets:

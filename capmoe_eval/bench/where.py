@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from capmoe_eval.arguments import PATH
 from capmoe_eval.checks import choice
@@ -105,21 +105,9 @@ def machine(device: torch.device) -> Machine:
     )
 
 
-def heading(schema: int, command: str, on: Machine) -> dict[str, Any]:
-    """Return the fields that every file of a benchmark has.
-
-    Args:
-        schema: Of the file.
-        command: The benchmark.
-        on: The machine.
-    """
-    now = datetime.datetime.now(datetime.timezone.utc)
-    return {
-        "schema": schema,
-        "command": command,
-        "date": now.isoformat(timespec="seconds"),
-        "machine": on,
-    }
+def now() -> str:
+    """Return the time, ISO 8601, in UTC."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def say(text: str) -> None:

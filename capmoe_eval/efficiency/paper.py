@@ -57,7 +57,7 @@ def layer_speedup(model: str | None, method: str, gamma: float | None) -> float 
     found = deployment(model)
     if found is None or found.layer is None or method not in METHODS:
         return None
-    printed = _figures()["fig4_layer_speedup"][found.layer][METHODS[method]]
+    printed = printed_figures()["fig4_layer_speedup"][found.layer][METHODS[method]]
     return {float(key): float(value) for key, value in printed.items()}.get(gamma or 0.0)
 
 
@@ -72,7 +72,7 @@ def model_speedup(
     if found is None or found.whole is None or method not in METHODS:
         return None
     setting = "single" if experts_per_rank == 1 else "multi"
-    for key, values in _figures()["fig5_e2e_speedup"][setting].items():
+    for key, values in printed_figures()["fig5_e2e_speedup"][setting].items():
         read = re.match(r"(\w+) g([\d.]+)", key)
         if read and read[1] == found.whole and float(read[2]) == gamma:
             return float(values[METHODS[method]][0])
@@ -89,7 +89,8 @@ GRANULARITY: Final[Mapping[tuple[str, float], Mapping[str, float]]] = MappingPro
 
 
 @cache
-def _figures() -> Mapping[str, Any]:
+def printed_figures() -> Mapping[str, Any]:
+    """Return the numbers of the paper's figures, by figure."""
     source = resources.files("capmoe_eval.report") / "data" / "figures.json"
     loaded: dict[str, Any] = json.loads(source.read_text(encoding="utf-8"))
     return loaded

@@ -125,7 +125,6 @@ class EmulatedLayer:
         pairs_RR = counts_RRL.sum(dim=2)
         return load_of(
             counts_RRL.sum(dim=0),
-            sum(one.kept for one in routed),
             sum(one.dropped for one in routed),
             int(pairs_RR.sum() - pairs_RR.diagonal().sum()),
             self.setting,

@@ -24,7 +24,6 @@ from capmoe_eval.parallel.layer import (
     LayerSetting,
     LayerShape,
     RankTokens,
-    Routed,
     Router,
     finished,
     random_experts,
@@ -139,10 +138,11 @@ class RankedLayer:
         """Return what the method leaves to be sent and computed, over all ranks."""
         world = self.world
         routed = self._router(self._tokens, method, untimed)
-        counts_RL, kept, dropped, sent = world.totals(
-            routed.packed.counts_RL, *_counts(routed, world.rank, self.setting.device)
-        )
-        return load_of(counts_RL, int(kept), int(dropped), int(sent), self.setting, self._tokens)
+        own_RL = routed.packed.counts_RL
+        sent = own_RL.sum() - own_RL[world.rank].sum()
+        dropped = torch.tensor(routed.dropped, device=own_RL.device)
+        counts_RL, dropped, sent = world.totals(own_RL, dropped, sent)
+        return load_of(counts_RL, int(dropped), int(sent), self.setting, self._tokens)
 
 
 def together(clock: Clock, world: World) -> dict[str, float]:
@@ -152,19 +152,13 @@ def together(clock: Clock, world: World) -> dict[str, float]:
     return from_ends(list(ends), world.highest(own).tolist())
 
 
-def _counts(routed: Routed, rank: int, device: torch.device) -> tuple[Tensor, ...]:
-    counts_R = routed.packed.counts_RL.sum(dim=1)
-    sent = int(counts_R.sum() - counts_R[rank])
-    return tuple(torch.tensor(n, device=device) for n in (routed.kept, routed.dropped, sent))
-
-
 def load_of(
-    counts_RL: Tensor, kept: int, dropped: int, sent: int, setting: LayerSetting, tokens: RankTokens
+    counts_RL: Tensor, dropped: int, sent: int, setting: LayerSetting, tokens: RankTokens
 ) -> Load:
     """Return the load of all ranks from sums over them."""
     expert_load, rank_load = counts_RL.reshape(-1).tolist(), counts_RL.sum(dim=1).tolist()
     return Load(
-        kept=kept,
+        kept=sum(expert_load),
         dropped_share=dropped / (tokens.groups.n_tokens * setting.shape.top_k),
         expert_load=expert_load,
         rank_load=rank_load,
