@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
 from capmoe_eval.atomic import write_text
-from capmoe_eval.errors import UsageError, field_problem
+from capmoe_eval.errors import UsageError, field_problem, shown
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -94,7 +94,7 @@ def read_file(kind: type[FileT], path: Path, again: str) -> FileT:
     said = content.get("schema", "none") if isinstance(content, dict) else kind.SCHEMA
     if said != kind.SCHEMA:
         wanted = f"this version of capmoe_eval reads schema {kind.SCHEMA}"
-        raise refused(f"the file has schema {said}, {wanted}")
+        raise refused(f"the file has schema {shown(said)}, {wanted}")
     try:
         found = kind.model_validate_json(data)
     except ValidationError as error:
