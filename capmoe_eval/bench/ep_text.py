@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from capmoe_eval.efficiency.schema import Miss, Point, Run, Study, Timing
+if TYPE_CHECKING:
+    from capmoe_eval.efficiency.schema import Miss, Point, Run, Study, Timing
 
 
 def table(study: Study) -> str:
