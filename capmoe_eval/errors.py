@@ -6,6 +6,10 @@ import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 _SHOWN = 100  # characters of a value
 
@@ -76,3 +80,23 @@ def writing(field: str, path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise unwritable(field, path, error) from error
+
+
+def field_problem(error: ValidationError, within: str = "") -> str:
+    """Return what is wrong with a file that a schema refuses, in one line that names the field.
+
+    Args:
+        error: What the schema said; of several fields the first is named.
+        within: The part of the file that was validated.
+    """
+    first = error.errors(include_url=False)[0]
+    places = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
+    place = (within + "".join(places)).removeprefix(".")
+    field = f"field '{place}'" if place else "the file"
+    if first["type"] == "missing":
+        return f"{field} is missing"
+    message = " ".join(first["msg"].removeprefix("Value error, ").split())
+    value = first["input"]
+    return f"{field}: {message}" + (
+        "" if isinstance(value, (dict, list)) else f", not {str(value)[:40]!r}"
+    )

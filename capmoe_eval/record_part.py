@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from capmoe_eval.errors import field_problem
+
 _BOUNDED = ("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match")
 """Metrics of lm-eval that are shares of documents; the others need only be finite."""
 
@@ -227,19 +229,7 @@ def problem(part: dict[str, Any]) -> str | None:
     try:
         RecordPart.model_validate(part)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        return _line(first["loc"], first["type"], first["msg"], first["input"])
+        return field_problem(error, "capmoe")
     except OverflowError:
         return "a number of 'capmoe' is too large"
     return None
-
-
-def _line(location: tuple[int | str, ...], kind: str, message: str, value: object) -> str:
-    places = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in location)
-    field = f"field 'capmoe{''.join(places)}'"
-    if kind == "missing":
-        return f"{field} is missing"
-    message = " ".join(message.removeprefix("Value error, ").split())
-    if isinstance(value, (dict, list)):
-        return f"{field}: {message}"
-    return f"{field}: {message}, not {str(value)[:40]!r}"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from capmoe_eval.spread import Spread
+
+_Spent = TypeVar("_Spent")
 
 
 def timed(work: Callable[[], object], wait: Callable[[], None] = lambda: None) -> float:
@@ -23,33 +26,33 @@ def timed(work: Callable[[], object], wait: Callable[[], None] = lambda: None) -
 
 
 def alternate(
-    sides: Mapping[str, Callable[[], float]],
+    sides: Mapping[str, Callable[[], _Spent]],
     *,
     rounds: int,
     warmup: int = 2,
     on_round: Callable[[int], None] = lambda _number: None,
-) -> dict[str, list[float]]:
+) -> dict[str, list[_Spent]]:
     """Run every side once in each round; each round begins with another.
 
     Args:
-        sides: By name: runs once and returns the seconds that count.
+        sides: By name: runs once and returns what counts, such as the seconds it took.
         rounds: Rounds that count.
         warmup: Rounds before them that do not.
         on_round: Told the number of each round that begins.
 
     Returns:
-        The seconds of every side, one number for each round.
+        What every side returned, once for each round.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    spent: dict[str, list[_Spent]] = {name: [] for name in sides}
     names = list(sides)
     for number in range(warmup + rounds):
         on_round(number)
         first = number % len(names)
         for name in names[first:] + names[:first]:
-            spent = sides[name]()
+            found = sides[name]()
             if number >= warmup:
-                seconds[name].append(spent)
-    return seconds
+                spent[name].append(found)
+    return spent
 
 
 def ratio(numerator: list[float], denominator: list[float]) -> Spread:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from capmoe_eval.arguments import COUNT
 from capmoe_eval.bench.alternate import alternate, ratio, timed
 from capmoe_eval.bench.target import finish
-from capmoe_eval.bench.where import add_where, device_of, dtype_name, dtype_of, machine, say, waiter
+from capmoe_eval.bench.where import add_where, device_of, dtype_name, dtype_of, machine, say
 from capmoe_eval.efficiency import Target
 from capmoe_eval.errors import UsageError
 from capmoe_eval.method import Method
@@ -53,6 +53,7 @@ def run(given: argparse.Namespace) -> int:
     """
     if given.tokens % given.ranks:
         raise UsageError(f"tokens={given.tokens}: must be a multiple of ranks={given.ranks}")
+    from capmoe_eval.parallel.clock import Clock
     from capmoe_eval.parallel.layer import find_shape
     from capmoe_eval.routing import experts_per_rank
 
@@ -68,7 +69,7 @@ def run(given: argparse.Namespace) -> int:
         problem = _Problem.of(shape, given.tokens, given.ranks, device)
         layer = _layer_seconds(shape, problem, given, device, dtype)
         for decision in _DECISIONS:
-            row = _measure(decision, problem, given.rounds, waiter(device))
+            row = _measure(decision, problem, given.rounds, Clock(device).wait)
             targets += _targets(name, decision, row, layer, device.type)
             details.append({"shape": name, **dataclasses.asdict(row), "layer_seconds": layer})
     return finish(
@@ -246,6 +247,7 @@ def _layer_seconds(
     """
     import torch
 
+    from capmoe_eval.parallel.clock import Clock
     from capmoe_eval.parallel.layer import LayerSetting, random_experts
 
     n_tokens = given.layer_tokens or given.tokens // (8 if device.type == "cpu" else 1)
@@ -262,8 +264,7 @@ def _layer_seconds(
         weight_TK, topk_TK = logits_TE.softmax(dim=1).topk(shape.top_k, dim=1)
         experts(hidden_TH, topk_TK, weight_TK.to(dtype))
 
-    wait = waiter(device)
-    sides = {"layer": lambda: timed(layer, wait)}
+    sides = {"layer": lambda: timed(layer, Clock(device).wait)}
     spent = alternate(sides, rounds=given.layer_rounds, warmup=1)["layer"]
     total: float = Spread.of(spent).median * given.tokens / n_tokens
     return total

@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from capmoe_eval.arguments import COUNT, GAMMA, INDEX, PATH, POSITIVE, SECONDS
-from capmoe_eval.atomic import write_text
-from capmoe_eval.bench.ep_studies import STUDIES, Study, find_studies
 from capmoe_eval.bench.ep_text import table
 from capmoe_eval.bench.where import (
     add_where,
     device_of,
     dtype_name,
     dtype_of,
-    heading,
     machine,
+    now,
 )
+from capmoe_eval.efficiency.studies import STUDIES, Plan, find_studies
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.launched import process_count, process_rank
 
@@ -31,16 +29,14 @@ if TYPE_CHECKING:
     import torch
 
     from capmoe_eval.bench.ep_measure import Bench, Job
-    from capmoe_eval.parallel.link import Link, Machine
+    from capmoe_eval.efficiency.schema import Link
+    from capmoe_eval.parallel.link import Machine
     from capmoe_eval.parallel.world import World
-
-SCHEMA = 2
-_NODE = (200e9, 20e-6)  # bytes per second and rank, seconds: an all-to-all within a node of GPUs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    names = ", ".join(("all", *(study.name for study in STUDIES)))
+    names = ", ".join(("all", *STUDIES))
     add = parser.add_argument
     add("--study", help=f"sizes, routing and methods of a place of the paper: {names}")
     add(
@@ -100,7 +96,7 @@ def run(given: argparse.Namespace) -> int:
     processes, device = process_count(), device_of(given.device)
     _keep_memory()
     link = _link(given, device)
-    asked: list[tuple[Study | None, list[Job]]] = [
+    asked: list[tuple[Plan | None, list[Job]]] = [
         (
             study,
             study_jobs(
@@ -130,7 +126,7 @@ def run(given: argparse.Namespace) -> int:
 
 def _compute(
     given: argparse.Namespace,
-    study: Study | None,
+    study: Plan | None,
     jobs: list[Job],
     bench: Bench,
     world: World | None,
@@ -138,31 +134,35 @@ def _compute(
 ) -> None:
     """Time some jobs and write their file."""
     from capmoe_eval.bench.ep_measure import EMULATED
+    from capmoe_eval.efficiency import schema
 
-    content = {
-        **heading(SCHEMA, "ep", machine(device)),
-        "study": study.name if study else None,
-        "place": study.place if study else None,
-        "why": study.why if study else None,
-        "kind": "measured" if world else "emulated",
-        "note": None if world else EMULATED,
-        "backend": world.backend if world else None,
-        "dtype": dtype_name(dtype_of(given.dtype, device)),
-        "repeats": given.repeats,
-        "warmup": given.warmup,
-        "scale": given.scale or (study.scale if study else 1),
-        "batch_divisor": (given.batch_divisor or study.batch_divisor) if study else 1,
-        "runs": [bench.run(job) for job in jobs],
-    }
+    file = schema.Study(
+        schema=schema.Study.SCHEMA,
+        command="ep",
+        date=now(),
+        machine=machine(device),
+        study=study.name if study else None,
+        place=study.place if study else None,
+        why=study.why if study else None,
+        kind="measured" if world else "emulated",
+        note=None if world else EMULATED,
+        backend=world.backend if world else None,
+        dtype=dtype_name(dtype_of(given.dtype, device)),
+        repeats=given.repeats,
+        warmup=given.warmup,
+        scale=given.scale or (study.scale if study else 1),
+        batch_divisor=(given.batch_divisor or study.batch_divisor) if study else 1,
+        runs=tuple(bench.run(job) for job in jobs),
+    )
     if process_rank():
         return
     if study is None:
         middle = f"{jobs[0].name}-{jobs[0].ranks}"
     else:
         middle = f"{study.name}-{world.size}" if world else study.name
-    path = given.out / f"ep-{middle}-{content['kind']}.json"
-    write_text(path, json.dumps(content, indent=1) + "\n")
-    print(table(content))
+    path = given.out / f"ep-{middle}-{file.kind}.json"
+    file.write(path)
+    print(table(file))
     print(f"written: {path}\n")
 
 
@@ -170,7 +170,8 @@ def _link(given: argparse.Namespace, device: torch.device) -> Link | Machine:
     """Return the emulated link, or the machine whose balance it shall have."""
     import dataclasses
 
-    from capmoe_eval.parallel.link import MACHINES, Link
+    from capmoe_eval.efficiency.schema import Link
+    from capmoe_eval.parallel.link import MACHINES, NODE
 
     stated = given.bandwidth is not None or given.latency is not None
     in_proportion = given.machine is not None or given.balance is not None
@@ -180,8 +181,8 @@ def _link(given: argparse.Namespace, device: torch.device) -> Link | Machine:
             "proportion (--machine, --balance)"
         )
     if stated or (device.type == "cuda" and not in_proportion):
-        bandwidth = _NODE[0] if given.bandwidth is None else given.bandwidth
-        latency = _NODE[1] if given.latency is None else given.latency
+        bandwidth = NODE.bandwidth if given.bandwidth is None else given.bandwidth
+        latency = NODE.latency if given.latency is None else given.latency
         said = f"stated: {bandwidth / 1e9:g} GB/s per rank and direction, {1e6 * latency:g} µs"
         return Link(bandwidth, latency, said)
     name = given.machine or "h20"

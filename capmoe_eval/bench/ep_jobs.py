@@ -16,12 +16,12 @@ from capmoe_eval.bench.ep_routing import (
     record_layer,
     recorded,
 )
-from capmoe_eval.bench.ep_studies import FIGURE_1, ModelCase, Study
 from capmoe_eval.bench.where import say
+from capmoe_eval.efficiency.studies import FIGURE_1, ModelCase, Plan
 from capmoe_eval.errors import UsageError
 from capmoe_eval.method import Method
+from capmoe_eval.parallel.emulation import Reduction
 from capmoe_eval.parallel.layer import SHAPES, find_shape
-from capmoe_eval.parallel.link import Reduction
 from capmoe_eval.routing import experts_per_rank
 
 TASK = "obqa"
@@ -29,7 +29,7 @@ TASK = "obqa"
 
 
 def study_jobs(
-    study: Study, *, processes: int | None, scale: int, batch_divisor: int, results: Path
+    study: Plan, *, processes: int | None, scale: int, batch_divisor: int, results: Path
 ) -> list[Job]:
     """Return the jobs of a study.
 
@@ -64,7 +64,17 @@ def study_jobs(
         ]
         whole = study.workloads[0].batch * study.workloads[0].prompt
         reduction = Reduction(scale, whole / (batches[0].tokens * ranks))
-        methods = [method for limit in study.limits for method in limit.methods(ranks)]
+        methods = [
+            Method(
+                limit.name,
+                gamma,
+                ep_size=ranks,
+                granularity=limit.granularity,
+                candidates=limit.candidates,
+            )
+            for limit in study.limits
+            for gamma in limit.gammas
+        ]
         job = Job(
             model=case.title,
             name=case.shape,

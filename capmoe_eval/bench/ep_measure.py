@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from capmoe_eval.bench.alternate import alternate, ratio
 from capmoe_eval.bench.ep_routing import Routing
 from capmoe_eval.bench.where import say
 from capmoe_eval.cell import method_label
+from capmoe_eval.efficiency import DROPLESS, schema
+from capmoe_eval.efficiency.schema import (
+    Comparison,
+    Label,
+    Link,
+    Miss,
+    Point,
+    Prefill,
+    Run,
+    Shape,
+    Timing,
+    Validation,
+)
 from capmoe_eval.method import Method
-from capmoe_eval.parallel.emulation import EmulatedLayer
+from capmoe_eval.parallel.emulation import EmulatedLayer, Reduction, balanced
 from capmoe_eval.parallel.layer import LayerSetting, LayerShape
-from capmoe_eval.parallel.link import Link, Machine, Reduction, balanced, measured_link
+from capmoe_eval.parallel.link import NODE, Machine, measured_link
 from capmoe_eval.parallel.prefill import EmulatedPrefill, RankedPrefill
 from capmoe_eval.parallel.skew import peak_load
-from capmoe_eval.parallel.timing import Layer, RankedLayer, time_beside
+from capmoe_eval.parallel.timing import Layer, RankedLayer
+from capmoe_eval.spread import Spread
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +40,7 @@ if TYPE_CHECKING:
 
     from capmoe_eval.parallel.world import World
 
+_GAIN = 1.05  # an ideal speedup below has no share that could be told from noise
 EMULATED = (
     "EMULATED: each rank's work was timed in turn on one device and the slowest counts; the "
     "all-to-all was not run, its time is latency + bytes / bandwidth"
@@ -107,8 +124,8 @@ class Bench:
         self._device, self._dtype = device, dtype
         self._repeats, self._warmup = repeats, warmup
 
-    def run(self, job: Job) -> dict[str, Any]:
-        """Return what a file says of a job: its ``runs`` entry."""
+    def run(self, job: Job) -> Run:
+        """Return the timings of a job."""
         setting = LayerSetting(job.shape, job.ranks, self._device, self._dtype)
         link = None if self._world else self._fixed(job, setting)
         points = []
@@ -116,44 +133,45 @@ class Bench:
             for routing in job.routings:
                 _progress(job, batch, routing)
                 points.append(self._point(job, setting, batch, routing, link))
-        return {
-            "model": job.model,
-            "shape": {"name": job.name, **dataclasses.asdict(job.shape)},
-            "ranks": job.ranks,
-            "experts_per_rank": job.shape.n_experts // job.ranks,
-            "why": job.why,
-            "link": None if link is None else dataclasses.asdict(link),
-            "points": points,
-        }
+        return Run(
+            model=job.model,
+            shape=Shape(name=job.name, **dataclasses.asdict(job.shape)),
+            ranks=job.ranks,
+            experts_per_rank=job.shape.n_experts // job.ranks,
+            why=job.why,
+            link=link,
+            points=tuple(points),
+        )
 
     def _fixed(self, job: Job, setting: LayerSetting) -> Link:
         """Return the link of all points of a job; a machine's balance is found at the first."""
         if isinstance(self._link, Link):
             return self._link
         logits = _logits(job, job.batches[0], job.routings[0], 1)[0]
-        probe = EmulatedLayer(setting, logits, Link())
-        return balanced(probe, self._link, job.reduction)
+        return balanced(EmulatedLayer(setting, logits, NODE), self._link, job.reduction)
 
     def _point(
         self, job: Job, setting: LayerSetting, batch: Batch, routing: Routing, link: Link | None
-    ) -> dict[str, Any]:
+    ) -> Point:
         logits = _logits(job, batch, routing, max(1, job.layers))
         peak = peak_load(logits[0], job.shape.top_k)
-        point: dict[str, Any] = {
-            "tokens_per_rank": batch.tokens,
-            "batch": batch.sequences * job.ranks,
-            "prompt": batch.prompt,
-            "place": batch.place,
-            "routing": {**routing.said(), "peak": peak},
-        }
         if link is not None:
-            return point | self._emulated(job, setting, batch, logits, link)
-        return point | self._measured(job, setting, batch, logits)
+            timed = self._emulated(job, setting, batch, logits, link)
+        else:
+            timed = self._measured(job, setting, batch, logits)
+        return Point(
+            tokens_per_rank=batch.tokens,
+            batch=batch.sequences * job.ranks,
+            prompt=batch.prompt,
+            place=batch.place,
+            routing=schema.Routing(**routing.said(), peak=peak),
+            **timed,
+        )
 
     def _emulated(
         self, job: Job, setting: LayerSetting, batch: Batch, logits: Sequence[Tensor], link: Link
     ) -> dict[str, Any]:
-        """Return the timings of emulated ranks."""
+        """Return the timings of emulated ranks, as fields of a point."""
         layers = _emulated_layers(setting, logits, link)
         if not job.layers:
             return {"timings": self._time(job, layers[0])[0]}
@@ -172,40 +190,82 @@ class Bench:
         assert self._world is not None
         seeds = [dataclasses.replace(setting, seed=number) for number in range(len(logits))]
         layers = [RankedLayer(*each, self._world) for each in zip(seeds, logits, strict=True)]
-        checks = []
+        checks: list[EmulatedLayer] = []
         found: dict[str, Any] = {}
+        check: dict[str, Any] = {}
         if self._validate:
             link = measured_link(self._world, self._device)
             checks = _emulated_layers(setting, logits, link)
-            found["validation"] = {"note": EMULATED, "link": dataclasses.asdict(link)}
+            check = {"note": EMULATED, "link": link}
         found["timings"], *emulated = self._time(job, layers[0], *checks[:1])
-        if self._validate:
-            found["validation"] |= _validation(found["timings"], *emulated)
+        if checks:
+            check |= {"errors": _errors(found["timings"], *emulated), "timings": emulated[0]}
         if job.layers:
             models: list[Layer] = [RankedPrefill(layers, batch.tokens, batch.prompt)]
             if checks:
                 models.append(EmulatedPrefill(checks, batch.tokens, batch.prompt))
             rows, *emulated = self._time(job, *models)
             found["prefill"] = _prefill(job, batch, rows)
-            if self._validate:
-                found["validation"]["prefill"] = _validation(rows, *emulated)
-        return found
+            if checks:
+                errors = _errors(rows, *emulated)
+                check["prefill"] = Comparison(errors=errors, timings=emulated[0])
+        return found | ({"validation": Validation(**check)} if checks else {})
 
-    def _time(self, job: Job, *layers: Layer) -> list[list[dict[str, Any]]]:
-        """Return the rows of every layer under the job's methods, dropless first."""
-        methods = {method_label(method): method for method in job.methods}
-        timed = time_beside(layers, methods, repeats=self._repeats, warmup=self._warmup)
-        return [
-            [
-                {
-                    "method": name,
-                    "label": _label(methods[name]) if name in methods else None,
-                    **dataclasses.asdict(timing),
-                }
-                for name, timing in timings.items()
-            ]
-            for timings in timed
-        ]
+    def _time(self, job: Job, *layers: Layer) -> list[tuple[Timing, ...]]:
+        return time_layers(layers, job.methods, repeats=self._repeats, warmup=self._warmup)
+
+
+def time_layers(
+    layers: Sequence[Layer], methods: Iterable[Method], *, repeats: int, warmup: int
+) -> list[tuple[Timing, ...]]:
+    """Time layers under several methods, in turn, and dropless beside them.
+
+    Every round passes through all layers once under each method, so that what disturbs the machine
+    disturbs all of them; a speedup is taken within a round.
+
+    Args:
+        layers: The layers.
+        methods: The methods.
+        repeats: Rounds.
+        warmup: Rounds before them that are not counted.
+
+    Returns:
+        The rows of every layer: dropless, then each method.
+    """
+    everyone = {DROPLESS: Method("baseline"), **{method_label(one): one for one in methods}}
+
+    def once(method: Method) -> list[Mapping[str, float]]:
+        return [layer.run(method).seconds for layer in layers]
+
+    sides = {name: partial(once, method) for name, method in everyone.items()}
+    rounds = alternate(sides, rounds=repeats, warmup=warmup)
+    timed = []
+    for number, layer in enumerate(layers):
+        passes = {name: [each[number] for each in of] for name, of in rounds.items()}
+        totals = {name: [each["total"] for each in of] for name, of in passes.items()}
+        loads = {name: layer.load(method) for name, method in everyone.items()}
+        full, rows = loads[DROPLESS], []
+        for name, method in everyone.items():
+            phases = passes[name][0]
+            speedup = ratio(totals[DROPLESS], totals[name])
+            ideal = full.fullest_rank / max(1, loads[name].fullest_rank)
+            row = Timing(
+                method=name,
+                label=None if name == DROPLESS else _label(method),
+                seconds={part: Spread.of([p[part] for p in passes[name]]) for part in phases},
+                speedup=speedup,
+                load=loads[name],
+                ideal_expert=full.fullest_expert / max(1, loads[name].fullest_expert),
+                ideal_rank=ideal,
+                reached=(speedup.median - 1) / (ideal - 1) if ideal > _GAIN else None,
+            )
+            rows.append(row)
+        timed.append(tuple(rows))
+    return timed
+
+
+def _label(method: Method) -> Label:
+    return Label(method.name, method.gamma, method.granularity, method.candidates)
 
 
 def _emulated_layers(
@@ -225,29 +285,19 @@ def _logits(job: Job, batch: Batch, routing: Routing, layers: int) -> list[Tenso
     ]
 
 
-def _label(method: Method) -> dict[str, Any]:
+def _prefill(job: Job, batch: Batch, rows: tuple[Timing, ...]) -> Prefill:
+    return Prefill(layers=job.layers, prompt=batch.prompt, timings=rows)
+
+
+def _errors(measured: Sequence[Timing], emulated: Sequence[Timing]) -> dict[str, Miss]:
+    """Return by what share each emulated row misses the one that was measured."""
     return {
-        "name": method.name,
-        "gamma": method.gamma,
-        "granularity": method.granularity,
-        "candidates": method.candidates,
+        ours.method: Miss(
+            total=theirs.seconds["total"].median / ours.seconds["total"].median - 1,
+            speedup=theirs.speedup.median / ours.speedup.median - 1,
+        )
+        for ours, theirs in zip(measured, emulated, strict=True)
     }
-
-
-def _prefill(job: Job, batch: Batch, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"layers": job.layers, "prompt": batch.prompt, "timings": rows}
-
-
-def _validation(
-    measured: Sequence[Mapping[str, Any]], emulated: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Return emulated rows, and by what share each misses the one that was measured."""
-    errors = {}
-    for ours, theirs in zip(measured, emulated, strict=True):
-        total = theirs["seconds"]["total"]["median"] / ours["seconds"]["total"]["median"]
-        speedup = theirs["speedup"]["median"] / ours["speedup"]["median"]
-        errors[ours["method"]] = {"total": total - 1, "speedup": speedup - 1}
-    return {"errors": errors, "timings": emulated}
 
 
 def _progress(job: Job, batch: Batch, routing: Routing) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from capmoe_eval.bench.ep_studies import FIGURE_1
+from capmoe_eval.efficiency.studies import FIGURE_1
 from capmoe_eval.errors import UsageError
 from capmoe_eval.paper.printed import figure
 from capmoe_eval.record import read_record
@@ -98,7 +97,6 @@ class Trace:
         return {"source": self.source}
 
 
-@cache
 def figure_1() -> Trace:
     """Return the normalised loads of OLMoE's experts that the paper draws in Figure 1.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from capmoe_eval.arguments import COUNT, INDEX, POSITIVE
 from capmoe_eval.bench.alternate import alternate, ratio, timed
 from capmoe_eval.bench.target import finish
-from capmoe_eval.bench.where import add_where, device_of, dtype_name, dtype_of, machine, say, waiter
+from capmoe_eval.bench.where import add_where, device_of, dtype_name, dtype_of, machine, say
 from capmoe_eval.efficiency import Target
 from capmoe_eval.errors import UsageError
 from capmoe_eval.method import Method
@@ -72,6 +72,7 @@ def run(given: argparse.Namespace) -> int:
         UsageError: For a value that cannot be.
     """
     from capmoe_eval.bench.skewed_model import skewed_model
+    from capmoe_eval.parallel.clock import Clock
     from capmoe_eval.parallel.layer import find_shape
     from capmoe_eval.parallel.skew import check_peak
 
@@ -93,7 +94,7 @@ def run(given: argparse.Namespace) -> int:
     )
     total = given.warmup + given.rounds
     drops: dict[str, float] = {}
-    sides = _sides(built, waiter(device), drops)
+    sides = _sides(built, Clock(device).wait, drops)
     seconds = alternate(
         sides,
         rounds=given.rounds,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from capmoe_eval.atomic import write_text
-from capmoe_eval.bench.where import heading
-from capmoe_eval.efficiency.targets import SCHEMA, Target
+from capmoe_eval.bench.where import now
+from capmoe_eval.efficiency import Target
+
+if TYPE_CHECKING:
+    from capmoe_eval.efficiency.file import Machine
 
 
 def line(target: Target) -> str:
@@ -24,7 +24,7 @@ def line(target: Target) -> str:
 def finish(
     command: str,
     targets: Sequence[Target],
-    on: Mapping[str, Any],
+    on: Machine,
     *,
     out: Path,
     **more: Any,
@@ -33,13 +33,18 @@ def finish(
 
     A target that is missed is a finding, not an error: the file says so.
     """
-    content = {
-        **heading(SCHEMA, command, on),
-        "targets": [{**dataclasses.asdict(target), "met": target.met} for target in targets],
+    from capmoe_eval.efficiency.schema import Evaluation
+
+    file = Evaluation(
+        schema=Evaluation.SCHEMA,
+        command=command,
+        date=now(),
+        machine=on,
+        targets=tuple(targets),
         **more,
-    }
+    )
     path = out / f"{command}.json"
-    write_text(path, json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+    file.write(path)
     for target in targets:
         print(line(target))
     print(f"written: {path}")

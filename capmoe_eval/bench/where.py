@@ -7,19 +7,21 @@ import datetime
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from capmoe_eval.arguments import PATH
 from capmoe_eval.checks import choice
 from capmoe_eval.configuration import options
+from capmoe_eval.efficiency import FOLDER
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.launched import process_rank
 from capmoe_eval.schema import DTYPES
 
 if TYPE_CHECKING:
     import torch
+
+    from capmoe_eval.efficiency.file import Machine
 
 
 def add_where(parser: argparse.ArgumentParser) -> None:
@@ -31,9 +33,7 @@ def add_where(parser: argparse.ArgumentParser) -> None:
 
 def add_out(parser: argparse.ArgumentParser) -> None:
     """Declare where the result goes."""
-    parser.add_argument(
-        "--out", type=PATH, default=Path("results/bench"), help="directory of the JSON file"
-    )
+    parser.add_argument("--out", type=PATH, default=FOLDER, help="directory of the JSON file")
 
 
 def check_names(model: str, tasks: Sequence[str]) -> None:
@@ -89,44 +89,25 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def machine(device: torch.device) -> dict[str, Any]:
-    """Return what the numbers were measured on, JSON-ready."""
+def machine(device: torch.device) -> Machine:
+    """Return what the numbers were measured on."""
     import torch
+
+    from capmoe_eval.efficiency.file import Machine
 
     cuda = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if cuda else platform.processor()
-    return {
-        "device": device.type,
-        "name": name or platform.machine(),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-    }
+    return Machine(
+        device=device.type,
+        name=name or platform.machine(),
+        torch=str(torch.__version__),
+        threads=torch.get_num_threads(),
+    )
 
 
-def heading(schema: int, command: str, on: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what every file of a benchmark begins with.
-
-    Args:
-        schema: Of the file.
-        command: The benchmark.
-        on: The machine, see :func:`machine`.
-    """
-    now = datetime.datetime.now(datetime.timezone.utc)
-    return {
-        "schema": schema,
-        "command": command,
-        "date": now.isoformat(timespec="seconds"),
-        "machine": dict(on),
-    }
-
-
-def waiter(device: torch.device) -> Callable[[], None]:
-    """Return what waits until the device has finished."""
-    import torch
-
-    if device.type != "cuda":
-        return lambda: None
-    return lambda: torch.cuda.synchronize(device)
+def now() -> str:
+    """Return the time, ISO 8601, in UTC."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def say(text: str) -> None:

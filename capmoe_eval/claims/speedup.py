@@ -9,14 +9,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.claims.finding import EMULATED, Detail, Finding, listed
-from capmoe_eval.efficiency import Bench, Label, Shown, Timing, bench_command
-from capmoe_eval.efficiency.study import DROPLESS
+from capmoe_eval.efficiency import DROPLESS, Bench, Shown, bench_command
 from capmoe_eval.names import gamma_suffix
 from capmoe_eval.paper.verdicts import Outcome
 from capmoe_eval.spread import Spread
+
+if TYPE_CHECKING:
+    from capmoe_eval.efficiency.schema import Label, Timing
 
 
 @dataclass(frozen=True)

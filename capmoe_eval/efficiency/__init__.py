@@ -1,50 +1,36 @@
 """What the benchmarks measured: the speedup of expert parallelism, and the suite's own targets.
 
-Read from ``results/bench/`` alone, without torch: ``python -m capmoe_eval.bench`` makes the files.
+``python -m capmoe_eval.bench`` writes ``results/bench/`` by the schema by which it is read here;
+neither needs torch, and importing this package not even pydantic.
 
-    study    one file of a study (``ep-<study>-<kind>.json``): what was timed, frozen
-    content  a JSON file, field by field, with a line for each that is not as it must be
-    reading  such a file → a study
+    names    the commands of the benchmarks, and where they write
+    studies  what of the paper is timed: sizes, methods, and why
+    file     a file, written, and read or refused in one line
+    schema   what they say, as types
     targets  what a benchmark of the evaluation promises, and reached
     bench    a directory of them: what is there, what is wrong, and which run a figure shows
 """
 
-from capmoe_eval.efficiency.bench import FOLDER, Bench, Shown, read_bench
-from capmoe_eval.efficiency.reading import read_study
-from capmoe_eval.efficiency.study import (
-    STUDIES,
-    Label,
-    Machine,
-    Point,
-    Prefill,
-    Routing,
-    Run,
-    Shape,
-    Study,
-    Timing,
+from capmoe_eval.efficiency.bench import Bench, Shown, read_bench
+from capmoe_eval.efficiency.names import (
+    DROPLESS,
+    EVALUATIONS,
+    FOLDER,
     bench_command,
+    evaluation_command,
 )
-from capmoe_eval.efficiency.targets import EVALUATIONS, Evaluation, Target, read_evaluation
+from capmoe_eval.efficiency.studies import STUDIES
+from capmoe_eval.efficiency.targets import Target
 
 __all__ = [
+    "DROPLESS",
     "EVALUATIONS",
     "FOLDER",
     "STUDIES",
     "Bench",
-    "Evaluation",
-    "Label",
-    "Machine",
-    "Point",
-    "Prefill",
-    "Routing",
-    "Run",
-    "Shape",
     "Shown",
-    "Study",
     "Target",
-    "Timing",
     "bench_command",
+    "evaluation_command",
     "read_bench",
-    "read_evaluation",
-    "read_study",
 ]

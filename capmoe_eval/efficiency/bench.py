@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING
 
-from capmoe_eval.efficiency.reading import read_study
-from capmoe_eval.efficiency.study import Run, Study
-from capmoe_eval.efficiency.targets import EVALUATIONS, Evaluation, read_evaluation
+from capmoe_eval.efficiency.names import EVALUATIONS, FOLDER
 from capmoe_eval.errors import UsageError
 from capmoe_eval.paper.printed import DEPLOYMENTS, deployment
 
-FOLDER: Final = Path("results/bench")
-"""Where the benchmarks write."""
+if TYPE_CHECKING:
+    from capmoe_eval.efficiency.schema import Evaluation, Run, Study
 
 
 @dataclass(frozen=True)
@@ -114,6 +112,8 @@ def place(shown: Shown) -> tuple[int, str]:
 
 def read_bench(folder: Path = FOLDER) -> Bench:
     """Read what the benchmarks left; a file that is not whole takes no other with it."""
+    from capmoe_eval.efficiency.schema import read_evaluation, read_study
+
     studies, evaluations, broken = [], [], []
     for path in sorted(folder.glob("ep-*.json")):
         try:

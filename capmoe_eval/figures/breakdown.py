@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from capmoe_eval.efficiency import Timing
 from capmoe_eval.figures.spec import Measured, Numbers
 from capmoe_eval.figures.speedup import headline, subtitle
 from capmoe_eval.figures.studies import FigureStudies, about, method_name
@@ -28,6 +27,8 @@ from capmoe_eval.paper.printed import FIGURE6_NOTE
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from capmoe_eval.efficiency.schema import Timing
 
 PHASES: Final[Mapping[str, tuple[str, ...]]] = {
     "gate": ("gate", "decide"),

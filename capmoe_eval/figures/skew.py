@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from capmoe_eval.efficiency import Point, Shown
+from capmoe_eval.efficiency import Shown
 from capmoe_eval.figures.spec import Measured, Numbers
 from capmoe_eval.figures.speedup import headline
 from capmoe_eval.figures.studies import FigureStudies, about, bar, capacity_rows
@@ -15,6 +15,8 @@ from capmoe_eval.names import gamma_suffix
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from capmoe_eval.efficiency.schema import Point
 
 _IDEAL_NOTE = (
     "Ideal: pairs of the fullest rank without a capacity over those with one, which a layer would "

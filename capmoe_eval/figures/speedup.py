@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from capmoe_eval.efficiency import Point, Shown, Timing
+from capmoe_eval.efficiency import Shown
 from capmoe_eval.errors import UsageError
 from capmoe_eval.figures.spec import Measured, Numbers
 from capmoe_eval.figures.studies import FigureStudies, about, bar, capacity_rows
@@ -25,6 +25,8 @@ from capmoe_eval.paper.printed import GRANULARITY, MACHINE, layer_speedup, model
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from capmoe_eval.efficiency.schema import Point, Timing
 
 _LOOKS: Final = ((BLUE, HATCHES[0]), (SKY, HATCHES[1]), (ORANGE, HATCHES[2]), (VERMILLION, ""))
 _UNNAMED: Final = "_nolegend_"  # matplotlib's own word

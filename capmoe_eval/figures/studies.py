@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from capmoe_eval.efficiency import Bench, Label, Point, Shown, Timing, bench_command
+from capmoe_eval.efficiency import Bench, Shown, bench_command
 from capmoe_eval.errors import UsageError
 from capmoe_eval.figures.spec import Numbers, StudySpec
 from capmoe_eval.names import method_title
 from capmoe_eval.paper.printed import deployment
+
+if TYPE_CHECKING:
+    from capmoe_eval.efficiency.schema import Label, Point, Timing
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any, Final
 
+from capmoe_eval.names import TITLES, gamma_suffix
+
 _DATA: Final = resources.files(__package__) / "data"
 
 AVERAGE: Final = "Avg."
@@ -56,8 +58,8 @@ class PrintedRow:
         """The row's name for sentences: ``Table 1 Score γ=1``."""
         parts = [f"Table {self.table}", *([self.version] if self.version == "v1" else [])]
         parts += [self.model, self.method, self.variant]
-        if self.gamma is not None and self.method != "Baseline":
-            parts.append(f"γ={self.gamma:g}")
+        if self.gamma is not None and self.method != TITLES["baseline"]:
+            parts.append(gamma_suffix(self.gamma, "γ="))
         return " ".join(part for part in parts if part not in ("", "–"))
 
     @property

@@ -3,18 +3,21 @@
 What is measured: gate, decision, packing, experts, combination and shared experts of each rank,
 alone on the device; the slowest rank counts, as it would between two exchanges. What is not: the
 exchanges. They take ``latency + bytes / bandwidth`` of the rank that sends or receives most
-(:class:`capmoe_eval.parallel.link.Link`).
+(:func:`capmoe_eval.parallel.link.exchange_seconds`).
 """
 
 from __future__ import annotations
 
 import copy
+import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 
+from capmoe_eval.efficiency.schema import Link, Load
 from capmoe_eval.method import Method
 from capmoe_eval.parallel.clock import Clock, from_ends, untimed
 from capmoe_eval.parallel.dispatch import Exchange, run_experts
@@ -27,10 +30,12 @@ from capmoe_eval.parallel.layer import (
     rank_tokens,
     shared_experts,
 )
-from capmoe_eval.parallel.link import Link
-from capmoe_eval.parallel.timing import Load, Pass, load_of, phases_of
+from capmoe_eval.parallel.link import Machine, exchange_seconds
+from capmoe_eval.parallel.timing import Pass, load_of, phases_of
 
 _BEFORE = ("gate", "decide", "permute")
+_PASSES = 3  # over which the device's speed is measured, after one that warms up
+_STATED_BYTES = 2  # of a value on a stated machine: bfloat16
 
 
 class EmulatedLayer:
@@ -106,9 +111,9 @@ class EmulatedLayer:
         after = phases[phases.index("return") + 1 :]
         ends = _slowest(spent, _BEFORE, 0.0)
         # Before the rows go the counts, in an exchange of their own.
-        ends.append(ends[-1] + self.link.latency + self.link.seconds(bytes_RR))
+        ends.append(ends[-1] + self.link.latency + exchange_seconds(self.link, bytes_RR))
         ends += _slowest(spent, ("experts",), ends[-1])
-        ends.append(ends[-1] + self.link.seconds(bytes_RR.T))
+        ends.append(ends[-1] + exchange_seconds(self.link, bytes_RR.T))
         ends += _slowest(spent, after, ends[-1])
         return from_ends(phases, ends)
 
@@ -120,7 +125,6 @@ class EmulatedLayer:
         pairs_RR = counts_RRL.sum(dim=2)
         return load_of(
             counts_RRL.sum(dim=0),
-            sum(one.kept for one in routed),
             sum(one.dropped for one in routed),
             int(pairs_RR.sum() - pairs_RR.diagonal().sum()),
             self.setting,
@@ -141,3 +145,50 @@ def _slowest(spent: Sequence[dict[str, float]], phases: Sequence[str], begun: fl
         begun + max(sum(own[phase] for phase in phases[: n + 1]) for own in spent)
         for n in range(len(phases))
     ]
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """By how much a timed layer is smaller than the one that it stands for.
+
+    Attributes:
+        width: What hidden and intermediate widths were divided by.
+        tokens: What the number of tokens was divided by.
+    """
+
+    width: int = 1
+    tokens: float = 1.0
+
+
+def balanced(layer: EmulatedLayer, machine: Machine, reduction: Reduction) -> Link:
+    """Return a link that leaves communication and computation in a machine's proportion.
+
+    The speed of the experts is measured on this device, dropless. The link is then as much slower
+    than the machine's as the device is, with three corrections, so that the exchanges take the same
+    share of the experts' time that they take there at full size and in bfloat16: a row of fewer
+    bytes or more; an expert whose work per row is smaller by the width; and, for the latency, a
+    layer whose whole work is smaller.
+
+    Args:
+        layer: The layer, on its device.
+        machine: The machine.
+        reduction: By how much the layer is smaller than the one it stands for.
+    """
+    setting, dropless = layer.setting, Method("baseline")
+    times = [layer.run(dropless).seconds["experts"] for _ in range(_PASSES + 1)][1:]
+    busiest = max(layer.load(dropless).rank_load)
+    rate = busiest * setting.shape.pair_flops / statistics.median(times)
+    wide = setting.dtype.itemsize / _STATED_BYTES
+    smaller = reduction.width**2 * reduction.tokens
+    said = (
+        f"balance of {machine.name}: {machine.balance:.3g} bytes per FLOP "
+        f"({machine.bandwidth / 1e9:g} GB/s per direction, {machine.flops / 1e12:g} TFLOP/s in "
+        f"bfloat16), {1e6 * machine.latency:g} µs; here the experts run at {rate / 1e9:.1f} "
+        f"GFLOP/s in {8 * setting.dtype.itemsize} bits, widths are divided by {reduction.width}, "
+        f"tokens by {reduction.tokens:g}"
+    )
+    return Link(
+        bandwidth=machine.balance * rate * wide * reduction.width,
+        latency=machine.latency * machine.flops / (rate * smaller),
+        source=said,
+    )

@@ -221,11 +221,6 @@ class Routed:
     top_k: int
 
     @property
-    def kept(self) -> int:
-        """Pairs that are kept."""
-        return len(self.packed.place_P)
-
-    @property
     def dropped(self) -> int:
         """Pairs of the tokens' own top-k that are not."""
         return int((~self.packed.keep_TS[:, : self.top_k]).sum())

@@ -4,48 +4,32 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from capmoe_eval.method import Method
+from capmoe_eval.efficiency.schema import Link
 from capmoe_eval.parallel.clock import Clock
 from capmoe_eval.parallel.world import World
 
-if TYPE_CHECKING:
-    from capmoe_eval.parallel.emulation import EmulatedLayer
-
-_PASSES = 3  # over which the device's speed is measured, after one that warms up
 _LINK_ROWS, _LINK_COLUMNS = 8192, 256  # float32 to each rank: 8 MiB
-_STATED_BYTES = 2  # of a value on a stated machine: bfloat16
+
+NODE = Link(200e9, 20e-6, "stated")
+"""An all-to-all within a node of GPUs."""
 
 
-@dataclass(frozen=True)
-class Link:
-    """A model of the all-to-all between ranks.
+def exchange_seconds(link: Link, bytes_RR: Tensor) -> float:
+    """Return the time of an exchange.
 
-    Attributes:
-        bandwidth: Bytes per second that a rank sends, and at the same time receives.
-        latency: Seconds of an exchange of nothing.
-        source: Where these two are from, in plain words.
+    Args:
+        link: The link.
+        bytes_RR: Bytes from each rank (rows) to each rank (columns); what stays is free.
     """
-
-    bandwidth: float = 200e9
-    latency: float = 20e-6
-    source: str = "stated"
-
-    def seconds(self, bytes_RR: Tensor) -> float:
-        """Return the time of an exchange.
-
-        Args:
-            bytes_RR: Bytes from each rank (rows) to each rank (columns); what stays is free.
-        """
-        moving_RR = bytes_RR.double().clone()
-        moving_RR.fill_diagonal_(0)
-        busiest = max(float(moving_RR.sum(dim=0).max()), float(moving_RR.sum(dim=1).max()))
-        return self.latency + busiest / self.bandwidth
+    moving_RR = bytes_RR.double().clone()
+    moving_RR.fill_diagonal_(0)
+    busiest = max(float(moving_RR.sum(dim=0).max()), float(moving_RR.sum(dim=1).max()))
+    return link.latency + busiest / link.bandwidth
 
 
 @dataclass(frozen=True)
@@ -77,53 +61,6 @@ MACHINES = {
     "h100": Machine("H100 SXM", 600e12, 450e9, 20e-6),
 }
 """The paper measured on eight H20; an H100 computes faster over the same link."""
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """By how much a timed layer is smaller than the one that it stands for.
-
-    Attributes:
-        width: What hidden and intermediate widths were divided by.
-        tokens: What the number of tokens was divided by.
-    """
-
-    width: int = 1
-    tokens: float = 1.0
-
-
-def balanced(layer: EmulatedLayer, machine: Machine, reduction: Reduction) -> Link:
-    """Return a link that leaves communication and computation in a machine's proportion.
-
-    The speed of the experts is measured on this device, dropless. The link is then as much slower
-    than the machine's as the device is, with three corrections, so that the exchanges take the same
-    share of the experts' time that they take there at full size and in bfloat16: a row of fewer
-    bytes or more; an expert whose work per row is smaller by the width; and, for the latency, a
-    layer whose whole work is smaller.
-
-    Args:
-        layer: The layer, on its device.
-        machine: The machine.
-        reduction: By how much the layer is smaller than the one it stands for.
-    """
-    setting, dropless = layer.setting, Method("baseline")
-    times = [layer.run(dropless).seconds["experts"] for _ in range(_PASSES + 1)][1:]
-    busiest = max(layer.load(dropless).rank_load)
-    rate = busiest * setting.shape.pair_flops / statistics.median(times)
-    wide = setting.dtype.itemsize / _STATED_BYTES
-    smaller = reduction.width**2 * reduction.tokens
-    said = (
-        f"balance of {machine.name}: {machine.balance:.3g} bytes per FLOP "
-        f"({machine.bandwidth / 1e9:g} GB/s per direction, {machine.flops / 1e12:g} TFLOP/s in "
-        f"bfloat16), {1e6 * machine.latency:g} µs; here the experts run at {rate / 1e9:.1f} "
-        f"GFLOP/s in {8 * setting.dtype.itemsize} bits, widths are divided by {reduction.width}, "
-        f"tokens by {reduction.tokens:g}"
-    )
-    return Link(
-        bandwidth=machine.balance * rate * wide * reduction.width,
-        latency=machine.latency * machine.flops / (rate * smaller),
-        source=said,
-    )
 
 
 def measured_link(world: World, device: torch.device, *, repeats: int = 30) -> Link:

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 from transformers import OlmoeConfig, OlmoeForCausalLM
 
+from capmoe_eval.efficiency.schema import Load
 from capmoe_eval.errors import UsageError
 from capmoe_eval.method import Method
 from capmoe_eval.parallel.clock import Clock, untimed
 from capmoe_eval.parallel.emulation import EmulatedLayer
 from capmoe_eval.parallel.layer import LayerSetting
-from capmoe_eval.parallel.timing import Layer, Load, Pass, RankedLayer, summed, together
+from capmoe_eval.parallel.timing import Layer, Pass, RankedLayer, summed, together
 
 _VOCABULARY = 32_000
 _HEAD = 64  # size of an attention head

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from capmoe_eval.efficiency.schema import Load
 from capmoe_eval.method import Method
 from capmoe_eval.parallel.clock import Clock, from_ends, untimed
 from capmoe_eval.parallel.dispatch import announce, run_experts, send_back, send_rows
@@ -23,7 +24,6 @@ from capmoe_eval.parallel.layer import (
     LayerSetting,
     LayerShape,
     RankTokens,
-    Routed,
     Router,
     finished,
     random_experts,
@@ -31,7 +31,6 @@ from capmoe_eval.parallel.layer import (
     shared_experts,
 )
 from capmoe_eval.parallel.world import World
-from capmoe_eval.spread import Spread
 
 PHASES = ("gate", "decide", "permute", "dispatch", "experts", "return", "combine", "shared")
 """What a layer consists of, in order; Figure 6 shows the first two, and the exchanges, as one."""
@@ -54,29 +53,6 @@ class Pass:
 
     seconds: Mapping[str, float]
     output_TH: Tensor
-
-
-@dataclass(frozen=True)
-class Load:
-    """What a method leaves to be sent and computed, over all ranks.
-
-    Attributes:
-        kept: Pairs that are computed.
-        dropped_share: Pairs of the tokens' own top-k that are not, as a share of all.
-        expert_load: Pairs of every expert.
-        rank_load: Pairs of every rank's experts.
-        sent_bytes: Bytes that leave any rank in the first all-to-all; as many come back.
-        fullest_expert: Pairs of the fullest expert; of several layers, the sum of each one's own.
-        fullest_rank: The same of the rank with most.
-    """
-
-    kept: int
-    dropped_share: float
-    expert_load: list[int]
-    rank_load: list[int]
-    sent_bytes: int
-    fullest_expert: int
-    fullest_rank: int
 
 
 def summed(loads: Sequence[Load]) -> Load:
@@ -162,10 +138,11 @@ class RankedLayer:
         """Return what the method leaves to be sent and computed, over all ranks."""
         world = self.world
         routed = self._router(self._tokens, method, untimed)
-        counts_RL, kept, dropped, sent = world.totals(
-            routed.packed.counts_RL, *_counts(routed, world.rank, self.setting.device)
-        )
-        return load_of(counts_RL, int(kept), int(dropped), int(sent), self.setting, self._tokens)
+        own_RL = routed.packed.counts_RL
+        sent = own_RL.sum() - own_RL[world.rank].sum()
+        dropped = torch.tensor(routed.dropped, device=own_RL.device)
+        counts_RL, dropped, sent = world.totals(own_RL, dropped, sent)
+        return load_of(counts_RL, int(dropped), int(sent), self.setting, self._tokens)
 
 
 def together(clock: Clock, world: World) -> dict[str, float]:
@@ -175,19 +152,13 @@ def together(clock: Clock, world: World) -> dict[str, float]:
     return from_ends(list(ends), world.highest(own).tolist())
 
 
-def _counts(routed: Routed, rank: int, device: torch.device) -> tuple[Tensor, ...]:
-    counts_R = routed.packed.counts_RL.sum(dim=1)
-    sent = int(counts_R.sum() - counts_R[rank])
-    return tuple(torch.tensor(n, device=device) for n in (routed.kept, routed.dropped, sent))
-
-
 def load_of(
-    counts_RL: Tensor, kept: int, dropped: int, sent: int, setting: LayerSetting, tokens: RankTokens
+    counts_RL: Tensor, dropped: int, sent: int, setting: LayerSetting, tokens: RankTokens
 ) -> Load:
     """Return the load of all ranks from sums over them."""
     expert_load, rank_load = counts_RL.reshape(-1).tolist(), counts_RL.sum(dim=1).tolist()
     return Load(
-        kept=kept,
+        kept=sum(expert_load),
         dropped_share=dropped / (tokens.groups.n_tokens * setting.shape.top_k),
         expert_load=expert_load,
         rank_load=rank_load,
@@ -195,91 +166,3 @@ def load_of(
         fullest_expert=max(expert_load),
         fullest_rank=max(rank_load),
     )
-
-
-_GAIN = 1.05  # an ideal speedup below has no share that could be told from noise
-
-
-@dataclass(frozen=True)
-class Timing:
-    """A method's times and what it gains over dropless routing.
-
-    Attributes:
-        seconds: Of every phase and of the total.
-        speedup: Of the total, over the dropless pass of the same round.
-        load: What is sent and computed.
-        ideal_expert: The fullest expert's load before over that after: N_max / max(C, …), the
-            speedup of a rank with one expert that does nothing else.
-        ideal_rank: The same of the fullest rank's experts together.
-        reached: How much of the gain of ``ideal_rank`` the speedup has; None if that is too small.
-    """
-
-    seconds: dict[str, Spread]
-    speedup: Spread
-    load: Load
-    ideal_expert: float
-    ideal_rank: float
-    reached: float | None
-
-
-def time_methods(
-    layer: Layer, methods: Mapping[str, Method], *, repeats: int = 10, warmup: int = 3
-) -> dict[str, Timing]:
-    """Time a layer under several methods, in turn, and dropless beside them.
-
-    Every round passes through the layer once under each method, so that what disturbs the machine
-    disturbs all of them; a speedup is taken within a round.
-
-    Args:
-        layer: The layer.
-        methods: Methods by a name; ``dropless`` is added in front.
-        repeats: Rounds.
-        warmup: Rounds before them that are not counted.
-
-    Returns:
-        The timing of every method and of ``dropless``.
-    """
-    return time_beside([layer], methods, repeats=repeats, warmup=warmup)[0]
-
-
-def time_beside(
-    layers: Sequence[Layer], methods: Mapping[str, Method], *, repeats: int, warmup: int
-) -> list[dict[str, Timing]]:
-    """Time several layers as :func:`time_methods` does one, all in every round."""
-    everyone = {"dropless": Method("baseline"), **methods}
-    rounds: list[dict[str, list[Mapping[str, float]]]] = [
-        {name: [] for name in everyone} for _ in layers
-    ]
-    for number in range(warmup + repeats):
-        for name, method in everyone.items():
-            for layer, passes in zip(layers, rounds, strict=True):
-                seconds = layer.run(method).seconds
-                if number >= warmup:
-                    passes[name].append(seconds)
-    return [
-        _timings(passes, {name: layer.load(method) for name, method in everyone.items()})
-        for layer, passes in zip(layers, rounds, strict=True)
-    ]
-
-
-def _timings(
-    rounds: Mapping[str, list[Mapping[str, float]]], loads: Mapping[str, Load]
-) -> dict[str, Timing]:
-    """Put passes together; speedups are those over dropless."""
-    dropless, full = rounds["dropless"], loads["dropless"]
-    timings = {}
-    for name, passes in rounds.items():
-        load = loads[name]
-        speedup = Spread.of(
-            [b["total"] / own["total"] for b, own in zip(dropless, passes, strict=True)]
-        )
-        ideal_rank = full.fullest_rank / max(1, load.fullest_rank)
-        timings[name] = Timing(
-            seconds={part: Spread.of([p[part] for p in passes]) for part in passes[0]},
-            speedup=speedup,
-            load=load,
-            ideal_expert=full.fullest_expert / max(1, load.fullest_expert),
-            ideal_rank=ideal_rank,
-            reached=(speedup.median - 1) / (ideal_rank - 1) if ideal_rank > _GAIN else None,
-        )
-    return timings

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from capmoe_eval.efficiency import Bench, Point, Prefill, Shown, Timing, bench_command
+from capmoe_eval.efficiency import Bench, Shown, bench_command
 from capmoe_eval.paper.printed import MACHINE
 from capmoe_eval.report.layout import WorkloadLayout
 from capmoe_eval.report.table import Block, Entry, Missing, Published, Row, Table
+
+if TYPE_CHECKING:
+    from capmoe_eval.efficiency.schema import Point, Prefill, Timing
 
 STUDY = "workload"
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from capmoe_eval.efficiency import EVALUATIONS, STUDIES, Evaluation, Study, bench_command
-from capmoe_eval.efficiency.targets import evaluation_command
+from capmoe_eval.efficiency import EVALUATIONS, STUDIES, bench_command, evaluation_command
 from capmoe_eval.site import page
 from capmoe_eval.site.inventory import Inventory
 from capmoe_eval.site.loose import ABSENT
 from capmoe_eval.site.markup import Child, Markup, element
 from capmoe_eval.site.page import Address, Heading, badge, notice
+
+if TYPE_CHECKING:
+    from capmoe_eval.efficiency.schema import Evaluation, Study
 
 _STUDIES = (
     Heading("Study"),

@@ -10,6 +10,7 @@ import pytest
 from capmoe_eval.bench.alternate import alternate, ratio, timed
 from capmoe_eval.bench.target import finish, line
 from capmoe_eval.efficiency import Target
+from capmoe_eval.efficiency.file import Machine
 from capmoe_eval.spread import Spread
 
 
@@ -67,11 +68,12 @@ def test_a_miss_is_written_and_is_no_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     missed = Target("slow", "a over b", Spread(0.5, 0.4, 0.6), 1.0)
-    assert finish("forward", [missed], {"device": "cpu"}, out=tmp_path, rounds=3) == 0
+    machine = Machine(device="cpu", name="a CPU", torch="2.9.0", threads=1)
+    assert finish("forward", [missed], machine, out=tmp_path, rounds=3) == 0
     assert "MISSED" in capsys.readouterr().out
     content = json.loads((tmp_path / "forward.json").read_text())
     assert content["schema"] == 1 and content["command"] == "forward" and content["rounds"] == 3
-    assert content["machine"] == {"device": "cpu"}
+    assert content["machine"] == machine.model_dump()
     assert content["targets"] == [
         {
             "name": "slow",

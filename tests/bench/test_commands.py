@@ -14,7 +14,7 @@ from capmoe_eval.bench import suite
 from capmoe_eval.bench.__main__ import main
 from capmoe_eval.bench.forward import SIDES
 from capmoe_eval.datasource import DataSource
-from capmoe_eval.efficiency import read_evaluation
+from capmoe_eval.efficiency.schema import read_evaluation
 from capmoe_eval.harness.provenance import weights_hash
 from capmoe_eval.harness.tasks import TaskLibrary, ready
 from capmoe_eval.zoo import trained_model

@@ -12,7 +12,7 @@ import pytest
 
 from capmoe_eval.bench.__main__ import main
 from capmoe_eval.cell import Cell, ModelId, TaskId
-from capmoe_eval.efficiency import read_study
+from capmoe_eval.efficiency.schema import read_study
 from capmoe_eval.method import Method
 from capmoe_eval.paper.printed import printed_rows
 from capmoe_eval.parallel.timing import PHASES

@@ -12,17 +12,13 @@ from capmoe_eval import efficiency
 from capmoe_eval.bench.ep_jobs import study_jobs
 from capmoe_eval.bench.ep_measure import Job
 from capmoe_eval.bench.ep_routing import Skew, Trace, figure_1
-from capmoe_eval.bench.ep_studies import STUDIES, find_studies
+from capmoe_eval.efficiency.studies import PLANS, find_studies
 from capmoe_eval.errors import UsageError
+from capmoe_eval.parallel.emulation import Reduction
 from capmoe_eval.parallel.layer import SHAPES
-from capmoe_eval.parallel.link import Reduction
 from capmoe_eval.routing import expert_load
 
 RESULTS = Path(__file__).parents[2] / "results" / "zoo"
-
-
-def test_figures_and_tables_know_every_study() -> None:
-    assert [study.name for study in STUDIES] == list(efficiency.STUDIES)
 
 
 def test_the_committed_measurements_are_whole() -> None:
@@ -30,6 +26,8 @@ def test_the_committed_measurements_are_whole() -> None:
     assert bench.broken == ()
     assert {study.study for study in bench.studies} == set(efficiency.STUDIES)
     assert {found.name for found in bench.evaluations} == set(efficiency.EVALUATIONS)
+    for read in (*bench.studies, *bench.evaluations):
+        assert read.text() == read.path.read_text(), read.path  # nothing is lost or made up
     measured = [study for study in bench.studies if not study.emulated]
     assert {study.study for study in measured} == {"speedup", "breakdown"}
 
@@ -139,7 +137,7 @@ def test_traces_have_the_records_experts() -> None:
 
 
 def test_every_study_says_where_and_why() -> None:
-    assert len({study.name for study in STUDIES}) == len(STUDIES) == 7
+    assert len(efficiency.STUDIES) == len(PLANS) == 7
     for study in find_studies("all"):
         assert study.place and study.why and all(case.why for case in study.models)
         assert all(SHAPES[case.shape].scaled(study.scale) for case in study.models)

@@ -9,6 +9,10 @@ from typing import Any
 
 EMULATED = "EMULATED: each rank's work was timed in turn on one device"
 PHASES = ("gate", "decide", "permute", "dispatch", "experts", "return", "combine")
+LOAD = {"kept": 1, "expert_load": [1], "rank_load": [1], "sent_bytes": 1} | {
+    "fullest_expert": 1,
+    "fullest_rank": 1,
+}
 MACHINE = {"device": "cpu", "name": "a CPU", "torch": "2.9.0", "threads": 1}
 
 
@@ -43,7 +47,7 @@ def row(
         "label": None if method is None else dict(method),
         "seconds": seconds | {"total": spread(sum(phases.values()))},
         "speedup": spread(speedup),
-        "load": {"kept": 1, "dropped_share": dropped, "sent_bytes": 1},
+        "load": LOAD | {"dropped_share": dropped},
         "ideal_expert": ideal + 1,
         "ideal_rank": ideal,
         "reached": (speedup - 1) / (ideal - 1) if ideal > 1.05 else None,

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from capmoe_eval.efficiency import Label, read_bench, read_evaluation, read_study
+from capmoe_eval.efficiency import read_bench
+from capmoe_eval.efficiency.schema import Label, read_evaluation, read_study
 from capmoe_eval.errors import UsageError
 from capmoe_eval.spread import Spread
 from tests.efficiency import files
@@ -29,7 +30,7 @@ def test_a_study_is_read_as_it_stands(tmp_path: Path) -> None:
     assert (point.batch, point.prompt, point.place) == (64, 512, "batch 8K x prompt 512")
     assert (point.routing.peak, point.routing.wanted_peak) == (4.0, 4.0)
     dropless, row = point.timings[:2]
-    assert dropless.label is None and row.label == Label("score", 2.0)
+    assert dropless.label is None and row.label == Label("score", 2.0, "expert", "local")
     assert row.speedup == Spread(1.1, 1.1 * 0.95, 1.1 * 1.05)
     assert row.seconds["gate"].median == 0.001 / 1.1
     assert (row.dropped_share, row.ideal_rank, row.ideal_expert) == (0.125, 2.0, 3.0)
@@ -50,8 +51,10 @@ def test_what_may_be_left_out(tmp_path: Path) -> None:
 
 
 def test_errors_of_a_validation(tmp_path: Path) -> None:
-    errors = {"errors": {"score": {"total": -0.1, "speedup": 0.2}}}
-    point = files.point([files.row()], validation=errors | {"prefill": errors})
+    errors = {"errors": {"score": {"total": -0.1, "speedup": 0.2}}, "timings": [files.row()]}
+    link = {"bandwidth": 1.0, "latency": 0.0, "source": "measured"}
+    check = errors | {"note": files.EMULATED, "link": link, "prefill": errors}
+    point = files.point([files.row()], validation=check)
     study = read_study(files.write(tmp_path, files.study("skew", [files.run([point])])))
     assert study.errors == [{"total": -0.1, "speedup": 0.2}] * 2
 
@@ -74,27 +77,28 @@ FIRST = "runs.0.points.0"
     [
         ("schema", 1, "the file has schema 1, this version of capmoe_eval reads schema 2"),
         ("schema", None, "the file has schema none"),
-        ("study", "spedup", "field 'study' is 'spedup', none of speedup, granularity"),
-        ("kind", "guessed", "field 'kind' is 'guessed', neither emulated nor measured"),
-        ("note", "all fine", "field 'note' does not say that it is EMULATED"),
-        ("machine", "mine", "field 'machine' is not an object"),
-        ("machine.threads", 1.5, "field 'machine.threads' is no whole number"),
-        ("repeats", True, "field 'repeats' is no whole number of at least 1"),
-        ("runs", [], "field 'runs' is no list of at least 1"),
-        ("runs.1", 3, "field 'runs[1]' is not an object"),
-        ("runs.0.ranks", 0, "field 'runs[0].ranks' is no whole number of at least 1"),
-        ("runs.0.link.source", None, "field 'runs[0].link.source' is no text"),
-        (f"{FIRST}.routing.peak", "7", "field 'runs[0].points[0].routing.peak' is no number"),
-        (f"{FIRST}.routing.peak", -1, "routing.peak' is -1, no finite number of at least 0"),
-        (f"{FIRST}.routing.together", 1, "routing.together' is neither true nor false"),
-        (f"{FIRST}.timings.0.label", {"name": 1}, "timings[0].label.name' is no text"),
-        (f"{FIRST}.timings.1.label", None, "do not have one row 'dropless' without a label"),
-        (f"{FIRST}.timings.1.speedup.high", float("nan"), "speedup.high' is nan, no finite number"),
-        (f"{FIRST}.timings.1.speedup.low", 9, "speedup.median' is 1.1, not between low and high"),
-        (f"{FIRST}.timings.1.seconds.total", None, "timings[1].seconds' have no total"),
-        (f"{FIRST}.timings.1.seconds.gate", 1, "timings[1].seconds.gate' is not an object"),
-        (f"{FIRST}.timings.1.load", None, "timings[1].load' is not an object"),
-        (f"{FIRST}.prefill.timings.0.ideal_rank", None, "prefill.timings[0].ideal_rank' is no num"),
+        ("study", "spedup", "field 'study': it is none of speedup, granularity"),
+        ("kind", "guessed", "field 'kind': Input should be 'emulated' or 'measured', not 'gu"),
+        ("note", "all fine", "field 'note': it does not say that it is EMULATED"),
+        ("machine", "mine", "field 'machine': Input should be an object, not 'mine'"),
+        ("machine.threads", 1.5, "field 'machine.threads': Input should be a valid integer"),
+        ("repeats", True, "field 'repeats': Input should be a valid integer, not 'True'"),
+        ("runs", [], "field 'runs': Tuple should have at least 1 item"),
+        ("runs.1", 3, "field 'runs[1]': Input should be an object, not '3'"),
+        ("runs.0.ranks", 0, "field 'runs[0].ranks': Input should be greater than or equal to 1"),
+        ("runs.0.link.source", None, "field 'runs[0].link.source' is missing"),
+        (f"{FIRST}.routing.peak", "7", "field 'runs[0].points[0].routing.peak': Input should be"),
+        (f"{FIRST}.routing.peak", -1, "should be greater than or equal to 0, not '-1'"),
+        (f"{FIRST}.routing.together", 1, "routing.together': Input should be a valid boolean"),
+        (f"{FIRST}.timings.0.label", {"name": 1}, "timings[0].label.name': Input should be a val"),
+        (f"{FIRST}.timings.1.label", None, "timings[1].label' is missing"),
+        (f"{FIRST}.timings.0.method", "first", "timings': they do not have one row 'dropless'"),
+        (f"{FIRST}.timings.1.speedup.high", float("nan"), "speedup.high': Input should be a fin"),
+        (f"{FIRST}.timings.1.speedup.low", 9, "speedup': median 1.1 is not between low and high"),
+        (f"{FIRST}.timings.1.seconds.total", None, "timings[1].seconds': they have no total"),
+        (f"{FIRST}.timings.1.seconds.gate", 1, "timings[1].seconds.gate': Input should be an obj"),
+        (f"{FIRST}.timings.1.load", None, "timings[1].load' is missing"),
+        (f"{FIRST}.prefill.timings.0.ideal_rank", None, "timings[0].ideal_rank' is missing"),
     ],
 )
 def test_what_is_wrong_is_one_line(path: str, value: object, told: str, tmp_path: Path) -> None:
@@ -190,10 +194,10 @@ def test_targets_are_read_as_they_stand(tmp_path: Path) -> None:
     ("path", "value", "told"),
     [
         ("schema", 2, "the file has schema 2, this version of capmoe_eval reads schema 1"),
-        ("targets.0.met", "yes", "field 'targets[0].met' is neither true nor false"),
-        ("targets.0.met", False, "field 'targets[0].met' is not what ratio and target say"),
-        ("targets.1.ratio", 1.0, "field 'targets[1].ratio' is not an object"),
-        ("targets.0.target", "most", "field 'targets[0].target' is no number"),
+        ("targets.0.met", "yes", "field 'targets[0].met': Input should be a valid boolean"),
+        ("targets.0.met", False, "field 'targets[0]': met is not what ratio and target say"),
+        ("targets.1.ratio", 1.0, "field 'targets[1].ratio': Input should be an object"),
+        ("targets.0.target", "most", "field 'targets[0].target': Input should be a valid number"),
     ],
 )
 def test_targets_that_are_none(path: str, value: object, told: str, tmp_path: Path) -> None:
@@ -205,7 +209,7 @@ def test_targets_that_are_none(path: str, value: object, told: str, tmp_path: Pa
 
 
 def test_reading_needs_nothing_heavy() -> None:
-    heavy = ("torch", "numpy", "pandas", "matplotlib", "hydra", "omegaconf")
+    heavy = ("torch", "numpy", "pandas", "matplotlib", "hydra", "omegaconf", "pydantic")
     code = f"import sys, capmoe_eval.efficiency; print(*sys.modules.keys() & {set(heavy)})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from capmoe_eval.bench.ep_measure import time_layers
 from capmoe_eval.errors import UsageError
 from capmoe_eval.method import Method
 from capmoe_eval.parallel import World, shard_experts, split_batches
@@ -17,7 +18,7 @@ from capmoe_eval.parallel.link import measured_link
 from capmoe_eval.parallel.model import world_of
 from capmoe_eval.parallel.prefill import RankedPrefill
 from capmoe_eval.parallel.skew import skewed_logits
-from capmoe_eval.parallel.timing import PHASES, RankedLayer, time_methods
+from capmoe_eval.parallel.timing import PHASES, RankedLayer
 from capmoe_eval.reroute import capacity_aware
 from tests.parallel import cases
 from tests.parallel.test_timing import CPU, by_hand, layer, setting
@@ -95,10 +96,10 @@ def test_a_layer_is_timed_and_computes_what_it_should(world: World) -> None:
     method = Method("score", 1.0)
     done = timed.run(method)
     torch.testing.assert_close(done.output_TH, by_hand(alone, method), rtol=1e-4, atol=1e-5)
-    timings = time_methods(timed, {"score": method}, repeats=3, warmup=1)
-    assert set(timings["score"].seconds) == {*PHASES, "total"}
-    assert timings["score"].load == alone.load(method)
-    assert timings["score"].load.sent_bytes == 0
+    ((dropless, score),) = time_layers([timed], [method], repeats=3, warmup=1)
+    assert dropless.label is None and set(score.seconds) == {*PHASES, "total"}
+    assert score.load == alone.load(method)
+    assert score.load.sent_bytes == 0
 
 
 def test_a_prefill_goes_through_its_layers(world: World) -> None:

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from capmoe_eval.bench.ep_measure import time_layers
+from capmoe_eval.efficiency.schema import Link, Load
 from capmoe_eval.errors import UsageError
 from capmoe_eval.method import Method
 from capmoe_eval.parallel.clock import Clock, from_ends
-from capmoe_eval.parallel.emulation import EmulatedLayer
+from capmoe_eval.parallel.emulation import EmulatedLayer, Reduction, balanced
 from capmoe_eval.parallel.layer import SHAPES, LayerSetting, LayerShape
-from capmoe_eval.parallel.link import MACHINES, Link, Machine, Reduction, balanced
+from capmoe_eval.parallel.link import MACHINES, NODE, Machine, exchange_seconds
 from capmoe_eval.parallel.prefill import EmulatedPrefill
 from capmoe_eval.parallel.skew import skewed_logits
 from capmoe_eval.parallel.timing import (
     PHASES,
-    Load,
     Pass,
     phases_of,
     summed,
-    time_methods,
 )
 from capmoe_eval.spread import Spread
 from tests.parallel.conftest import Launch
@@ -40,7 +41,7 @@ METHODS = {
 
 
 def layer(link: Link | None = None, ranks: int = 2) -> EmulatedLayer:
-    return EmulatedLayer(setting(ranks), skewed_logits(40, 8, 2, 2.5, seed=4), link or Link())
+    return EmulatedLayer(setting(ranks), skewed_logits(40, 8, 2, 2.5, seed=4), link or NODE)
 
 
 def setting(ranks: int = 2, shape: LayerShape = SHAPE) -> LayerSetting:
@@ -112,15 +113,15 @@ def test_more_candidates_of_other_ranks_send_more() -> None:
 
 
 def test_an_exchange_by_hand() -> None:
-    link = Link(bandwidth=100.0, latency=0.5)
+    link = Link(100.0, 0.5, "stated")
     bytes_RR = torch.tensor([[900, 10, 20], [0, 900, 40], [5, 5, 900]])
     # Rank 0 sends 30, rank 1 40, rank 2 10; rank 2 receives 60: it takes longest.
-    assert link.seconds(bytes_RR) == pytest.approx(0.5 + 60 / 100)
-    assert link.seconds(torch.zeros(3, 3)) == 0.5
+    assert exchange_seconds(link, bytes_RR) == pytest.approx(0.5 + 60 / 100)
+    assert exchange_seconds(link, torch.zeros(3, 3)) == 0.5
 
 
 def test_the_emulated_total_is_the_sum_of_its_phases() -> None:
-    seconds = dict(layer(Link(bandwidth=1e12, latency=0.25)).run(Method("baseline")).seconds)
+    seconds = dict(layer(Link(1e12, 0.25, "stated")).run(Method("baseline")).seconds)
     total = seconds.pop("total")
     assert tuple(seconds) == PHASES
     assert seconds["dispatch"] == pytest.approx(0.5, abs=1e-3)  # the counts, then the rows
@@ -129,7 +130,7 @@ def test_the_emulated_total_is_the_sum_of_its_phases() -> None:
 
 
 def test_an_exchange_waits_for_the_last_rank() -> None:
-    timed = layer(Link(bandwidth=1e12, latency=1.0))
+    timed = layer(Link(1e12, 1.0, "stated"))
     spent = [
         {"gate": 1, "decide": 5, "permute": 1, "experts": 2, "combine": 1, "shared": 9},
         {"gate": 4, "decide": 1, "permute": 3, "experts": 6, "combine": 3, "shared": 1},
@@ -149,7 +150,7 @@ def test_phases_last_until_the_last_rank_has_finished() -> None:
 def test_only_a_layer_with_shared_experts_has_their_phase() -> None:
     assert phases_of(SHAPES["mixtral"]) == PHASES[:-1] and phases_of(SHAPE) == PHASES
     bare = LayerShape(16, 24, 8, 2)
-    done = EmulatedLayer(setting(shape=bare), skewed_logits(40, 8, 2, 2.5), Link())
+    done = EmulatedLayer(setting(shape=bare), skewed_logits(40, 8, 2, 2.5), NODE)
     assert "shared" not in done.run(Method("baseline")).seconds
 
 
@@ -187,7 +188,7 @@ def test_the_papers_machine() -> None:
 
 
 def test_an_emulated_prefill_is_its_dense_part_and_its_layers() -> None:
-    first = layer(Link(latency=0.25))
+    first = layer(replace(NODE, latency=0.25))
     layers = [first, *(first.rerouted(skewed_logits(40, 8, 2, 3.0, seed=s)) for s in (1, 2))]
     prefill = EmulatedPrefill(layers, 20, 5)
     done = prefill.run(METHODS["score"])
@@ -235,14 +236,15 @@ class Scripted:
 
 def test_speedups_are_taken_within_a_round() -> None:
     script = {"baseline": [9.0, 4.0, 6.0, 8.0], "score": [9.0, 2.0, 4.0, 2.0]}
-    timings = time_methods(Scripted(script), {"score": Method("score", 1.0)}, repeats=3, warmup=1)
-    score = timings["score"]
+    layer = Scripted(script)
+    (rows,) = time_layers([layer], [Method("score", 1.0)], repeats=3, warmup=1)
+    dropless, score = rows
     assert score.speedup == Spread.of([2.0, 1.5, 4.0]) and score.speedup.median == 2.0
     assert score.seconds["total"].median == 2.0
     assert score.ideal_expert == 8 / 3
     assert score.ideal_rank == 9 / 4
     assert score.reached == pytest.approx((2 - 1) / (9 / 4 - 1))
-    assert timings["dropless"].speedup.median == 1 and timings["dropless"].reached is None
+    assert dropless.speedup.median == 1 and dropless.reached is None
 
 
 def test_quartiles() -> None:

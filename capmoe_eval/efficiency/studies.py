@@ -8,9 +8,10 @@ attention, shared and routed experts; batches are divided by a factor of their o
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
 
 from capmoe_eval.errors import bad_choice
-from capmoe_eval.method import Method
 
 FIGURE_1 = "figure 1"
 """The routing of the paper's Figure 1: OLMoE's 64 experts on OpenBookQA."""
@@ -24,7 +25,7 @@ class ModelCase:
         title: As the paper's tables call it.
         shape: Its layer, a key of ``SHAPES``.
         ranks: Ranks that it is spread over.
-        routing: :data:`FIGURE_1`, the title of a record's model (see :class:`Study`), or None.
+        routing: :data:`FIGURE_1`, the title of a record's model (see :class:`Plan`), or None.
         peaks: Without a routing: the fullest expert's load over the mean.
         why: Where these are from.
         share: Of the study's batch, in which it runs: models whose tokens cost more get fewer.
@@ -63,26 +64,14 @@ class Limit:
     granularity: str = "expert"
     candidates: str = "local"
 
-    def methods(self, ranks: int) -> list[Method]:
-        """Return the methods for that many ranks."""
-        return [
-            Method(
-                self.name,
-                gamma,
-                ep_size=ranks,
-                granularity=self.granularity,
-                candidates=self.candidates,
-            )
-            for gamma in self.gammas
-        ]
-
 
 @dataclass(frozen=True)
-class Study:
+class Plan:
     """What is timed for one place of the paper.
 
     Attributes:
         name: As ``--study`` takes it.
+        about: What it shows.
         place: The paper's place.
         why: Why these sizes.
         models: The models.
@@ -94,6 +83,7 @@ class Study:
     """
 
     name: str
+    about: str
     place: str
     why: str
     models: tuple[ModelCase, ...]
@@ -146,9 +136,10 @@ _SMALLER = (
 )
 
 
-STUDIES = (
-    Study(
+PLANS = (
+    Plan(
         "speedup",
+        "speedup of one MoE layer and of a prefill, by model, method and γ",
         "Figures 4 and 5",
         f"the paper's models, ranks, methods and γ; {_SMALLER}",
         (_OLMOE, _DEEPSEEK, _QWEN15, _MIXTRAL),
@@ -157,8 +148,9 @@ STUDIES = (
         _DIVISOR,
         layers=2,
     ),
-    Study(
+    Plan(
         "granularity",
+        "capacity of each expert against capacity of each device",
         "§5.2, Device-level capacity (beside Table 3)",
         f"Qwen3's experts bounded one by one and per device, at γ 1.5 and 1.0; {_SMALLER}",
         (_QWEN3,),
@@ -170,8 +162,9 @@ STUDIES = (
         _DIVISOR,
         layers=2,
     ),
-    Study(
+    Plan(
         "breakdown",
+        "where a layer's time goes, phase by phase",
         "Figure 6",
         f"OLMoE's phases, with candidates on the token's own rank and on all; {_SMALLER}",
         (_OLMOE,),
@@ -179,8 +172,9 @@ STUDIES = (
         _PAPER_BATCH,
         _DIVISOR,
     ),
-    Study(
+    Plan(
         "workload",
+        "speedup by batch size and prompt length",
         "Table 10",
         "nine batches times prompts at γ 2.0; the paper says DeepSeek-V2, and everywhere else runs "
         f"DeepSeek-V2-Lite, whose sizes are taken; {_SMALLER}",
@@ -203,8 +197,9 @@ STUDIES = (
         batch_divisor=128,
         layers=1,
     ),
-    Study(
+    Plan(
         "placement",
+        "one model's experts over more or fewer ranks",
         "§5.1, experts per GPU (Figures 4 and 5: 1, 8 and 10)",
         f"one model over more or fewer ranks, the same tokens in all; {_SMALLER}",
         (
@@ -216,8 +211,9 @@ STUDIES = (
         _PAPER_BATCH,
         batch_divisor=128,  # one sequence of each of 64 ranks
     ),
-    Study(
+    Plan(
         "skew",
+        "speedup by peak load, beside the ideal",
         "Figure 2 and Equations 4 to 6",
         f"OLMoE's layer under a calibrated imbalance, beside the ideal speedup; {_SMALLER}",
         (
@@ -233,8 +229,9 @@ STUDIES = (
         _PAPER_BATCH,
         _DIVISOR,
     ),
-    Study(
+    Plan(
         "traces",
+        "speedup with the routing of recorded layers",
         "Figures 13 to 16",
         "routing as recorded in the zoo's models, every MoE layer; sizes of the model of that "
         f"family, experts and top-k of the record; {_SMALLER}",
@@ -255,16 +252,19 @@ STUDIES = (
 )
 """Every study, in the order of ``--study all``."""
 
+STUDIES: Final = MappingProxyType({plan.name: plan.about for plan in PLANS})
+"""Every study, and what it is about."""
 
-def find_studies(name: str) -> tuple[Study, ...]:
+
+def find_studies(name: str) -> tuple[Plan, ...]:
     """Return the study of a name, or all for ``all``.
 
     Raises:
         UsageError: If there is none of that name.
     """
     if name == "all":
-        return STUDIES
-    found = tuple(study for study in STUDIES if study.name == name)
+        return PLANS
+    found = tuple(plan for plan in PLANS if plan.name == name)
     if not found:
-        raise bad_choice("study", name, ("all", *(study.name for study in STUDIES)))
+        raise bad_choice("study", name, ("all", *STUDIES))
     return found

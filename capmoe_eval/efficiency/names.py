@@ -1,0 +1,33 @@
+"""The commands of the benchmarks, and where they write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+FOLDER: Final = Path("results/bench")
+"""Where the benchmarks write."""
+
+EVALUATIONS: Final = MappingProxyType(
+    {
+        "forward": "our forward against stock transformers'",
+        "decision": "the routing decision against the layer, and against Algorithms 1 and 2",
+        "suite": "the suite against one lm-eval process per cell and task",
+        "cells": "time and memory over documents and cells",
+    }
+)
+"""Every benchmark of the evaluation, and what it is about; each writes ``<name>.json``."""
+
+DROPLESS: Final = "dropless"
+"""The row that all others are compared with: no capacity."""
+
+
+def bench_command(study: str | None) -> str:
+    """Return the command line that makes the file of a study."""
+    return "python -m capmoe_eval.bench ep" + (f" --study {study}" if study else "")
+
+
+def evaluation_command(name: str) -> str:
+    """Return the command line that makes the file of a benchmark of the evaluation."""
+    return f"python -m capmoe_eval.bench {name}"
