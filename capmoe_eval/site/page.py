@@ -55,6 +55,14 @@ class Address:
         """Return the relative link to another page."""
         return _link(page, posixpath.dirname(self.page) or ".")
 
+    def link(self, page: str, text: str) -> dict[str, str]:
+        """Return a link to another page, as templates show it."""
+        return {"href": self.to(page), "text": text}
+
+    def link_to_file(self, path: Path, text: str) -> dict[str, str]:
+        """Return a link to a file anywhere on the disk, as templates show it."""
+        return {"href": self.to_file(path), "text": text}
+
     def to_file(self, path: Path) -> str:
         """Return the relative link to a file anywhere on the disk."""
         here = (self.out / self.page).parent
@@ -77,6 +85,38 @@ def cell_path(record: Record) -> str:
 def _slug(name: str) -> str:
     """Return a name that is safe in a path; the digest in the file name tells equal ones apart."""
     return re.sub(r"[^A-Za-z0-9_-]|^-", "_", name)[:80] or "_"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What stands around the content of every page.
+
+    Attributes:
+        address: Where the page will be.
+        title: Its heading.
+        profile: What the report is about.
+    """
+
+    address: Address
+    title: str
+    profile: str
+    generator: str = GENERATOR
+
+    @property
+    def style(self) -> str:
+        """Link to the stylesheet."""
+        return self.address.to(STYLE)
+
+    @property
+    def script(self) -> str:
+        """Link to the script."""
+        return self.address.to(SCRIPT)
+
+    @property
+    def navigation(self) -> list[tuple[str, str, bool]]:
+        """Name of and link to each page of the navigation, and whether it is this one."""
+        here = self.address
+        return [(name, here.to(page), page == here.page) for page, name in _NAVIGATION]
 
 
 def frame(address: Address, title: str, profile: str, *body: Child) -> str:
