@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import html
 import io
 import re
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from typing import Final
 
 from capmoe_eval.atomic import write_text
 from capmoe_eval.report.table import Block, Cell, Entry, Missing, Published, Row, Table, Text
+from capmoe_eval.report.templates import render
 
 _ABSENT = "—"
 _BESIDE = "published"
@@ -176,45 +176,37 @@ def to_html(table: Table) -> str:
     standard error, seeds, documents and test, that of a missing one the command that fills it.
     """
 
-    def cell(entry: Cell, best: bool) -> str:
+    def shown(entry: Cell, best: bool) -> dict[str, object]:
         if isinstance(entry, Text):
-            return f'<td class="text">{html.escape(entry.text)}</td>'
+            return {"words": entry.text}
         if isinstance(entry, Missing):
-            return f'<td class="missing" title="{html.escape(entry.command)}">{_ABSENT}</td>'
-        value = f"{entry.value:.{table.decimals}f}"
-        value = f"<strong>{value}</strong>" if best else value
-        if mark := _mark(entry):
-            assert entry.test is not None
-            value += f'<span class="{entry.test.verdict}">{mark}</span>'
-        if entry.quartiles is not None:
-            value += f" <small>{_quartiles(entry.quartiles, table.decimals)}</small>"
-        if entry.published:
-            beside = html.escape(_compared(entry.published, table.decimals))
-            value += f'<br><small class="published">{beside}</small>'
-        origin = _origin(entry, table.decimals)
-        return f'<td title="{html.escape(origin)}">{value}</td>' if origin else f"<td>{value}</td>"
+            return {"command": entry.command}
+        quartiles, published = entry.quartiles, entry.published
+        return {
+            "value": f"{entry.value:.{table.decimals}f}",
+            "best": best,
+            "mark": _mark(entry),
+            "verdict": entry.test and entry.test.verdict,
+            "quartiles": quartiles and _quartiles(quartiles, table.decimals),
+            "published": published and _compared(published, table.decimals),
+            "origin": _origin(entry, table.decimals),
+        }
 
-    def headings(texts: tuple[str, ...], scope: str) -> str:
-        return "".join(f'<th scope="{scope}">{html.escape(text)}</th>' for text in texts)
-
-    lines = [
-        '<table class="capmoe">',
-        f"<caption><strong>{html.escape(table.title)}.</strong> "
-        f"{html.escape(table.caption)}</caption>",
-        f"<thead><tr>{headings((*table.label_headings, *table.columns), 'col')}</tr></thead>",
+    blocks = [
+        [
+            {"labels": row.labels, "entries": [shown(*entry) for entry in entries]}
+            for row, entries in zip(block.rows, _marked(table, block), strict=True)
+        ]
+        for block in table.blocks
     ]
-    for block in table.blocks:
-        lines.append("<tbody>")
-        for row, entries in zip(block.rows, _marked(table, block), strict=True):
-            # Every row repeats its labels: an empty heading would name nothing to a screen reader.
-            cells = "".join(cell(*entry) for entry in entries)
-            lines.append(f"<tr>{headings(row.labels, 'row')}{cells}</tr>")
-        lines.append("</tbody>")
-    if table.notes:
-        width = len(table.label_headings) + len(table.columns)
-        notes = [f'<tr><td colspan="{width}">{html.escape(note)}</td></tr>' for note in table.notes]
-        lines += ["<tfoot>", *notes, "</tfoot>"]
-    return "\n".join([*lines, "</table>"]) + "\n"
+    view = {
+        "title": table.title,
+        "caption": table.caption,
+        "headings": [*table.label_headings, *table.columns],
+        "blocks": blocks,
+        "notes": table.notes,
+    }
+    return render("table", table=view)
 
 
 RENDERERS: Final = MappingProxyType[str, Callable[[Table], str]](

@@ -1,7 +1,7 @@
-"""The HTML of tables, ledger and site: Jinja templates, filled with plain values.
+r"""The HTML of tables, ledger and site: Jinja templates, filled with plain values.
 
 Every value is escaped. A line break in a template is for its reader: beside a tag or a Jinja
-expression it is nothing, within a text or a tag one space. What is printed is ``{{ "\\n" }}``.
+expression it is nothing, within a text or a tag one space. What is printed is ``{{ "\n" }}``.
 
 base       the frame of a page, which the pages of the site extend
 macros     pieces that several pages share
@@ -45,6 +45,8 @@ def _environment() -> Environment:
         """Drops the line breaks of a template."""
 
         def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
+            if not (name or "").endswith(".html"):
+                return source
             source = re.sub(r"(?<=[>}])\s*\n\s*|\s*\n\s*(?=[<{])", "", source.strip())
             return re.sub(r"\s*\n\s*", " ", source)
 
