@@ -35,7 +35,7 @@ def to_markdown(table: Table) -> str:
         value = f"{entry.value:.{table.decimals}f}"
         value = (f"**{value}**" if best else value) + _mark(entry)
         if entry.quartiles is not None:
-            return f"{value} {_quartiles(entry.quartiles, table.decimals)}"
+            return f"{value} {quartiles(entry.quartiles, table.decimals)}"
         return value if entry.stderr is None else f"{value} ± {entry.stderr:.{table.decimals}f}"
 
     headings = [_markdown_text(h) for h in (*table.label_headings, *table.columns)]
@@ -77,7 +77,7 @@ def to_latex(table: Table) -> str:
         value = f"{entry.value:.{table.decimals}f}"
         value = (rf"\textbf{{{value}}}" if best else value) + _latex_text(_mark(entry))
         if entry.quartiles is not None:
-            told = _latex_text(_quartiles(entry.quartiles, table.decimals))
+            told = _latex_text(quartiles(entry.quartiles, table.decimals))
             return rf"{value}{{\scriptsize\,{told}}}"
         if entry.stderr is None:
             return value
@@ -181,14 +181,12 @@ def to_html(table: Table) -> str:
             return {"words": entry.text}
         if isinstance(entry, Missing):
             return {"command": entry.command}
-        quartiles, published = entry.quartiles, entry.published
         return {
             "value": f"{entry.value:.{table.decimals}f}",
             "best": best,
-            "mark": _mark(entry),
             "verdict": entry.test and entry.test.verdict,
-            "quartiles": quartiles and _quartiles(quartiles, table.decimals),
-            "published": published and _compared(published, table.decimals),
+            "quartiles": entry.quartiles and quartiles(entry.quartiles, table.decimals),
+            "published": entry.published and _compared(entry.published, table.decimals),
             "origin": _origin(entry, table.decimals),
         }
 
@@ -324,8 +322,9 @@ def _origin(entry: Entry, decimals: int) -> str:
     return "; ".join(parts)
 
 
-def _quartiles(quartiles: tuple[float, float], decimals: int) -> str:
-    return f"({quartiles[0]:.{decimals}f}–{quartiles[1]:.{decimals}f})"
+def quartiles(bounds: tuple[float, float], decimals: int) -> str:
+    """Return quartiles in brackets."""
+    return f"({bounds[0]:.{decimals}f}–{bounds[1]:.{decimals}f})"
 
 
 def _one_line(text: str) -> str:

@@ -31,8 +31,11 @@ def render(template: str, **values: object) -> str:
     Raises:
         jinja2.UndefinedError: If it asks for a value that is not there.
     """
-    page = _environment().get_template(f"{template}.html").render(values)
-    # Quotes as the standard library's html.escape spells them.
+    return _spelled(_environment().get_template(f"{template}.html").render(values))
+
+
+def _spelled(page: str) -> str:
+    """Return a page whose quotes are escaped as the standard library's ``html.escape`` does."""
     return page.replace("&#34;", "&quot;").replace("&#39;", "&#x27;")
 
 
