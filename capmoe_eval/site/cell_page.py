@@ -210,7 +210,8 @@ def _bars(layer: Mapping[str, Any]) -> dict[str, object]:
     label += f"computed {after[order[0]]:,.0f} of them"
     mean = height * (1 - sum(before) / len(before) / top)
     return {
-        "width": width,
+        "box": f"0 0 {width} {height}",
+        "width": min(width * 2, 384),
         "height": height,
         "label": label,
         "before": _steps([before[e] / top * height for e in order], height),
