@@ -19,11 +19,10 @@ from capmoe_eval.claims.entries import Entry, paper_claims, read_claims
 from capmoe_eval.claims.evidence import Choice, Evidence, Home, read_evidence
 from capmoe_eval.claims.finding import Detail, Finding, Verdict
 from capmoe_eval.claims.ledger import ledger
-from capmoe_eval.claims.render import STYLE, Report, html_body, to_html, to_json, to_markdown
+from capmoe_eval.claims.render import Report, to_html, to_json, to_markdown
 from capmoe_eval.paper.verdicts import WORDS, Outcome
 
 __all__ = [
-    "STYLE",
     "WORDS",
     "Choice",
     "Detail",
@@ -34,7 +33,6 @@ __all__ = [
     "Outcome",
     "Report",
     "Verdict",
-    "html_body",
     "ledger",
     "paper_claims",
     "read_claims",

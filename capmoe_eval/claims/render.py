@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import json
 import os
 import re
@@ -24,6 +23,7 @@ from capmoe_eval.paper.verdicts import (
     NOT_TESTABLE,
     WORDS,
 )
+from capmoe_eval.report.templates import render
 
 _TITLE: Final = "Claims of “Capacity-Aware Inference”, one by one"
 _MEANING: Final = {
@@ -168,19 +168,12 @@ def _markdown_row(verdict: Verdict) -> str:
 
 
 def _markdown_finding(finding: Finding, report: Report) -> str:
-    text = f"{_SOURCES[finding.source]}, {finding.outcome.value}: {_md(finding.text)}"
-    models = [
-        f"{_md(detail.label)} by model: " + _md(_by_model(detail))
-        for detail in finding.details
-        if detail.models and finding.source in ("measured", "replication")
-    ]
     paths = _records(finding)
     links = [f"[{_md(Path(p).name)}]({_url(report.link(p))})" for p in paths[:_LINKS]]
     if len(paths) > _LINKS:
         links.append(f"and {len(paths) - _LINKS} more in claims.json")
-    return " ".join(
-        [text, *(f"{m}." for m in models), *([f"Records: {', '.join(links)}."] if links else [])]
-    )
+    parts = [f"{_origin(finding)}: {_md(finding.text)}", *map(_md, _models(finding))]
+    return " ".join([*parts, *([f"Records: {', '.join(links)}."] if links else [])])
 
 
 def _by_model(detail: Detail) -> str:
@@ -194,86 +187,58 @@ def _records(finding: Finding) -> list[str]:
 
 def to_html(report: Report) -> str:
     """Return the ledger as one page that needs nothing besides: no script, no network."""
-    body = "\n".join(
-        [
-            f"<h1>{html.escape(_TITLE)}</h1>",
-            *(f"<p>{html.escape(text)}</p>" for text in report.intro if text),
-            html_body(report),
-        ]
-    )
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(_TITLE)}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n"
-        f"<main>\n{body}\n</main>\n</body>\n</html>\n"
+    return render(
+        "ledger",
+        title=_TITLE,
+        intro=[text for text in report.intro if text],
+        counts=[(word, count, _MEANING[word]) for word, count in report.counts.items()],
+        sections={
+            section: [_html_claim(verdict, report) for verdict in verdicts]
+            for section, verdicts in report.sections.items()
+        },
+        broken=report.evidence.broken,
     )
 
 
-def html_body(report: Report) -> str:
-    """Return the ledger's tables for any page that has :data:`STYLE`; every text is escaped."""
-    lines = ['<table class="verdicts"><caption>Verdicts</caption><tbody>']
-    lines += [
-        f'<tr><th scope="row">{_badge(word, word)}</th><td>{count}</td>'
-        f"<td>{html.escape(_MEANING[word])}</td></tr>"
-        for word, count in report.counts.items()
-    ]
-    lines += ["</tbody></table>"]
-    for section, verdicts in report.sections.items():
-        lines += [f"<h2>{html.escape(section)}</h2>", '<div class="wide"><table class="claims">']
-        heads = ("Place", "Claim", "Published", "Ours", "95 % interval", "Verdict")
-        cells = "".join(f'<th scope="col">{head}</th>' for head in heads)
-        lines += [f"<thead><tr>{cells}</tr></thead>", "<tbody>"]
-        lines += [_html_row(verdict, report) for verdict in verdicts]
-        lines += ["</tbody></table></div>"]
-    if report.evidence.broken:
-        lines += ["<h2>Files that could not be read</h2>", "<ul>"]
-        lines += [f"<li>{html.escape(line)}</li>" for line in report.evidence.broken]
-        lines += ["</ul>"]
-    return "\n".join(lines)
-
-
-def _html_row(verdict: Verdict, report: Report) -> str:
+def _html_claim(verdict: Verdict, report: Report) -> dict[str, object]:
     entry, (value, bounds) = verdict.entry, _shown(verdict)
-    found = "".join(f"<li>{_html_finding(f, report)}</li>" for f in verdict.findings)
-    note = f"<li>note: {html.escape(entry.note)}</li>" if entry.note else ""
-    return (
-        f'<tr id="{_id(entry.id)}"><td>{html.escape(entry.place)} ({entry.version})</td>'
-        f"<td>“{html.escape(entry.quote)}”<details><summary>what was found</summary>"
-        f"<ul>{found}{note}</ul></details></td>"
-        f"<td>{html.escape(str(entry.published or ''))}</td>"
-        f"<td>{html.escape(value)}</td>"
-        f"<td>{html.escape(bounds)}</td>"
-        f"<td>{_badge(verdict.word, verdict.label)}</td></tr>"
-    )
+    return {
+        "id": _id(entry.id),
+        "place": entry.place,
+        "version": entry.version,
+        "quote": entry.quote,
+        "findings": [_html_finding(finding, report) for finding in verdict.findings],
+        "note": entry.note and f"note: {entry.note}",
+        "published": entry.published or "",
+        "ours": value,
+        "interval": bounds,
+        "word": verdict.word,
+        "label": verdict.label,
+    }
 
 
-def _html_finding(finding: Finding, report: Report) -> str:
-    parts = [
-        f"<strong>{_SOURCES[finding.source]}, {finding.outcome.value}</strong>: "
-        f"{html.escape(finding.text)}"
-    ]
-    if finding.source in ("measured", "replication"):
-        parts += [
-            f"{html.escape(detail.label)} by model: {html.escape(_by_model(detail))}."
-            for detail in finding.details
-            if detail.models
-        ]
+def _html_finding(finding: Finding, report: Report) -> dict[str, object]:
     paths = _records(finding)
-    if paths:
-        links = ", ".join(
-            f'<a href="{html.escape(_url(report.link(p)))}">{html.escape(Path(p).name)}</a>'
-            for p in paths[:_LINKS]
-        )
-        rest = len(paths) - _LINKS
-        parts.append(
-            f"Records: {links}" + (f" and {rest} more in claims.json." if rest > 0 else ".")
-        )
-    return " ".join(parts)
+    rest = len(paths) - _LINKS
+    return {
+        "origin": _origin(finding),
+        "text": " ".join([finding.text, *_models(finding)]),
+        "records": [
+            {"href": _url(report.link(path)), "text": Path(path).name} for path in paths[:_LINKS]
+        ],
+        "more": f" and {rest} more in claims.json." if rest > 0 else ".",
+    }
 
 
-def _badge(word: str, label: str) -> str:
-    kind = word.replace(" ", "-")
-    return f'<span class="verdict {kind}">{html.escape(label)}</span>'
+def _origin(finding: Finding) -> str:
+    return f"{_SOURCES[finding.source]}, {finding.outcome.value}"
+
+
+def _models(finding: Finding) -> list[str]:
+    """Return a sentence on the models of each detail, where they were measured."""
+    if finding.source not in ("measured", "replication"):
+        return []
+    return [f"{d.label} by model: {_by_model(d)}." for d in finding.details if d.models]
 
 
 def _url(path: str) -> str:
@@ -338,35 +303,3 @@ def _id(text: str) -> str:
 
 def _md(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|~])", r"\\\1", " ".join(text.split()))
-
-
-STYLE: Final = """\
-:root { color-scheme: light dark; --ink: #1b1b1b; --paper: #ffffff; --line: #c9c9c9;
-  --soft: #f3f3f3; --good: #1d5f3a; --bad: #9b1c1c; --print: #8a4b00; --open: #4a4a4a;
-  --link: #1f4e79; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e6e6; --paper: #16181a; --line: #45494d;
-  --soft: #22262a; --good: #7fd3a2; --bad: #ff9a9a; --print: #f2b866; --open: #b9bec3;
-  --link: #8fc1ef; } }
-body { margin: 0; background: var(--paper); color: var(--ink);
-  font: 16px/1.5 system-ui, sans-serif; }
-main { max-width: 76rem; margin: 0 auto; padding: 1rem; }
-a { color: var(--link); }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; margin: 0.5rem 0 1.5rem; }
-caption { text-align: left; font-weight: 600; }
-th, td { border-bottom: 1px solid var(--line); padding: 0.35rem 0.6rem; text-align: left;
-  vertical-align: top; }
-thead th { background: var(--soft); }
-table.claims { width: 100%; }
-table.claims td:nth-child(2) { min-width: 22rem; }
-table.claims td:nth-child(4), table.claims td:nth-child(5) { white-space: nowrap; }
-tr:target { outline: 2px solid var(--link); }
-summary { cursor: pointer; color: var(--link); }
-details ul { margin: 0.3rem 0; padding-left: 1.2rem; }
-.verdict { font-weight: 600; color: var(--open); }
-.verdict.confirmed { color: var(--good); }
-.verdict.contradicted { color: var(--bad); }
-.verdict.inconsistent-in-print { color: var(--print); }
-@media print { details > ul { display: block; } body { font-size: 10pt; } }
-"""
-"""Style sheet of the page: light and dark, no colour that is not also a word."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import html
 import io
 import re
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from typing import Final
 from capmoe_eval.atomic import write_text
 from capmoe_eval.names import NO_GAMMA, NO_LIMIT
 from capmoe_eval.report.table import Block, Cell, Entry, Missing, Published, Row, Table, Text
+from capmoe_eval.report.templates import render
 
 _ABSENT = "—"
 _BESIDE = "published"
@@ -36,7 +36,7 @@ def to_markdown(table: Table) -> str:
         value = f"{entry.value:.{table.decimals}f}"
         value = (f"**{value}**" if best else value) + _mark(entry)
         if entry.quartiles is not None:
-            return f"{value} {_quartiles(entry.quartiles, table.decimals)}"
+            return f"{value} {quartiles(entry.quartiles, table.decimals)}"
         return value if entry.stderr is None else f"{value} ± {entry.stderr:.{table.decimals}f}"
 
     headings = [_markdown_text(h) for h in (*table.label_headings, *table.columns)]
@@ -78,7 +78,7 @@ def to_latex(table: Table) -> str:
         value = f"{entry.value:.{table.decimals}f}"
         value = (rf"\textbf{{{value}}}" if best else value) + _latex_text(_mark(entry))
         if entry.quartiles is not None:
-            told = _latex_text(_quartiles(entry.quartiles, table.decimals))
+            told = _latex_text(quartiles(entry.quartiles, table.decimals))
             return rf"{value}{{\scriptsize\,{told}}}"
         if entry.stderr is None:
             return value
@@ -177,45 +177,35 @@ def to_html(table: Table) -> str:
     standard error, seeds, documents and test, that of a missing one the command that fills it.
     """
 
-    def cell(entry: Cell, best: bool) -> str:
+    def shown(entry: Cell, best: bool) -> dict[str, object]:
         if isinstance(entry, Text):
-            return f'<td class="text">{html.escape(entry.text)}</td>'
+            return {"words": entry.text}
         if isinstance(entry, Missing):
-            return f'<td class="missing" title="{html.escape(entry.command)}">{_ABSENT}</td>'
-        value = f"{entry.value:.{table.decimals}f}"
-        value = f"<strong>{value}</strong>" if best else value
-        if mark := _mark(entry):
-            assert entry.test is not None
-            value += f'<span class="{entry.test.verdict}">{mark}</span>'
-        if entry.quartiles is not None:
-            value += f" <small>{_quartiles(entry.quartiles, table.decimals)}</small>"
-        if entry.published:
-            beside = html.escape(_compared(entry.published, table.decimals))
-            value += f'<br><small class="published">{beside}</small>'
-        origin = _origin(entry, table.decimals)
-        return f'<td title="{html.escape(origin)}">{value}</td>' if origin else f"<td>{value}</td>"
+            return {"command": entry.command}
+        return {
+            "value": f"{entry.value:.{table.decimals}f}",
+            "best": best,
+            "verdict": entry.test and entry.test.verdict,
+            "quartiles": entry.quartiles and quartiles(entry.quartiles, table.decimals),
+            "published": entry.published and _compared(entry.published, table.decimals),
+            "origin": _origin(entry, table.decimals),
+        }
 
-    def headings(texts: tuple[str, ...], scope: str) -> str:
-        return "".join(f'<th scope="{scope}">{html.escape(text)}</th>' for text in texts)
-
-    lines = [
-        '<table class="capmoe">',
-        f"<caption><strong>{html.escape(table.title)}.</strong> "
-        f"{html.escape(table.caption)}</caption>",
-        f"<thead><tr>{headings((*table.label_headings, *table.columns), 'col')}</tr></thead>",
+    blocks = [
+        [
+            {"labels": row.labels, "entries": [shown(*entry) for entry in entries]}
+            for row, entries in zip(block.rows, _marked(table, block), strict=True)
+        ]
+        for block in table.blocks
     ]
-    for block in table.blocks:
-        lines.append("<tbody>")
-        for row, entries in zip(block.rows, _marked(table, block), strict=True):
-            # Every row repeats its labels: an empty heading would name nothing to a screen reader.
-            cells = "".join(cell(*entry) for entry in entries)
-            lines.append(f"<tr>{headings(row.labels, 'row')}{cells}</tr>")
-        lines.append("</tbody>")
-    if table.notes:
-        width = len(table.label_headings) + len(table.columns)
-        notes = [f'<tr><td colspan="{width}">{html.escape(note)}</td></tr>' for note in table.notes]
-        lines += ["<tfoot>", *notes, "</tfoot>"]
-    return "\n".join([*lines, "</table>"]) + "\n"
+    view = {
+        "title": table.title,
+        "caption": table.caption,
+        "headings": [*table.label_headings, *table.columns],
+        "blocks": blocks,
+        "notes": table.notes,
+    }
+    return render("table", table=view)
 
 
 RENDERERS: Final = MappingProxyType[str, Callable[[Table], str]](
@@ -333,8 +323,9 @@ def _origin(entry: Entry, decimals: int) -> str:
     return "; ".join(parts)
 
 
-def _quartiles(quartiles: tuple[float, float], decimals: int) -> str:
-    return f"({quartiles[0]:.{decimals}f}–{quartiles[1]:.{decimals}f})"
+def quartiles(bounds: tuple[float, float], decimals: int) -> str:
+    """Return quartiles in brackets."""
+    return f"({bounds[0]:.{decimals}f}–{bounds[1]:.{decimals}f})"
 
 
 def _one_line(text: str) -> str:

@@ -3,10 +3,9 @@
 __main__   the command
 inventory  what is there: records, unreadable files, cells that are missing
 command    the command line that reproduces a cell
-markup     elements whose texts are escaped unless they are markup already
-page       the frame of a page, its addresses, sortable tables and filters
+page       the frame of a page, its addresses and filters
 overview, results, figures, efficiency, claims, listing, cell_page
-           one kind of page each
+           what each kind of page shows; its HTML is a template of capmoe_eval.report.templates
 build      all pages as texts, and their way to the disk
 assets/    the stylesheet and the script, copied beside the pages
 """

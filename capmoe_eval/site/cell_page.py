@@ -13,13 +13,13 @@ from typing import Any, Final
 from capmoe_eval.commands import DIRECTORY
 from capmoe_eval.names import gamma_text
 from capmoe_eval.record import Record
+from capmoe_eval.report.templates import render
 from capmoe_eval.site import page
 from capmoe_eval.site.command import Reproduction
 from capmoe_eval.site.inventory import Inventory
 from capmoe_eval.site.loose import shown, text
-from capmoe_eval.site.markup import Child, Markup, element, join
 from capmoe_eval.site.names import method_name
-from capmoe_eval.site.page import Address, Heading
+from capmoe_eval.site.page import Address, Frame
 
 _AGAIN: Final = "again"
 
@@ -132,19 +132,29 @@ def record_page(
     knobs = ", ".join(f"{knob}={_word(value)}" for knob, value in record.knobs.items())
     if record.seed is not None:
         knobs += f", seed={record.seed}"
-    return page.frame(
-        address,
-        f"{record.model} on {record.task}: {named}",
-        inventory.profile,
-        element("p", knobs) if knobs else None,
-        _result(record, relatives, address),
-        _command(record, reproduction),
-        _load(record),
-        _layers(record),
-        _proofs(record),
-        _tree("Cell", record.cell.identity()),
-        _tree("Provenance", record.capmoe["provenance"]),
-        _file(record, address),
+    load = record.capmoe["load"]
+    others = relatives.seeds(record)
+    return render(
+        "cell",
+        frame=Frame(address, f"{record.model} on {record.task}: {named}", inventory.profile),
+        knobs=knobs,
+        metric=record.cell.task.metric,
+        score=_percent(record.value),
+        stderr=shown(record.stderr, "± {:.2f} points, over documents", 100),
+        documents=f"{record.n:,}",
+        baseline=_baseline(record, relatives, address),
+        seeds=[_seed(other, address) for other in others.nearest],
+        more_seeds=_more_seeds(others),
+        command=reproduction.command(record.cell, _AGAIN),
+        again=_AGAIN,
+        directory=DIRECTORY,
+        task=repr(record.task),
+        load=[(name, shown(load[key], pattern, scale)) for key, name, pattern, scale in _LOAD],
+        layers=[_layer(layer) for layer in record.capmoe["layers"]],
+        proofs=_proofs(record),
+        identity=_flat(record.cell.identity()),
+        provenance=_flat(record.capmoe["provenance"]),
+        file=address.link_to_file(record.path, record.path.as_posix()),
     )
 
 
@@ -152,92 +162,48 @@ def _word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _result(record: Record, relatives: Relatives, address: Address) -> Markup:
-    error = shown(record.stderr, "± {:.2f} points, over documents", 100)
-    found: list[tuple[str, Child]] = [
-        (f"Score ({record.cell.task.metric})", element("strong", f"{100 * record.value:.2f} %")),
-        ("Standard error", error),
-        ("Documents", f"{record.n:,}"),
-    ]
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
+
+
+def _baseline(record: Record, relatives: Relatives, address: Address) -> dict[str, str] | None:
+    """Return the link to a record's baseline, and how far the record is from it."""
     baseline = relatives.baseline(record)
-    if baseline is not None:
-        moved = shown(record.value - baseline.value, "{:+.2f}", 100)
-        value = f"{100 * baseline.value:.2f} %"
-        link = element("a", value, href=address.to(page.cell_path(baseline)))
-        found.append(("Baseline", [link, f"; this is {moved} points to it"]))
-    others = relatives.seeds(record)
-    if others.nearest:
-        links: list[Child] = [
-            [
-                ", " if index else "",
-                element("a", f"seed {other.seed}", href=address.to(page.cell_path(other))),
-                f" {100 * other.value:.2f} %",
-            ]
-            for index, other in enumerate(others.nearest)
-        ]
-        more = others.count - len(others.nearest)
-        if more:
-            mean = f"mean of all {others.count + 1:,}: {100 * others.mean:.2f} %"
-            links.append(f", and {more:,} more; {mean}")
-        found.append(("Other seeds", links))
-    return _section("Result", page.pairs(found))
+    if baseline is None:
+        return None
+    link = address.link(page.cell_path(baseline), _percent(baseline.value))
+    return {**link, "moved": shown(record.value - baseline.value, "{:+.2f}", 100)}
 
 
-def _command(record: Record, reproduction: Reproduction) -> Markup:
-    command = reproduction.command(record.cell, _AGAIN)
-    if command is None:
-        name = record.task
-        told = f"This version has no task {name!r}: the cell cannot be named on its command line."
-        return _section("Compute it again", page.notice(element("p", told)))
-    told = f"It writes to {_AGAIN}/ and leaves the record of this page as it is."
-    if DIRECTORY in command:
-        told += f" {DIRECTORY} is where the evaluation sets lie; a record does not say where."
-    return _section(
-        "Compute it again",
-        element("pre", element("code", command), tabindex="0", class_="command"),
-        element("p", told),
+def _seed(other: Record, address: Address) -> dict[str, str]:
+    link = address.link(page.cell_path(other), f"seed {other.seed}")
+    return {**link, "score": _percent(other.value)}
+
+
+def _more_seeds(others: Others) -> str:
+    """Return the number of seeds that are not linked to, with the mean of all, or nothing."""
+    more = others.count - len(others.nearest)
+    mean = f"mean of all {others.count + 1:,}: {_percent(others.mean)}"
+    return f"{more:,} more; {mean}" if more else ""
+
+
+def _layer(layer: Mapping[str, Any]) -> dict[str, object]:
+    peak = layer["peak"]
+    numbers = (
+        (layer["drop_rate"], "{:.1f}", 100.0),
+        (layer["pad_waste"], "{:.1f}", 100.0),
+        (peak["expert_before"]["mean"], "{:.2f}", 1.0),
+        (peak["expert_after"]["mean"], "{:.2f}", 1.0),
     )
+    return {
+        "name": layer["name"],
+        "bars": _bars(layer),
+        "numbers": [(shown(value, pattern, scale), value) for value, pattern, scale in numbers],
+    }
 
 
-def _load(record: Record) -> Markup:
-    load = record.capmoe["load"]
-    found = [(name, shown(load[key], pattern, scale)) for key, name, pattern, scale in _LOAD]
-    return _section("Load", page.pairs(found))
-
-
-def _layers(record: Record) -> Markup:
-    headings = (
-        Heading("Layer"),
-        Heading("Load of the experts, busiest first"),
-        Heading("Dropped (%)", numeric=True),
-        Heading("Empty slots (%)", numeric=True),
-        Heading("Mean peak before", numeric=True),
-        Heading("Mean peak after", numeric=True),
-    )
-    body = []
-    for layer in record.capmoe["layers"]:
-        peak = layer["peak"]
-        numbers = (
-            (layer["drop_rate"], "{:.1f}", 100.0),
-            (layer["pad_waste"], "{:.1f}", 100.0),
-            (peak["expert_before"]["mean"], "{:.2f}", 1.0),
-            (peak["expert_after"]["mean"], "{:.2f}", 1.0),
-        )
-        cells = [
-            element("td", shown(v, pattern, scale), class_="number", data_value=v)
-            for v, pattern, scale in numbers
-        ]
-        body.append(
-            element(
-                "tr", element("th", layer["name"], scope="row"), element("td", _bars(layer)), cells
-            )
-        )
-    caption = "Light: assignments that the router made; dark: those that were computed."
-    return _section("Layers", page.sortable(caption, headings, [page.rows(body)]))
-
-
-def _bars(layer: Mapping[str, Any]) -> Child:
-    """Draw each expert's load before and after, busiest first."""
+def _bars(layer: Mapping[str, Any]) -> dict[str, object]:
+    """Return the drawing of each expert's load before and after, busiest first."""
     before, after = layer["load_before"], layer["load_after"]
     top = max((*before, *after))
     order = sorted(range(len(before)), key=lambda expert: -before[expert])
@@ -245,26 +211,15 @@ def _bars(layer: Mapping[str, Any]) -> Child:
     label = f"{len(before)} experts; the busiest was asked for {before[order[0]]:,.0f} times and "
     label += f"computed {after[order[0]]:,.0f} of them"
     mean = height * (1 - sum(before) / len(before) / top)
-    shapes = [
-        _svg("path", d=_steps([loads[e] / top * height for e in order], height), class_=name)
-        for loads, name in ((before, "before"), (after, "after"))
-    ]
-    shapes.append(_svg("path", d=f"M0 {mean:.1f}h{width}", class_="mean"))
-    return element(
-        "svg",
-        shapes,
-        class_="load",
-        viewBox=f"0 0 {width} {height}",
-        width=min(width * 2, 384),
-        height=height,
-        preserveAspectRatio="none",
-        role="img",
-        aria_label=label,
-    )
-
-
-def _svg(name: str, **attributes: str) -> Markup:
-    return element(name, **attributes)
+    return {
+        "box": f"0 0 {width} {height}",
+        "width": min(width * 2, 384),
+        "height": height,
+        "label": label,
+        "before": _steps([before[e] / top * height for e in order], height),
+        "after": _steps([after[e] / top * height for e in order], height),
+        "mean": f"M0 {mean:.1f}h{width}",
+    }
 
 
 def _steps(heights: Sequence[float], base: int) -> str:
@@ -273,34 +228,18 @@ def _steps(heights: Sequence[float], base: int) -> str:
     return "".join(bars)
 
 
-def _proofs(record: Record) -> Markup:
-    lines = []
-    for name, proof in sorted(record.capmoe["proofs"].items()):
-        state = _STATES[proof["passed"]]
-        counted = [
-            f"{key} {text(value)}" for key, value in sorted(proof.items()) if key != "passed"
-        ]
-        lines.append(
-            element(
-                "tr",
-                element("th", element("code", name), scope="row"),
-                element("td", page.badge(state)),
-                element("td", _PROMISES.get(name, "")),
-                element("td", ", ".join(counted)),
-            )
-        )
-    heads = [element("th", h, scope="col") for h in ("Promise", "State", "What it says", "Counted")]
-    table = element(
-        "table", element("thead", element("tr", heads)), element("tbody", page.rows(lines))
-    )
-    return _section(
-        "Promises",
-        element("div", table, class_="wide", tabindex="0", role="region", aria_label="Promises"),
-    )
-
-
-def _tree(title: str, content: Mapping[str, Any]) -> Markup:
-    return _section(title, page.pairs((name, value) for name, value in _flat(content)))
+def _proofs(record: Record) -> list[dict[str, str]]:
+    return [
+        {
+            "name": name,
+            "state": _STATES[proof["passed"]],
+            "meaning": _PROMISES.get(name, ""),
+            "counted": ", ".join(
+                f"{key} {text(value)}" for key, value in sorted(proof.items()) if key != "passed"
+            ),
+        }
+        for name, proof in sorted(record.capmoe["proofs"].items())
+    ]
 
 
 def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -310,12 +249,3 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, s
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", text(value)
-
-
-def _file(record: Record, address: Address) -> Markup:
-    link = element("a", record.path.as_posix(), href=address.to_file(record.path))
-    return _section("Record", element("p", link))
-
-
-def _section(title: str, *content: Child) -> Markup:
-    return join("\n", element("section", element("h2", title), content))

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from capmoe_eval.report.templates import render
 from capmoe_eval.site import page
 from capmoe_eval.site.inventory import Inventory
 from capmoe_eval.site.loose import ABSENT, mapping, number, read_object, sequence, shown, text
-from capmoe_eval.site.markup import Child, Markup, element, join
-from capmoe_eval.site.page import Address, Filter, Heading, badge, notice
+from capmoe_eval.site.page import Address, Filter, Frame, Link
 
 _LINKS = 3
 
@@ -70,144 +70,92 @@ def claims_page(inventory: Inventory, replication: Path, address: Address) -> st
         address: Where the page will be.
     """
     profile = inventory.profile
+    tested = read_verdicts(replication, profile)
     ledger = read_verdicts(ledger_path(address.out, profile), profile)
-    return page.frame(
-        address,
-        "Claims",
-        profile,
-        _replication(read_verdicts(replication, profile), profile, address),
-        _ledger(ledger, inventory, address),
+    return render(
+        "claims",
+        frame=Frame(address, "Claims", profile),
+        replication=tested and _replication(tested, address),
+        ledger=ledger and _ledger(ledger, inventory, address),
     )
 
 
-def _replication(found: Judged | None, profile: str, address: Address) -> Markup:
-    title = element("h2", "The main claims, tested")
-    if found is None:
-        command = f"python -m capmoe_eval.replication profile={profile}"
-        absent = element("p", "Not judged yet: ", element("code", command))
-        return element("section", title, notice(absent))
+def _replication(found: Judged, address: Address) -> dict[str, object]:
     if found.problem:
-        return element("section", title, notice(element("p", found.problem)))
+        return {"problem": found.problem}
     about = found.content
     measured = ", ".join(text(model) for model in sequence(about.get("models")))
-    told: list[Child] = [
-        element(
-            "p",
-            f"Profile {text(about.get('profile'))}, {text(about.get('records'))} evaluations of "
-            f"{measured or 'no model'}; effects are points of accuracy, in brackets the 95 % "
-            "confidence interval, p corrected within a claim.",
-        )
-    ]
-    if about.get("missing"):
-        told.append(notice(element("p", f"{text(about['missing'])} evaluations are missing.")))
-    told += [element("p", text(note)) for note in sequence(about.get("notes"))]
-    told += [_judgement(claim) for claim in found.claims]
-    link = element("a", found.path.name, href=address.to_file(found.path))
-    return element("section", title, told, element("p", "From ", link))
+    return {
+        "problem": "",
+        "about": f"Profile {text(about.get('profile'))}, {text(about.get('records'))} evaluations "
+        f"of {measured or 'no model'}; effects are points of accuracy, in brackets the 95 % "
+        "confidence interval, p corrected within a claim.",
+        "missing": about.get("missing") and text(about["missing"]),
+        "notes": [text(note) for note in sequence(about.get("notes"))],
+        "claims": [_judgement(claim) for claim in found.claims],
+        "file": address.link_to_file(found.path, found.path.name),
+    }
 
 
-def _judgement(claim: Mapping[str, Any]) -> Markup:
+def _judgement(claim: Mapping[str, Any]) -> dict[str, object]:
     contrasts = [mapping(contrast) for contrast in sequence(claim.get("contrasts"))]
-    lines = [_contrast(contrast) for contrast in contrasts]
-    headings = (
-        Heading("Compared"),
-        Heading("Effect", numeric=True),
-        Heading("95 % interval", numeric=True),
-        Heading("p", numeric=True),
-        Heading("Verdict"),
-        Heading("By model"),
-    )
-    key = text(claim.get("id"))
-    notes = dict.fromkeys(text(c.get("note")) for c in contrasts if c.get("note"))
-    return join(
-        "\n",
-        element(
-            "details",
-            element(
-                "summary",
-                badge(text(claim.get("verdict"))),
-                f" ({key}) {text(claim.get('statement'))} ",
-                element("small", text(claim.get("place"))),
-            ),
-            page.sortable(f"Contrasts of ({key})", headings, [page.rows(lines)]),
-            [element("p", note) for note in notes],
-            class_="judgement",
-        ),
-    )
+    return {
+        **_texts(claim, "verdict", "id", "statement", "place"),
+        "contrasts": [_contrast(contrast) for contrast in contrasts],
+        "notes": list(dict.fromkeys(text(c.get("note")) for c in contrasts if c.get("note"))),
+    }
 
 
-def _contrast(contrast: Mapping[str, Any]) -> Markup:
-    unit = contrast.get("unit")
-    effect = shown(contrast.get("effect"), "{:+.2f}")
-    if unit not in (None, "points") and effect != ABSENT:
-        effect += f" {text(unit)}"
+def _texts(content: Mapping[str, Any], *keys: str) -> dict[str, str]:
+    return {key: text(content.get(key)) for key in keys}
+
+
+def _contrast(contrast: Mapping[str, Any]) -> dict[str, object]:
+    effect, low, p = (contrast.get(key) for key in ("effect", "low", "p"))
     models = mapping(contrast.get("models")).items()
-    by_model = ", ".join(f"{name} {shown(value, '{:+.2f}')}" for name, value in models)
-    return element(
-        "tr",
-        element("th", text(contrast.get("label")), scope="row"),
-        element("td", effect, class_="number", data_value=number(contrast.get("effect"))),
-        element("td", _interval(contrast), class_="number", data_value=number(contrast.get("low"))),
-        element(
-            "td",
-            shown(contrast.get("p"), "{:.4f}"),
-            class_="number",
-            data_value=number(contrast.get("p")),
-        ),
-        element("td", badge(text(contrast.get("verdict")))),
-        element("td", by_model),
-    )
+    return {
+        **_texts(contrast, "label", "verdict"),
+        "numbers": [
+            (_with_unit(shown(effect, "{:+.2f}"), contrast.get("unit")), number(effect)),
+            (_interval(contrast) or ABSENT, number(low)),
+            (shown(p, "{:.4f}"), number(p)),
+        ],
+        "by_model": ", ".join(f"{name} {shown(value, '{:+.2f}')}" for name, value in models),
+    }
 
 
 def _interval(found: Mapping[str, Any]) -> str:
     low, high = number(found.get("low")), number(found.get("high"))
     if low is None or high is None:
-        return ABSENT
+        return ""
     return f"[{shown(low, '{:+.2f}')}, {shown(high, '{:+.2f}')}]"
 
 
-def _ledger(found: Judged | None, inventory: Inventory, address: Address) -> Markup:
-    title = element("h2", "Every claim and number of the paper")
-    if found is None:
-        command = f"python -m capmoe_eval.claims profile={inventory.profile}"
-        absent = element("p", "The ledger is not written yet: ", element("code", command))
-        return element("section", title, notice(absent))
+def _ledger(found: Judged, inventory: Inventory, address: Address) -> dict[str, object]:
     if found.problem:
-        return element("section", title, notice(element("p", found.problem)))
+        return {"problem": found.problem}
     claims = found.claims
     verdicts = {verdict: f"{verdict} ({count})" for verdict, count in found.counts.items()}
     kinds = sorted({text(claim.get("kind")) for claim in claims})
     versions = sorted({text(claim.get("version")) for claim in claims}, reverse=True)
-    choices = [
-        Filter("verdict", "Verdict", verdicts),
-        Filter("kind", "Kind", {kind: kind for kind in kinds}),
-        Filter("version", "Version", {version: version for version in versions}),
-    ]
     pages = _pages(found, inventory, address)
-    headings = (
-        Heading("Place"),
-        Heading("Claim"),
-        Heading("Published", numeric=True),
-        Heading("Ours", numeric=True),
-        Heading("Verdict"),
-    )
-    lines = [_claim(claim, pages) for claim in claims]
-    caption = f"{len(claims)} claims and numbers, from abstract to appendix."
-    files = [
-        join(" ", element("a", path.name, href=address.to_file(path)))
-        for suffix in ("html", "md", "json")
-        if (path := found.path.with_suffix(f".{suffix}")).is_file()
-    ]
-    return element(
-        "section",
-        title,
-        page.filters(choices),
-        page.sortable(caption, headings, [page.rows(lines)]),
-        element("p", "The ledger by itself:", files, class_="files"),
-    )
+    return {
+        "problem": "",
+        "choices": [
+            Filter("verdict", "Verdict", verdicts),
+            Filter("kind", "Kind", {kind: kind for kind in kinds}),
+            Filter("version", "Version", {version: version for version in versions}),
+        ],
+        "claims": [_claim(claim, pages) for claim in claims],
+        "files": [
+            address.link_to_file(path, path.name)
+            for suffix in ("html", "md", "json")
+            if (path := found.path.with_suffix(f".{suffix}")).is_file()
+        ],
+    }
 
 
-def _claim(claim: Mapping[str, Any], pages: Sequence[Markup | None]) -> Markup:
+def _claim(claim: Mapping[str, Any], pages: Sequence[Link | None]) -> dict[str, object]:
     findings = [mapping(finding) for finding in sequence(claim.get("findings"))]
     published = mapping(claim.get("published"))
     values = [number(value) for value in sequence(published.get("values"))]
@@ -217,34 +165,26 @@ def _claim(claim: Mapping[str, Any], pages: Sequence[Markup | None]) -> Markup:
     details = [mapping(d) for f in findings for d in sequence(f.get("details"))]
     first = details[0] if details else {}
     pattern = "{:+.2f} points" if first.get("unit") == "points" else "{:.3g}"
-    ours = shown(first.get("effect"), pattern)
-    if ours != ABSENT and first.get("unit") not in (None, "", "points"):
-        ours += f" {text(first['unit'])}"
-    parts: list[Child] = [ours]
-    if len(details) > 1:
-        parts.append(element("small", f" first of {len(details)}"))
-    if _interval(first) != ABSENT:
-        parts += [Markup("<br>"), element("small", _interval(first))]
-    told = [element("li", _finding(finding, pages)) for finding in findings]
-    if claim.get("note"):
-        told.append(element("li", f"Note: {text(claim['note'])}"))
-    found = element("details", element("summary", "what was found"), element("ul", told))
-    scope = claim.get("scope")
-    verdict, kind, version = (text(claim.get(key)) for key in ("verdict", "kind", "version"))
-    return element(
-        "tr",
-        element("th", f"{text(claim.get('place'))} ({version})", scope="row"),
-        element("td", f"“{text(claim.get('quote'))}”", found if told else None, class_="claim"),
-        element("td", printed, class_="number", data_value=values[0] if values else None),
-        element("td", parts, class_="number", data_value=number(first.get("effect"))),
-        element("td", badge(verdict), element("small", f" {text(scope)}") if scope else None),
-        data_verdict=verdict,
-        data_kind=kind,
-        data_version=version,
-    )
+    return {
+        **_texts(claim, "verdict", "kind", "version", "place", "quote"),
+        "findings": [_finding(finding, pages) for finding in findings],
+        "note": claim.get("note") and f"Note: {text(claim['note'])}",
+        "published": printed,
+        "published_value": values[0] if values else None,
+        "ours": _with_unit(shown(first.get("effect"), pattern), first.get("unit")),
+        "effect": number(first.get("effect")),
+        "count": len(details),
+        "interval": _interval(first),
+        "scope": claim.get("scope") and text(claim["scope"]),
+    }
 
 
-def _finding(finding: Mapping[str, Any], pages: Sequence[Markup | None]) -> Child:
+def _with_unit(effect: str, unit: object) -> str:
+    """Return an effect with its unit, where there is one and it is not in points."""
+    return effect if effect == ABSENT or unit in (None, "", "points") else f"{effect} {text(unit)}"
+
+
+def _finding(finding: Mapping[str, Any], pages: Sequence[Link | None]) -> dict[str, object]:
     details = [mapping(detail) for detail in sequence(finding.get("details"))]
     places = dict.fromkeys(
         place
@@ -253,25 +193,21 @@ def _finding(finding: Mapping[str, Any], pages: Sequence[Markup | None]) -> Chil
         if isinstance(place, int) and 0 <= place < len(pages)
     )
     links = [link for place in places if (link := pages[place]) is not None]
-    shown_links = [[", " if i else " Records: ", link] for i, link in enumerate(links[:_LINKS])]
     rest = len(links) - _LINKS
-    return [
-        element("strong", f"{text(finding.get('source'))}, {text(finding.get('outcome'))}"),
-        f": {text(finding.get('text'))}",
-        shown_links,
-        f" and {rest} more" if rest > 0 else None,
-    ]
+    return {
+        "origin": f"{text(finding.get('source'))}, {text(finding.get('outcome'))}",
+        "text": text(finding.get("text")),
+        "records": links[:_LINKS],
+        "more": f" and {rest} more" if rest > 0 else "",
+    }
 
 
-def _pages(found: Judged, inventory: Inventory, address: Address) -> list[Markup | None]:
+def _pages(found: Judged, inventory: Inventory, address: Address) -> list[Link | None]:
     """Return a link to the page of each record that the ledger names."""
     known = {record.path.resolve(): record for record in inventory.records}
-    links: list[Markup | None] = []
-    for path in sequence(found.content.get("records")):
-        record = known.get((found.path.parent / text(path)).resolve())
-        links.append(
-            None
-            if record is None
-            else element("a", str(record.cell), href=address.to(page.cell_path(record)))
-        )
-    return links
+    paths = map(text, sequence(found.content.get("records")))
+    records = [known.get((found.path.parent / path).resolve()) for path in paths]
+    return [
+        address.link(page.cell_path(record), str(record.cell)) if record else None
+        for record in records
+    ]

@@ -3,95 +3,59 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from capmoe_eval.efficiency import EVALUATIONS, STUDIES, bench_command, evaluation_command
+from capmoe_eval.efficiency import (
+    EVALUATIONS,
+    STUDIES,
+    Bench,
+    Target,
+    bench_command,
+    evaluation_command,
+)
+from capmoe_eval.report.templates import render
 from capmoe_eval.site import page
 from capmoe_eval.site.inventory import Inventory
 from capmoe_eval.site.loose import ABSENT
-from capmoe_eval.site.markup import Child, Markup, element
-from capmoe_eval.site.page import Address, Heading, badge, notice
+from capmoe_eval.site.page import Address, Frame
 
 if TYPE_CHECKING:
     from capmoe_eval.efficiency.schema import Evaluation, Study
 
-_STUDIES = (
-    Heading("Study"),
-    Heading("Kind"),
-    Heading("File"),
-    Heading("Models and ranks"),
-    Heading("Sizes"),
-    Heading("Machine"),
-    Heading("Error of the emulation"),
-    Heading("Date"),
-)
-_TARGETS = (
-    Heading("Benchmark"),
-    Heading("What"),
-    Heading("Reached", numeric=True),
-    Heading("Quartiles", numeric=True),
-    Heading("Target", numeric=True),
-    Heading("Met"),
-    Heading("Machine"),
-)
-
 
 def efficiency_page(inventory: Inventory, address: Address) -> str:
     """Return the page of all files of benchmarks."""
-    return page.frame(
-        address,
-        "Efficiency",
-        inventory.profile,
-        _broken(inventory),
-        _studies(inventory, address),
-        _evaluations(inventory, address),
-    )
-
-
-def _broken(inventory: Inventory) -> Markup | None:
-    broken = inventory.bench.broken
-    if not broken:
-        return None
-    told = "1 file is" if len(broken) == 1 else f"{len(broken)} files are"
-    return notice(
-        element("p", element("strong", f"{told} not whole, and left out everywhere:")),
-        element("ul", [element("li", line) for line in broken]),
-    )
-
-
-def _studies(inventory: Inventory, address: Address) -> Markup:
     bench = inventory.bench
     order = [*STUDIES, None]
-    found = sorted(bench.studies, key=lambda s: (order.index(s.study), s.emulated, s.path.name))
-    figures = element("a", "the figures", href=address.to(page.FIGURES))
-    # Without a file the tables page has the table all the same, with the command.
-    table = element("a", "Table 10", href=f"{address.to(page.TABLES)}#table10")
-    told: list[Child] = [
-        element(
-            "p",
-            "Speedup of a capacity under expert parallelism, with random weights and skewed "
-            "routing; what came out is in ",
-            figures,
-            " and ",
-            table,
-            ".",
-        )
-    ]
-    if any(study.emulated for study in found):
-        told.append(
-            notice(
-                element("p", element("strong", "EMULATED"), ": ", _emulation(found)),
-                element("p", "No emulation confirms or refutes a speedup that the paper prints."),
-            )
-        )
-    if found:
-        rows = [_study(study, address) for study in found]
-        told.append(page.sortable("Files of studies", _STUDIES, [page.rows(rows)]))
-    there = {study.study for study in found}
-    lacking = [name for name in STUDIES if name not in there]
-    told.append(_missing("study", [(bench_command(name), STUDIES[name]) for name in lacking]))
-    return element("section", element("h2", "Expert parallelism"), told)
+    studies = sorted(bench.studies, key=lambda s: (order.index(s.study), s.emulated, s.path.name))
+    present = {study.study for study in studies}
+    missing = {bench_command(n): about for n, about in STUDIES.items() if n not in present}
+    measured = {evaluation.name for evaluation in bench.evaluations}
+    unmeasured = {
+        evaluation_command(n): about for n, about in EVALUATIONS.items() if n not in measured
+    }
+    emulated = any(study.emulated for study in studies)
+    return render(
+        "efficiency",
+        frame=Frame(address, "Efficiency", inventory.profile),
+        broken=_broken(bench),
+        figures=address.to(page.FIGURES),
+        # Without a file the tables page has the table all the same, with the command.
+        table=f"{address.to(page.TABLES)}#table10",
+        emulation=_emulation(studies) if emulated else None,
+        studies=[_study(study, address) for study in studies],
+        missing_studies=_missing("study", "studies", missing),
+        evaluations=[_evaluation(evaluation, address) for evaluation in bench.evaluations],
+        missing_benchmarks=_missing("benchmark", "benchmarks", unmeasured),
+    )
+
+
+def _broken(bench: Bench) -> dict[str, object] | None:
+    if not bench.broken:
+        return None
+    told = "1 file is" if len(bench.broken) == 1 else f"{len(bench.broken)} files are"
+    return {"title": f"{told} not whole, and left out everywhere:", "lines": bench.broken}
 
 
 def _emulation(found: Sequence[Study]) -> str:
@@ -100,28 +64,26 @@ def _emulation(found: Sequence[Study]) -> str:
     return " ".join(f"{note.removeprefix('EMULATED: ').rstrip('.')}." for note in notes)
 
 
-def _study(study: Study, address: Address) -> Markup:
-    kind = "EMULATED" if study.emulated else "measured"
-    name = study.study or "a single layer"
-    about = STUDIES[study.study] if study.study else "asked for by hand"
-    link = element("a", study.path.name, href=address.to_file(study.path))
+def _study(study: Study, address: Address) -> dict[str, object]:
     widths = "full widths" if study.scale == 1 else f"widths 1/{study.scale:g}"
     sizes = [widths, study.dtype, f"{study.repeats} rounds"]
     if study.batch_divisor and study.batch_divisor != 1:
         sizes.insert(1, f"batches 1/{study.batch_divisor:g}")
     backend = f", {study.backend}" if study.backend else ""
-    return element(
-        "tr",
-        element("th", name, element("br"), element("small", about), scope="row"),
-        element("td", badge(kind)),
-        element("td", link),
-        element("td", _models(study)),
-        element("td", ", ".join(sizes)),
-        element("td", f"{study.machine}{backend}"),
-        element("td", errors_text(study)),
-        element("td", study.date[:10]),
-        id=study.path.stem,
-    )
+    return {
+        "id": study.path.stem,
+        "name": study.study or "a single layer",
+        "about": STUDIES[study.study] if study.study else "asked for by hand",
+        "kind": "EMULATED" if study.emulated else "measured",
+        "file": address.link_to_file(study.path, study.path.name),
+        "texts": [
+            _models(study),
+            ", ".join(sizes),
+            f"{study.machine}{backend}",
+            errors_text(study),
+            study.date[:10],
+        ],
+    }
 
 
 def _models(study: Study) -> str:
@@ -146,55 +108,34 @@ def errors_text(study: Study) -> str:
     return "; ".join(", ".join(told(key)) for key in ("total", "speedup"))
 
 
-def _evaluations(inventory: Inventory, address: Address) -> Markup:
-    found = inventory.bench.evaluations
-    told: list[Child] = [
-        element("p", "Both sides of a ratio were measured alternately in one run on one machine.")
-    ]
-    if found:
-        bodies = [page.rows(_targets(evaluation, address)) for evaluation in found]
-        told.append(page.sortable("Targets of the evaluation", _TARGETS, bodies))
-    there = {evaluation.name for evaluation in found}
-    lacking = [(evaluation_command(n), about) for n, about in EVALUATIONS.items() if n not in there]
-    told.append(_missing("benchmark", lacking))
-    return element("section", element("h2", "The evaluation itself"), told)
+def _evaluation(evaluation: Evaluation, address: Address) -> dict[str, object]:
+    return {
+        **address.link_to_file(evaluation.path, evaluation.name),
+        "machine": evaluation.machine,
+        "targets": [_target(target) for target in evaluation.targets],
+    }
 
 
-def _targets(evaluation: Evaluation, address: Address) -> Iterator[Markup]:
-    for target in evaluation.targets:
-        link = element("a", evaluation.name, href=address.to_file(evaluation.path))
-        ratio = target.ratio
-        yield element(
-            "tr",
-            element("th", link, f": {target.name}", scope="row"),
-            element("td", target.what),
-            _number(ratio.median, target.shown(ratio.median)),
-            _number(ratio.low, f"{target.shown(ratio.low)}–{target.shown(ratio.high)}"),
-            _number(target.target, target.goal or ABSENT),
-            element(
-                "td", ABSENT if target.met is None else badge("met" if target.met else "missed")
-            ),
-            element("td", evaluation.machine),
-        )
+def _target(target: Target) -> dict[str, object]:
+    ratio, words = target.ratio, {None: None, True: "met", False: "missed"}
+    return {
+        "name": target.name,
+        "what": target.what,
+        "numbers": [
+            (target.shown(ratio.median), ratio.median),
+            (f"{target.shown(ratio.low)}–{target.shown(ratio.high)}", ratio.low),
+            (target.goal or ABSENT, target.target),
+        ],
+        "met": words[target.met],
+    }
 
 
-def _number(value: float | None, shown: str) -> Markup:
-    return element("td", shown, class_="number", data_value=value)
-
-
-def _missing(noun: str, lacking: Sequence[tuple[str, str]]) -> Markup | None:
-    """Return the commands for what is missing."""
-    if not lacking:
+def _missing(noun: str, plural: str, commands: Mapping[str, str]) -> dict[str, object] | None:
+    """Return the commands for what is missing, each with what it measures, or None."""
+    if not commands:
         return None
-    count = f"1 {noun} is" if len(lacking) == 1 else f"{len(lacking)} {_plural(noun)} are"
-    commands = "\n".join(f"{command}  # {about}" for command, about in lacking)
-    return element(
-        "details",
-        element("summary", f"{count} missing: the commands that measure them"),
-        element("pre", element("code", commands), tabindex="0"),
-        class_="holes",
-    )
-
-
-def _plural(noun: str) -> str:
-    return f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    count = f"1 {noun} is" if len(commands) == 1 else f"{len(commands)} {plural} are"
+    return {
+        "summary": f"{count} missing: the commands that measure them",
+        "commands": [f"{command}  # {about}" for command, about in commands.items()],
+    }

@@ -1,0 +1,68 @@
+r"""The HTML of tables, ledger and site: Jinja templates, filled with plain values.
+
+Every value is escaped. A line break in a template is for its reader: beside a tag or a Jinja
+expression it is nothing, within a text or a tag one space. What is printed is ``{{ "\n" }}``.
+
+base       the frame of a page, which the pages of the site extend
+macros     pieces that several pages share
+results    a table of results, for itself and in the site
+ledger     the ledger of claims by itself
+overview, tables, figures, efficiency, claims, records, cell
+           the pages of the site
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+def render(template: str, **values: object) -> str:
+    """Return a filled template.
+
+    Args:
+        template: Its file name without ``.html``.
+        values: What it shows.
+
+    Raises:
+        jinja2.UndefinedError: If it asks for a value that is not there.
+    """
+    return _spelled(_environment().get_template(f"{template}.html").render(values))
+
+
+def _spelled(page: str) -> str:
+    """Return a page whose quotes are escaped as the standard library's ``html.escape`` does."""
+    return page.replace("&#34;", "&quot;").replace("&#39;", "&#x27;")
+
+
+@functools.cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from jinja2.ext import Extension
+
+    class OneLine(Extension):
+        """Drops the line breaks of a template."""
+
+        def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
+            if not (name or "").endswith(".html"):
+                return source
+            source = re.sub(r"(?<=[>}])\s*\n\s*|\s*\n\s*(?=[<{])", "", source.strip())
+            return re.sub(r"\s*\n\s*", " ", source)
+
+    environment = Environment(
+        loader=PackageLoader("capmoe_eval.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        extensions=[OneLine],
+    )
+    environment.filters["kind"] = _kind
+    return environment
+
+
+def _kind(word: str) -> str:
+    """Return a word as the name of a class."""
+    return re.sub(r"[^a-z]+", "-", word.lower())
