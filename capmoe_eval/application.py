@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import yaml
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -115,6 +116,8 @@ def _status(
         return _say(_missing(error))
     except (HydraException, OmegaConfBaseException) as error:
         return _say(_refused(error))
+    except yaml.YAMLError as error:  # the message names the file
+        return _say(f"not valid YAML: {error}")
     except EOFError as error:
         return _say(f"a question was asked, and none is answered here: {error}")
     except OSError as error:

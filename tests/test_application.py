@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from capmoe_eval import application, tables
 from capmoe_eval.application import run_all, run_command
@@ -26,10 +27,15 @@ SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """Every test leaves the signals as it found them."""
+    """Every test leaves the signals as it found them; none is ignored, though the tests may run so."""
+    ignored = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, signal.SIG_DFL)
     before = {number: signal.getsignal(number) for number in SIGNALS}
     yield
     assert {number: signal.getsignal(number) for number in SIGNALS} == before
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @pytest.mark.parametrize(("number", "status"), SIGNALS.items())
@@ -74,6 +80,16 @@ def test_a_sweep_that_is_told_to_end_keeps_what_is_finished(
     assert err.splitlines()[-1] == INTERRUPTED and "Traceback" not in err
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files and all(path.suffix in (".json", ".lock") for path in files), files
+
+
+def test_a_file_that_is_no_yaml_is_named_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("name: [mine\n")
+    assert run_command(lambda: OmegaConf.load(path)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: not valid YAML: ") and str(path) in line
 
 
 def test_an_interrupt_ends_all() -> None:
