@@ -27,7 +27,7 @@ SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """Every test leaves the signals as it found them; none is ignored, though the tests may run so."""
+    """Every test leaves the signals as it found them; none is ignored, as under nohup."""
     ignored = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_IGN]
     for number in ignored:
         signal.signal(number, signal.SIG_DFL)
