@@ -100,7 +100,7 @@ def check(
     own = cell.path(root)
     for record in finished:
         _refuse_records(root, now, [record], own)
-    if any(_conflicts(subject, known.get(subject, {}), fields) for subject, fields in now.items()):
+    if any(_conflicts(known, now)):
         _refuse_records(root, now, read_results(root).records, own)
     return _warning(root, known, now)
 
@@ -174,13 +174,12 @@ def _of_records(root: Path) -> _Inputs:
     origin: dict[_Subject, Record] = {}
     for record in read_results(root).records:
         now = inputs_of(record.cell, record.capmoe["provenance"])
-        for subject, fields in now.items():
-            for field in _conflicts(subject, known.get(subject, {}), fields):
-                raise UsageError(
-                    f"{origin[subject].path} and {record.path}: computed with other {field} of "
-                    f"{subject.name} ({known[subject][field]} and {fields[field]}); delete the "
-                    "results of one of the two"
-                )
+        for subject, field in _conflicts(known, now):
+            raise UsageError(
+                f"{origin[subject].path} and {record.path}: computed with other {field} of "
+                f"{subject.name} ({known[subject][field]} and {now[subject][field]}); delete the "
+                "results of one of the two"
+            )
         known |= now
         origin |= dict.fromkeys(now, record)
     return known
@@ -217,12 +216,14 @@ def _dataset(identity: Mapping[str, Any]) -> _Subject:
     return _Subject(_DATASETS, text, name, "data.name")
 
 
-def _conflicts(subject: _Subject, then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the decisive fields that are known on both sides and differ."""
-    for field in _DECISIVE[subject.section]:
-        both = (then.get(field), now.get(field))
-        if None not in both and both[0] != both[1]:
-            yield field
+def _conflicts(then: _Inputs, now: _Inputs) -> Iterator[tuple[_Subject, str]]:
+    """Yield the subjects and decisive fields that are known of both sides and differ."""
+    for subject, fields in now.items():
+        before = then.get(subject, {})
+        for field in _DECISIVE[subject.section]:
+            old, new = before.get(field), fields.get(field)
+            if None not in (old, new) and old != new:
+                yield subject, field
 
 
 def _refuse_records(root: Path, now: _Inputs, records: Iterable[Record], own: Path) -> None:
@@ -241,13 +242,12 @@ def _refuse_records(root: Path, now: _Inputs, records: Iterable[Record], own: Pa
         if record.path == own:
             continue
         then = inputs_of(record.cell, record.capmoe["provenance"])
-        for subject, fields in now.items():
-            for field in _conflicts(subject, then.get(subject, {}), fields):
-                raise UsageError(
-                    f"{root / FILE}: {subject.name} has other {field} than its results here, such "
-                    f"as {record.path} ({field} {then[subject][field]}, now {fields[field]}); "
-                    f"choose another results_dir or {subject.key}, or delete the old results"
-                )
+        for subject, field in _conflicts(then, now):
+            raise UsageError(
+                f"{root / FILE}: {subject.name} has other {field} than its results here, such as "
+                f"{record.path} ({field} {then[subject][field]}, now {now[subject][field]}); "
+                f"choose another results_dir or {subject.key}, or delete the old results"
+            )
 
 
 def _warning(root: Path, known: _Inputs, now: _Inputs) -> str | None:
