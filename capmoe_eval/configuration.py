@@ -6,11 +6,13 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
@@ -130,11 +132,23 @@ def load_option(group: str, name: str) -> DictConfig:
     return _loaded(group)[name].copy()
 
 
+@contextmanager
+def composing() -> Iterator[None]:
+    """Have Hydra's ``compose`` read ``conf/``, also inside a job that Hydra runs."""
+    running = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(config_directory()), version_base="1.3"):
+            yield
+    finally:
+        GlobalHydra.instance().hydra = running
+
+
 @functools.cache
 def _loaded(group: str) -> dict[str, DictConfig]:
     """Return all options of a group: composing them one by one takes long."""
     names = options(group)
-    with initialize_config_dir(str(config_directory()), version_base="1.3"):
+    with composing():
         words = [f"+{group}@_{number}={name}" for number, name in enumerate(names)]
         composed = compose(overrides=words)
     OmegaConf.set_struct(composed, False)

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from omegaconf import DictConfig, OmegaConf
 
 from capmoe_eval.configuration import (
     Plan,
     check_overrides,
-    config_directory,
+    composing,
     for_hydra,
     load_option,
     model_notes,
@@ -145,7 +145,7 @@ def composed(overrides: Sequence[str]) -> DictConfig:
 @functools.lru_cache(maxsize=64)  # a report asks for each of its experiments several times
 def _composed(overrides: tuple[str, ...]) -> DictConfig:
     register_resolvers()
-    with initialize_config_dir(str(config_directory()), version_base="1.3"):
+    with composing():
         config: DictConfig = compose("config", overrides=for_hydra(overrides))
     return config
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from capmoe_eval import __main__ as commandline
+from capmoe_eval import configuration, tables
 from capmoe_eval import lm_eval as lm_eval_commandline
-from capmoe_eval import tables
 from capmoe_eval.configuration import options, plans
 from capmoe_eval.finished import composed
 from capmoe_eval.method import METHODS
@@ -72,6 +72,17 @@ def test_one_evaluation_prints_a_result_table(shell: Shell) -> None:
     assert "closed mini-world" in note
     assert "[2/2] zoo_olmoe rte" in err
     assert shell.left_behind() == ["results"]
+
+
+def test_a_grid_of_models_is_composed_inside_hydras_job(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process that has composed no models yet."""
+    monkeypatch.setattr(configuration, "_loaded", configuration._loaded.__wrapped__)
+    words = ("grid.model=[tiny_olmoe,tiny_mixtral]", "tasks=obqa", "limit=2", "ep_size=2")
+    status, out, _ = shell(*words, "gamma=1.0", "batch_size=4", "results_dir=results/mine")
+    assert status == 0
+    assert "2 computed" in out
 
 
 def test_every_method_name_works(shell: Shell) -> None:
