@@ -125,7 +125,8 @@ def _finished(plan: Plan) -> Record | None:
     if fingerprint is not None and recorded != fingerprint:  # None: the hub's is not known yet
         raise UsageError(
             f"{plan.path}: computed from other documents (fingerprint {recorded}, now "
-            f"{fingerprint}); name the new ones with data.name=NAME, or set overwrite=true"
+            f"{fingerprint}); name the new ones with data.name=NAME, choose another results_dir, or "
+            "delete the old results"
         )
     return record
 
