@@ -125,8 +125,8 @@ def _finished(plan: Plan) -> Record | None:
     if fingerprint is not None and recorded != fingerprint:  # None: the hub's is not known yet
         raise UsageError(
             f"{plan.path}: computed from other documents (fingerprint {recorded}, now "
-            f"{fingerprint}); name the new ones with data.name=NAME, choose another results_dir, or "
-            "delete the old results"
+            f"{fingerprint}); name the new ones with data.name=NAME, choose another results_dir, "
+            "or delete the old results"
         )
     return record
 
