@@ -7,7 +7,7 @@ import math
 from capmoe_eval import names
 from capmoe_eval.method import METHODS
 from capmoe_eval.names import TITLES, gamma_label, gamma_number, gamma_suffix, gamma_text
-from capmoe_eval.report import published_numbers
+from capmoe_eval.paper.printed import printed_rows
 
 
 def test_every_method_has_a_title() -> None:
@@ -15,7 +15,7 @@ def test_every_method_has_a_title() -> None:
 
 
 def test_every_printed_method_has_a_key() -> None:
-    language = {number.method for number in published_numbers() if number.table in (1, 2, 3, 6, 11)}
+    language = {row.method for row in printed_rows() if row.table in (1, 2, 3, 6, 11)}
     assert language <= set(names.METHODS)
 
 

@@ -107,10 +107,13 @@ def site(tmp_path_factory: pytest.TempPathFactory, few_tables: None) -> Site:
 # The emulation says 10 % more, and 30 % less.
 VALIDATED = {
     "validation": {
+        "note": files.EMULATED,
+        "link": {"bandwidth": 1.0, "latency": 0.0, "source": "measured"},
+        "timings": [files.row()],
         "errors": {
             "dropless": {"total": 0.1, "speedup": 0.0},
             "score": {"total": -0.3, "speedup": 0.02},
-        }
+        },
     }
 }
 
