@@ -98,8 +98,7 @@ def check(
     now = inputs_of(cell, provenance)
     known = _known(root)
     own = cell.path(root)
-    for record in finished:
-        _refuse_records(root, now, [record], own)
+    _refuse_records(root, now, finished, own)
     if any(_conflicts(known, now)):
         _refuse_records(root, now, read_results(root).records, own)
     return _warning(root, known, now)

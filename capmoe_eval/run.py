@@ -223,7 +223,8 @@ def _of_one_model(
                 loaded.agree("the cells to compute", "\n".join(str(p.path) for p in plans))
                 lm = loaded
                 lm.on_rows = progress.rows
-            inputs.check(plan.root, plan.cell, origin | documents)
+            else:
+                inputs.check(plan.root, plan.cell, origin | documents)
             progress.start(plan.cell)
             record = evaluate(plan.cell, lm, library, plan.source, root=plan.root)
             if not process_rank():
