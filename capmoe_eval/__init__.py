@@ -11,20 +11,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from capmoe_eval.frame import load_frame
-    from capmoe_eval.method import METHODS, Method
-    from capmoe_eval.reroute import Meter, capacity_aware
+    from capmoe_eval.experiment.frame import load_frame
+    from capmoe_eval.routing.method import METHODS, Method
+    from capmoe_eval.wrapper.meter import Meter
+    from capmoe_eval.wrapper.session import capacity_aware
 
 __version__ = "0.1.0"
 
 __all__ = ["METHODS", "Meter", "Method", "__version__", "capacity_aware", "load_frame"]
 
 _HOMES = {
-    "METHODS": "capmoe_eval.method",
-    "Meter": "capmoe_eval.reroute",
-    "Method": "capmoe_eval.method",
-    "capacity_aware": "capmoe_eval.reroute",
-    "load_frame": "capmoe_eval.frame",
+    "METHODS": "capmoe_eval.routing.method",
+    "Meter": "capmoe_eval.wrapper",
+    "Method": "capmoe_eval.routing.method",
+    "capacity_aware": "capmoe_eval.wrapper",
+    "load_frame": "capmoe_eval.experiment.frame",
 }
 
 

@@ -15,7 +15,7 @@ import datasets
 import pytest
 import torch
 
-from capmoe_eval.tiny import write_hub
+from capmoe_eval.zoo.synthetic.hub import write_hub
 
 REPOSITORY = Path(__file__).parents[1]
 

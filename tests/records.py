@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from capmoe_eval.cell import Cell, ModelId, TaskId
-from capmoe_eval.configuration import Plan, plans
-from capmoe_eval.finished import composed
-from capmoe_eval.method import Method
-from capmoe_eval.record import PROOFS, SCHEMA, Record, sealed
+from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
+from capmoe_eval.experiment.configuration import Plan, plans
+from capmoe_eval.experiment.record import PROOFS, SCHEMA, Record, sealed
+from capmoe_eval.experiment.selection import composed
+from capmoe_eval.routing.method import Method
 
 GAMMAS = [step / 4 for step in range(17)]
 Correct = Sequence[float] | Mapping[str, Sequence[float]]

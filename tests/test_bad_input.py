@@ -14,15 +14,10 @@ import pytest
 from lm_eval.tasks import manager
 
 from capmoe_eval import __main__ as main_command
-from capmoe_eval import lm_eval, loads, tables
+from capmoe_eval import claims, figures, lm_eval, loads, replication, site, tables, tiny
 from capmoe_eval.bench import __main__ as bench
-from capmoe_eval.claims import __main__ as claims
-from capmoe_eval.figures import __main__ as figures
-from capmoe_eval.harness import loading
-from capmoe_eval.harness.tasks import task_manager
-from capmoe_eval.replication import __main__ as replication
-from capmoe_eval.site import __main__ as site
-from capmoe_eval.tiny import __main__ as tiny
+from capmoe_eval.evaluation import loading
+from capmoe_eval.evaluation.tasks import task_manager
 from tests.bad_input import Row, rows
 
 COMMANDS: dict[str, Callable[[], object]] = {

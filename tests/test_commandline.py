@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from capmoe_eval import __main__ as commandline
-from capmoe_eval import configuration, tables
-from capmoe_eval import lm_eval as lm_eval_commandline
-from capmoe_eval.configuration import options, plans
-from capmoe_eval.finished import composed
-from capmoe_eval.method import METHODS
-from capmoe_eval.record import read_record
-from capmoe_eval.results import record_paths
+from capmoe_eval.evaluation import command as commandline
+from capmoe_eval.evaluation import lm_eval_command as lm_eval_commandline
+from capmoe_eval.experiment import configuration
+from capmoe_eval.experiment.configuration import options, plans
+from capmoe_eval.experiment.record import read_record
+from capmoe_eval.experiment.results import record_paths
+from capmoe_eval.experiment.selection import composed
+from capmoe_eval.report.tables import command as tables
+from capmoe_eval.routing.method import METHODS
 
 
 class Shell:
@@ -289,7 +290,8 @@ def test_every_shipped_model_composes(name: str) -> None:
 
 
 def test_a_model_of_ones_own_needs_a_name_and_a_path(shell: Shell, tmp_path: Path) -> None:
-    from capmoe_eval.tiny import tiny_model, tiny_tokenizer
+    from capmoe_eval.zoo.synthetic.models import tiny_model
+    from capmoe_eval.zoo.synthetic.tokenizer import tiny_tokenizer
 
     tokenizer = tiny_tokenizer()
     tiny_model("mixtral", vocab_size=len(tokenizer)).save_pretrained(tmp_path / "weights")
@@ -405,7 +407,8 @@ def test_a_bad_table_gives_one_line(shell: Shell, words: list[str], line: str) -
 
 
 def test_lm_evals_command_line_knows_capmoe(shell: Shell, tmp_path: Path, hub: Path) -> None:
-    from capmoe_eval.tiny import tiny_model, tiny_tokenizer
+    from capmoe_eval.zoo.synthetic.models import tiny_model
+    from capmoe_eval.zoo.synthetic.tokenizer import tiny_tokenizer
 
     tokenizer = tiny_tokenizer()
     tiny_model("olmoe", vocab_size=len(tokenizer)).save_pretrained(tmp_path / "model")

@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from capmoe_eval.configuration import config_directory, plans, register_resolvers
+from capmoe_eval.experiment.configuration import config_directory, plans, register_resolvers
 
 Plugins.instance()  # as Hydra imports them
 from hydra_plugins.capmoe_launcher.compose import composed_jobs  # noqa: E402

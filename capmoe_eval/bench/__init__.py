@@ -1,1 +1,4 @@
-"""The suite's own benchmarks: ``python -m capmoe_eval.bench``."""
+"""The benchmarks of speed and memory, which write ``results/bench/``.
+
+No other room may import them.
+"""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from capmoe_eval.application import run_command
-from capmoe_eval.arguments import Parser
-from capmoe_eval.atomic import check_writable
-from capmoe_eval.bench import cells, decision, ep, forward, suite
+from capmoe_eval.bench import cells, decision, forward, suite
+from capmoe_eval.bench.ep import benchmark as ep
 from capmoe_eval.errors import writing
+from capmoe_eval.experiment.application import run_command
+from capmoe_eval.experiment.arguments import Parser
+from capmoe_eval.experiment.files import check_writable
 
 _COMMANDS = {"forward": forward, "decision": decision, "suite": suite, "cells": cells, "ep": ep}
 

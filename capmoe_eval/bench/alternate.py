@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from capmoe_eval.spread import Spread
+from capmoe_eval.experiment.timings.quartiles import Spread
 
 _Spent = TypeVar("_Spent")
 

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from capmoe_eval.arguments import COUNT
+from capmoe_eval.bench.device import add_out, check_names, say
 from capmoe_eval.bench.target import finish
-from capmoe_eval.bench.where import add_out, check_names, say
-from capmoe_eval.configuration import plans
-from capmoe_eval.efficiency import Target
 from capmoe_eval.errors import UsageError
-from capmoe_eval.finished import composed
-from capmoe_eval.progress import Progress
-from capmoe_eval.spread import Spread
+from capmoe_eval.evaluation.progress import Progress
+from capmoe_eval.experiment.arguments import COUNT
+from capmoe_eval.experiment.configuration import plans
+from capmoe_eval.experiment.selection import composed
+from capmoe_eval.experiment.timings.quartiles import Spread
+from capmoe_eval.experiment.timings.targets import Target
 
 if TYPE_CHECKING:
-    from capmoe_eval.record import Record
+    from capmoe_eval.experiment.record import Record
 
 _LINEAR = 1.10  # cost that grows by a tenth more than its cause is not called linear
 _FLAT = 1.02  # memory of the last cells over that of the first
@@ -69,7 +69,7 @@ def run(given: argparse.Namespace) -> int:
         seeds = list(range(given.cells, given.cells + repeats))
         grid = [f"+grid.seed={seeds}", f"+grid.limit={sizes}"]
         _compute([*setting, *grid], Path(scratch), longer)
-    from capmoe_eval.bench.where import device_of, machine
+    from capmoe_eval.bench.device import device_of, machine
 
     return finish(
         "cells",
@@ -108,7 +108,7 @@ class _Growth(Progress):
 
 
 def _compute(overrides: list[str], results: Path, growth: _Growth) -> None:
-    from capmoe_eval.run import run as run_plans
+    from capmoe_eval.evaluation.run import run as run_plans
 
     planned = plans(composed([*overrides, f"results_dir={results}"]))
     outcome = run_plans(planned, growth)

@@ -11,21 +11,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from capmoe_eval.arguments import COUNT
 from capmoe_eval.bench.alternate import alternate, ratio, timed
+from capmoe_eval.bench.device import add_where, device_of, dtype_name, dtype_of, machine, say
 from capmoe_eval.bench.target import finish
-from capmoe_eval.bench.where import add_where, device_of, dtype_name, dtype_of, machine, say
-from capmoe_eval.efficiency import Target
 from capmoe_eval.errors import UsageError
-from capmoe_eval.method import Method
-from capmoe_eval.spread import Spread
+from capmoe_eval.experiment.arguments import COUNT
+from capmoe_eval.experiment.timings.quartiles import Spread
+from capmoe_eval.experiment.timings.targets import Target
+from capmoe_eval.routing.method import Method
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from capmoe_eval.parallel.layer import LayerShape
-    from capmoe_eval.routing import Assignment, Scores, TokenGroups
+    from capmoe_eval.bench.ep.layer import LayerShape
+    from capmoe_eval.routing.assign import Assignment, Scores
+    from capmoe_eval.routing.capacity import TokenGroups
 
 _SHAPES = ("olmoe", "qwen3_30b", "mixtral")  # E=64 K=8, E=128 K=8, E=8 K=2
 _SHARE = {"cpu": 0.10, "cuda": 0.03}
@@ -53,9 +54,9 @@ def run(given: argparse.Namespace) -> int:
     """
     if given.tokens % given.ranks:
         raise UsageError(f"tokens={given.tokens}: must be a multiple of ranks={given.ranks}")
-    from capmoe_eval.parallel.clock import Clock
-    from capmoe_eval.parallel.layer import find_shape
-    from capmoe_eval.routing import experts_per_rank
+    from capmoe_eval.bench.ep.clock import Clock
+    from capmoe_eval.bench.ep.layer import find_shape
+    from capmoe_eval.routing.capacity import experts_per_rank
 
     shapes = {name: find_shape(name, "shapes") for name in given.shapes}
     for shape in shapes.values():
@@ -104,8 +105,9 @@ class _Problem:
     def of(cls, shape: LayerShape, tokens: int, ranks: int, device: torch.device) -> _Problem:
         import torch
 
-        from capmoe_eval.parallel.skew import skewed_logits
-        from capmoe_eval.routing import Scores, group_tokens
+        from capmoe_eval.bench.ep.skew import skewed_logits
+        from capmoe_eval.routing.assign import Scores
+        from capmoe_eval.routing.capacity import group_tokens
 
         peak = min(_PEAK, shape.n_experts / shape.top_k / 2)
         logits_TE = skewed_logits(tokens, shape.n_experts, shape.top_k, peak).to(device)
@@ -145,7 +147,7 @@ class _Decision:
 
 def _assign(name: str) -> Callable[[_Problem], Assignment]:
     def ours(problem: _Problem) -> Assignment:
-        from capmoe_eval.routing import assign
+        from capmoe_eval.routing.assign import assign
 
         # The listings round down.
         method = Method(name, 1.0, ep_size=problem.ranks, rounding="floor")
@@ -247,8 +249,8 @@ def _layer_seconds(
     """
     import torch
 
-    from capmoe_eval.parallel.clock import Clock
-    from capmoe_eval.parallel.layer import LayerSetting, random_experts
+    from capmoe_eval.bench.ep.clock import Clock
+    from capmoe_eval.bench.ep.layer import LayerSetting, random_experts
 
     n_tokens = given.layer_tokens or given.tokens // (8 if device.type == "cpu" else 1)
     n_tokens = max(1, min(n_tokens, given.tokens))

@@ -10,13 +10,13 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from capmoe_eval.arguments import COUNT, INDEX, POSITIVE
 from capmoe_eval.bench.alternate import alternate, ratio, timed
+from capmoe_eval.bench.device import add_where, device_of, dtype_name, dtype_of, machine, say
 from capmoe_eval.bench.target import finish
-from capmoe_eval.bench.where import add_where, device_of, dtype_name, dtype_of, machine, say
-from capmoe_eval.efficiency import Target
 from capmoe_eval.errors import UsageError
-from capmoe_eval.method import Method
+from capmoe_eval.experiment.arguments import COUNT, INDEX, POSITIVE
+from capmoe_eval.experiment.timings.targets import Target
+from capmoe_eval.routing.method import Method
 
 if TYPE_CHECKING:
     from capmoe_eval.bench.skewed_model import SkewedModel
@@ -71,10 +71,10 @@ def run(given: argparse.Namespace) -> int:
     Raises:
         UsageError: For a value that cannot be.
     """
+    from capmoe_eval.bench.ep.clock import Clock
+    from capmoe_eval.bench.ep.layer import find_shape
+    from capmoe_eval.bench.ep.skew import check_peak
     from capmoe_eval.bench.skewed_model import skewed_model
-    from capmoe_eval.parallel.clock import Clock
-    from capmoe_eval.parallel.layer import find_shape
-    from capmoe_eval.parallel.skew import check_peak
 
     shape = find_shape(given.shape)
     if given.batch % RANKS:
@@ -141,7 +141,7 @@ def _sides(
     """
     import torch
 
-    from capmoe_eval.reroute import capacity_aware
+    from capmoe_eval.wrapper.session import capacity_aware
 
     @torch.no_grad()
     def forward() -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM
 
-from capmoe_eval.parallel.layer import LayerShape
-from capmoe_eval.parallel.skew import peak_load
+from capmoe_eval.bench.ep.layer import LayerShape
+from capmoe_eval.bench.ep.skew import peak_load
 
 # Shape suffixes: B sequences, S positions, T = B·S tokens, E experts, H hidden size.
 

@@ -14,15 +14,15 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from capmoe_eval.arguments import COUNT
 from capmoe_eval.bench.alternate import alternate, ratio, timed
+from capmoe_eval.bench.device import add_out, check_names, device_of, machine, say
 from capmoe_eval.bench.target import finish
-from capmoe_eval.bench.where import add_out, check_names, device_of, machine, say
-from capmoe_eval.configuration import Plan, plans
-from capmoe_eval.efficiency import Target
 from capmoe_eval.errors import UsageError
-from capmoe_eval.finished import composed
-from capmoe_eval.spread import Spread
+from capmoe_eval.experiment.arguments import COUNT
+from capmoe_eval.experiment.configuration import Plan, plans
+from capmoe_eval.experiment.selection import composed
+from capmoe_eval.experiment.timings.quartiles import Spread
+from capmoe_eval.experiment.timings.targets import Target
 
 _GAMMAS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5)
 _GRID, _SINGLE, _START = 6.0, 1.2, 1.5
@@ -199,7 +199,7 @@ def _run(words: list[str]) -> float:
 
 def _save_model(plan: Plan, directory: Path) -> None:
     """Write the model as any Hugging Face model is, for lm-eval's own loader."""
-    from capmoe_eval.harness.loading import Placement, load_lm, quiet_libraries
+    from capmoe_eval.evaluation.loading import Placement, load_lm, quiet_libraries
 
     quiet_libraries()
     lm = load_lm(plan.cell.model, Placement(device="cpu"), batch_size=1)
@@ -209,7 +209,7 @@ def _save_model(plan: Plan, directory: Path) -> None:
 
 def _save_tasks(planned: Sequence[Plan], directory: Path) -> list[str]:
     """Write the tasks again, with their documents from where ours come; return their names."""
-    from capmoe_eval.harness.tasks import ready, task_manager
+    from capmoe_eval.evaluation.tasks import ready, task_manager
 
     directory.mkdir()
     names = []

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from capmoe_eval.bench.where import now
-from capmoe_eval.efficiency import Target
+from capmoe_eval.bench.device import now
+from capmoe_eval.experiment.timings.targets import Target
 
 if TYPE_CHECKING:
-    from capmoe_eval.efficiency.file import Machine
+    from capmoe_eval.experiment.timings.file import Machine
 
 
 def line(target: Target) -> str:
@@ -33,7 +33,7 @@ def finish(
 
     A target that is missed is a finding, not an error: the file says so.
     """
-    from capmoe_eval.efficiency.schema import Evaluation
+    from capmoe_eval.experiment.timings.schema import Evaluation
 
     file = Evaluation(
         schema=Evaluation.SCHEMA,

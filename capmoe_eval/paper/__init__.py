@@ -1,4 +1,4 @@
-"""What the paper prints, and the words for what becomes of its claims.
+"""The paper: its printed values, its tables as data, its claims, and the statistics that test them.
 
-Nothing here reads a record or imports another part of the suite.
+Nothing here renders, and neither torch nor lm-eval may be imported.
 """

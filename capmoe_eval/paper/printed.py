@@ -17,7 +17,7 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any, Final
 
-from capmoe_eval.names import TITLES, gamma_suffix
+from capmoe_eval.experiment.names import TITLES, gamma_suffix
 
 _DATA: Final = resources.files(__package__) / "data"
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from capmoe_eval.method import Method
 from capmoe_eval.routing.capacity import TokenGroups, capacity, experts_per_rank
+from capmoe_eval.routing.method import Method
 
 # Shape suffixes: T counted tokens, E routed experts, K = top-k, A slots added to the top-k,
 # S = K + A slots per token, G capacity groups, D devices (ranks), P pairs.

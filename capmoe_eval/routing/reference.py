@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from capmoe_eval.method import Method
+from capmoe_eval.routing.method import Method
 
 Pair = tuple[int, int]  # (token, expert)
 

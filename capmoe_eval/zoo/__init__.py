@@ -1,8 +1,4 @@
-"""The trained tiny models: recipes, training and shipped weights.
+"""The embedded models: recipes, training, shipped weights, and the worlds they are trained on.
 
-``python -m capmoe_eval.tiny train olmoe`` trains one again.
+Nothing here may know of lm-eval or of a record.
 """
-
-from capmoe_eval.zoo.recipes import ZOO, trained_model
-
-__all__ = ["ZOO", "trained_model"]

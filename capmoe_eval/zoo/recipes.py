@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, MistralConfig, PretrainedConfig, PreTrainedModel
 
-from capmoe_eval.checkpoint import load_checkpoint
 from capmoe_eval.errors import UsageError, bad_choice
-from capmoe_eval.miniworld import miniworld_tokenizer, world
-from capmoe_eval.miniworld.packing import Batches, Shape
-from capmoe_eval.tiny.models import tiny_config
+from capmoe_eval.wrapper.checkpoint import load_checkpoint
+from capmoe_eval.zoo.miniworld.packing import Batches, Shape
+from capmoe_eval.zoo.miniworld.tokenizer import miniworld_tokenizer
+from capmoe_eval.zoo.miniworld.world import world
+from capmoe_eval.zoo.synthetic.models import tiny_config
 from capmoe_eval.zoo.train import Schedule, train
 from capmoe_eval.zoo.upcycle import upcycle
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from capmoe_eval.miniworld.packing import Batches
+from capmoe_eval.zoo.miniworld.packing import Batches
 
 # Sorts tokens by expert; on a CPU it trains 1.2 times as fast as the loop over experts.
 TRAINING_KERNEL = "grouped_mm"

@@ -15,8 +15,8 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from capmoe_eval.application import execute
-from capmoe_eval.configuration import check_overrides, merge, plans, share
+from capmoe_eval.evaluation.command import execute
+from capmoe_eval.experiment.configuration import check_overrides, merge, plans, share
 
 from .compose import CellSweeper, composed_jobs
 

@@ -9,9 +9,9 @@ import pytest
 
 from capmoe_eval.bench.alternate import alternate, ratio, timed
 from capmoe_eval.bench.target import finish, line
-from capmoe_eval.efficiency import Target
-from capmoe_eval.efficiency.file import Machine
-from capmoe_eval.spread import Spread
+from capmoe_eval.experiment.timings.file import Machine
+from capmoe_eval.experiment.timings.quartiles import Spread
+from capmoe_eval.experiment.timings.targets import Target
 
 
 def test_every_round_runs_every_side_and_begins_with_another() -> None:

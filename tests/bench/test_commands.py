@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM
 from capmoe_eval.bench import suite
 from capmoe_eval.bench.__main__ import main
 from capmoe_eval.bench.forward import SIDES
-from capmoe_eval.datasource import DataSource
-from capmoe_eval.efficiency.schema import read_evaluation
-from capmoe_eval.harness.provenance import weights_hash
-from capmoe_eval.harness.tasks import TaskLibrary, ready
-from capmoe_eval.zoo import trained_model
+from capmoe_eval.evaluation.provenance import weights_hash
+from capmoe_eval.evaluation.tasks import TaskLibrary, ready
+from capmoe_eval.experiment.datasource import DataSource
+from capmoe_eval.experiment.timings.schema import read_evaluation
+from capmoe_eval.zoo.recipes import trained_model
 
 
 def bench(out: Path, *words: str) -> tuple[int, dict[str, Any]]:

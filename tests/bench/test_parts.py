@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from capmoe_eval.bench.ep.layer import LayerShape
+from capmoe_eval.bench.ep.skew import peak_load
 from capmoe_eval.bench.listings import expanded_drop, token_drop
 from capmoe_eval.bench.live import peak_bytes
 from capmoe_eval.bench.skewed_model import skewed_model
-from capmoe_eval.method import Method
-from capmoe_eval.parallel.layer import LayerShape
-from capmoe_eval.parallel.skew import peak_load
-from capmoe_eval.reroute import capacity_aware
+from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.reference import Problem, assign_reference
+from capmoe_eval.wrapper.session import capacity_aware
 
 
 def test_live_bytes_count_what_is_alive_at_once() -> None:

@@ -9,8 +9,9 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from capmoe_eval.routing import Method, Scores, TokenGroups, group_tokens
-from capmoe_eval.routing.assign import _random_key
+from capmoe_eval.routing.assign import Scores, _random_key
+from capmoe_eval.routing.capacity import TokenGroups, group_tokens
+from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.reference import Problem
 
 GAMMAS = [0.0, 0.01, 0.1, 0.5, 0.75, 1.0, 1.1, 1.5, 2.0, 3.0, 100.0, float("inf")]

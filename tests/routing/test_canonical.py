@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from capmoe_eval.method import DEFAULTS
-from capmoe_eval.routing import Method, Scores, assign, group_tokens
+from capmoe_eval.routing.assign import Scores, assign
+from capmoe_eval.routing.capacity import group_tokens
+from capmoe_eval.routing.method import DEFAULTS, Method
 from capmoe_eval.routing.reference import assign_reference
 from tests.routing.problems import Case, kept_pairs
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import torch
 
-from capmoe_eval.cell import method_label
-from capmoe_eval.method import Method
-from capmoe_eval.routing import Scores, assign, group_tokens
+from capmoe_eval.experiment.cell import method_label
+from capmoe_eval.routing.assign import Scores, assign
+from capmoe_eval.routing.capacity import group_tokens
+from capmoe_eval.routing.method import Method
 
 GOLDEN = Path(__file__).parent / "golden.txt"
 

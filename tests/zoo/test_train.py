@@ -8,13 +8,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, MistralConfig
 
-from capmoe_eval import cards
 from capmoe_eval.errors import UsageError
-from capmoe_eval.miniworld import miniworld_tokenizer, world, write_miniworld
-from capmoe_eval.miniworld.packing import Batches, Shape
-from capmoe_eval.tiny.__main__ import main
-from capmoe_eval.tiny.models import tiny_config
+from capmoe_eval.evaluation.training import model_cards as cards
+from capmoe_eval.tiny import main
 from capmoe_eval.zoo import recipes
+from capmoe_eval.zoo.miniworld.evaluation import write_miniworld
+from capmoe_eval.zoo.miniworld.packing import Batches, Shape
+from capmoe_eval.zoo.miniworld.tokenizer import miniworld_tokenizer
+from capmoe_eval.zoo.miniworld.world import world
+from capmoe_eval.zoo.synthetic.models import tiny_config
 from capmoe_eval.zoo.train import Schedule, train
 from capmoe_eval.zoo.upcycle import upcycle
 

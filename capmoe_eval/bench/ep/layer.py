@@ -1,0 +1,284 @@
+"""One MoE layer of any size with random weights, and what a rank does with its tokens in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from transformers import OlmoeConfig
+from transformers.models.olmoe.modeling_olmoe import OlmoeExperts
+
+from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.routing.assign import Scores, assign, expert_load
+from capmoe_eval.routing.capacity import BatchShare, TokenGroups, experts_per_rank, group_tokens
+from capmoe_eval.routing.method import Method
+from capmoe_eval.wrapper.parallel.dispatch import Packed, combine_rows, pack
+
+# Shape suffixes: T tokens of a rank, E experts, K = top-k, S slots, H hidden size, P kept pairs.
+
+Lap = Callable[[str], AbstractContextManager[None]]
+"""Times the block under a phase's name."""
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """The sizes of an MoE layer.
+
+    Attributes:
+        hidden: Hidden size H.
+        intermediate: Width of an expert.
+        n_experts: Routed experts E.
+        top_k: Experts K per token.
+        shared: Width of the shared experts, which every token passes through, as one gated MLP; 0
+            where there are none.
+    """
+
+    hidden: int
+    intermediate: int
+    n_experts: int
+    top_k: int
+    shared: int = 0
+
+    def scaled(self, scale: int) -> LayerShape:
+        """Return the layer with all widths divided; experts and top-k stay.
+
+        Raises:
+            UsageError: If a width is no multiple of it.
+        """
+        widths = {"hidden": self.hidden, "intermediate": self.intermediate, "shared": self.shared}
+        if scale < 1 or any(width % scale for width in widths.values()):
+            said = ", ".join(f"{name} {width}" for name, width in widths.items())
+            raise UsageError(f"scale={scale}: it must divide the layer's widths ({said})")
+        return replace(self, **{name: width // scale for name, width in widths.items()})
+
+    @property
+    def pair_flops(self) -> int:
+        """Floating-point operations of an expert on one token: three products, H × width each."""
+        return 6 * self.hidden * self.intermediate
+
+
+SHAPES = {
+    "olmoe": LayerShape(2048, 1024, 64, 8),
+    "qwen1_5_moe": LayerShape(2048, 1408, 60, 4, shared=5632),
+    "deepseek_v2_lite": LayerShape(2048, 1408, 64, 6, shared=2816),
+    "mixtral": LayerShape(4096, 14336, 8, 2),
+    "qwen3_30b": LayerShape(2048, 768, 128, 8),
+    "small": LayerShape(256, 256, 64, 8),
+    "small_mixtral": LayerShape(256, 896, 8, 2),
+}
+"""The MoE layers of the paper's models, as in their published configurations, and two for a CPU."""
+
+
+def find_shape(name: str, field: str = "shape") -> LayerShape:
+    """Return the shape of a name.
+
+    Args:
+        name: A key of :data:`SHAPES`.
+        field: The option that it was said with.
+
+    Raises:
+        UsageError: If there is none of that name.
+    """
+    if name not in SHAPES:
+        raise bad_choice(field, name, SHAPES)
+    return SHAPES[name]
+
+
+@dataclass(frozen=True)
+class LayerSetting:
+    """How a layer is set up for timing.
+
+    Attributes:
+        shape: Its sizes.
+        ranks: Ranks R.
+        device: Where a rank computes.
+        dtype: Precision of weights and hidden states.
+        seed: Seed of weights and hidden states.
+    """
+
+    shape: LayerShape
+    ranks: int
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+    seed: int = 0
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a token's hidden state."""
+        return self.shape.hidden * self.dtype.itemsize
+
+
+def random_experts(setting: LayerSetting, rank: int) -> nn.Module:
+    """Return a rank's E/R experts: transformers' own module, with random weights.
+
+    The same arguments give the same weights on one kind of device.
+    """
+    shape, device = setting.shape, setting.device
+    local = experts_per_rank(shape.n_experts, setting.ranks)
+    config = OlmoeConfig(
+        num_experts=local, hidden_size=shape.hidden, intermediate_size=shape.intermediate
+    )
+    config._experts_implementation = "grouped_mm"
+    with torch.device("meta"):
+        experts: nn.Module = OlmoeExperts(config)
+    experts = experts.to(setting.dtype).to_empty(device=device)
+    generator = torch.Generator(device=device).manual_seed(setting.seed * 1000 + rank)
+    with torch.no_grad():
+        for weight in experts.parameters():
+            weight.normal_(std=weight.shape[-1] ** -0.5, generator=generator)
+    return experts.eval().requires_grad_(False)
+
+
+class SharedExperts:
+    """The shared experts of a layer as one gated MLP with random weights, the same on every rank.
+
+    Args:
+        setting: The layer.
+    """
+
+    def __init__(self, setting: LayerSetting) -> None:
+        shape = setting.shape
+        generator = torch.Generator().manual_seed(setting.seed)
+
+        def weight(*size: int) -> Tensor:
+            values: Tensor = torch.randn(*size, generator=generator) / math.sqrt(size[-1])
+            return values.to(device=setting.device, dtype=setting.dtype)
+
+        self.gate_up = weight(2 * shape.shared, shape.hidden)
+        self.down = weight(shape.hidden, shape.shared)
+
+    def __call__(self, hidden_TH: Tensor) -> Tensor:
+        """Return the MLP's output [T, H] for a rank's own tokens."""
+        gate, up = nn.functional.linear(hidden_TH, self.gate_up).chunk(2, dim=1)
+        out_TH: Tensor = nn.functional.linear(nn.functional.silu(gate) * up, self.down)
+        return out_TH
+
+
+def shared_experts(setting: LayerSetting) -> SharedExperts | None:
+    """Return the layer's shared experts, or None if it has none."""
+    return SharedExperts(setting) if setting.shape.shared else None
+
+
+@dataclass(frozen=True)
+class RankTokens:
+    """What a rank has before the layer.
+
+    Attributes:
+        hidden_TH: Its tokens' hidden states.
+        logits_TE: The routing that they are given, in place of what random weights would choose.
+        groups: Its capacity group among those of all ranks.
+    """
+
+    hidden_TH: Tensor
+    logits_TE: Tensor
+    groups: TokenGroups
+
+
+def rank_tokens(setting: LayerSetting, logits: Tensor, rank: int) -> RankTokens:
+    """Return a rank's equal share of a batch.
+
+    Args:
+        setting: The layer; its seed is that of the hidden states.
+        logits: Router logits [T·R, E] of the tokens of all ranks.
+        rank: Which one.
+    """
+    size, device = setting.ranks, setting.device
+    n_tokens = len(logits) // size
+    generator = torch.Generator().manual_seed(setting.seed * 1000 + rank)
+    hidden = torch.randn(n_tokens, setting.shape.hidden, generator=generator)
+    share = BatchShare(torch.full((size,), n_tokens), torch.arange(size), size, rank)
+    counted = torch.ones(1, n_tokens, dtype=torch.bool)
+    return RankTokens(
+        hidden.to(device=device, dtype=setting.dtype),
+        logits[rank * n_tokens : (rank + 1) * n_tokens].to(device),
+        group_tokens(counted, ep_size=size, share=share).to(device),
+    )
+
+
+@dataclass(frozen=True)
+class Routed:
+    """A rank's tokens after the router, the capacity and the packing.
+
+    Attributes:
+        packed: The kept pairs, ready to be sent.
+        weight_TS: Combine weight of each slot.
+        top_k: Of the slots, the tokens' own.
+    """
+
+    packed: Packed
+    weight_TS: Tensor
+    top_k: int
+
+    @property
+    def dropped(self) -> int:
+        """Pairs of the tokens' own top-k that are not."""
+        return int((~self.packed.keep_TS[:, : self.top_k]).sum())
+
+
+class Router:
+    """The gate of a layer and the decision under a capacity, as a rank makes it.
+
+    Args:
+        setting: The layer.
+        total: Sums a load over all ranks; ``expert_drop`` asks for it.
+    """
+
+    def __init__(self, setting: LayerSetting, total: Callable[[Tensor], Tensor]) -> None:
+        shape = setting.shape
+        self._shape = shape
+        self._size = setting.ranks
+        self._total = total
+        generator = torch.Generator().manual_seed(0)
+        weight = torch.randn(shape.n_experts, shape.hidden, generator=generator)
+        self._weight_EH = weight.to(device=setting.device, dtype=setting.dtype)
+
+    def __call__(self, tokens: RankTokens, method: Method, lap: Lap) -> Routed:
+        """Route a rank's tokens: the phases before anything is sent."""
+        n_experts, top_k = self._shape.n_experts, self._shape.top_k
+        with lap("gate"):
+            # The router's own product takes its time; what it says is replaced by the given logits.
+            nn.functional.linear(tokens.hidden_TH, self._weight_EH)
+            score_TE = tokens.logits_TE.softmax(dim=1, dtype=torch.float32)
+            weight_TK, topk_TK = score_TE.topk(top_k, dim=1)
+        with lap("decide"):
+            load_E = None
+            if method.name == "expert_drop":
+                load_E = self._total(expert_load(topk_TK, n_experts))
+            if method.is_stock:
+                index_TS, weight_TS = topk_TK, weight_TK
+            else:
+                chosen = assign(Scores(score_TE, topk_TK), method, tokens.groups, load_E=load_E)
+                index_TS = chosen.index_TS.masked_fill(~chosen.keep_TS, n_experts)
+                weight_TS = score_TE.gather(1, chosen.index_TS)
+            weight_TS = weight_TS.to(tokens.hidden_TH.dtype)
+        with lap("permute"):
+            packed = pack(tokens.hidden_TH, index_TS, n_experts=n_experts, size=self._size)
+        return Routed(packed, weight_TS, top_k)
+
+
+def finished(
+    rows_PH: Tensor,
+    routed: Routed,
+    hidden_TH: Tensor,
+    shared: SharedExperts | None,
+    lap: Lap,
+) -> Tensor:
+    """Return the layer's output for a rank's tokens [T, H]: the phases after the exchanges.
+
+    Args:
+        rows_PH: The experts' outputs, as they came back.
+        routed: The rank's tokens after the router.
+        hidden_TH: Their hidden states.
+        shared: The shared experts, which are computed after all else.
+        lap: Times each phase.
+    """
+    with lap("combine"):
+        out_TH = combine_rows(rows_PH, routed.packed, routed.weight_TS)
+    if shared is not None:
+        with lap("shared"):
+            out_TH = out_TH + shared(hidden_TH)
+    return out_TH

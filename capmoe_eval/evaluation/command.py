@@ -1,0 +1,83 @@
+"""The command line: ``python -m capmoe_eval gamma=1.0 method=score``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from capmoe_eval.experiment.application import run_command
+from capmoe_eval.experiment.configuration import (
+    Plan,
+    check_overrides,
+    config_directory,
+    for_hydra,
+    model_notes,
+    plans,
+    register_resolvers,
+    share,
+)
+from capmoe_eval.experiment.processes import process_rank
+
+
+def execute(plans: Sequence[Plan]) -> int:
+    """Compute the plans, print the results, and return the exit status.
+
+    Returns:
+        0 if every cell is finished, 1 if some failed.
+
+    Raises:
+        UsageError: For a mistake that concerns all planned cells.
+    """
+    # lm-eval's progress bars would disturb our display; tqdm reads this when it is first imported.
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    from capmoe_eval.evaluation.run import run
+    from capmoe_eval.evaluation.summary import summary
+
+    outcome = run(plans)
+    if process_rank() and any(plan.parallel == "ep" for plan in plans):
+        return 1 if outcome.failures else 0  # rank 0 prints
+    if outcome.records:
+        print(summary(outcome.records))
+        skipped = len(outcome.records) - outcome.computed
+        failed = len(outcome.failures)
+        print(f"{outcome.computed} computed, {skipped} finished before, {failed} failed")
+    in_order = sorted(plans, key=lambda plan: (plan.note or "", plan.cell.model.name))
+    for note in model_notes(in_order):
+        print(f"Note: {note}")
+    for cell, reason in outcome.failures:
+        print(f"failed: {cell}: {reason}", file=sys.stderr)
+    return 1 if outcome.failures else 0
+
+
+def _task(config: DictConfig) -> None:
+    """Compute one configuration: a cell per task, or a whole grid."""
+
+    def compute() -> int:
+        check_overrides(config, list(HydraConfig.get().overrides.task))
+        return execute(share(plans(config), config.shard))
+
+    # Here and not only around Hydra, which adds a line of its own to any exception of a job.
+    status = run_command(compute)
+    if status:
+        raise SystemExit(status)
+
+
+def main() -> None:
+    """Run the command line and exit: 0 done, 1 a cell failed, 2 bad input, 130 interrupted."""
+    # Hydra would print its own report of an error and exit 1; we say it in one line and exit 2.
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    register_resolvers()
+    command: Callable[[], int | None] = hydra.main(
+        version_base="1.3", config_path=str(config_directory()), config_name="config"
+    )(_task)
+
+    def compose() -> int | None:
+        sys.argv[1:] = for_hydra(sys.argv[1:])
+        return command()
+
+    sys.exit(run_command(compose))

@@ -1,0 +1,161 @@
+"""Evaluating one cell: lm-eval runs one task, and its result becomes a record."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import lm_eval.evaluator
+import numpy as np
+import torch
+from lm_eval.utils import handle_non_serializable
+
+from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.evaluation.lm import CapmoeLM
+from capmoe_eval.evaluation.provenance import provenance
+from capmoe_eval.evaluation.tasks import TaskLibrary, own_fewshot
+from capmoe_eval.experiment.cell import Cell
+from capmoe_eval.experiment.datasource import DataSource
+from capmoe_eval.experiment.record import SCHEMA, Record
+
+
+def evaluate(
+    cell: Cell, lm: CapmoeLM, library: TaskLibrary, source: DataSource, *, root: Path
+) -> Record:
+    """Evaluate a cell on a loaded model.
+
+    One task a call: lm-eval pools the requests of all tasks that it is given into common batches,
+    and under a capacity an answer depends on its batch.
+
+    Args:
+        cell: What to evaluate.
+        lm: The cell's model.
+        library: Built tasks.
+        source: Where documents come from; ready.
+        root: The results directory.
+
+    Returns:
+        The record, not yet written.
+
+    Raises:
+        UsageError: For a task, metric or dataset that is not there.
+        EnforcementError: If a promise of the semantics is broken.
+    """
+    tasks = library.get(cell.task.lm_eval, source)
+    _prepare(tasks, cell)
+    started = time.perf_counter()
+    lm.set_batches(cell.batch_size, cell.shuffle)
+    meter = lm.route(cell.method)
+    try:
+        # Not `simple_evaluate`: around this call it only picks the model, the tasks and the seeds,
+        # as we do, and then spends seconds on describing the machine.
+        result = lm_eval.evaluator.evaluate(lm=lm, task_dict=tasks, limit=cell.limit)
+    finally:
+        lm.release()
+    seconds = time.perf_counter() - started
+    value, stderr = _headline(cell, result["results"])
+    documents = _documents(cell, result["samples"])
+    report = meter.report()
+    # Prompts and documents stay out of the record: they would make it a hundred times as large.
+    content = {key: part for key, part in result.items() if key != "samples"}
+    content["configs"] = {
+        name: _portable(task.config.to_dict(keep_callable=True), source)
+        for name, task in tasks["tasks"].items()
+    }
+    content["capmoe"] = {
+        "schema": SCHEMA,
+        "cell": cell.identity(),
+        "digest": cell.digest,
+        "value": value,
+        "stderr": stderr,
+        "n": sum(len(part["correct"]) for part in documents.values()),
+        "documents": documents,
+        "load": report["summary"],
+        "layers": report["layers"],
+        "proofs": report["proofs"],
+        "provenance": {
+            **provenance(lm.model, lm.tokenizer),
+            "seconds": round(seconds, 3),
+            "seeds": {"eval": cell.eval_seed, "method": cell.method.seed},
+            "data_fingerprint": library.fingerprint(cell.task, source),
+        },
+    }
+    plain = json.loads(json.dumps(content, default=_serializable))
+    return Record(plain, cell.path(root))
+
+
+def _prepare(tasks: dict[str, Any], cell: Cell) -> None:
+    """Set seeds and shots as lm-eval's ``simple_evaluate`` does, whatever the cell before set."""
+    random.seed(cell.eval_seed)
+    np.random.seed(cell.eval_seed)
+    torch.manual_seed(cell.eval_seed)
+    for task in tasks["tasks"].values():
+        shots = own_fewshot(task) if cell.task.fewshot is None else cell.task.fewshot
+        task.set_config(key="num_fewshot", value=shots)
+        task.set_fewshot_seed(seed=cell.eval_seed)
+
+
+def _portable(config: dict[str, Any], source: DataSource) -> dict[str, Any]:
+    """Return a task's configuration without the paths of this machine.
+
+    What they stand for is recorded: the dataset by name and by its files' hash.
+    """
+    config = {key: part for key, part in config.items() if key != "dataset_kwargs"}
+    path = config.get("dataset_path")
+    if source.root is not None and isinstance(path, str) and Path(path).is_relative_to(source.root):
+        config["dataset_path"] = Path(path).relative_to(source.root).as_posix()
+    metadata = config.get("metadata")
+    if isinstance(metadata, dict):
+        config["metadata"] = {k: v for k, v in metadata.items() if k != "config_source"}
+    return config
+
+
+def _serializable(value: Any) -> Any:
+    """Return what stands for a value that JSON lacks: a function's name, not its address."""
+    if callable(value):
+        function = value.func if isinstance(value, functools.partial) else value
+        named = function if hasattr(function, "__qualname__") else type(function)
+        # lm-eval names the module of a file outside its own tasks by the file's whole path.
+        return f"{Path(named.__module__).name}.{named.__qualname__}"
+    return handle_non_serializable(value)
+
+
+def _headline(cell: Cell, results: dict[str, Any]) -> tuple[float, float | None]:
+    """Return the cell's metric and its standard error, as fractions."""
+    own = results[cell.task.lm_eval]
+    key = f"{cell.task.metric},{cell.task.filter}"
+    if key not in own:
+        metrics = [name for name in own if "," in name and "_stderr," not in name]
+        raise bad_choice(f"task {cell.task.name}: metric,filter", key, metrics)
+    stderr = own.get(f"{cell.task.metric}_stderr,{cell.task.filter}")
+    known = isinstance(stderr, (int, float)) and math.isfinite(stderr)
+    return float(own[key]), float(stderr) if known else None
+
+
+def _documents(cell: Cell, samples: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Return each document's correctness, for tests that pair documents between records.
+
+    ``documents`` is a hash over the documents: only records with the same hash may be paired.
+    """
+    parts = {}
+    for name, rows in sorted(samples.items()):
+        chosen = [row for row in rows if row["filter"] == cell.task.filter]
+        chosen.sort(key=lambda row: row["doc_id"])
+        hashes = "".join(row["doc_hash"] for row in chosen)
+        parts[name] = {
+            "documents": hashlib.sha256(hashes.encode()).hexdigest()[:16],
+            "correct": [_plain(row[cell.task.metric]) for row in chosen],
+        }
+    if not any(part["correct"] for part in parts.values()):
+        raise UsageError(f"task={cell.task.name}: no documents were evaluated")
+    return parts
+
+
+def _plain(score: float) -> float | int:
+    return int(score) if float(score).is_integer() else float(score)

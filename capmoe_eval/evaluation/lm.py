@@ -1,0 +1,238 @@
+"""``capmoe``: lm-eval's Hugging Face model, under a capacity.
+
+Two things differ from lm-eval's ``hf``: the routing, and that the true lengths of a right-padded
+log-likelihood batch are known, so that pads never count. The model itself sees exactly the inputs
+that ``hf`` would give it; with ``method=baseline`` its log-likelihoods are those of ``hf``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from lm_eval.api.registry import register_model
+from lm_eval.models import huggingface
+from lm_eval.models.huggingface import HFLM
+from torch import Tensor
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.batching import deal
+from capmoe_eval.experiment.cell import check_batch_size
+from capmoe_eval.experiment.processes import process_count
+from capmoe_eval.routing.method import Method
+from capmoe_eval.wrapper.checkpoint import load_checkpoint, one_line
+from capmoe_eval.wrapper.meter import Meter
+from capmoe_eval.wrapper.ranks import ranks_in
+from capmoe_eval.wrapper.session import capacity_aware
+
+_KNOBS = {field.name for field in dataclasses.fields(Method)} - {"name"}
+
+
+@register_model("capmoe")
+class CapmoeLM(HFLM):
+    """A Mixture-of-Experts model of lm-eval whose experts have a capacity.
+
+    Args:
+        pretrained: As for ``hf``: a hub id, a path, or a loaded model.
+        method: A name of :data:`capmoe_eval.routing.method.METHODS`.
+        gamma: Capacity factor γ.
+        **kwargs: The other knobs of :class:`Method` (``ep_size``, ``candidates``, …), and whatever
+            ``hf`` takes.
+
+    Raises:
+        UsageError: For a bad knob, an automatic batch size under a capacity, or several processes.
+    """
+
+    AUTO_MODEL_CLASS: Any  # of transformers; None until lm-eval has chosen it
+
+    def __init__(
+        self,
+        pretrained: Any,
+        method: str | Method = "baseline",
+        gamma: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        knobs = {knob: kwargs.pop(knob) for knob in _KNOBS & kwargs.keys()}
+        chosen = method if isinstance(method, Method) else Method(method, gamma, **knobs)
+        size = kwargs.get("batch_size") or 1
+        check_batch_size(int(size) if str(size).isdecimal() else size, chosen)
+        worlds = ranks_in(pretrained)
+        if (process_count() or 1) > 1 and not worlds:
+            raise UsageError(
+                "WORLD_SIZE: capmoe runs in one process (a capacity concerns a whole batch); place "
+                "a large model with device_map=auto or parallelize=True instead, or make every "
+                "process a rank: torchrun --nproc-per-node R -m capmoe_eval parallel=ep ep_size=R"
+            )
+        if isinstance(pretrained, str):
+            with one_line("pretrained", pretrained):
+                super().__init__(pretrained, **kwargs)
+        else:
+            super().__init__(pretrained, **kwargs)
+        self._worlds = worlds
+        self._lengths: list[int] = []
+        self._routing = ExitStack()
+        self._searching = False  # whether lm-eval tries which batch size fits
+        self.quiet = False  # whether lm-eval's own progress bars stay away
+        self.shuffle: int | None = None  # seed of random batches; None for lm-eval's, by length
+        self.on_rows: Callable[[int], None] = lambda _rows: None
+        self.meter = self.route(chosen)
+
+    def _create_model(self, *args: Any, **kwargs: Any) -> None:
+        """Load the model that lm-eval's command line names, whole or not at all."""
+        kind = self.AUTO_MODEL_CLASS
+        whole = functools.partial(load_checkpoint, kind=kind, field="pretrained")
+        self.AUTO_MODEL_CLASS = SimpleNamespace(from_pretrained=whole)
+        try:
+            super()._create_model(*args, **kwargs)
+        finally:
+            self.AUTO_MODEL_CLASS = kind
+
+    def set_batches(self, batch_size: int | str, shuffle: int | None = None) -> None:
+        """Have the next requests come in other batches, whatever the batches before were.
+
+        Args:
+            batch_size: Sequences per forward; ``auto`` for the baseline alone.
+            shuffle: Seed of batches that are dealt at random; None for lm-eval's own.
+        """
+        self.batch_size_per_gpu = batch_size
+        self.batch_sizes: dict[int, int] = {}
+        self.shuffle = shuffle
+
+    def route(self, method: Method) -> Meter:
+        """Put the loaded model under another method, with a new meter.
+
+        Raises:
+            UsageError: If the batch size is automatic and the method has a capacity.
+        """
+        check_batch_size(self.batch_size, method)
+        self.release()
+        self.meter = self._routing.enter_context(capacity_aware(self.model, method))
+        return self.meter
+
+    def release(self) -> None:
+        """Restore the model to what it was."""
+        self._routing.close()
+        self._routing = ExitStack()
+
+    def set_cache_hook(self, cache_hook: Any) -> None:
+        """Refuse lm-eval's cache of answers: it knows neither the method nor the batch.
+
+        Raises:
+            UsageError: Under a capacity, where an answer depends on both.
+        """
+        if self.meter.method.name != "baseline":
+            raise UsageError(
+                "use_cache: under a capacity an answer depends on the method and on its batch, "
+                "which lm-eval's cache does not know; leave it out"
+            )
+        super().set_cache_hook(cache_hook)
+
+    def agree(self, what: str, text: str) -> None:
+        """Make sure that all processes that share the model were asked for the same.
+
+        Raises:
+            UsageError: In all of them, if they differ.
+        """
+        for world in self._worlds:
+            world.agree(what, text, self.device)
+
+    def get_model_info(self) -> dict[str, Any]:
+        """Return lm-eval's model information and the meter's report, for its result file."""
+        info: dict[str, Any] = super().get_model_info() if isinstance(self.pretrained, str) else {}
+        return info | {"capmoe": {"method": self.meter.method.identity(), **self.meter.report()}}
+
+    def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> Any:
+        """Return lm-eval's log-likelihoods."""
+        return super().loglikelihood(requests, disable_tqdm or self.quiet)
+
+    def generate_until(self, requests: Any, disable_tqdm: bool = False) -> Any:
+        """Return lm-eval's continuations."""
+        quiet = disable_tqdm or self.quiet
+        if self.shuffle is None:
+            return super().generate_until(requests, quiet)
+        plain = super().generate_until
+        return self._dealt(requests, range(len(requests)), lambda part: plain(part, True))
+
+    def _loglikelihood_tokens(self, requests: Any, *args: Any, **kwargs: Any) -> Any:
+        plain = super()._loglikelihood_tokens
+        with _padded_lengths(self._lengths):
+            if self.shuffle is None:
+                return plain(requests, *args, **kwargs)
+            # One-token continuations of a context share a row, as in lm-eval.
+            rows = [
+                (*context, *continuation[:-1]) if self.logits_cache else number
+                for number, (_, context, continuation) in enumerate(requests)
+            ]
+            return self._dealt(requests, rows, lambda part: plain(part, disable_tqdm=True))
+
+    def _dealt(
+        self, requests: Any, rows: Sequence[Hashable], evaluate: Callable[[Any], list[Any]]
+    ) -> list[Any]:
+        """Evaluate requests in random batches; return the answers in the order of the requests."""
+        assert self.shuffle is not None
+        answers: list[Any] = [None] * len(requests)
+        for batch in deal(rows, int(self.batch_size), self.shuffle):
+            answered = evaluate([requests[index] for index in batch])
+            for index, answer in zip(batch, answered, strict=True):
+                answers[index] = answer
+        return answers
+
+    def _model_call(
+        self, inps: Tensor, attn_mask: Tensor | None = None, labels: Tensor | None = None
+    ) -> Tensor:
+        if self._searching:
+            trial: Tensor = super()._model_call(inps, attn_mask, labels)
+            return trial
+        lengths, self._lengths[:] = list(self._lengths), []
+        if lengths and (len(lengths) != len(inps) or max(lengths) != inps.shape[1]):
+            raise RuntimeError(f"lengths {lengths} are not those of a batch {tuple(inps.shape)}")
+        lengths_B1 = torch.tensor(lengths or [inps.shape[1]] * len(inps), device=inps.device)[
+            :, None
+        ]
+        real_BS = torch.arange(inps.shape[1], device=inps.device) < lengths_B1
+        with self.meter.real_tokens(real_BS):
+            logits: Tensor = super()._model_call(inps, attn_mask, labels)
+        self.on_rows(len(inps))
+        return logits
+
+    def _detect_batch_size(self, *args: Any, **kwargs: Any) -> int:
+        """Return the largest batch that fits; its trial forwards are no part of the evaluation."""
+        with self.meter.aside():
+            self._searching = True
+            try:
+                return int(super()._detect_batch_size(*args, **kwargs))
+            finally:
+                self._searching = False
+
+    def _model_generate(self, context: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        # Left-padded; the attention mask that generate() passes to every step tells the pads.
+        output: Tensor = super()._model_generate(context, *args, **kwargs)
+        self.on_rows(len(context))
+        return output
+
+
+@contextmanager
+def _padded_lengths(lengths: list[int]) -> Iterator[None]:
+    """Note the length of every sequence that lm-eval pads into a batch.
+
+    lm-eval pads by this function alone and hands on only the padded batch, in which a pad cannot be
+    told from a real token 0.
+    """
+    pad_and_concat = huggingface.pad_and_concat
+
+    def noting(width: int, tensors: list[Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        lengths[:] = [len(tensor) for tensor in tensors]
+        padded: Tensor = pad_and_concat(width, tensors, *args, **kwargs)
+        return padded
+
+    huggingface.pad_and_concat = noting
+    try:
+        yield
+    finally:
+        huggingface.pad_and_concat = pad_and_concat
+        lengths.clear()

@@ -1,0 +1,42 @@
+"""lm-eval's own command line with ``--model capmoe`` and the LongICLBench tasks.
+
+``python -m capmoe_eval.lm_eval run --model capmoe
+--model_args pretrained=allenai/OLMoE-1B-7B-0924,method=score,gamma=1.0,ep_size=8 --tasks piqa``
+
+The result file's ``config.capmoe`` holds the method, the loads and the proofs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.application import run_command
+
+
+def main() -> None:
+    """Run lm-eval's command line; a mistake of the user gives one line and status 2."""
+    status = run_command(_run)
+    if status:
+        sys.exit(status)
+
+
+def _run() -> None:
+    from lm_eval.__main__ import cli_evaluate
+
+    import capmoe_eval.evaluation.lm  # noqa: F401 - registers the model
+    from capmoe_eval.evaluation.longicl import TASKS_DIR
+
+    if "--include_path" not in sys.argv and sys.argv[1:2] == ["run"]:
+        sys.argv += ["--include_path", str(TASKS_DIR)]
+    try:
+        cli_evaluate()
+    except (UsageError, EOFError):
+        raise
+    except Exception as error:  # lm-eval checks little of what it is given
+        if os.environ.get("CAPMOE_DEBUG"):
+            raise
+        raise UsageError(
+            f"lm-eval stopped: {type(error).__name__}: {str(error)[:250]}; more: CAPMOE_DEBUG=1"
+        ) from error

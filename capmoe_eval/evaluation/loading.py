@@ -1,0 +1,176 @@
+"""Loading a model and its tokenizer, from the hub, a directory, or the embedded ones."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedTokenizerFast
+
+from capmoe_eval.checks import choice
+from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.evaluation.lm import CapmoeLM
+from capmoe_eval.experiment.cell import ModelId
+from capmoe_eval.experiment.schema import ATTENTION, DTYPES
+from capmoe_eval.wrapper.checkpoint import load_checkpoint, load_tokenizer, one_line
+from capmoe_eval.zoo.miniworld.tokenizer import miniworld_tokenizer
+from capmoe_eval.zoo.recipes import trained_model
+from capmoe_eval.zoo.synthetic.models import TINY_FAMILIES, tiny_model
+from capmoe_eval.zoo.synthetic.tokenizer import tiny_tokenizer
+
+ZOO, TINY = "zoo:", "tiny:"
+"""Prefixes of an embedded model's ``pretrained``: trained, and with random weights."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a model goes; no part of a cell.
+
+    Attributes:
+        device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1``, …
+        device_map: How to spread a large model, as transformers says it (``auto``, ``balanced``);
+            None puts all of it on ``device``.
+        threads: CPU threads of torch; None for its own choice.
+        parallel: ``none``, or ``ep``: over the processes that ``torchrun`` started, each with E/R
+            experts and its own sequences of every batch.
+    """
+
+    device: str = "auto"
+    device_map: str | None = None
+    threads: int | None = None
+    parallel: str = "none"
+
+
+def load_lm(model: ModelId, placement: Placement, batch_size: int | str) -> CapmoeLM:
+    """Load a model as lm-eval's ``capmoe``, without a capacity yet.
+
+    Raises:
+        UsageError: If it cannot be loaded; the line says what to do.
+    """
+    choice(*DTYPES)("dtype", model.dtype)
+    if model.attention is not None:
+        choice(*ATTENTION)("attention", model.attention)
+    device = _device(placement.device)
+    if placement.threads is not None:
+        torch.set_num_threads(placement.threads)
+    tokenizer = _tokenizer(model)
+    if placement.parallel == "ep":
+        loaded = _spread(model, placement, tokenizer)
+    elif model.pretrained.startswith((ZOO, TINY)):
+        loaded = _embedded(model, tokenizer).to(device)
+    else:
+        loaded = _pretrained(model, placement, device)
+    if model.attention is not None:
+        with one_line("attention", model.attention):
+            loaded.set_attn_implementation(model.attention)
+    with _quiet("lm_eval.models.huggingface"):
+        lm = CapmoeLM(
+            loaded, tokenizer=tokenizer, batch_size=batch_size, max_length=model.max_length
+        )
+    lm.release()
+    lm.quiet = True
+    return lm
+
+
+def _spread(model: ModelId, placement: Placement, tokenizer: Any) -> Any:
+    """Return this process's part of a model: its experts, and its sequences of every batch."""
+    from capmoe_eval.wrapper.parallel.model import distributed_config, shard_experts, split_batches
+    from capmoe_eval.wrapper.parallel.world import World
+
+    device = _device(placement.device)
+    if device == torch.device("cuda"):  # none in particular
+        device = _device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
+        torch.cuda.set_device(device)
+    world = World.join(device)
+    if model.pretrained.startswith((ZOO, TINY)):
+        loaded = _embedded(model, tokenizer).to(device)
+        shard_experts(loaded, device.type)
+    elif world.size == 1:
+        loaded = _pretrained(model, placement, device)
+        shard_experts(loaded, device.type)
+    else:
+        loaded = _pretrained(
+            model, placement, device, distributed_config=distributed_config(world.size)
+        )
+    split_batches(loaded)
+    return loaded
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(
+            f"device={name}: not usable here ({str(error).splitlines()[0]}); choose auto, cpu "
+            "or cuda:N"
+        ) from error
+    return device
+
+
+def _embedded(model: ModelId, tokenizer: Any) -> Any:
+    prefix, _, family = model.pretrained.partition(":")
+    if family not in TINY_FAMILIES:
+        names = [f"{prefix}:{family}" for family in TINY_FAMILIES]
+        raise bad_choice("model.pretrained", model.pretrained, names)
+    dtype = getattr(torch, model.dtype)
+    if model.pretrained.startswith(ZOO):
+        return trained_model(family, dtype=dtype)
+    return tiny_model(family, vocab_size=len(tokenizer), dtype=dtype)
+
+
+def _pretrained(model: ModelId, placement: Placement, device: torch.device, **spread: Any) -> Any:
+    where = spread or {"device_map": placement.device_map or {"": device}}
+    return load_checkpoint(
+        model.pretrained, revision=model.revision, dtype=getattr(torch, model.dtype), **where
+    )
+
+
+def _tokenizer(model: ModelId) -> Any:
+    if model.tokenizer is None and model.pretrained.startswith(ZOO):
+        return miniworld_tokenizer()
+    if model.tokenizer is None and model.pretrained.startswith(TINY):
+        return tiny_tokenizer()
+    name = model.tokenizer or model.pretrained
+    file = Path(name) / "tokenizer.json"
+    if file.is_file() and not (Path(name) / "tokenizer_config.json").is_file():
+        # A bare tokenizer.json says nothing of special tokens; OLMoE's are the usual ones.
+        with one_line("model.tokenizer", name):
+            tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file), eos_token="<|endoftext|>")
+        tokenizer.pad_token = tokenizer.eos_token
+        return tokenizer
+    field = "model.tokenizer" if model.tokenizer else "model.pretrained"
+    return load_tokenizer(field, name, model.revision)
+
+
+class _quiet:  # noqa: N801 - reads as a statement
+    """Silence a logger's warnings inside a block."""
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(name)
+
+    def __enter__(self) -> None:
+        self._level = self._logger.level
+        self._logger.setLevel(logging.ERROR)
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.setLevel(self._level)
+
+
+def quiet_libraries() -> None:
+    """Keep lm-eval, datasets and transformers from talking over the progress display."""
+    import datasets
+
+    for name in ("lm_eval", "huggingface_hub", "httpx"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity_error()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()

@@ -1,0 +1,51 @@
+"""The LongICLBench protocol as a task of lm-evaluation-harness."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from datasets import Dataset, DatasetDict
+from lm_eval.api.task import ConfigurableTask
+
+from capmoe_eval.experiment import longicl as protocol
+
+
+class LongIclBanking77(ConfigurableTask):
+    """BANKING77 with the demonstrations in the prompt; the metric is ``exact_match``.
+
+    The YAML files beside this module configure it: ``metadata.shots`` is the number of
+    demonstrations per label; ``dataset_path`` may be any copy of the data, on the hub or in a
+    directory, whose ``train`` and ``test`` splits have the columns ``text`` and ``label_text``.
+    """
+
+    dataset: DatasetDict
+
+    def __init__(
+        self,
+        data_dir: str | None = None,
+        cache_dir: str | None = None,
+        download_mode: str | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        # "class" names this class in a YAML file; it is not a setting of the task.
+        settings = {key: value for key, value in (config or {}).items() if key != "class"}
+        super().__init__(data_dir, cache_dir, download_mode, config=settings)
+
+    def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Load the data and replace it by the test documents, each with its whole prompt."""
+        super().download(dataset_kwargs, **kwargs)
+        shown = protocol.demonstrations(self.dataset["train"], self.config.metadata["shots"])
+        documents = [
+            {
+                "prompt": protocol.prompt(shown, row["text"]),
+                "text": row["text"],
+                "label_text": row["label_text"],
+            }
+            for row in protocol.test_documents(self.dataset["test"])
+        ]
+        self.dataset = DatasetDict({"test": Dataset.from_list(documents)})
+
+    def process_results(self, doc: Mapping[str, str], results: Sequence[str]) -> dict[str, float]:
+        """Return the score of the one continuation in ``results``."""
+        return {"exact_match": float(protocol.score(results[0], doc["label_text"]))}

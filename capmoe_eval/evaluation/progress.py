@@ -1,0 +1,97 @@
+"""Show progress while cells are computed."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+from capmoe_eval.experiment.cell import Cell
+from capmoe_eval.experiment.record import Record
+
+
+class Progress:
+    """Prints a line per finished cell; on a terminal it also redraws a line of the running cell.
+
+    Args:
+        total: Number of cells to compute.
+        stream: Stream to write to; standard error by default.
+    """
+
+    def __init__(self, total: int, stream: TextIO | None = None) -> None:
+        self._total = total
+        self._stream = stream or sys.stderr
+        self._live = self._stream.isatty()
+        self._started = time.monotonic()
+        self._done = 0
+        self._cell = ""
+        self._rows = 0
+        self._warned: set[str] = set()
+
+    def loading(self, model: str) -> None:
+        """Show that a model is being loaded."""
+        self._draw(f"loading {model} …")
+
+    def warn(self, line: str) -> None:
+        """Print a warning, unless the same one was printed before."""
+        if line in self._warned:
+            return
+        self._warned.add(line)
+        self._erase()
+        print(f"warning: {line}", file=self._stream, flush=True)
+
+    def start(self, cell: Cell) -> None:
+        """Show the cell that starts."""
+        self._cell, self._rows = str(cell), 0
+        self._draw(f"{self._position(self._done + 1)} {self._cell} …")
+
+    def rows(self, n: int) -> None:
+        """Count ``n`` sequences that the model has processed for the running cell."""
+        self._rows += n
+        self._draw(
+            f"{self._position(self._done + 1)} {self._cell}: {self._rows:,} sequences"
+            f"{self._time_left()}"
+        )
+
+    def finish(self, record: Record) -> None:
+        """Print the running cell's result."""
+        load, seconds = record.capmoe["load"], record.capmoe["provenance"]["seconds"]
+        spread = "" if record.stderr is None else f" ± {100 * record.stderr:.1f}"
+        self._end(
+            f"{100 * record.value:.1f}{spread}, dropped {100 * load['drop_rate']:.1f} %, "
+            f"{seconds:.1f} s"
+        )
+
+    def fail(self, cell: Cell, reason: str) -> None:
+        """Print that a cell failed, and why."""
+        self._cell = str(cell)
+        self._end(f"FAILED: {reason}")
+
+    def _end(self, outcome: str) -> None:
+        self._done += 1
+        self._erase()
+        line = f"{self._position(self._done)} {self._cell}: {outcome}{self._time_left()}"
+        print(line, file=self._stream, flush=True)
+
+    def _position(self, number: int) -> str:
+        return f"[{number}/{self._total}]"
+
+    def _time_left(self) -> str:
+        if not 0 < self._done < self._total:
+            return ""
+        seconds = (time.monotonic() - self._started) / self._done * (self._total - self._done)
+        if seconds < 90:
+            return f", {seconds:.0f} s left"
+        return (
+            f", {seconds / 60:.0f} min left" if seconds < 5400 else f", {seconds / 3600:.1f} h left"
+        )
+
+    def _draw(self, line: str) -> None:
+        if self._live:
+            self._erase()
+            self._stream.write(line)
+            self._stream.flush()
+
+    def _erase(self) -> None:
+        if self._live:
+            self._stream.write("\r\x1b[2K")

@@ -1,0 +1,161 @@
+"""What a record must say for its numbers to be traced: versions, revisions, weights, device."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import hashlib
+import importlib.metadata
+import json
+import platform
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from capmoe_eval.wrapper.ranks import ranks_in
+
+_PACKAGES = (
+    "capmoe-eval",
+    "torch",
+    "transformers",
+    "lm-eval",
+    "datasets",
+    "hydra-core",
+    "tokenizers",
+)
+_SAMPLE = 1 << 16
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_COMMIT_OF_URL = re.compile(rf"hf://datasets/[^@]+@({_COMMIT.pattern})/")
+
+
+def provenance(model: nn.Module, tokenizer: Any) -> dict[str, Any]:
+    """Return where a result comes from, JSON-ready.
+
+    Args:
+        model: The loaded model; its weights are hashed once and remembered.
+        tokenizer: Its tokenizer; hashed once, too.
+    """
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "versions": _versions(),
+        "git_revision": _git_revision(),
+        "model": {
+            "class": type(model).__name__.removeprefix("FSDP"),  # so named where FSDP spreads it
+            "commit": getattr(model.config, "_commit_hash", None),
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+            "weights": weights_hash(model),
+            "tokenizer": tokenizer_hash(tokenizer),
+            "attention": getattr(model.config, "_attn_implementation", None),
+            "experts_implementation": model.config._experts_implementation,  # type: ignore[union-attr]
+        },
+        "device": _device(next(model.parameters()).device),
+        "threads": torch.get_num_threads(),
+        "parallel": _parallel(model),
+    }
+
+
+def weights_hash(model: nn.Module) -> str:
+    """Return a hash of the weights: name, type, shape and up to 65,536 evenly spaced values each.
+
+    A whole tensor is hashed where it has no more values than that, so small models are hashed
+    whole; a large one takes seconds instead of minutes, and every tensor takes part. Of a tensor
+    that is offloaded to disk, name, type and shape take part.
+    """
+    known = getattr(model, "capmoe_weights_hash", None)
+    if known is None:
+        digest = hashlib.sha256()
+        for name, tensor in sorted(model.state_dict().items()):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            if tensor.is_meta:
+                digest.update(b"offloaded")
+                continue
+            if hasattr(tensor, "full_tensor"):
+                tensor = tensor.full_tensor()  # noqa: PLW2901 - spread over processes
+            flat = tensor.detach().reshape(-1)
+            step = max(1, -(-flat.numel() // _SAMPLE))
+            sample = flat[::step].contiguous().cpu()
+            digest.update(sample.view(torch.uint8).numpy().tobytes() if sample.numel() else b"")
+        known = digest.hexdigest()[:16]
+        model.capmoe_weights_hash = known  # type: ignore[assignment]
+    return str(known)
+
+
+def tokenizer_hash(tokenizer: Any) -> str:
+    """Return a hash of all that decides which tokens a text becomes; 16 hexadecimal digits."""
+    known = getattr(tokenizer, "capmoe_hash", None)
+    if known is None:
+        if getattr(tokenizer, "is_fast", False):
+            content = json.loads(tokenizer.backend_tokenizer.to_str())
+            for call in ("padding", "truncation"):  # as the last call left them
+                content.pop(call, None)
+        else:
+            content = {"class": type(tokenizer).__qualname__, "vocabulary": tokenizer.get_vocab()}
+        special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+        text = json.dumps([content, special], sort_keys=True)
+        known = tokenizer.capmoe_hash = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return str(known)
+
+
+def hub_commit(documents: Any) -> str | None:
+    """Return the commit of a dataset that came from the hub, or None if it cannot be told.
+
+    Args:
+        documents: A task's ``datasets.DatasetDict``.
+    """
+    for split in getattr(documents, "values", list)():
+        for url in split.info.download_checksums or {}:
+            if found := _COMMIT_OF_URL.match(url):
+                return found[1]
+        for file in split.cache_files:  # named by the commit where the URLs are not kept
+            if _COMMIT.fullmatch(Path(file["filename"]).parent.name):
+                return Path(file["filename"]).parent.name
+    return None
+
+
+def _parallel(model: nn.Module) -> dict[str, Any] | None:
+    """Return how the experts are spread over processes, or None if one has them all."""
+    for world in ranks_in(model):
+        return {"kind": "ep", "ranks": world.size, "backend": world.backend}
+    return None
+
+
+def _device(device: torch.device) -> dict[str, Any]:
+    if device.type == "cuda":
+        return {"type": "cuda", "name": torch.cuda.get_device_name(device)}
+    return {"type": device.type, "name": platform.processor() or platform.machine()}
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+@functools.cache
+def _git_revision() -> str | None:
+    """Return the commit of this code, ``-dirty`` if it was changed; None outside its checkout."""
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(here), *words], capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        # Installed into an environment inside someone's repository, we are not part of that.
+        git("ls-files", "--error-unmatch", __file__)
+        dirty = git("status", "--porcelain", "--", str(here.parent))
+        return git("rev-parse", "HEAD") + ("-dirty" if dirty else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None

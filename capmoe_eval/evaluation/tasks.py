@@ -1,0 +1,222 @@
+"""lm-eval's tasks, and ours, with their documents from wherever ``data.root`` says."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import lm_eval.tasks
+import lm_eval.utils
+from lm_eval.tasks import TaskManager
+from lm_eval.tasks._factory import TaskFactory
+
+from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.evaluation.longicl import TASKS_DIR as LONGICL
+from capmoe_eval.evaluation.mixtures import TASKS_DIR as MIXTURES
+from capmoe_eval.evaluation.provenance import hub_commit
+from capmoe_eval.experiment.cell import TaskId
+from capmoe_eval.experiment.datasource import EMBEDDED, DataSource, cache_directory
+from capmoe_eval.zoo.miniworld.evaluation import miniworld_hub
+from capmoe_eval.zoo.synthetic.hub import synthetic_hub
+
+_LM_EVAL = Path(lm_eval.tasks.__file__).parent
+_OURS = (LONGICL, MIXTURES)
+
+
+def ready(source: DataSource) -> DataSource:
+    """Return the source with its documents in place; embedded ones are written on first use."""
+    if source.name not in EMBEDDED or source.root != Path(source.name):
+        return source
+    made = miniworld_hub() if source.name == "miniworld" else synthetic_hub()
+    return DataSource(source.name, made)
+
+
+class TaskLibrary:
+    """Builds each task once and keeps it: building reads datasets, which takes time.
+
+    An evaluation sets the shots of a kept task; what they were as built is kept with it
+    (:func:`own_fewshot`), so that no cell inherits those of the cell before.
+    """
+
+    def __init__(self) -> None:
+        _keep_templates()
+        self._built: dict[tuple[DataSource, str], dict[str, Any]] = {}
+
+    def get(self, name: str, source: DataSource) -> dict[str, Any]:
+        """Return lm-eval's tasks and groups of that name, as its ``evaluate`` takes them.
+
+        Args:
+            name: The task's name in lm-eval, or one of ours (LongICLBench).
+            source: Where its documents come from; ready.
+
+        Raises:
+            UsageError: If the task or its dataset does not exist or cannot be reached.
+        """
+        key = (source, name)
+        if key not in self._built:
+            manager = task_manager(name)
+            if name not in manager.all_tasks:
+                raise bad_choice("task", name, manager.all_tasks)
+            manager._factory = _RootedFactory(source)
+            try:
+                built = manager.load([name])
+                _ask_first(built["tasks"])
+                for task in built["tasks"].values():
+                    task.capmoe_own_fewshot = task.get_config("num_fewshot") or 0
+            except UsageError:
+                raise
+            except Exception as error:  # damaged files make datasets raise many kinds
+                if source.root is None:
+                    raise UsageError(
+                        f"task={name}: its dataset cannot be loaded from the hub "
+                        f"({_first_line(error)}); set data.root=DIR to a directory in hub layout"
+                    ) from error
+                raise UsageError(f"task={name}: {_first_line(error)}") from error
+            self._built[key] = built
+        return self._built[key]
+
+    def check_metric(self, task: TaskId, source: DataSource) -> None:
+        """Refuse a metric or a filter that none of a task's parts has.
+
+        Raises:
+            UsageError: Naming those that there are.
+        """
+        found = []
+        for part in self.get(task.lm_eval, source)["tasks"].values():
+            filters = part.get_config("filter_list") or [{"name": "none"}]
+            found += [
+                f"{metric},{each['name']}" for metric in part.aggregation() for each in filters
+            ]
+        key = f"{task.metric},{task.filter}"
+        if key not in found:
+            raise bad_choice(f"task {task.name}: metric,filter", key, dict.fromkeys(found))
+
+    def fingerprint(self, task: TaskId, source: DataSource) -> str | None:
+        """Return what tells a task's documents from others of that name.
+
+        Returns:
+            The hash of a local root's files; the commit of the hub's datasets, several joined by
+            ``+``; None where that is not known.
+        """
+        local = source.fingerprint(task.dataset)
+        if local is not None:
+            return local
+        tasks = self.get(task.lm_eval, source)["tasks"].values()
+        commits = list(dict.fromkeys(hub_commit(built.dataset) for built in tasks))
+        return None if None in commits else "+".join(str(commit) for commit in commits)
+
+
+def task_manager(name: str) -> TaskManager:
+    """Return lm-eval's task manager over our tasks and the folders that a task needs.
+
+    Parsing all of lm-eval's 14,000 files takes longer than evaluating a small model. All are parsed
+    only for what no file declares: a tag, or a name that does not exist.
+
+    Args:
+        name: A task or group of lm-eval or of ours.
+    """
+    folders: list[Path] = []
+    while True:
+        paths = [str(path) for path in (*folders, *_OURS)]
+        manager = TaskManager(include_defaults=False, include_path=paths)
+        index = manager.task_index
+        missing = next((part for part in _parts(name, index) if part not in index), None)
+        if missing is None:
+            return manager
+        folder = _folder(missing)
+        if folder is None or folder in folders:
+            return TaskManager(include_path=[str(path) for path in _OURS])
+        folders.append(folder)
+
+
+def _parts(name: str, index: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a name and, if it is a group, what it consists of, as far as the index knows."""
+    yield name
+    config = index[name].cfg if name in index else None
+    members = (config or {}).get("task")
+    for member in members if isinstance(members, list) else []:
+        part = member.get("group") or member.get("task") if isinstance(member, dict) else member
+        yield from _parts(str(part), index)
+
+
+def _folder(name: str) -> Path | None:
+    """Return the folder of the file of lm-eval that declares a task or group, or None."""
+    quote = "[\"']?"
+    declared = re.compile(
+        rf"(?m)^{quote}(?:task|group){quote}: *{quote}{re.escape(name)}{quote} *$"
+    )
+    likely_first = sorted(_files(), key=lambda path: name not in str(path))
+    texts = ((path, path.read_text(encoding="utf-8")) for path in likely_first)
+    return next((path.parent for path, text in texts if declared.search(text)), None)
+
+
+@functools.cache
+def _files() -> list[Path]:
+    return list(_LM_EVAL.rglob("*.yaml"))
+
+
+def _keep_templates() -> None:
+    """Have lm-eval compile a prompt's template once, not anew for every document and shot.
+
+    It was two thirds of the time of a tiny model's 25-shot cell.
+    """
+    environment = lm_eval.utils.env
+    if not isinstance(vars(environment).get("from_string"), functools._lru_cache_wrapper):
+        kept = functools.lru_cache(maxsize=1024)(environment.from_string)
+        environment.from_string = kept
+
+
+def _ask_first(tasks: dict[str, Any]) -> None:
+    """Make a prompt of each task's first document, so that a column that is missing is noticed.
+
+    lm-eval takes the name of a column that is not there for the prompt itself.
+
+    Raises:
+        LookupError: If a column is not there.
+        TemplateError: If a template needs what is not there.
+    """
+    for name, task in tasks.items():
+        for field in ("doc_to_text", "doc_to_choice", "doc_to_target"):
+            column = task.get_config(field)
+            if isinstance(column, str) and column.isidentifier() and column not in task.features:
+                raise LookupError(f"{name}: its documents have no column {column!r}")
+        document = next(iter(task.eval_docs), None)
+        if document is not None:
+            task.doc_to_text(document)
+            task.doc_to_target(document)
+
+
+class _RootedFactory(TaskFactory):
+    """Builds tasks whose dataset path leads into the root."""
+
+    def __init__(self, source: DataSource) -> None:
+        super().__init__()
+        self._source = source
+
+    def _load_full_config(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        config: dict[str, Any] = super()._load_full_config(*args, **kwargs)
+        dataset = config.get("dataset_path")
+        directory = self._source.directory(dataset) if isinstance(dataset, str) else None
+        if directory is not None:
+            config["dataset_path"] = str(directory)
+            # datasets keys its cache by the directory's name and the files' names, so two roots
+            # could be taken for one another: each content gets a cache of its own.
+            fingerprint = self._source.fingerprint(str(dataset))
+            cache = cache_directory() / "datasets" / str(fingerprint)
+            config["dataset_kwargs"] = {
+                **(config.get("dataset_kwargs") or {}),
+                "cache_dir": str(cache),
+            }
+        return config
+
+
+def own_fewshot(task: Any) -> int:
+    """Return the few-shot examples that a task of the library was built with."""
+    return int(task.capmoe_own_fewshot)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -1,0 +1,1 @@
+"""Train, measure and describe the embedded models."""

@@ -1,0 +1,112 @@
+"""Compare the balance of routing in upcycled models and models trained from scratch.
+
+The paper compares models that differ in everything (Figures 1, 2 and 13). Here the class, the data,
+the total number of steps and the seeds are the same; only the initial weights differ.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.training.model_cards import TASKS, measure
+from capmoe_eval.experiment.files import write_text
+from capmoe_eval.routing.method import Method
+from capmoe_eval.zoo import recipes
+from capmoe_eval.zoo.miniworld.evaluation import write_miniworld
+
+#: The tasks that the load is measured on: two without shots and one with 25.
+_MEASURED = ("openbookqa", "boolq", "arc_challenge")
+_DOCUMENTS = 60
+
+
+@dataclass(frozen=True)
+class Study:
+    """The trainings to compare.
+
+    Attributes:
+        names: Models of the zoo that are upcycled.
+        seeds: Seeds of weights and corpus.
+        steps: Steps of each training, including those of an upcycled model's dense model.
+    """
+
+    names: tuple[str, ...]
+    seeds: tuple[int, ...]
+    steps: int
+
+
+def study(asked: Study, out: Path, *, work: Path, say: Callable[[str], None] = print) -> None:
+    """Train and measure the models that the file lacks; the file is written after each training.
+
+    Args:
+        asked: The trainings.
+        out: File of the results.
+        work: Directory of the checkpoints.
+        say: Function that takes progress lines.
+
+    Raises:
+        UsageError: If a model is unknown or not upcycled in the zoo, or ``out`` is another file.
+        OSError: If the file cannot be written.
+    """
+    for name in asked.names:
+        if not recipes.recipe(name).dense_steps:
+            upcycled = [key for key, recipe in recipes.ZOO.items() if recipe.dense_steps]
+            raise UsageError(f"names={name}: not upcycled; choose among {', '.join(upcycled)}")
+    kept = _trainings(out)
+    done = {(t["name"], t["origin"], t["seed"], t["steps"]) for t in kept}
+    with tempfile.TemporaryDirectory() as hub:
+        root = Path(hub) / "dev"
+        write_miniworld(root, "dev")
+        points = itertools.product(asked.names, asked.seeds, ("scratch", "upcycled"))
+        for name, seed, origin in points:
+            if (name, origin, seed, asked.steps) in done:
+                continue
+            say(f"{name}, {origin}, seed {seed}")
+            model, losses = recipes.build(
+                name, work, steps=asked.steps, seed=seed, scratch=origin == "scratch", say=say
+            )
+            kept.append(
+                {"name": name, "origin": origin, "seed": seed, "steps": asked.steps}
+                | {"loss": round(sum(losses[-100:]) / len(losses[-100:]), 4)}
+                | _measured(name, model, root)
+            )
+            write_text(out, json.dumps({"trainings": kept}, indent=1) + "\n")
+
+
+def _trainings(out: Path) -> list[dict[str, Any]]:
+    """Return the trainings in the file of results, none if there is no file.
+
+    Raises:
+        UsageError: If the file is not one of trainings.
+    """
+    if not out.is_file():
+        return []
+    try:
+        kept: list[dict[str, Any]] = json.loads(out.read_text(encoding="utf-8"))["trainings"]
+        [(t["name"], t["origin"], t["seed"], t["steps"]) for t in kept]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"--out={out}: is there and no file of trainings ({error!r}); choose another"
+        ) from error
+    return kept
+
+
+def _measured(name: str, model: Any, root: Path) -> dict[str, Any]:
+    """Return accuracy by task and, by layer, the highest load over the mean load."""
+    tasks = [task for task in TASKS if task.name in _MEASURED]
+    results = measure(name, model, root, Method("baseline"), limit=_DOCUMENTS, tasks=tasks)
+    layers = [part["layers"] for part in results.values()]
+    peaks = [
+        sum(own[number]["peak"]["expert_before"]["mean"] for own in layers) / len(layers)
+        for number in range(len(layers[0]))
+    ]
+    return {
+        "accuracy": {task: part["value"] for task, part in results.items()},
+        "peaks": [round(peak, 3) for peak in peaks],
+    }

@@ -1,0 +1,168 @@
+"""Run commands: print results, turn errors into one line, and return an exit status."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import yaml
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from capmoe_eval.errors import UnwritableError, UsageError, bad_choice, shown
+from capmoe_eval.experiment.arguments import one_line_errors
+from capmoe_eval.experiment.configuration import config_directory, options
+from capmoe_eval.experiment.processes import process_rank
+from capmoe_eval.experiment.schema import fields
+
+
+class _Stopped(KeyboardInterrupt):
+    """A signal that ends the process as Ctrl-C does; ``status`` is the exit status."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.status = 128 + number
+
+
+def run_command(command: Callable[[], int | None]) -> int:
+    """Call a command and return its exit status; a user's mistake gives one line and status 2.
+
+    Ctrl-C, SIGTERM and SIGHUP all end it in the same way: half-written files are removed, and the
+    status is 128 plus the signal's number. Nothing is read from standard input.
+    """
+    try:
+        with _signals(), _no_answers(), one_line_errors():
+            status = _status(command)
+            sys.stdout.flush()
+            return status
+    except BrokenPipeError:  # the reader, such as `head`, has read enough
+        _discard_output()
+        return 0
+    except KeyboardInterrupt as error:
+        print("interrupted: finished cells are kept, the same command continues", file=sys.stderr)
+        return error.status if isinstance(error, _Stopped) else 128 + signal.SIGINT
+
+
+def run_all(commands: Iterable[Callable[[], int | None]]) -> int:
+    """Call commands one after the other, and return the highest status.
+
+    A mistake in one does not stop the others; an interrupt or an unwritable file does.
+    """
+    highest = 0
+    for command in commands:
+        try:
+            highest = max(highest, _status(command, apart=(UnwritableError, BrokenPipeError)))
+        except UnwritableError as error:  # the others could not write their files either
+            return _say(str(error))
+        except BrokenPipeError:  # nobody reads the output, but the files are still to be written
+            _discard_output()
+    return highest
+
+
+def _status(
+    command: Callable[[], int | None], *, apart: tuple[type[Exception], ...] = (BrokenPipeError,)
+) -> int:
+    """Call a command and return its status; print a user's mistake in one line.
+
+    Args:
+        command: The command.
+        apart: Exceptions that are raised instead of printed.
+    """
+    try:
+        return command() or 0
+    except apart:
+        raise
+    except UsageError as error:
+        return _say(str(error))
+    except MissingConfigException as error:
+        return _say(_missing(error))
+    except (HydraException, OmegaConfBaseException) as error:
+        return _say(_refused(error))
+    except yaml.YAMLError as error:  # the message names the file
+        return _say(f"not valid YAML: {error}")
+    except EOFError as error:
+        return _say(f"a question was asked, and none is answered here: {error}")
+    except OSError as error:
+        if os.environ.get("CAPMOE_DEBUG"):
+            raise
+        return _say(f"{shown(error.filename or 'a file')}: {error.strerror or error}")
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """Make SIGTERM and SIGHUP end the process as Ctrl-C does, unless they are ignored (nohup)."""
+
+    def stop(number: int, _frame: object) -> None:
+        raise _Stopped(number)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                before[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _no_answers() -> Iterator[None]:
+    """Replace standard input by an empty one, so that no library gets an answer from it."""
+    before = sys.stdin
+    with Path(os.devnull).open(encoding="utf-8") as nothing:
+        sys.stdin = nothing
+        try:
+            yield
+        finally:
+            sys.stdin = before
+
+
+def _discard_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _say(mistake: str) -> int:
+    """Print a mistake in one line and return the status.
+
+    Of several processes with the same mistake only rank 0 prints it, because torchrun then ends the
+    others; a mistake of another rank alone is printed a few seconds later.
+    """
+    if process_rank():
+        time.sleep(3)
+    print(f"error: {' '.join(mistake.split())}", file=sys.stderr)
+    return 2
+
+
+def _missing(error: MissingConfigException) -> str:
+    """Return the error line for an unknown option of a configuration group."""
+    group, _, option = str(error.missing_cfg_file).rpartition("/")
+    known = error.options or options(group)  # Hydra gives no options for one of several
+    if group and known:
+        return str(bad_choice(group, option, known))
+    return str(error)
+
+
+def _refused(error: Exception) -> str:
+    """Return the error line for an override that Hydra refused, with the closest known key."""
+    told = f"{error} {error.__cause__ or ''}"
+    unknown = re.search(r"Key '([^']+)' is not in struct", told)
+    if unknown is None:
+        word = getattr(error, "override", None)  # an override that cannot be parsed
+        return f"{word}: {error}" if word else str(error)
+    section = re.search(r"full_key: (\w+)\.", told)
+    if section and fields(section[1]):
+        return str(bad_choice(section[1], unknown[1], fields(section[1])))
+    known = [str(key) for key in OmegaConf.load(config_directory() / "config.yaml")]
+    known = [key for key in known if key not in ("defaults", "hydra")]
+    groups = [path.name for path in config_directory().iterdir() if path.is_dir()]
+    return str(bad_choice("key", unknown[1], sorted({*known, *groups})))

@@ -1,0 +1,212 @@
+"""Which command computes what: a row of a table, any cells in few sweeps, or one cell exactly."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from capmoe_eval.experiment.cell import Cell
+from capmoe_eval.experiment.datasource import EMBEDDED
+from capmoe_eval.routing.method import Method
+
+PROGRAM: Final = "python -m capmoe_eval"
+DIRECTORY: Final = "DIRECTORY"
+"""Stands in a command for a directory that a record does not know."""
+
+_MODEL_FIELDS: Final = ("pretrained", "revision", "max_length", "tokenizer")
+_TASK_FIELDS: Final = ("lm_eval", "dataset", "metric", "fewshot", "filter")
+_CELL_FIELDS: Final = ("limit", "eval_seed", "shuffle")
+# What a sweep can run over, in the order in which cells are joined: tasks share one evaluation of
+# the configuration, and all else is a comma list.
+_SWEPT: Final = (
+    "tasks",
+    "seed",
+    "gamma",
+    "m",
+    "rounds",
+    "shuffle",
+    "batch_size",
+    "method",
+    "model",
+)
+_BARE: Final = re.compile(r"[A-Za-z0-9_./-]+(?:[:][A-Za-z0-9_./-]+)*")
+_NOT_TEXT: Final = re.compile(
+    r"[+-]?(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(inf|nan)|true|false|null", re.IGNORECASE
+)
+
+Words: TypeAlias = dict[str, tuple[Any, ...]]
+"""Keys of the configuration, and the values that each runs over."""
+
+
+def row_command(
+    model: str,
+    method: str,
+    gamma: float | None,
+    knobs: Mapping[str, object],
+    tasks: Sequence[str],
+    *,
+    seeds: Sequence[int] = (0,),
+    overrides: Sequence[str] = (),
+    program: str = PROGRAM,
+) -> str:
+    """Return the command that computes a row of a table: one method on one model.
+
+    Args:
+        model: Key of the model.
+        method: Key of the method.
+        gamma: Capacity factor, or None for a method without one.
+        knobs: Further knobs of the method.
+        tasks: Keys of the tasks.
+        seeds: Seeds of a random method.
+        overrides: Further words, such as the choice of a profile.
+        program: The start of the line.
+    """
+    words: Words = {"model": (model,), "method": (method,)}
+    if gamma is not None:
+        words["gamma"] = (float(gamma),)
+    words |= {knob: (value,) for knob, value in knobs.items()} | {"tasks": tuple(tasks)}
+    if method == "random":
+        words["seed"] = tuple(seeds)
+    return _line(words, overrides, program)
+
+
+def sweeps(
+    cells: Iterable[Cell],
+    defaults: Callable[[str], Mapping[str, Any]],
+    overrides: Sequence[str] = (),
+) -> list[str]:
+    """Return commands that compute exactly these cells: few, since a sweep loads a model once.
+
+    Args:
+        cells: The cells of one experiment.
+        defaults: Returns the configuration of a model by its key.
+        overrides: What was said on the command line of the experiment, such as ``limit=100``; what
+            the cells say themselves is left out of it.
+    """
+    found = [_swept_words(cell, defaults(cell.model.name)) for cell in cells]
+    own = {key for words in found for key in words}
+    kept = [
+        word
+        for word in overrides
+        if not _is_of_the_experiment(word) and word.lstrip("+").partition("=")[0] not in own
+    ]
+    for key in _SWEPT:
+        found = _joined(found, key)
+    return [_line(_without_defaults(words, defaults), kept) for words in found]
+
+
+def cell_command(
+    cell: Cell, config: Mapping[str, Any], task: Mapping[str, Any], results: str
+) -> str:
+    """Return the command that computes one cell; what its defaults say already is left out.
+
+    Args:
+        cell: The cell.
+        config: The configuration of its model, or of model ``custom`` where it has none.
+        task: The settings of its task in ``conf/tasks/``.
+        results: Where the record goes.
+    """
+    name, prefix = cell.model.name, f"tasks.{cell.task.name}."
+    known = config["model"]["name"] == name
+    words: dict[str, Any] = {"model": name} if known else {"model": "custom", "model.name": name}
+    words |= _different(config["model"], cell.model, _MODEL_FIELDS, "model.")
+    words |= _different(config, cell.model, ("dtype", "attention"))
+    words |= _method_words(cell.method, config)
+    words |= {"tasks": cell.task.name} | _different(task, cell.task, _TASK_FIELDS, prefix)
+    own = task.get("batch_size")
+    if (own or config["batch_size"]) != cell.batch_size:
+        words[f"{prefix if own else ''}batch_size"] = cell.batch_size
+    words |= _different(config, cell, _CELL_FIELDS)
+    if cell.data != (config["data"]["root"] or "hub"):
+        words |= _data_words(cell.data)
+    words["results_dir"] = results
+    return _line({key: (value,) for key, value in words.items()})
+
+
+def override(key: str, *values: object) -> str:
+    """Return a word of the command line, in Hydra's grammar; several values are a sweep."""
+    text = ",".join(map(_spelled, values))
+    # Hydra reads a bare comma as a sweep, so several tasks are a list in brackets.
+    return f"{key}=[{text}]" if key == "tasks" and len(values) > 1 else f"{key}={text}"
+
+
+def _spelled(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, str) or (_BARE.fullmatch(value) and not _NOT_TEXT.fullmatch(value)):
+        return str(value)
+    # Within quotes Hydra unescapes quotes, and backslashes before them.
+    escaped = re.sub(r'(\\*)"', r'\1\1\\"', value)
+    escaped = re.sub(r"(\\+)$", r"\1\1", escaped)
+    return f'"{escaped}"'
+
+
+def _line(words: Words, overrides: Sequence[str] = (), program: str = PROGRAM) -> str:
+    swept = any(len(values) > 1 for key, values in words.items() if key != "tasks")
+    said = [override(key, *values) for key, values in words.items()]
+    return f"{program} {shlex.join([*(['-m'] if swept else []), *overrides, *said])}"
+
+
+def _method_words(
+    method: Method, defaults: Mapping[str, Any], always: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return a method, its γ, and the knobs that are not by default what they are."""
+    knobs = method.identity()
+    words: dict[str, Any] = {"method": knobs.pop("method")}
+    if "gamma" in knobs:
+        words["gamma"] = float(knobs.pop("gamma"))
+    return words | {k: v for k, v in knobs.items() if k in always or v != defaults[k]}
+
+
+def _different(
+    defaults: Mapping[str, Any], wanted: object, fields: Sequence[str], prefix: str = ""
+) -> dict[str, Any]:
+    """Return the fields in which something differs from the defaults."""
+    return {
+        prefix + name: getattr(wanted, name)
+        for name in fields
+        if defaults.get(name) != getattr(wanted, name)
+    }
+
+
+def _data_words(name: str) -> dict[str, Any]:
+    if name == "hub":
+        return {"data.root": None}
+    return {"data.root": name} if name in EMBEDDED else {"data.root": DIRECTORY, "data.name": name}
+
+
+def _is_of_the_experiment(word: str) -> bool:
+    """Return whether an override only makes sense beside the experiment's grids."""
+    return word.lstrip("+~").startswith(("grid", "parts", "profile"))
+
+
+def _swept_words(cell: Cell, defaults: Mapping[str, Any]) -> Words:
+    """Return what sets a cell: what may be swept, and what is not by default what it is."""
+    words = {"model": cell.model.name} | _method_words(cell.method, defaults, _SWEPT)
+    words |= {"batch_size": cell.batch_size, "shuffle": cell.shuffle, "tasks": cell.task.name}
+    return {key: (value,) for key, value in words.items()}
+
+
+def _joined(found: Iterable[Words], key: str) -> list[Words]:
+    """Join those that differ in one key alone."""
+    groups: dict[Any, Words] = {}
+    for words in found:
+        rest = tuple(sorted((name, values) for name, values in words.items() if name != key))
+        identity = (key in words, repr(rest))
+        if identity not in groups:
+            groups[identity] = dict(words)
+        elif key in words:
+            more = [value for value in words[key] if value not in groups[identity][key]]
+            groups[identity][key] = (*groups[identity][key], *more)
+    return list(groups.values())
+
+
+def _without_defaults(words: Words, defaults: Callable[[str], Mapping[str, Any]]) -> Words:
+    """Leave out a shuffle and a batch size that every one of the models has by default."""
+    batches = {defaults(name)["batch_size"] for name in words["model"]}
+    quiet = {"shuffle": {None}, "batch_size": batches if len(batches) == 1 else set()}
+    return {key: values for key, values in words.items() if set(values) != quiet.get(key)}

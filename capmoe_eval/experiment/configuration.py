@@ -1,0 +1,351 @@
+"""From a composed configuration to cells: the only module that knows the configuration's keys."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue
+
+from capmoe_eval.checks import NAME, choice
+from capmoe_eval.errors import UsageError, bad_choice, shown
+from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
+from capmoe_eval.experiment.datasource import DataSource, cache_directory, data_source
+from capmoe_eval.experiment.schema import SHARD, check_grids, check_key
+from capmoe_eval.routing.method import KNOBS, Method
+
+_GRIDS = ("grid", "parts")
+_NO_NAME = re.compile(r"[-+]?[\d.][\d._e]*|null|true|false", re.IGNORECASE)
+# How a word of the command line begins that sets a key of a grid, or a whole one.
+_IN_A_GRID = re.compile(r"(grid|parts)[.=]")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A cell and what is needed to compute it but does not change its result.
+
+    Attributes:
+        cell: The cell.
+        source: Where its documents come from.
+        root: The results directory.
+        device: Where the model goes.
+        device_map: How a large model is spread.
+        threads: CPU threads of torch, or None for its own choice.
+        parallel: ``none``, or ``ep``: each of the processes that ``torchrun`` started is a rank. It
+            gives the same numbers, and so is no part of the cell.
+        overwrite: Whether a finished cell is computed again.
+        note: What must be said of the model's numbers, or None.
+    """
+
+    cell: Cell
+    source: DataSource
+    root: Path
+    device: str = "auto"
+    device_map: str | None = None
+    threads: int | None = None
+    parallel: str = "none"
+    overwrite: bool = False
+    note: str | None = None
+
+    @property
+    def path(self) -> Path:
+        """Where the cell's record lies."""
+        return self.cell.path(self.root)
+
+
+def model_notes(planned: Iterable[Plan], title: Callable[[str], str] = str) -> list[str]:
+    """Return what must be said of the models' numbers, each sentence once.
+
+    Args:
+        planned: The plans, whose order is that of the sentences and of the models in them.
+        title: Returns how a model is named, by its key.
+    """
+    models: dict[str, dict[str, None]] = {}
+    for plan in planned:
+        if plan.note:
+            models.setdefault(plan.note, {})[title(plan.cell.model.name)] = None
+    return [f"{', '.join(names)}: {note}." for note, names in models.items()]
+
+
+def config_directory() -> Path:
+    """Return ``conf/``: beside the package in a checkout, inside it where it is installed."""
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
+
+
+def register_resolvers() -> None:
+    """Teach OmegaConf ``${capmoe.cache:name}``, a directory in the user's cache."""
+    OmegaConf.register_new_resolver(
+        "capmoe.cache", lambda name: str(cache_directory() / name), replace=True
+    )
+
+
+def for_hydra(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line so that grids take keys that they do not have yet.
+
+    The composed configuration is closed: it takes a new key only where it is forced to. What may
+    be a key of a grid is checked when it is expanded.
+
+    Raises:
+        UsageError: If a group is set to what is no name.
+    """
+    for word in words:
+        group, _, option = word.partition("=")
+        if _NO_NAME.fullmatch(option) and options(group):
+            raise bad_choice(group, option, options(group))
+    return [f"++{word}" if _IN_A_GRID.match(word) else word for word in words]
+
+
+def profile_name(config: DictConfig) -> str:
+    """Return the name of the profile, under which reports are written.
+
+    Raises:
+        UsageError: If it cannot be a directory's.
+    """
+    name = (config.get("profile") or {}).get("name")
+    NAME("profile.name", name)
+    return str(name)
+
+
+def options(group: str) -> list[str]:
+    """Return the names of a configuration group, such as the models."""
+    return sorted(path.stem for path in (config_directory() / group).glob("*.yaml"))
+
+
+def load_option(group: str, name: str) -> DictConfig:
+    """Return one option of a group, composed.
+
+    Raises:
+        UsageError: If there is none of that name.
+    """
+    choice(*options(group))(group, name)
+    return _loaded(group)[name].copy()
+
+
+@contextmanager
+def composing() -> Iterator[None]:
+    """Have Hydra's ``compose`` read ``conf/``, also inside a job that Hydra runs."""
+    running = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(config_directory()), version_base="1.3"):
+            yield
+    finally:
+        GlobalHydra.instance().hydra = running
+
+
+@functools.cache
+def _loaded(group: str) -> dict[str, DictConfig]:
+    """Return all options of a group: composing them one by one takes long."""
+    names = options(group)
+    with composing():
+        words = [f"+{group}@_{number}={name}" for number, name in enumerate(names)]
+        composed = compose(overrides=words)
+    OmegaConf.set_struct(composed, False)
+    return {name: composed[f"_{number}"] for number, name in enumerate(names)}
+
+
+def expand(config: DictConfig) -> Iterator[dict[str, Any]]:
+    """Yield the configuration, plain and resolved, at every point of its grids.
+
+    ``grid`` is one grid; its first key is the slowest. Where ``parts`` names several, each of them
+    is expanded together with ``grid``, one after the other. A ``tasks`` key of a grid chooses among
+    the composed tasks. An interpolation sees a point's model, but no other key of the grid.
+
+    Raises:
+        UsageError: If a grid has a key that the configuration has not, or an empty list.
+    """
+    shared, parts = grids(config)
+    by_name = {f"parts.{name}": shared | part for name, part in parts.items()}
+    # Resolving is slow: once for each model, not at each point.
+    resolved = functools.cache(functools.partial(_resolved, config))
+    for name, grid in (by_name or {"grid": shared}).items():
+        yield from _expand(config, resolved, grid, name)
+
+
+def grids(config: DictConfig) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return the shared grid and the named ones, plain.
+
+    Raises:
+        UsageError: If one of them is none.
+    """
+    found: dict[str, Any] = {}
+    for name in _GRIDS:
+        value = config.get(name)
+        plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        check_grids(name, plain)
+        found[name] = plain
+    return found["grid"], found["parts"]
+
+
+def _expand(
+    config: DictConfig,
+    resolved: Callable[[str | None], dict[str, Any]],
+    grid: Mapping[str, Any],
+    name: str,
+) -> Iterator[dict[str, Any]]:
+    for key, values in grid.items():
+        if key not in config or key in (*_GRIDS, "shard"):
+            raise bad_choice("key" if name == "grid" else name, key, [str(k) for k in config])
+        if not isinstance(values, list) or not values:
+            raise UsageError(
+                f"{name}.{key}={shown(values)}: must be a list of values, for example [1.0, 2.0]"
+            )
+        for value in values:
+            if key == "model":
+                choice(*options(key))(key, value)
+            elif key != "tasks":  # names, that are looked up
+                check_key(key, value)
+    for values in itertools.product(*grid.values()):
+        point = dict(zip(grid, values, strict=True))
+        variant = resolved(point.pop("model", None))
+        if "tasks" in point:
+            named = {spec.get("lm_eval"): key for key, spec in variant["tasks"].items()}
+            task = point["tasks"]
+            task = named.get(task, task) if isinstance(task, str) else task  # lm-eval's will do
+            if not isinstance(task, str) or task not in variant["tasks"]:
+                raise bad_choice(f"{name}.tasks", task, list(variant["tasks"]))
+            point["tasks"] = {task: variant["tasks"][task]}
+        yield variant | point
+
+
+def _resolved(config: DictConfig, model: str | None) -> dict[str, Any]:
+    """Return the configuration as plain values, with another model if one is named."""
+    if model is not None:
+        config = config.copy()
+        config.model = load_option("model", model)
+    config = OmegaConf.masked_copy(config, [str(key) for key in config if key not in _GRIDS])
+    try:
+        plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue as error:
+        key = error.full_key
+        raise UsageError(f"Missing mandatory value: {key}; say {key}=…") from error
+    assert isinstance(plain, dict)
+    for key in dict.fromkeys(("model", "tasks", "data", *plain)):
+        check_key(str(key), plain.get(key))
+    return {str(key): value for key, value in plain.items()}
+
+
+def check_overrides(config: DictConfig, overrides: Sequence[str]) -> None:
+    """Refuse a command-line override that the grid would silently replace.
+
+    Args:
+        config: The composed configuration.
+        overrides: What was said on the command line, ``key=value``.
+
+    Raises:
+        UsageError: Naming the override and the way to change the grid instead.
+    """
+    shared, parts = grids(config)
+    by_name = {"grid": shared} | {f"parts.{name}": part for name, part in parts.items()}
+    for override in overrides:
+        key = override.lstrip("+~").partition("=")[0]
+        top = key.partition(".")[0]
+        if top in _GRIDS:
+            continue
+        setting = [name for name, grid in by_name.items() if top in grid]
+        if setting:
+            raise UsageError(
+                f"{override}: {top} is set by the experiment's grid; change the grid instead: "
+                f"'{setting[0]}.{top}=[…]'"
+            )
+
+
+def plans(config: DictConfig) -> list[Plan]:
+    """Return the plans of a composed configuration, each cell once.
+
+    A cell that several points of the grid share, such as the baseline at three γ, is one plan.
+
+    Raises:
+        UsageError: For a value that cannot be.
+    """
+    found: dict[str, Plan] = {}
+    for point in expand(config):
+        for name in point["tasks"]:
+            try:
+                plan = _plan(point, name)
+            except KeyError as error:
+                model = point["model"].get("name")
+                raise UsageError(
+                    f"model={model}, tasks={name}: field {error} is missing in one of their files; "
+                    "conf/model/custom.yaml and conf/tasks/obqa.yaml have all fields"
+                ) from error
+            found.setdefault(plan.cell.digest, plan)
+    return list(found.values())
+
+
+def share(planned: Sequence[Plan], shard: str | None) -> list[Plan]:
+    """Return the part of the plans that one of several processes computes.
+
+    Plans go round in the order of their digests, so that every process gets its mixture of cheap
+    and dear tasks, and together they compute each plan once.
+
+    Args:
+        planned: All plans.
+        shard: ``i/n``, the i-th of n processes, from 1; None for all plans.
+
+    Raises:
+        UsageError: If ``shard`` is something else.
+    """
+    SHARD("shard", shard)
+    if shard is None:
+        return list(planned)
+    number, _, count = shard.partition("/")
+    mine = set(sorted(plan.cell.digest for plan in planned)[int(number) - 1 :: int(count)])
+    return [plan for plan in planned if plan.cell.digest in mine]
+
+
+def merge(batches: Sequence[Sequence[Plan]]) -> list[Plan]:
+    """Return the plans of several configurations, each cell once."""
+    return list({plan.path: plan for batch in batches for plan in batch}.values())
+
+
+def _plan(config: Mapping[str, Any], task_name: str) -> Plan:
+    model, task = config["model"], config["tasks"][task_name]
+    source = data_source(config["data"]["root"], config["data"]["name"])
+    cell = Cell(
+        model=ModelId(
+            name=model["name"],
+            pretrained=model["pretrained"],
+            revision=model["revision"],
+            dtype=config["dtype"],
+            max_length=model["max_length"],
+            tokenizer=model["tokenizer"],
+            attention=config["attention"],
+        ),
+        method=Method(config["method"], config["gamma"], **{knob: config[knob] for knob in KNOBS}),
+        task=TaskId(
+            name=task_name,
+            lm_eval=task["lm_eval"],
+            dataset=task["dataset"],
+            metric=task["metric"],
+            fewshot=task["fewshot"],
+            filter=task["filter"],
+        ),
+        batch_size=task["batch_size"] or config["batch_size"],
+        limit=config["limit"],
+        data=source.name,
+        eval_seed=config["eval_seed"],
+        shuffle=config["shuffle"],
+    )
+    return Plan(
+        cell=cell,
+        source=source,
+        root=Path(config["results_dir"]),
+        device=config["device"],
+        device_map=config["device_map"],
+        threads=config["threads"],
+        parallel=config["parallel"],
+        overwrite=config["overwrite"],
+        note=model["note"],
+    )

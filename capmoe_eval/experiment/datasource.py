@@ -1,0 +1,151 @@
+"""Locate evaluation documents: on the hub, embedded, or in a directory in hub layout."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from capmoe_eval.errors import UnwritableError, UsageError
+from capmoe_eval.experiment.files import check_writable
+
+HUB = "hub"
+EMBEDDED = ("miniworld", "synthetic")
+"""Sources that the suite generates itself."""
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """A source of evaluation sets.
+
+    Attributes:
+        name: ``hub``, one of :data:`EMBEDDED`, or the name of a local root in results.
+        root: The directory in hub layout (``<org>/<dataset>/README.md`` with a ``configs:`` header,
+            parquet files beside it), or None for the hub.
+    """
+
+    name: str
+    root: Path | None = None
+
+    def directory(self, dataset: str) -> Path | None:
+        """Return the directory of a dataset, or None for the hub.
+
+        Args:
+            dataset: Name of the dataset, ``<org>/<name>``.
+
+        Raises:
+            UsageError: If the dataset is not in the root.
+        """
+        if self.root is None:
+            return None
+        directory = self.root / dataset
+        if not (directory / "README.md").is_file():
+            present = sorted(
+                str(card.parent.relative_to(self.root)) for card in self.root.glob("*/*/README.md")
+            )
+            raise UsageError(
+                f"data.root={self.root}: no dataset {dataset!r} (no {dataset}/README.md); it has "
+                f"{', '.join(present) or 'none'}; add it, or set data.root=null to use the hub"
+            )
+        return directory
+
+    def fingerprint(self, dataset: str) -> str | None:
+        """Return a hash of the dataset's files, or None for the hub.
+
+        Args:
+            dataset: Name of the dataset on the hub, or several names joined by ``+``.
+
+        Raises:
+            UsageError: If the dataset is not in the root.
+        """
+        hashes = []
+        for name in dataset.split("+"):
+            directory = self.directory(name.strip())
+            if directory is None:
+                return None
+            hashes.append(_hash_files(directory))
+        return "+".join(hashes)
+
+
+@functools.cache  # so a process does not notice files that change while it runs
+def _hash_files(directory: Path) -> str:
+    """Return a hash of the names and contents of the files below a directory, links followed."""
+    digest = hashlib.sha256()
+    for path in sorted(_files(directory)):
+        digest.update(str(path.relative_to(directory)).encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def _files(directory: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """Yield the files below a directory; links to a directory above are not followed."""
+    here = directory.resolve()
+    if here in above:
+        return
+    for path in directory.iterdir():
+        if path.is_dir():
+            yield from _files(path, (*above, here))
+        elif path.is_file():
+            yield path
+
+
+def users_cache() -> Path:
+    """Return the suite's directory in the user's cache; it may not exist or not be writable."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "capmoe_eval"
+
+
+def cache_directory() -> Path:
+    """Return the directory for files that the suite can generate again.
+
+    It is the suite's directory in the user's cache. If that cannot be written, it is a temporary
+    directory that is deleted when the process ends, and a line on standard error says so once.
+    """
+    return _writable_or_temporary(users_cache())
+
+
+@functools.cache
+def _writable_or_temporary(directory: Path) -> Path:
+    try:
+        check_writable("XDG_CACHE_HOME", directory)
+    except UnwritableError as error:
+        print(f"note: {error}; until then every run makes anew what it holds", file=sys.stderr)
+        return Path(_temporary().name)
+    return directory
+
+
+@functools.cache  # keeps a reference: the directory is deleted with its object
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="capmoe_eval-")
+
+
+def data_source(root: str | None, name: str | None = None) -> DataSource:
+    """Return the source for ``data.root`` and ``data.name``.
+
+    The directory of an embedded source is written when its documents are first read, not here.
+
+    Args:
+        root: None for the hub, one of :data:`EMBEDDED`, or a directory.
+        name: Name of a local root in results. By default it is the directory's name, with
+            ``local-`` before it if it is ``hub`` or one of :data:`EMBEDDED`.
+
+    Raises:
+        UsageError: If the directory does not exist.
+    """
+    if root is None:
+        return DataSource(HUB)
+    if root in EMBEDDED:
+        return DataSource(root, Path(root))
+    path = Path(root).expanduser()
+    if not path.is_dir():
+        raise UsageError(
+            f"data.root={root}: no such directory; give one in hub layout, "
+            f"{' or '.join(EMBEDDED)}, or null for the hub"
+        )
+    path = path.resolve()
+    own = f"local-{path.name}" if path.name in (HUB, *EMBEDDED) else path.name
+    return DataSource(name or own, path)

@@ -1,0 +1,265 @@
+"""Keep ``<results_dir>/inputs.json``: the weights and documents behind a directory's results.
+
+A cell names a model and a dataset; the file records the hashes of their weights and documents, so
+that results of two versions under one name are never mixed. If the file is missing, it is made from
+the records.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from filelock import FileLock
+
+from capmoe_eval.errors import UsageError, writing
+from capmoe_eval.experiment.cell import Cell
+from capmoe_eval.experiment.files import write_text
+from capmoe_eval.experiment.record import Record
+from capmoe_eval.experiment.results import read_results, record_paths
+
+FILE: Final = "inputs.json"
+_SCHEMA: Final = 1
+_MODELS: Final = "models"
+_DATASETS: Final = "datasets"
+# A difference in one of these fields is refused; other differences give a warning or are recorded.
+_DECISIVE: Final = {_MODELS: ("weights", "tokenizer", "attention"), _DATASETS: ("fingerprint",)}
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """A model or a dataset of a cell.
+
+    Attributes:
+        section: Section of the file: ``models`` or ``datasets``.
+        identity: The cell's fields that identify it, as JSON.
+        name: Its name in messages.
+        key: The setting that gives it another name.
+    """
+
+    section: str
+    identity: str
+    name: str
+    key: str
+
+
+_Inputs = dict[_Subject, dict[str, Any]]
+
+
+def inputs_of(cell: Cell, provenance: Mapping[str, Any]) -> _Inputs:
+    """Return the inputs of a cell: its model and dataset, each with the fields of the file.
+
+    Args:
+        cell: The cell.
+        provenance: The provenance of its record; ``model`` may be missing before a model is loaded.
+    """
+    found: _Inputs = {}
+    if "model" in provenance:
+        identity = cell.identity()["model"]
+        model = provenance["model"]
+        found[_model(identity)] = {
+            **{field: model.get(field) for field in _DECISIVE[_MODELS]},
+            "commit": model.get("commit"),
+            "computed_by": {
+                **provenance["versions"],
+                "code": provenance["git_revision"],
+                "device": "{type} {name}".format_map(provenance["device"]),
+                "threads": provenance["threads"],
+                "experts kernel": model.get("experts_implementation"),
+            },
+        }
+    dataset = _dataset({"data": cell.data, "dataset": cell.task.dataset})
+    found[dataset] = {"fingerprint": provenance["data_fingerprint"]}
+    return found
+
+
+def check(
+    root: Path, cell: Cell, provenance: Mapping[str, Any], finished: Iterable[Record] = ()
+) -> str | None:
+    """Compare the inputs of a cell with those of a results directory.
+
+    Args:
+        root: The results directory.
+        cell: The cell.
+        provenance: The provenance of its future record; ``model`` may be missing.
+        finished: Records of the directory that were read before.
+
+    Returns:
+        A warning in one line if the model's last computation ran under other conditions, else None.
+
+    Raises:
+        UsageError: If a record there was computed with other weights, another tokenizer, attention
+            or other documents.
+    """
+    now = inputs_of(cell, provenance)
+    known = _known(root)
+    own = cell.path(root)
+    _refuse_records(root, now, finished, own)
+    if any(_conflicts(known, now)):
+        _refuse_records(root, now, read_results(root).records, own)
+    return _warning(root, known, now)
+
+
+def note(record: Record, root: Path) -> None:
+    """Add the inputs of a record to the file, before the record itself is written.
+
+    Args:
+        record: The record.
+        root: The results directory.
+
+    Raises:
+        UsageError: If another process has meanwhile written results of other weights or documents,
+            or the directory cannot be written.
+    """
+    provenance = record.capmoe["provenance"]
+    now = inputs_of(record.cell, provenance)
+    with _locked(root):
+        check(root, record.cell, provenance)
+        known = _known(root)
+        if any(known.get(subject) != fields for subject, fields in now.items()):
+            write_text(root / FILE, _text(known | now))
+
+
+def prepare(root: Path) -> None:
+    """Write the file of a directory that has records but no such file.
+
+    Raises:
+        UsageError: If the records contradict one another, or the directory cannot be written.
+    """
+    if (root / FILE).exists() or not record_paths(root):
+        return
+    with _locked(root):
+        known = _of_records(root)
+        if known and not (root / FILE).exists():
+            write_text(root / FILE, _text(known))
+
+
+def _known(root: Path) -> _Inputs:
+    """Return the content of the file, empty if there is no file.
+
+    Raises:
+        UsageError: If the file is damaged.
+    """
+    path = root / FILE
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["schema"] != _SCHEMA:
+            raise ValueError(f"schema {content['schema']}, this version reads {_SCHEMA}")
+        makers = {_MODELS: _model, _DATASETS: _dataset}
+        return {
+            make(entry["of"]): {key: value for key, value in entry.items() if key != "of"}
+            for section, make in makers.items()
+            for entry in content[section]
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{path}: cannot be read ({error}); delete it, it is made again from the records"
+        ) from error
+
+
+def _of_records(root: Path) -> _Inputs:
+    """Return the inputs of all records of a directory.
+
+    Raises:
+        UsageError: If they contradict one another.
+    """
+    known: _Inputs = {}
+    origin: dict[_Subject, Record] = {}
+    for record in read_results(root).records:
+        now = inputs_of(record.cell, record.capmoe["provenance"])
+        for subject, field in _conflicts(known, now):
+            raise UsageError(
+                f"{origin[subject].path} and {record.path}: computed with other {field} of "
+                f"{subject.name} ({known[subject][field]} and {now[subject][field]}); delete the "
+                "results of one of the two"
+            )
+        known |= now
+        origin |= dict.fromkeys(now, record)
+    return known
+
+
+@contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """Lock the file against other processes inside a ``with`` block.
+
+    Raises:
+        UsageError: If the directory cannot be written.
+    """
+    with writing("results_dir", root):
+        root.mkdir(parents=True, exist_ok=True)
+        with FileLock(root / f".{FILE}.lock"):
+            yield
+
+
+def _text(known: _Inputs) -> str:
+    content: dict[str, Any] = {"schema": _SCHEMA, _MODELS: [], _DATASETS: []}
+    for subject, fields in sorted(known.items(), key=lambda item: item[0].identity):
+        content[subject.section].append({"of": json.loads(subject.identity), **fields})
+    return json.dumps(content, indent=1, sort_keys=True) + "\n"
+
+
+def _model(identity: Mapping[str, Any]) -> _Subject:
+    text = json.dumps(identity, sort_keys=True)
+    return _Subject(_MODELS, text, f"model {identity['name']}", "model.name")
+
+
+def _dataset(identity: Mapping[str, Any]) -> _Subject:
+    text = json.dumps(identity, sort_keys=True)
+    name = f"dataset {identity['dataset']} of data {identity['data']}"
+    return _Subject(_DATASETS, text, name, "data.name")
+
+
+def _conflicts(then: _Inputs, now: _Inputs) -> Iterator[tuple[_Subject, str]]:
+    """Yield the subjects and decisive fields that are known of both sides and differ."""
+    for subject, fields in now.items():
+        before = then.get(subject, {})
+        for field in _DECISIVE[subject.section]:
+            old, new = before.get(field), fields.get(field)
+            if None not in (old, new) and old != new:
+                yield subject, field
+
+
+def _refuse_records(root: Path, now: _Inputs, records: Iterable[Record], own: Path) -> None:
+    """Raise if one of the records has other inputs of the same name.
+
+    Args:
+        root: The results directory.
+        now: The inputs of a cell.
+        records: The records to compare with.
+        own: Path of the cell's own record, which is replaced and not compared.
+
+    Raises:
+        UsageError: If a decisive field differs.
+    """
+    for record in records:
+        if record.path == own:
+            continue
+        then = inputs_of(record.cell, record.capmoe["provenance"])
+        for subject, field in _conflicts(then, now):
+            raise UsageError(
+                f"{root / FILE}: {subject.name} has other {field} than its results here, such as "
+                f"{record.path} ({field} {then[subject][field]}, now {now[subject][field]}); "
+                f"choose another results_dir or {subject.key}, or delete the old results"
+            )
+
+
+def _warning(root: Path, known: _Inputs, now: _Inputs) -> str | None:
+    for subject, fields in now.items():
+        then = known.get(subject, {}).get("computed_by")
+        if then and then != fields["computed_by"]:
+            differing = [
+                f"{name} {then.get(name)}, now {value}"
+                for name, value in fields["computed_by"].items()
+                if then.get(name) != value
+            ]
+            return (
+                f"the results of {subject.name} in {root} were computed under other conditions "
+                f"({'; '.join(differing)}); numbers may differ in the last digits"
+            )
+    return None

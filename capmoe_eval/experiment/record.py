@@ -1,0 +1,244 @@
+"""Write and read a record: the result of a cell, as one JSON file that is whole or absent."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from capmoe_eval.errors import UsageError, unwritable
+from capmoe_eval.experiment.cell import Cell
+from capmoe_eval.experiment.files import write_bytes
+
+if TYPE_CHECKING:
+    from capmoe_eval.experiment.record_part import RecordPart
+
+SCHEMA = 3
+"""Version of the record's ``capmoe`` part; ``docs/results.md`` describes it."""
+
+VERDICTS = "replication.json"
+"""The file of a results directory that holds the replication's verdicts on its records."""
+
+PROOFS = (
+    "bound_holds",
+    "stock_at_infinity",
+    "pads_take_no_slot",
+    "overload_drops",
+    "every_layer_hooked",
+    "tokens_counted",
+    "kernel_agrees",
+)
+"""The names of the promises in every record; see ``docs/methods.md``."""
+
+# A list of numbers as json indents it. No string of JSON holds a bare line break.
+_NUMBERS = re.compile(r'\[\n([^\[\]{}"]+)\n *\]')
+
+_CHECKSUM = b'"checksum": "%s"'
+_BLANK = "0" * 64
+_ANEW = "delete it to compute it anew"
+
+
+@dataclass(frozen=True)
+class Record:
+    """lm-eval's result dictionary of one task, with the suite's ``capmoe`` part.
+
+    Attributes:
+        content: The whole JSON object.
+        path: Path of its file, which may not be written yet.
+    """
+
+    content: dict[str, Any]
+    path: Path
+
+    @property
+    def capmoe(self) -> dict[str, Any]:
+        """The ``capmoe`` part."""
+        part: dict[str, Any] = self.content["capmoe"]
+        return part
+
+    @cached_property
+    def part(self) -> RecordPart:
+        """The ``capmoe`` part as types; validated when first used."""
+        from capmoe_eval.experiment.record_part import RecordPart
+
+        return RecordPart.model_validate(self.capmoe)
+
+    @cached_property
+    def cell(self) -> Cell:
+        """The cell that produced it."""
+        return Cell.from_identity(self.capmoe["cell"])
+
+    # The protocol of tables (`capmoe_eval.report.tables.source.Measurement`).
+
+    @property
+    def model(self) -> str:
+        """Key of the model."""
+        return self.cell.model.name
+
+    @property
+    def method(self) -> str:
+        """Name of the method."""
+        return self.cell.method.name
+
+    @property
+    def gamma(self) -> float | None:
+        """Capacity factor, or None where the method has none."""
+        return self.cell.method.gamma
+
+    @property
+    def task(self) -> str:
+        """Key of the task."""
+        return self.cell.task.name
+
+    @property
+    def seed(self) -> int | None:
+        """Seed of a random method, else None."""
+        return self.cell.method.seed if self.cell.method.keep == "random" else None
+
+    @property
+    def knobs(self) -> Mapping[str, object]:
+        """The method's knobs that have an effect, without name, γ and seed."""
+        named = ("method", "gamma", "seed")
+        knobs = self.cell.method.identity().items()
+        return {knob: value for knob, value in knobs if knob not in named}
+
+    @property
+    def data(self) -> str:
+        """Name of the source of its documents."""
+        return self.cell.data
+
+    @cached_property
+    def documents(self) -> Mapping[str, tuple[str, Sequence[float]]]:
+        """Per subtask, the hash over its documents and their scores."""
+        parts = sorted(self.capmoe["documents"].items())
+        return {name: (part["documents"], part["correct"]) for name, part in parts}
+
+    @property
+    def value(self) -> float:
+        """The task's metric as a fraction."""
+        return float(self.capmoe["value"])
+
+    @property
+    def stderr(self) -> float | None:
+        """Its standard error over documents, as a fraction."""
+        stderr = self.capmoe["stderr"]
+        return None if stderr is None else float(stderr)
+
+    @property
+    def n(self) -> int:
+        """Number of documents."""
+        return int(self.capmoe["n"])
+
+    def write(self) -> None:
+        """Seal the record with its checksum and write it, whole or not at all.
+
+        Raises:
+            UsageError: If the results directory cannot be written, or the record is invalid: a
+                value is not a number, or a field is missing.
+        """
+        data = sealed(self.content)
+        found = _parsed(data, self.path, self.path.parents[2])
+        if isinstance(found, str):
+            raise UsageError(f"{self.path}: not written: {found}")
+        try:
+            write_bytes(self.path, data)
+        except OSError as error:
+            raise unwritable("results_dir", self.path.parents[2], error) from error
+
+
+def sealed(content: dict[str, Any]) -> bytes:
+    """Set the checksum of a record's content and return the bytes of its file.
+
+    The checksum is the SHA-256 of the file with 64 zeros in the checksum's place.
+    """
+    part = content["capmoe"]
+    part["checksum"] = _BLANK
+    data = _encoded(content)
+    part["checksum"] = hashlib.sha256(data).hexdigest()
+    return data.replace(_CHECKSUM % _BLANK.encode(), _CHECKSUM % part["checksum"].encode())
+
+
+def _encoded(content: dict[str, Any]) -> bytes:
+    """Return the bytes of a record's file; NaN in lm-eval's part becomes null, as JSON has none."""
+    ours = {"capmoe": content["capmoe"]}
+    content = {key: _finite(part) for key, part in content.items() if key != "capmoe"} | ours
+    text = json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False)
+    return (_NUMBERS.sub(_on_one_line, text) + "\n").encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _on_one_line(numbers: re.Match[str]) -> str:
+    return f"[{' '.join(numbers[1].split())}]"
+
+
+def read_record(path: Path, root: Path | None = None) -> Record:
+    """Read and validate a record.
+
+    Args:
+        path: The file.
+        root: The results directory. With it the record must have its cell's path below it; without
+            it, its cell's file name.
+
+    Raises:
+        UsageError: If the file is truncated, changed, not a record, of another schema, or of
+            another cell than its path says; the message is one line and names the file and what to
+            do.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: not a whole record ({error}); {_ANEW}") from error
+    found = _parsed(data, path, root)
+    if isinstance(found, str):
+        raise UsageError(f"{path}: {' '.join(found.split())}; {_ANEW}")
+    return found
+
+
+def _parsed(data: bytes, path: Path, root: Path | None) -> Record | str:
+    """Return the record that a file holds, or what is wrong with it."""
+    from pydantic_core import from_json
+
+    from capmoe_eval.experiment.record_part import problem
+
+    try:
+        content = from_json(data, allow_inf_nan=False)
+    except ValueError as error:
+        return f"not a whole record ({error})"
+    if not isinstance(content, dict) or not isinstance(content.get("capmoe"), dict):
+        return "no record of this suite (it has no 'capmoe' part)"
+    part = content["capmoe"]
+    if part.get("schema") != SCHEMA:
+        return f"schema {str(part.get('schema'))[:40]}, this version reads {SCHEMA}"
+    wrong = problem(part)
+    if wrong:
+        return wrong
+    record = Record(content, path)
+    try:
+        cell = record.cell
+        digest = cell.digest
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        return f"its cell cannot be read ({error})"
+    if digest != part["digest"]:
+        return f"its cell has digest {digest}, the record says {part['digest'][:40]}"
+    own = _CHECKSUM % part["checksum"].encode()
+    blanked = data.replace(own, _CHECKSUM % _BLANK.encode())
+    if hashlib.sha256(blanked).hexdigest() != part["checksum"]:
+        return "it was changed after it was written (its checksum is another)"
+    home = cell.path(Path())
+    here = Path(path.name) if root is None else path.relative_to(root)
+    if here != (Path(home.name) if root is None else home):
+        return f"the record of another cell, whose place is {home}"
+    return record

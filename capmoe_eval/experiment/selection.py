@@ -1,0 +1,139 @@
+"""What is finished of an experiment: the records of its cells, no others.
+
+An evaluation with other settings that happens to lie in the results directory is not mixed in.
+Needs no torch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hydra import compose
+from omegaconf import DictConfig, OmegaConf
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.configuration import (
+    Plan,
+    check_overrides,
+    composing,
+    for_hydra,
+    load_option,
+    model_notes,
+    plans,
+    register_resolvers,
+)
+from capmoe_eval.experiment.record import Record
+from capmoe_eval.experiment.results import Reader
+
+LEFT_OUT = "left out"
+"""How a note on a record that cannot be read begins."""
+
+
+def own_words(overrides: Sequence[str]) -> None:
+    """Refuse words of a command line that would make a report out of another experiment.
+
+    Raises:
+        UsageError: Naming the word.
+    """
+    for word in overrides:
+        if word.lstrip("+~").partition("=")[0] == "experiment":
+            raise UsageError(
+                f"{word}: what is reported says which experiment it is of; leave it out"
+            )
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The records of an experiment that are there.
+
+    Attributes:
+        config: The composed configuration.
+        plans: All cells of the experiment.
+        records: Those that are finished, in the plans' order.
+        broken: A note for each file that cannot be read.
+        notes: What must be said of the models' numbers.
+    """
+
+    config: DictConfig
+    plans: list[Plan]
+    records: list[Record]
+    broken: list[str]
+    notes: list[str]
+
+
+def finished(overrides: Sequence[str], reader: Reader | None = None) -> Finished:
+    """Return what is finished of the experiment that a command line names.
+
+    Args:
+        overrides: As for ``python -m capmoe_eval``, for example ``experiment=table2``.
+        reader: Reads the records; shared between experiments, it reads none of them twice.
+
+    Raises:
+        UsageError: For a value that cannot be.
+        HydraException: For an override that does not exist.
+    """
+    config, cells = planned(overrides)
+    check_overrides(config, overrides)
+    reader = reader or Reader()
+    records, broken = [], []
+    for plan in cells:
+        if plan.path.exists():
+            try:
+                records.append(reader(plan.path, plan.root))
+            except UsageError as error:
+                broken.append(f"{LEFT_OUT}: {error}")
+    return Finished(config, cells, records, broken, model_notes(cells))
+
+
+def planned(overrides: Sequence[str]) -> tuple[DictConfig, list[Plan]]:
+    """Return the configuration that a command line composes, and the cells that it plans.
+
+    Raises:
+        UsageError: For a value that cannot be.
+        HydraException: For an override that does not exist.
+    """
+    config, cells = _planned(tuple(overrides))
+    return config.copy(), list(cells)
+
+
+@functools.lru_cache(maxsize=64)  # a report asks for each of its experiments several times
+def _planned(overrides: tuple[str, ...]) -> tuple[DictConfig, tuple[Plan, ...]]:
+    config = composed(overrides)
+    return config, tuple(plans(config))
+
+
+def composed(overrides: Sequence[str]) -> DictConfig:
+    """Return the configuration that a command line composes.
+
+    Raises:
+        HydraException: For an override that does not exist.
+    """
+    return _composed(tuple(overrides)).copy()
+
+
+@functools.lru_cache(maxsize=64)  # a report asks for each of its experiments several times
+def _composed(overrides: tuple[str, ...]) -> DictConfig:
+    register_resolvers()
+    with composing():
+        config: DictConfig = compose("config", overrides=for_hydra(overrides))
+    return config
+
+
+@functools.cache
+def model_defaults(name: str) -> Mapping[str, Any]:
+    """Return the configuration of a model where nothing else is said; ``custom`` has no name."""
+    if name == "custom":
+        return plain(composed([f"model={name}", "model.name=?", "model.pretrained=?"]))
+    config = composed([])  # as a grid does: composing anew for each model takes long
+    config.model = load_option("model", name)
+    return plain(config)
+
+
+def plain(config: DictConfig) -> dict[str, Any]:
+    """Return a configuration as a dictionary, its interpolations resolved."""
+    resolved = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(resolved, dict)
+    return {str(key): value for key, value in resolved.items()}

@@ -1,1 +1,0 @@
-"""lm-evaluation-harness: the model ``capmoe``, the tasks, and the evaluation of a cell."""

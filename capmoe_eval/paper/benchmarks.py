@@ -1,0 +1,130 @@
+"""A directory of benchmark files: what is there, what is wrong, and which run a figure shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.timings.names import EVALUATIONS, FOLDER
+from capmoe_eval.paper.printed import DEPLOYMENTS, deployment
+
+if TYPE_CHECKING:
+    from capmoe_eval.experiment.timings.schema import Evaluation, Run, Study
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A run, and the file that it is in."""
+
+    study: Study
+    run: Run
+
+    @property
+    def kind(self) -> str:
+        """How it was timed, in one word; EMULATED cannot be overlooked."""
+        return "EMULATED" if self.study.emulated else "measured"
+
+    @property
+    def ranks(self) -> str:
+        """The deployment in a few words."""
+        noun = "expert" if self.run.experts_per_rank == 1 else "experts"
+        return f"{self.run.ranks} ranks × {self.run.experts_per_rank} {noun}"
+
+    @property
+    def widths(self) -> str:
+        """How wide the layer is, against the model's own."""
+        scale = self.study.scale
+        return "full widths" if scale == 1 else f"widths 1/{scale:g}"
+
+    @property
+    def as_deployed(self) -> bool:
+        """Whether it has as many ranks as the paper has GPUs for this model."""
+        found = deployment(self.run.model)
+        return found is not None and found.ranks == self.run.ranks
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What the benchmarks left in a directory.
+
+    Attributes:
+        folder: The directory.
+        studies: Whole files of efficiency studies, in the order of their names.
+        evaluations: Whole files of benchmarks of the evaluation.
+        broken: What is wrong with each other file, one line each.
+    """
+
+    folder: Path = FOLDER
+    studies: tuple[Study, ...] = ()
+    evaluations: tuple[Evaluation, ...] = ()
+    broken: tuple[str, ...] = ()
+
+    def broken_of(self, study: str) -> list[str]:
+        """Return what is wrong with the files of a study that cannot be read."""
+        return [line for line in self.broken if f"ep-{study}-" in line]
+
+    def runs(self, study: str) -> list[Shown]:
+        """Return every run of a study, of all its files."""
+        return [
+            Shown(file, run) for file in self.studies if file.study == study for run in file.runs
+        ]
+
+    def best(self, study: str) -> list[Shown]:
+        """Return one run of each model, in the order of the paper's figures.
+
+        Of several the one with as many ranks as the paper has GPUs is taken: 8 emulated ranks show
+        the paper's deployment, 2 measured ones do not. Of those left a measured one goes before
+        an emulated one, and a wider layer before a narrow one.
+        """
+        found: dict[str, Shown] = {}
+        for shown in self.runs(study):
+            first = found.setdefault(shown.run.title, shown)
+            if rank(shown) > rank(first):
+                found[shown.run.title] = shown
+        return sorted(found.values(), key=place)
+
+    def fullest(self, study: str) -> list[Shown]:
+        """Return the runs of one file: that which has most of them.
+
+        For a study over numbers of ranks, whose runs belong together. Of files with equally many a
+        measured one goes before an emulated one, and a wider layer before a narrow one.
+        """
+        files = [file for file in self.studies if file.study == study]
+        if not files:
+            return []
+        chosen = max(files, key=lambda f: (len(f.runs), not f.emulated, -f.scale, f.date))
+        return [Shown(chosen, run) for run in chosen.runs]
+
+
+def rank(shown: Shown) -> tuple[object, ...]:
+    """Return a key by which the run that should be shown is the highest."""
+    study = shown.study
+    return (shown.as_deployed, not study.emulated, -study.scale, study.date, study.path.name)
+
+
+def place(shown: Shown) -> tuple[int, str]:
+    """Return a key that sorts models as the paper does."""
+    found = deployment(shown.run.model)
+    return (DEPLOYMENTS.index(found) if found else len(DEPLOYMENTS), shown.run.title)
+
+
+def read_bench(folder: Path = FOLDER) -> Bench:
+    """Read what the benchmarks left; a file that is not whole takes no other with it."""
+    from capmoe_eval.experiment.timings.schema import read_evaluation, read_study
+
+    studies, evaluations, broken = [], [], []
+    for path in sorted(folder.glob("ep-*.json")):
+        try:
+            studies.append(read_study(path))
+        except UsageError as error:
+            broken.append(str(error))
+    for name in EVALUATIONS:
+        path = folder / f"{name}.json"
+        if path.is_file():
+            try:
+                evaluations.append(read_evaluation(path))
+            except UsageError as error:
+                broken.append(str(error))
+    return Bench(folder, tuple(studies), tuple(evaluations), tuple(broken))

@@ -1,0 +1,1 @@
+"""The claims ledger: every claim and number of the paper with a verdict (``docs/claims.md``)."""

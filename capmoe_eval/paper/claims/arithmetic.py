@@ -1,0 +1,343 @@
+"""Arithmetic over the printed tables: what the paper's own numbers say of its sentences.
+
+Every function is one fact that a claim can name (``printed: {fact: difference, …}``). It returns a
+:class:`Finding` with the numbers; nothing here was measured by this suite.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from capmoe_eval.experiment.names import gamma_suffix
+from capmoe_eval.paper.claims import drawn
+from capmoe_eval.paper.claims.finding import Finding, in_print, listed
+from capmoe_eval.paper.printed import (
+    AVERAGE,
+    FIELDS,
+    PrintedRow,
+    Where,
+    find_row,
+    find_rows,
+    pairs,
+)
+from capmoe_eval.paper.verdicts import Outcome
+
+# Printed decimals are exact; sums of binary fractions are not.
+_EPSILON: Final = 1e-9
+
+
+def rounded(value: float, decimals: int) -> float:
+    """Return ``value`` rounded half up, as print does."""
+    scale = 10.0**decimals
+    return math.floor(value * scale + 0.5 + _EPSILON) / scale
+
+
+def truncated(value: float, decimals: int) -> float:
+    """Return ``value`` cut off after ``decimals``."""
+    scale = 10.0**decimals
+    return math.floor(value * scale + _EPSILON) / scale
+
+
+def averages(where: Where, decimals: int = 1) -> Finding:
+    """Whether printed averages are the rounded means of their rows."""
+    rows = [row for row in find_rows(where) if AVERAGE in row.values]
+    wrong = []
+    for row in rows:
+        printed = row.values[AVERAGE]
+        if abs(rounded(row.mean, decimals) - printed) < _EPSILON:
+            continue
+        how = "truncated" if abs(truncated(row.mean, decimals) - printed) < _EPSILON else "wrong"
+        wrong.append(f"{row.label}: mean {row.mean:.3f}, printed {printed:.{decimals}f} ({how})")
+    text = f"{len(rows) - len(wrong)} of {len(rows)} averages are the rounded mean of their row."
+    return in_print(not wrong, listed(text, wrong))
+
+
+def difference(
+    a: Where, b: Where, stated: float, column: str = AVERAGE, decimals: int = 1
+) -> Finding:
+    """Whether the difference of two rows is the stated one, as points or as a percentage."""
+    first, second = find_row(a), find_row(b)
+    exact = first.number(column) - second.number(column)
+    relative = 100 * exact / second.number(column)
+    printed = first.values[column] - second.values[column]
+    as_points = any(
+        abs(abs(rounded(value, decimals)) - stated) < _EPSILON for value in (abs(exact), printed)
+    )
+    as_percent = abs(rounded(abs(relative), decimals) - stated) < _EPSILON
+    unit = "points" if as_points else "relative percent" if as_percent else "neither"
+    text = (
+        f"{first.label} against {second.label}, {column}: {exact:+.2f} points "
+        f"({relative:+.2f} % relative; printed averages differ by {printed:+.1f}). "
+    )
+    ending = {"neither": f"Neither is {stated:g}."}
+    return in_print(unit != "neither", text + ending.get(unit, f"{stated:g} fits as {unit}."))
+
+
+def nearest(stated: float, a: Where, b: Where, decimals: int = 1) -> Finding:
+    """Which pair of rows the stated difference of averages would fit."""
+    found = [(x, y, x.mean - y.mean) for x, y in pairs(a, b)]
+    fits = [
+        f"{x.model} ({d:.2f})"
+        for x, y, d in found
+        if abs(rounded(abs(d), decimals) - stated) < _EPSILON
+    ]
+    return in_print(None, f"{stated:g} points fits {', '.join(fits) or 'no pair of rows'}.")
+
+
+def ranking(
+    higher: Where, lower: Where, columns: str = AVERAGE, margin: float = 0.0, strict: bool = True
+) -> Finding:
+    """Whether rows lie above others by more than a margin (a negative one: at most so far below).
+
+    Args:
+        higher: The rows that are said to be higher.
+        lower: The others; rows pair by the fields that neither names.
+        columns: A column, or "each" for every task.
+        margin: Points by which the rows must lie higher.
+        strict: Whether a difference of just ``margin`` is too small.
+    """
+    failed, total, gaps = [], 0, []
+    for row, other in pairs(higher, lower):
+        for column in row.tasks if columns == "each" else [columns]:
+            if column not in row.values or column not in other.values:
+                continue
+            gap = row.number(column) - other.number(column)
+            total += 1
+            gaps.append(gap)
+            if gap < margin - _EPSILON or (strict and abs(gap - margin) < _EPSILON):
+                failed.append(
+                    f"{row.label} {column} {row.values[column]:g} "
+                    f"against {other.method} {other.values[column]:g}"
+                )
+    relation = "are higher" if not margin else f"are at least {margin:g} higher"
+    relation = f"are at most {-margin:g} lower" if margin < 0 else relation
+    text = (
+        f"{total - len(failed)} of {total} printed pairs {relation}; differences from "
+        f"{min(gaps):+.2f} to {max(gaps):+.2f}."
+    )
+    return in_print(not failed, listed(text, failed))
+
+
+def same(a: Where, b: Where, expect: bool = True, columns: Sequence[str] | None = None) -> Finding:
+    """Whether rows are equal, number by number; ``expect`` says what the claim needs."""
+    differing, cells, changed = [], 0, 0
+    found = pairs(a, b)
+    for row, other in found:
+        names = [name for name in (columns or row.values) if name in other.values]
+        moved = [
+            f"{n} {row.values[n]:g}→{other.values[n]:g}"
+            for n in names
+            if row.values[n] != other.values[n]
+        ]
+        cells, changed = cells + len(names), changed + len(moved)
+        if moved:
+            differing.append(f"{row.label}: {', '.join(moved)}")
+    equal = len(found) - len(differing)
+    text = f"{equal} of {len(found)} rows are equal; {changed} of {cells} numbers differ."
+    return in_print((not differing) == expect, listed(text, differing))
+
+
+def best_against(of: Where, against: Where, stated: float = 0.0) -> Finding:
+    """Whether the best row of several lies more than ``stated`` points above another row."""
+    rows, other = find_rows(of), find_row(against)
+    best = max(rows, key=lambda row: row.mean)
+    gain = round(best.mean - other.mean, 9) + 0.0  # no negative zero
+    text = (
+        f"The best of {len(rows)} rows, {best.label}, has mean {best.mean:.3f}; {other.label} has "
+        f"{other.mean:.3f}: {gain:+.3f} points. Printed averages: {best.values[AVERAGE]:g} and "
+        f"{other.values[AVERAGE]:g}."
+    )
+    return in_print(gain > stated + _EPSILON, text)
+
+
+def grain(
+    column: str,
+    documents: int,
+    decimals: int = 1,
+    scale: float = 100.0,
+    besides: Sequence[str] = (),
+    version: str = "v2",
+) -> Finding:
+    """Whether printed values are possible for one run: a whole number of ``documents``, over all.
+
+    Args:
+        column: The task.
+        documents: Its number of documents.
+        decimals: Printed decimals.
+        scale: 100 for percent, 1 for fractions.
+        besides: Methods that are left out, because their values are means over seeds.
+        version: Version of the paper.
+    """
+    shares = [scale * k / documents for k in range(documents + 1)]
+    possible = {mode(share, decimals) for share in shares for mode in (rounded, truncated)}
+    exact = {rounded(share, decimals) for share in shares}
+    rows = [r for r in find_rows({"version": version}) if column in r.values]
+    rows = [row for row in rows if row.method not in besides]
+
+    def within(value: float, values: set[float]) -> bool:
+        return any(abs(value - other) < _EPSILON for other in values)
+
+    impossible = [r for r in rows if not within(r.values[column], possible)]
+    cut = [
+        r
+        for r in rows
+        if within(r.values[column], possible) and not within(r.values[column], exact)
+    ]
+    text = (
+        f"{len(impossible)} of {len(rows)} printed {column} values are no k/{documents}, rounded "
+        f"or truncated; {len(cut)} only truncated."
+    )
+    values = [f"{row.label} {row.values[column]:g}" for row in impossible]
+    values += [f"{row.label} {row.values[column]:g} (truncated)" for row in cut]
+    return in_print(not impossible, listed(text, values))
+
+
+def columns(table: int, stated: Sequence[str]) -> Finding:
+    """Whether a table has the columns that the text gives it."""
+    printed = list(find_rows({"table": table})[0].tasks)
+    text = f"Table {table} prints {', '.join(printed)}; the text says {', '.join(stated)}."
+    return in_print(printed == list(stated), text)
+
+
+def noise(a: Where, b: Where, documents: int) -> Finding:
+    """Whether differences of fractions exceed what sampling alone does (unpaired, two errors)."""
+    worst, where, largest = 0.0, "", 0.0
+    for row, other in pairs(a, b):
+        for column, value in row.tasks.items():
+            p = (value + other.values[column]) / 2
+            error = math.sqrt(2 * p * (1 - p) / documents)
+            gap = value - other.values[column]
+            largest = max(largest, math.sqrt(p * (1 - p) / documents))
+            if abs(gap) / error > abs(worst):
+                worst, where = gap / error, f"{row.label} {column} ({gap:+.2f})"
+    text = (
+        f"With n = {documents} a standard error is up to {largest:.3f}; the largest difference, "
+        f"{where}, is {abs(worst):.1f} standard errors of a difference."
+    )
+    return in_print(abs(worst) < 1.96, text)
+
+
+def one_factor(a: Where, b: Where) -> Finding:
+    """Whether two rows that are compared differ in one thing only."""
+    first, second = find_row(a), find_row(b)
+    names = [f for f in FIELDS if getattr(first, f) != getattr(second, f)]
+    changes = [f"{f} ({getattr(first, f)} against {getattr(second, f)})" for f in names]
+    return in_print(len(names) <= 1, f"The rows differ in {' and '.join(changes)}.")
+
+
+def rising(where: Where, columns: str = AVERAGE) -> Finding:
+    """Whether values do not fall as γ grows, for each method of a table."""
+    series: dict[tuple[Any, ...], list[PrintedRow]] = {}
+    for row in find_rows(where):
+        if row.gamma is not None:
+            key = tuple(getattr(row, f) for f in FIELDS if f != "gamma")
+            series.setdefault(key, []).append(row)
+    falls, steps = [], 0
+    for rows in series.values():
+        rows.sort(key=lambda row: row.gamma or 0.0)
+        for low, high in itertools.pairwise(rows):
+            for column in low.tasks if columns == "each" else [columns]:
+                steps += 1
+                if high.number(column) < low.number(column) - _EPSILON:
+                    falls.append(
+                        f"{low.method} {column} {low.values[column]:g} "
+                        f"({gamma_suffix(low.gamma, 'γ=')}) but "
+                        f"{high.values[column]:g} ({gamma_suffix(high.gamma, 'γ=')})"
+                    )
+    text = f"{steps - len(falls)} of {steps} steps to a larger γ do not lower the value."
+    return in_print(not falls, listed(text, falls))
+
+
+def workload(table: int = 10) -> Finding:
+    """Whether a heavier workload (batch × prompt) never has a smaller speedup."""
+    points = []
+    for row in find_rows({"table": table}):
+        batch, prompt = (part.split()[-1] for part in row.variant.split(" x "))
+        tokens = _thousands(batch) * _thousands(prompt)
+        points.append((tokens, row.values["Speedup"], row.variant))
+    points.sort()
+    ordered = [(x, y) for i, x in enumerate(points) for y in points[i + 1 :] if x[0] < y[0]]
+    against = [f"{y[2]} {y[1]:g}× below {x[2]} {x[1]:g}×" for x, y in ordered if y[1] < x[1]]
+    text = f"In {len(against)} of {len(ordered)} pairs the heavier workload gains less."
+    return in_print(not against, listed(text, against))
+
+
+def total(parts: Sequence[float], stated: float) -> Finding:
+    """Whether parts add up."""
+    return in_print(
+        abs(sum(parts) - stated) < _EPSILON,
+        f"{' + '.join(f'{p:g}' for p in parts)} = {sum(parts):g}; printed {stated:g}.",
+    )
+
+
+def floor_capacity(tokens: int, experts: int, top_k: int, gamma: float) -> Finding:
+    """Whether the printed code's capacity, ``int(γ·N·k/E)``, is at least γN̄ of the text."""
+    exact = gamma * tokens * top_k / experts
+    text = (
+        f"T={tokens}, E={experts}, k={top_k}{gamma_suffix(gamma, ', γ=')}: γN̄ = {exact:g}, "
+        f"int() gives {int(exact)}"
+        + (", so that every token is dropped." if int(exact) == 0 else ".")
+    )
+    return in_print(int(exact) == math.ceil(exact), text)
+
+
+def candidates(top_k: int, local: int, multiples: Sequence[int]) -> Finding:
+    """Whether m = 2k, 3k … can be the number of experts on a device."""
+    values = [k * top_k for k in multiples]
+    text = f"k = {top_k}: m = {', '.join(map(str, values))}; a device holds {local} experts."
+    return in_print(local in values, text)
+
+
+def check(arguments: Mapping[str, Any]) -> Finding:
+    """Return what a printed fact says.
+
+    Where the threshold or the reading is ours (``ours: true``), the paper does not contradict
+    itself by falling short of it: what fails is then undecided.
+
+    Raises:
+        ValueError: If there is no such fact or it does not take these arguments.
+    """
+    rest = dict(arguments)
+    name, ours = rest.pop("fact", None), rest.pop("ours", False)
+    if name not in FACTS:
+        raise ValueError(f"printed: fact {name!r} is none of {', '.join(FACTS)}")
+    try:
+        inspect.signature(FACTS[name]).bind(**rest)
+    except TypeError as error:
+        raise ValueError(f"printed: fact {name}: {error}") from error
+    found = FACTS[name](**rest)
+    if ours and found.outcome is Outcome.FAILS:
+        return dataclasses.replace(found, outcome=Outcome.UNDECIDED)
+    return found
+
+
+def _thousands(text: str) -> float:
+    return float(text.removesuffix("K")) * 1000
+
+
+FACTS: Final[Mapping[str, Callable[..., Finding]]] = {
+    fact.__name__: fact
+    for fact in (
+        averages,
+        difference,
+        nearest,
+        ranking,
+        same,
+        best_against,
+        grain,
+        columns,
+        noise,
+        one_factor,
+        rising,
+        workload,
+        total,
+        floor_capacity,
+        candidates,
+    )
+} | drawn.FACTS
+"""Every fact that a claim can name."""

@@ -1,0 +1,255 @@
+"""Directions and orders in the efficiency studies: what is faster than what.
+
+A fact is a list of comparisons, each of which says what must be higher than what. The files are of
+other machines than the paper's, and most are emulations: no published number is ever compared.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from capmoe_eval.experiment.names import gamma_suffix
+from capmoe_eval.experiment.timings.names import DROPLESS, bench_command
+from capmoe_eval.experiment.timings.quartiles import Spread
+from capmoe_eval.paper.benchmarks import Bench, Shown
+from capmoe_eval.paper.claims.finding import EMULATED, Detail, Finding, listed
+from capmoe_eval.paper.verdicts import Outcome
+
+if TYPE_CHECKING:
+    from capmoe_eval.experiment.timings.schema import Label, Timing
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Something that must be higher than something else.
+
+    Attributes:
+        label: What is compared.
+        higher: What must be higher, median and quartiles.
+        lower: What must be lower.
+        source: The run that both are from, or the first of two.
+    """
+
+    label: str
+    higher: Spread
+    lower: Spread
+    source: Shown
+
+    @property
+    def outcome(self) -> Outcome:
+        """Whether the quartiles lie apart, and on which side."""
+        if self.higher.low > self.lower.high:
+            return Outcome.HOLDS
+        return Outcome.FAILS if self.higher.high < self.lower.low else Outcome.UNDECIDED
+
+    def __str__(self) -> str:
+        """Return it with its numbers."""
+        return f"{self.label} ({_said(self.higher)} against {_said(self.lower)})"
+
+
+def check(raw: Mapping[str, Any], bench: Bench) -> Finding:
+    """Return whether every comparison of a fact goes the way it must.
+
+    It holds where the quartiles of all lie apart on the right side, fails where all lie apart on
+    the wrong side, and is open otherwise.
+
+    Raises:
+        ValueError: If there is no such fact.
+    """
+    if set(raw) != {"fact"} or raw["fact"] not in FACTS:
+        raise ValueError(f"speedup: fact {raw.get('fact')!r} is none of {', '.join(FACTS)}")
+    study, fact = FACTS[raw["fact"]]
+    shown = bench.fullest(study) if study == "placement" else bench.best(study)
+    pairs = list(fact(shown))
+    if not pairs:
+        text = f"No file of study {study} that says it: {bench_command(study)}."
+        return Finding("speedup", Outcome.ABSENT, text)
+    how = _how([pair.source for pair in pairs])
+    outcomes = [pair.outcome for pair in pairs]
+    fits = outcomes.count(Outcome.HOLDS)
+    rest = [str(pair) for pair in pairs if pair.outcome is not Outcome.HOLDS]
+    text = listed(
+        f"{fact.__doc__} {how[0].upper()}{how[1:]}; quartiles lie apart as said in {fits} of "
+        f"{len(pairs)} comparisons{', not in:' if rest else '.'}",
+        rest,
+        most=6,
+    )
+    outcome = Outcome.UNDECIDED
+    if len(set(outcomes)) == 1:
+        outcome = outcomes[0]
+    emulated = any(pair.source.study.emulated for pair in pairs)
+    unit = "× (EMULATED)" if emulated else "× (measured)"
+    details = tuple(
+        Detail(
+            pair.label,
+            pair.higher.median / pair.lower.median,
+            unit=unit,
+            records=(str(pair.source.study.path),),
+        )
+        for pair in pairs
+        if pair.lower.median > 0
+    )
+    scope = EMULATED if emulated else f"in direction, {how}"
+    return Finding("speedup", outcome, text, details, scope=scope)
+
+
+def _how(sources: Sequence[Shown]) -> str:
+    """Return how the runs were timed, and on how many ranks."""
+    ranks = sorted({one.run.ranks for one in sources})
+    on = f"on {', '.join(map(str, ranks))} ranks"
+    kinds = {one.study.kind for one in sources}
+    if kinds == {"measured"}:
+        return f"measured {on}"
+    machines = ", ".join(sorted({one.study.machine.device for one in sources}))
+    return f"{'EMULATED' if len(kinds) == 1 else 'partly EMULATED'} {on} ({machines})"
+
+
+def _said(spread: Spread) -> str:
+    return f"{spread.median:.3g} [{spread.low:.3g}, {spread.high:.3g}]"
+
+
+_ONE: Final = Spread(1.0, 1.0, 1.0)
+
+
+def _methods(timings: Sequence[Timing]) -> Iterator[tuple[Label, Timing]]:
+    for row in timings:
+        if row.label is not None:
+            yield row.label, row
+
+
+def _name(one: Shown, label: Label) -> str:
+    return f"{one.run.title} {label.name}{gamma_suffix(label.gamma)}"
+
+
+def accelerates(shown: Sequence[Shown]) -> Iterator[Pair]:
+    """One MoE layer is faster with a capacity than without."""
+    for one in shown:
+        for label, row in _methods(one.run.points[0].timings):
+            yield Pair(_name(one, label), row.speedup, _ONE, one)
+
+
+def rises(shown: Sequence[Shown]) -> Iterator[Pair]:
+    """One MoE layer gains more with the tightest γ than with the loosest."""
+    for one in shown:
+        series: dict[str, dict[float, Spread]] = {}
+        for label, row in _methods(one.run.points[0].timings):
+            if label.gamma is not None:
+                series.setdefault(label.name, {})[label.gamma] = row.speedup
+        for name, speedups in series.items():
+            tight, loose = min(speedups), max(speedups)
+            if tight != loose:
+                said = f"{one.run.title} {name}{gamma_suffix(tight)} against{gamma_suffix(loose)}"
+                yield Pair(said, speedups[tight], speedups[loose], one)
+
+
+def whole_model(shown: Sequence[Shown]) -> Iterator[Pair]:
+    """A prefill is faster with a capacity than without, and gains less than one MoE layer."""
+    for one in shown:
+        point = one.run.points[0]
+        if point.prefill is None:
+            continue
+        layers = {row.method: row.speedup for row in point.timings}
+        for label, row in _methods(point.prefill.timings):
+            yield Pair(f"{_name(one, label)}, prefill", row.speedup, _ONE, one)
+            if row.method in layers:
+                yield Pair(f"{_name(one, label)}, layer", layers[row.method], row.speedup, one)
+
+
+def fewer_experts(shown: Sequence[Shown]) -> Iterator[Pair]:
+    """A layer gains more with the fewest experts per rank than with the most."""
+    by_model: dict[str, list[Shown]] = {}
+    for one in shown:
+        by_model.setdefault(one.run.title, []).append(one)
+    for model, runs in by_model.items():
+        few = min(runs, key=lambda one: one.run.experts_per_rank)
+        many = max(runs, key=lambda one: one.run.experts_per_rank)
+        if few is many:
+            continue
+        others = dict(_methods(many.run.points[0].timings))
+        for label, row in _methods(few.run.points[0].timings):
+            if label in others:
+                ranks = f"{few.run.experts_per_rank} against {many.run.experts_per_rank} experts"
+                said = f"{model} {label.name}, {ranks} per rank"
+                yield Pair(said, row.speedup, others[label].speedup, few)
+
+
+def phases_shrink(shown: Sequence[Shown]) -> Iterator[Pair]:
+    """A capacity shortens permutation, communication and experts; candidates are local."""
+    for one in shown:
+        rows = one.run.points[0].timings
+        dropless = next(row for row in rows if row.method == DROPLESS)
+        for label, row in _methods(rows):
+            if label.candidates == "local":
+                yield from _phases(one, _name(one, label), dropless, row, with_experts=True)
+
+
+def global_costs(shown: Sequence[Shown]) -> Iterator[Pair]:
+    """Candidates on all ranks make permutation and communication longer than local ones do."""
+    for one in shown:
+        rows = [
+            (label, row)
+            for label, row in _methods(one.run.points[0].timings)
+            if label.name == "expanded_drop"
+        ]
+        local = {label.gamma: row for label, row in rows if label.candidates == "local"}
+        for label, row in rows:
+            if label.candidates == "global" and label.gamma in local:
+                other = local[label.gamma]
+                yield from _phases(one, _name(one, label), row, other, with_experts=False)
+
+
+def _phases(
+    one: Shown, name: str, higher: Timing, lower: Timing, *, with_experts: bool
+) -> Iterator[Pair]:
+    phases = ("permute", "dispatch", "return", *(["experts"] if with_experts else []))
+    for phase in phases:
+        if phase in higher.seconds and phase in lower.seconds:
+            yield Pair(f"{name}, {phase}", higher.seconds[phase], lower.seconds[phase], one)
+
+
+def device_gains_more(shown: Sequence[Shown]) -> Iterator[Pair]:
+    """A capacity of γ=1 for each device gains more than one of γ=1.5 for each expert."""
+    for one in shown:
+        point = one.run.points[0]
+        parts = {"layer": point.timings, "prefill": point.prefill.timings if point.prefill else ()}
+        for part, timings in parts.items():
+            rows = {(label.granularity, label.gamma): row for label, row in _methods(timings)}
+            device, expert = rows.get(("device", 1.0)), rows.get(("expert", 1.5))
+            if device and expert:
+                yield Pair(f"{one.run.title}, {part}", device.speedup, expert.speedup, one)
+
+
+def slower_when_uneven(shown: Sequence[Shown]) -> Iterator[Pair]:
+    """Without a capacity a layer takes longer the higher the peak load, with as many pairs."""
+    for one in shown:
+        points = sorted(one.run.points, key=lambda point: point.routing.peak)
+        for first, last in itertools.pairwise(points):
+            if first.tokens_per_rank != last.tokens_per_rank:
+                continue
+            slow, fast = (
+                next(row for row in point.timings if row.method == DROPLESS).seconds["total"]
+                for point in (last, first)
+            )
+            peaks = f"peak {last.routing.peak:.1f} against {first.routing.peak:.1f}"
+            yield Pair(f"{one.run.title}, {peaks}, seconds", slow, fast, one)
+
+
+_Fact = Callable[[Sequence[Shown]], Iterator[Pair]]
+
+FACTS: Final[Mapping[str, tuple[str, _Fact]]] = {
+    fact.__name__: (study, fact)
+    for study, fact in (
+        ("speedup", accelerates),
+        ("speedup", rises),
+        ("speedup", whole_model),
+        ("placement", fewer_experts),
+        ("breakdown", phases_shrink),
+        ("breakdown", global_costs),
+        ("granularity", device_gains_more),
+        ("skew", slower_when_uneven),
+    )
+}
+"""Each fact with the study that it is taken from."""

@@ -1,0 +1,256 @@
+"""Paired comparisons: the same documents under two methods.
+
+Two methods answer the same questions, so most of what makes a question hard cancels in the
+difference. Documents are the units of chance; models that answered the same document are averaged
+over first, for they are not independent. Tasks count equally, as in the paper's ``Avg.`` column.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capmoe_eval.paper.pairing import Documents, Floats, Paired, Unpaired, pair, pool
+
+#: Resamples of the bootstrap, and of the sign flips where they are drawn.
+RESAMPLES = 10_000
+#: Values of a sum of differences up to which the sign-flip test is exact.
+LATTICE = 200_000
+_SEED = 20260101
+# Scores are means over fewer runs than this.
+_DENOMINATOR = 1000
+# Up to so many distinct differences are counted, not drawn one by one.
+_FEW = 64
+# Resamples are drawn in parts of this many numbers, so that memory does not grow with documents.
+_PART = 4_000_000
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a paired comparison found, in the unit of the scores.
+
+    Attributes:
+        effect: Mean difference, tasks counting equally.
+        low: Lower end of its 95 % confidence interval (percentile bootstrap over documents).
+        high: Upper end.
+        p: Two-sided probability of so large a difference if signs were random (sign-flip test).
+        documents: Number of documents.
+    """
+
+    effect: float
+    low: float
+    high: float
+    p: float
+    documents: int
+
+
+def compare(differences: Mapping[str, Sequence[float] | Floats]) -> Comparison:
+    """Compare two methods by the differences of their scores, document by document.
+
+    The confidence interval resamples documents within tasks, seeded; the test is
+    :func:`sign_flip`.
+
+    Args:
+        differences: For each task, one difference for each document.
+
+    Raises:
+        ValueError: If there is no task, or a task has no documents.
+    """
+    tasks = [np.asarray(values, dtype=np.float64) for values in differences.values()]
+    p = sign_flip(tasks)
+    effect = float(np.mean([values.mean() for values in tasks]))
+    rng = np.random.default_rng(_SEED)
+    means = np.zeros(RESAMPLES)
+    for values in tasks:
+        means += _resampled_means(values, rng) / len(tasks)
+    low, high = np.percentile(means, [2.5, 97.5])
+    return Comparison(effect, float(low), float(high), p, sum(map(len, tasks)))
+
+
+Side: TypeAlias = Mapping[str, Sequence[Documents]]
+"""One side of a contrast on one model: the evaluations of each task (seeds, shuffles)."""
+
+
+@dataclass(frozen=True)
+class Effect:
+    """The first side minus the second, in points of accuracy.
+
+    Attributes:
+        comparison: Over all models; None where no model has a task on both sides.
+        pairs: What was compared, by model and task.
+        unpaired: Why the two sides of a task do not pair, by model and task.
+    """
+
+    comparison: Comparison | None
+    pairs: Mapping[str, Mapping[str, Paired]]
+    unpaired: Mapping[tuple[str, str], str]
+
+    @property
+    def models(self) -> dict[str, float]:
+        """The mean difference of each model, tasks counting equally."""
+        return {
+            model: 100 * float(np.mean([paired.differences.mean() for paired in tasks.values()]))
+            for model, tasks in self.pairs.items()
+        }
+
+
+def contrast(models: Mapping[str, tuple[Side, Side]], tasks: Sequence[str] = ()) -> Effect:
+    """Compare two sides on the tasks that both have, each model with itself.
+
+    Args:
+        models: The two sides of each model.
+        tasks: The order in which tasks are resampled; empty for the order of the models' tasks.
+    """
+    pairs: dict[str, dict[str, Paired]] = {}
+    unpaired: dict[tuple[str, str], str] = {}
+    for model, (first, second) in models.items():
+        for task in first:
+            if task in second:
+                found = pair(first[task], second[task])
+                if isinstance(found, Unpaired):
+                    unpaired[model, task] = found.reason
+                else:
+                    pairs.setdefault(model, {})[task] = found
+    pooled = pool(pairs.values())
+    points = {task: 100 * pooled[task] for task in (tasks or pooled) if task in pooled}
+    return Effect(compare(points) if points else None, pairs, unpaired)
+
+
+def sign_flip(tasks: Sequence[Floats]) -> float:
+    """Return the two-sided p of so large a mean difference if the documents' signs were random.
+
+    Tasks count equally. What counts of the documents is how many differ by how much: of n
+    differences of one size, the number with a positive sign is binomial. Where all are of one size,
+    this is McNemar's exact test. Else it is exact where the sizes are multiples of one step, as
+    means of few right and wrong answers are, and their sum has at most :data:`LATTICE` values;
+    otherwise :data:`RESAMPLES` sums are drawn, from one seed. Neither the order of tasks and
+    documents, nor the sides, nor the unit plays a part.
+
+    Args:
+        tasks: For each task, one difference for each document.
+
+    Raises:
+        ValueError: If there is no task, or a task has no documents.
+    """
+    if not tasks or any(not len(values) for values in tasks):
+        raise ValueError("every task needs documents")
+    moved = _moved(tasks)
+    if not moved:
+        return 1.0
+    gained, lost = (np.array([signs[side] for signs in moved.values()]) for side in (0, 1))
+    if len(moved) == 1:
+        return mcnemar(int(gained[0]), int(lost[0]))
+    steps, counts = _steps(list(moved)), gained + lost
+    span = sum(step * int(count) for step, count in zip(steps, counts, strict=True))
+    if span < LATTICE:
+        whole = np.array(steps)
+        chances = _chances(whole, counts, span)
+        beyond = np.abs(2 * np.arange(span + 1) - span) >= abs(int(whole @ (gained - lost)))
+        # The transform's digits end there.
+        return float(np.clip(chances[beyond].sum(), 1e-12, 1.0))
+    sizes = np.array([float(size) for size in moved])
+    # Equal sums may differ in their last digits; ties count.
+    observed = abs(float(sizes @ (gained - lost))) * (1 - 1e-9)
+    # The observed signs are one of the possible ones, so p is never 0.
+    return (1 + int((np.abs(_drawn(sizes, counts)) >= observed).sum())) / (1 + RESAMPLES)
+
+
+def _moved(tasks: Sequence[Floats]) -> dict[Fraction, list[int]]:
+    """Return the sizes of differences in the mean, how often one is positive and how often not."""
+    moved: dict[Fraction, list[int]] = {}
+    for values in tasks:
+        distinct, times = np.unique(values[values != 0].round(12), return_counts=True)
+        for value, count in zip(distinct.tolist(), times.tolist(), strict=True):
+            signs = moved.setdefault(_rational(abs(value)) / len(values), [0, 0])
+            signs[value < 0] += count
+    return dict(sorted(moved.items()))
+
+
+def _rational(value: float) -> Fraction:
+    """Return the fraction that a score with the last digits lost stands for, such as 2/3."""
+    near = Fraction(value).limit_denominator(_DENOMINATOR)
+    return near if math.isclose(near, value, rel_tol=1e-9) else Fraction(value)
+
+
+def _steps(sizes: Sequence[Fraction]) -> list[int]:
+    """Return sizes as multiples of the largest number that divides all of them."""
+    common = math.lcm(*(size.denominator for size in sizes))
+    whole = [int(size * common) for size in sizes]
+    divisor = math.gcd(*whole)
+    return [size // divisor for size in whole]
+
+
+def _chances(steps: NDArray[np.int64], counts: NDArray[np.int64], span: int) -> Floats:
+    """Return the probability that the positive differences sum to 0, 1, … ``span`` steps.
+
+    The transform of a sum's distribution is the product of the transforms of its parts:
+    (1 + exp(-iθs)) / 2 for each difference of s steps, here with all phases taken out together.
+    """
+    frequencies = np.arange((span + 1) // 2 + 1)
+    product = np.ones(len(frequencies))
+    for step, count in zip(steps.tolist(), counts.tolist(), strict=True):
+        product *= np.cos(np.pi * (frequencies * step % (2 * span + 2)) / (span + 1)) ** count
+    phase = np.exp(-1j * np.pi * (frequencies * span % (2 * span + 2)) / (span + 1))
+    return np.fft.irfft(product * phase, span + 1)
+
+
+def _drawn(sizes: Floats, counts: NDArray[np.int64]) -> Floats:
+    """Return the sums under random signs, seeded, drawn in parts of bounded memory."""
+    rng = np.random.default_rng(_SEED)
+    sums = np.zeros(RESAMPLES)
+    width = max(1, _PART // RESAMPLES)
+    for start in range(0, len(sizes), width):
+        part = slice(start, start + width)
+        positive = rng.binomial(counts[part], 0.5, size=(RESAMPLES, len(counts[part])))
+        sums += (2.0 * positive - counts[part]) @ sizes[part]
+    return sums
+
+
+def _resampled_means(values: Floats, rng: np.random.Generator) -> Floats:
+    """Return the means of bootstrap samples.
+
+    Scores take few values, so how often each is drawn (a multinomial) says all that the documents
+    drawn would say, many times faster.
+    """
+    count = len(values)
+    distinct, times = np.unique(values.round(12), return_counts=True)
+    if len(distinct) <= _FEW:
+        drawn = rng.multinomial(count, times / count, size=RESAMPLES)
+        means: Floats = drawn @ distinct / count
+        return means
+    rows = max(1, _PART // count)
+    parts = [
+        values[rng.integers(count, size=(min(rows, RESAMPLES - start), count))].mean(axis=1)
+        for start in range(0, RESAMPLES, rows)
+    ]
+    return np.concatenate(parts)
+
+
+def mcnemar(gained: int, lost: int) -> float:
+    """Return the two-sided p of McNemar's exact test.
+
+    Args:
+        gained: Documents that only the first method has right.
+        lost: Documents that only the second has right.
+    """
+    if not gained + lost:
+        return 1.0
+    from scipy.stats import binomtest
+
+    return float(binomtest(gained, gained + lost, 0.5).pvalue)
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """Return p values corrected for their number (Holm 1979), in the order given."""
+    order = sorted(range(len(ps)), key=lambda index: ps[index])
+    corrected, least = [0.0] * len(ps), 0.0
+    for place, index in enumerate(order):
+        least = max(least, min(1.0, (len(ps) - place) * ps[index]))
+        corrected[index] = least
+    return corrected

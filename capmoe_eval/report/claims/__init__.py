@@ -1,0 +1,1 @@
+"""Write the claims ledger as Markdown, HTML and JSON."""

@@ -1,0 +1,104 @@
+"""``python -m capmoe_eval.claims profile=zoo``: every claim of the paper with its verdict."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from capmoe_eval.errors import UsageError, bad_choice, writing
+from capmoe_eval.experiment.application import run_command
+from capmoe_eval.experiment.arguments import PATH, Parser
+from capmoe_eval.experiment.configuration import load_option, options
+from capmoe_eval.experiment.files import check_writable, write_text
+from capmoe_eval.experiment.timings.names import FOLDER
+from capmoe_eval.paper.benchmarks import read_bench
+from capmoe_eval.paper.claims.entries import paper_claims
+from capmoe_eval.paper.claims.evidence import Evidence, Home, read_evidence
+from capmoe_eval.paper.claims.ledger import ledger
+from capmoe_eval.report.claims.render import RENDERERS, Report
+
+_KEYS = ("profile", "results_dir")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the ledger and exit: 0 written, 2 bad input."""
+    parser = Parser(
+        prog="python -m capmoe_eval.claims",
+        description="Judge every claim of the paper by finished results and by its own numbers.",
+    )
+    parser.add_argument(
+        "--out", type=PATH, default=Path("reports"), help="directory (default: reports)"
+    )
+    parser.add_argument(
+        "--bench", type=PATH, default=FOLDER, help="files of the benchmarks (default: %(default)s)"
+    )
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="profile=zoo (the default), tiny or paper; results_dir=DIR (default: results/PROFILE)",
+    )
+    given = parser.parse_args(arguments)
+
+    def write() -> int:
+        settings = _settings(given.overrides)
+        profile = settings.get("profile", "zoo")
+        known = options("profile")
+        if profile not in known:
+            raise bad_choice("profile", profile, known)
+        results = Path(settings.get("results_dir", f"results/{profile}"))
+        if not results.is_dir() and "results_dir" in settings:
+            raise UsageError(f"results_dir={results}: no such directory; name one that has records")
+        check_writable("--out", given.out)
+        folder = given.out / profile
+        report = build(results, profile, folder, given.bench)
+        for line in report.evidence.broken:
+            print(f"left out: {line}", file=sys.stderr)
+        with writing("--out", given.out):
+            for suffix, renderer in RENDERERS.items():
+                write_text(folder / f"claims.{suffix}", renderer(report))
+        print(f"{len(report.evidence.records)} records of profile {profile}")
+        for word, count in report.counts.items():
+            print(f"{count:4} {word}")
+        print("written: " + ", ".join(str(folder / f"claims.{suffix}") for suffix in RENDERERS))
+        return 0
+
+    sys.exit(run_command(write))
+
+
+def build(results: Path, profile: str, folder: Path, bench: Path = FOLDER) -> Report:
+    """Return the ledger of a results directory, with links as seen from ``folder``."""
+    found, evidence = read_bench(bench), read_evidence(results, profile, {})
+    evidence = dataclasses.replace(
+        evidence,
+        broken=(*evidence.broken, *found.broken),
+        homes=homes(evidence),
+        bench=found,
+    )
+    return Report(ledger(paper_claims(), evidence), evidence, folder)
+
+
+def homes(evidence: Evidence) -> dict[str, Home]:
+    """Return the settings of each model that has records and a file in ``conf/model``."""
+    configured = set(options("model"))
+    found = {}
+    for model in {record.model for record in evidence.records} & configured:
+        option = load_option("model", model)
+        sizes = (option.ep_size, option.batch_size, option.gamma)
+        if None not in sizes:
+            found[model] = Home(int(sizes[0]), sizes[1], float(sizes[2]))
+    return found
+
+
+def _settings(overrides: Sequence[str]) -> Mapping[str, str]:
+    settings = {}
+    for word in overrides:
+        key, equals, value = word.partition("=")
+        if not equals or not value:
+            raise UsageError(f"{word}: expected KEY=VALUE, such as profile=zoo")
+        if key not in _KEYS:
+            raise bad_choice("key", key, _KEYS)
+        settings[key] = value
+    return settings

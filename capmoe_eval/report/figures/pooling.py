@@ -1,0 +1,120 @@
+"""Sums and means over layers, tasks and seeds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from capmoe_eval.experiment.record import Record
+
+Layer = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What Token Drop would do to a routing, by capacity factor.
+
+    Attributes:
+        gamma: Capacity factors.
+        drop_rate: Dropped share of the assignments (Equation 11).
+        pad_waste: Empty share of the provisioned slots; None where there are no slots (γ=0).
+    """
+
+    gamma: tuple[float, ...]
+    drop_rate: tuple[float, ...]
+    pad_waste: tuple[float | None, ...]
+
+
+def pooled_grid(layers: Iterable[Layer]) -> Grid:
+    """Pool layers (of one model, over whatever tasks): sums of drops, assignments and slots.
+
+    A record holds shares. The slots behind a share of padding follow from it: what was kept,
+    assignments · (1 - drop rate), fills the share 1 - padding waste of them.
+    """
+    chosen = list(layers)
+    gammas = tuple(float(gamma) for gamma in chosen[0]["grid"]["gamma"])
+    drops: list[float] = []
+    wastes: list[float | None] = []
+    total = sum(layer["assignments"] for layer in chosen)
+    for i in range(len(gammas)):
+        dropped = kept = slots = 0.0
+        for layer in chosen:
+            drop, waste = layer["grid"]["drop_rate"][i], layer["grid"]["pad_waste"][i]
+            own = layer["assignments"] * (1 - drop)
+            dropped += layer["assignments"] * drop
+            kept += own
+            slots += own / (1 - waste) if waste is not None and waste < 1 else 0.0
+        drops.append(dropped / total)
+        wastes.append(1 - kept / slots if slots else None)
+    return Grid(gammas, tuple(drops), tuple(wastes))
+
+
+def normalised(layer: Layer, which: str = "load_before") -> list[float]:
+    """Return the load of each expert over the mean load N̄ that the router asked for."""
+    mean = layer["assignments"] / layer["n_experts"]
+    return [load / mean for load in layer[which]]
+
+
+def busiest_layer(records: Sequence[Record]) -> int:
+    """Return the number of the layer with the fullest expert, on average over the records."""
+    count = min(len(record.capmoe["layers"]) for record in records)
+    fullest = [
+        statistics.fmean(max(normalised(record.capmoe["layers"][i])) for record in records)
+        for i in range(count)
+    ]
+    return max(range(count), key=lambda i: fullest[i])
+
+
+@dataclass(frozen=True)
+class Score:
+    """A mean over tasks that count equally.
+
+    Attributes:
+        value: In percent.
+        stderr: Its standard error over documents, or None where a task has none.
+    """
+
+    value: float
+    stderr: float | None
+
+
+def mean_score(records: Sequence[Record], tasks: Sequence[str]) -> Score | None:
+    """Return the mean score over tasks, or None where a task has no record.
+
+    Seeds of one task are averaged first. They saw the same documents, so their standard errors are
+    averaged too and do not shrink with their number.
+    """
+    values, errors = [], []
+    for task in tasks:
+        found = [record for record in records if record.task == task]
+        if not found:
+            return None
+        values.append(statistics.fmean(record.value for record in found))
+        known = [record.stderr for record in found if record.stderr is not None]
+        errors.append(statistics.fmean(known) if len(known) == len(found) else None)
+    whole = [error for error in errors if error is not None]
+    stderr = 100 * math.hypot(*whole) / len(whole) if len(whole) == len(errors) else None
+    return Score(100 * statistics.fmean(values), stderr)
+
+
+def mean_load(records: Sequence[Record], tasks: Sequence[str], field: str) -> float | None:
+    """Return the mean of a field of ``load`` over tasks, seeds first; None where one is missing."""
+    means = []
+    for task in tasks:
+        found = [record.capmoe["load"].get(field) for record in records if record.task == task]
+        known = [float(value) for value in found if value is not None]
+        if not known:
+            return None
+        means.append(statistics.fmean(known))
+    return statistics.fmean(means)
+
+
+def by_key(records: Iterable[Record], key: Callable[[Record], Any]) -> dict[Any, list[Record]]:
+    """Return records in groups, in the order of their first members."""
+    groups: dict[Any, list[Record]] = {}
+    for record in records:
+        groups.setdefault(key(record), []).append(record)
+    return groups

@@ -1,0 +1,120 @@
+"""How every figure looks: sizes of a two-column paper, for grey print and colour-blind readers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from capmoe_eval.experiment.names import gamma_number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLUMN: Final = 3.3
+"""Width of one column, inches."""
+PAGE: Final = 6.9
+"""Width of both columns, inches."""
+
+# Okabe and Ito's colours, without yellow, which a white page swallows. Their greys are not all
+# different, so that no colour ever stands alone: markers, dashes or hatches go with it.
+BLACK, BLUE, VERMILLION, GREEN = "#000000", "#0072B2", "#D55E00", "#009E73"
+ORANGE, SKY, PURPLE, GREY = "#E69F00", "#56B4E9", "#CC79A7", "#8c8c8c"
+COLOURS: Final = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK, GREY)
+MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES: Final = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), "-", "--")
+HATCHES: Final = ("", "////", "....", "xxxx", "\\\\\\\\", "++++")
+SHADES: Final = "Blues"
+"""A colour map whose grey is monotone: dark is much."""
+
+_RC: Final[dict[Any, Any]] = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the same on every machine
+    "font.size": 7.0,
+    "axes.titlesize": 7.5,
+    "axes.labelsize": 7.0,
+    "xtick.labelsize": 6.5,
+    "ytick.labelsize": 6.5,
+    "legend.fontsize": 6.5,
+    "legend.frameon": False,
+    "legend.handlelength": 2.2,
+    "legend.borderaxespad": 0.3,
+    "axes.linewidth": 0.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.major.width": 0.5,
+    "ytick.major.width": 0.5,
+    "xtick.major.size": 2.0,
+    "ytick.major.size": 2.0,
+    "lines.linewidth": 1.0,
+    "lines.markersize": 3.0,
+    "patch.linewidth": 0.4,
+    "hatch.linewidth": 0.4,
+    "grid.linewidth": 0.3,
+    "grid.color": "#d0d0d0",
+    "axes.axisbelow": True,
+    "figure.constrained_layout.h_pad": 0.03,
+    "figure.constrained_layout.w_pad": 0.03,
+    "figure.dpi": 300,
+    "savefig.dpi": 300,
+    "pdf.fonttype": 42,  # text stays text, in the font that was measured
+    "svg.fonttype": "path",  # a browser need not have the font
+    "svg.hashsalt": "capmoe_eval",  # ids of elements: the same in every run
+}
+
+
+@contextmanager
+def house_style() -> Iterator[None]:
+    """Set matplotlib's parameters, drawing and saving included, and put them back."""
+    import matplotlib
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_RC)
+        yield
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure of a printed size in inches, laid out without overlaps."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def panels(
+    count: int, height: float, *, across: int = 4, same_scale: bool = True
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure with panels in rows over both columns; one panel takes one column.
+
+    Args:
+        count: Number of panels.
+        height: Of one row, inches.
+        across: Most panels in a row.
+        same_scale: Whether all have one vertical axis.
+    """
+    rows = math.ceil(count / across)
+    columns = math.ceil(count / rows)
+    width = COLUMN if columns == 1 else PAGE
+    figure = new_figure(width, height * rows)
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=same_scale)
+    flat = list(axes.flat)
+    for unused in flat[count:]:
+        unused.remove()
+    return figure, flat[:count]
+
+
+def legend_below(figure: Figure, axes: Axes, *, columns: int) -> None:
+    """Put the legend of one panel under the whole figure."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+
+
+def gamma_axis(axes: Axes, gammas: Sequence[float]) -> None:
+    """Make the horizontal axis one of capacity factors, with ticks at whole and half numbers."""
+    low, high = min(gammas), max(gammas)
+    axes.set_xlim(low - 0.05, high + 0.05)
+    step = 1.0 if high - low > 2 else 0.5
+    ticks = [tick * step for tick in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    axes.set_xticks(ticks, list(map(gamma_number, ticks)))
+    axes.set_xlabel("capacity factor γ")

@@ -1,0 +1,1 @@
+"""Write the verdicts of the replication as JSON, Markdown and a picture."""

@@ -1,0 +1,137 @@
+"""The page of efficiency: expert parallelism, and the targets of the evaluation itself."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from capmoe_eval.experiment.timings.names import EVALUATIONS, bench_command, evaluation_command
+from capmoe_eval.experiment.timings.studies import STUDIES
+from capmoe_eval.experiment.timings.targets import Target
+from capmoe_eval.paper.benchmarks import Bench
+from capmoe_eval.report.site import page
+from capmoe_eval.report.site.inventory import Inventory
+from capmoe_eval.report.site.loose import ABSENT
+from capmoe_eval.report.site.page import Address, Frame
+from capmoe_eval.report.templates import render
+
+if TYPE_CHECKING:
+    from capmoe_eval.experiment.timings.schema import Evaluation, Study
+
+
+def efficiency_page(inventory: Inventory, address: Address) -> str:
+    """Return the page of all files of benchmarks."""
+    bench = inventory.bench
+    order = [*STUDIES, None]
+    studies = sorted(bench.studies, key=lambda s: (order.index(s.study), s.emulated, s.path.name))
+    present = {study.study for study in studies}
+    missing = {bench_command(n): about for n, about in STUDIES.items() if n not in present}
+    measured = {evaluation.name for evaluation in bench.evaluations}
+    unmeasured = {
+        evaluation_command(n): about for n, about in EVALUATIONS.items() if n not in measured
+    }
+    emulated = any(study.emulated for study in studies)
+    return render(
+        "efficiency",
+        frame=Frame(address, "Efficiency", inventory.profile),
+        broken=_broken(bench),
+        figures=address.to(page.FIGURES),
+        # Without a file the tables page has the table all the same, with the command.
+        table=f"{address.to(page.TABLES)}#table10",
+        emulation=_emulation(studies) if emulated else None,
+        studies=[_study(study, address) for study in studies],
+        missing_studies=_missing("study", "studies", missing),
+        evaluations=[_evaluation(evaluation, address) for evaluation in bench.evaluations],
+        missing_benchmarks=_missing("benchmark", "benchmarks", unmeasured),
+    )
+
+
+def _broken(bench: Bench) -> dict[str, object] | None:
+    if not bench.broken:
+        return None
+    told = "1 file is" if len(bench.broken) == 1 else f"{len(bench.broken)} files are"
+    return {"title": f"{told} not whole, and left out everywhere:", "lines": bench.broken}
+
+
+def _emulation(found: Sequence[Study]) -> str:
+    """Return what the emulations say of themselves, each once."""
+    notes = dict.fromkeys(study.note for study in found if study.note)
+    return " ".join(f"{note.removeprefix('EMULATED: ').rstrip('.')}." for note in notes)
+
+
+def _study(study: Study, address: Address) -> dict[str, object]:
+    widths = "full widths" if study.scale == 1 else f"widths 1/{study.scale:g}"
+    sizes = [widths, study.dtype, f"{study.repeats} rounds"]
+    if study.batch_divisor and study.batch_divisor != 1:
+        sizes.insert(1, f"batches 1/{study.batch_divisor:g}")
+    backend = f", {study.backend}" if study.backend else ""
+    return {
+        "id": study.path.stem,
+        "name": study.study or "a single layer",
+        "about": STUDIES[study.study] if study.study else "asked for by hand",
+        "kind": "EMULATED" if study.emulated else "measured",
+        "file": address.link_to_file(study.path, study.path.name),
+        "texts": [
+            _models(study),
+            ", ".join(sizes),
+            f"{study.machine}{backend}",
+            errors_text(study),
+            study.date[:10],
+        ],
+    }
+
+
+def _models(study: Study) -> str:
+    """Return each model with its numbers of ranks and of experts on each."""
+    models: dict[str, dict[str, None]] = {}
+    for run in study.runs:
+        models.setdefault(run.title, {})[f"{run.ranks} × {run.experts_per_rank}"] = None
+    return "; ".join(f"{model} {', '.join(placed)}" for model, placed in models.items())
+
+
+def errors_text(study: Study) -> str:
+    """Say by how much the emulation misses what was measured, where that was tried."""
+    if not study.errors:
+        return "not compared in this file" if study.emulated else ABSENT
+
+    def told(key: str) -> Iterator[str]:
+        shares = [100 * errors[key] for errors in study.errors]
+        worst = max(shares, key=abs)
+        yield f"{key}: median {statistics.median(map(abs, shares)):.0f} %"
+        yield f"at worst {worst:+.0f} %".replace("-", "−")
+
+    return "; ".join(", ".join(told(key)) for key in ("total", "speedup"))
+
+
+def _evaluation(evaluation: Evaluation, address: Address) -> dict[str, object]:
+    return {
+        **address.link_to_file(evaluation.path, evaluation.name),
+        "machine": evaluation.machine,
+        "targets": [_target(target) for target in evaluation.targets],
+    }
+
+
+def _target(target: Target) -> dict[str, object]:
+    ratio, words = target.ratio, {None: None, True: "met", False: "missed"}
+    return {
+        "name": target.name,
+        "what": target.what,
+        "numbers": [
+            (target.shown(ratio.median), ratio.median),
+            (f"{target.shown(ratio.low)}–{target.shown(ratio.high)}", ratio.low),
+            (target.goal or ABSENT, target.target),
+        ],
+        "met": words[target.met],
+    }
+
+
+def _missing(noun: str, plural: str, commands: Mapping[str, str]) -> dict[str, object] | None:
+    """Return the commands for what is missing, each with what it measures, or None."""
+    if not commands:
+        return None
+    count = f"1 {noun} is" if len(commands) == 1 else f"{len(commands)} {plural} are"
+    return {
+        "summary": f"{count} missing: the commands that measure them",
+        "commands": [f"{command}  # {about}" for command, about in commands.items()],
+    }

@@ -1,0 +1,260 @@
+"""Hook a model's forwards: route by the method, count loads and check the promises."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from capmoe_eval.errors import EnforcementError, UsageError
+from capmoe_eval.routing.assign import Assignment, Scores, assign, expert_load
+from capmoe_eval.routing.method import Method
+from capmoe_eval.wrapper.call import cached_positions, new_columns, read_call
+from capmoe_eval.wrapper.generation import Generation
+from capmoe_eval.wrapper.kernel import kept_pairs_kernel
+from capmoe_eval.wrapper.layer_meter import LayerMeter
+from capmoe_eval.wrapper.layers import MoeLayer
+from capmoe_eval.wrapper.meter import Meter
+from capmoe_eval.wrapper.plan import ForwardPlan
+from capmoe_eval.wrapper.ranks import ALONE
+
+# Shape suffixes: B sequences, S positions (of a batch) or slots (of a token), N = B·S rows,
+# M columns of a mask, T counted tokens, K = top-k, E experts.
+
+ACTIVE = "capmoe_active"
+"""Name of the attribute that marks a router under a capacity."""
+
+RouterOutput = tuple[Tensor, Tensor, Tensor]  # logits [N, E], weights [N, K], indices [N, K]
+
+
+@contextmanager
+def hooked(model: nn.Module, layers: list[MoeLayer], meter: Meter) -> Iterator[None]:
+    """Install hooks and kernels, and remove them on exit, also on an exception."""
+    hooks = _ForwardHooks(model, layers, meter)
+    with ExitStack() as stack:
+        for layer in layers:
+            setattr(layer.router, ACTIVE, True)
+            stack.callback(delattr, layer.router, ACTIVE)
+            # Experts that are spread over processes never get a dropped slot: it is not sent.
+            if not meter.method.is_stock and layer.ranks is ALONE:
+                stack.enter_context(kept_pairs_kernel(layer.experts))
+        for handle in hooks.install():
+            stack.callback(handle.remove)
+        stack.enter_context(hooks.generation.followed(model))
+        yield
+
+
+class _ForwardHooks:
+    """The hooks of one :func:`hooked` block."""
+
+    def __init__(self, model: nn.Module, layers: list[MoeLayer], meter: Meter) -> None:
+        self._model = model
+        self._layers = layers
+        self._meter = meter
+        self._signature = inspect.signature(model.forward)
+        self._ranks = layers[0].ranks
+        self._plan: ForwardPlan | None = None
+        self._last: ForwardPlan | None = None  # the forward that a backward pass may recompute
+        self.generation = Generation()
+
+    def install(self) -> Iterator[Any]:
+        """Register the hooks and yield their handles."""
+        before, after = self._unless_aside(self._before_forward, self._after_forward)
+        yield self._model.register_forward_pre_hook(before, with_kwargs=True)
+        yield self._model.register_forward_hook(after)
+        for number, layer in enumerate(self._layers):
+            meter = self._meter.layers[number]
+            router, experts = self._unless_aside(
+                self._router_hook(number, layer, meter), self._experts_hook(number, layer, meter)
+            )
+            yield layer.router.register_forward_hook(router)
+            yield layer.experts.register_forward_pre_hook(experts, with_kwargs=True)
+
+    def _unless_aside(self, *hooks: Callable[..., Any]) -> list[Callable[..., Any]]:
+        """Return the hooks, disabled inside :meth:`Meter.aside`."""
+
+        def guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda *call: None if self._meter.is_aside else hook(*call)
+
+        return [guarded(hook) for hook in hooks]
+
+    # The forward of the whole model.
+
+    def _before_forward(
+        self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        given, tokens = read_call(self._signature, args, kwargs)
+        step, n_cached = self.generation.take_step(), cached_positions(given)
+        decode = not step.first if step else tokens.shape[1] == 1 and n_cached > 0
+        mask = given.get("attention_mask")
+        if step and getattr(mask, "ndim", None) != 2:
+            mask = None if step.mask is None else self._ranks.own(step.mask)
+        meter = self._meter
+        if meter.real_tokens_BS is not None:
+            mask, n_cached = self._ranks.own(meter.real_tokens_BS), 0
+            if mask.shape != tokens.shape[:2]:
+                raise UsageError(
+                    f"real_tokens: the mask's shape {tuple(mask.shape)} is not that of the batch, "
+                    f"{tuple(tokens.shape[:2])}"
+                )
+        self._plan = ForwardPlan.of(
+            meter.method,
+            meter.forwards,
+            counted_BS=self._counted(mask, tokens, n_cached),
+            decode=decode,
+            ranks=self._ranks,
+        )
+        meter.note_forward(self._plan, decode=decode, mask=mask)
+
+    def _counted(self, mask: Any, tokens: Tensor, n_cached: int) -> Tensor:
+        """Return a mask [B, S] of the tokens that count."""
+        everyone_BS = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+        if self._ranks.idle:
+            return ~everyone_BS
+        if self._meter.method.count_padding or mask is None:
+            return everyone_BS
+        return new_columns(mask, tokens, n_cached).to(tokens.device)
+
+    def _after_forward(self, _model: nn.Module, _args: Any, _output: Any) -> None:
+        plan, self._plan = self._plan, None
+        assert plan is not None
+        expected = [(n, part) for n in range(len(self._layers)) for part in ("router", "experts")]
+        if plan.seen != expected:
+            missing = [self._layers[n].name for n, part in expected if (n, part) not in plan.seen]
+            raise EnforcementError(
+                f"not every MoE layer ran exactly once in a forward: {missing or 'some ran twice'}"
+            )
+        self._meter.check()
+        checkpointed = self._model.training and any(
+            getattr(module, "gradient_checkpointing", False) for module in self._model.modules()
+        )
+        self._last = plan if checkpointed else None
+
+    def _running_plan(self, number: int, part: str) -> ForwardPlan:
+        if self._plan is not None:
+            self._plan.seen.append((number, part))
+            return self._plan
+        if self._last is not None:
+            return self._last
+        raise EnforcementError(
+            "a router ran outside a forward of the model that is under a capacity: call that "
+            "model, not a part of it"
+        )
+
+    # The forward of one layer.
+
+    def _router_hook(
+        self, number: int, layer: MoeLayer, meter: LayerMeter
+    ) -> Callable[..., RouterOutput | None]:
+        method = self._meter.method
+        experts: Any = layer.experts
+        kept_pairs = hasattr(experts, "capmoe_untouched")
+
+        def hook(_router: nn.Module, _args: Any, output: RouterOutput) -> RouterOutput | None:
+            plan = self._running_plan(number, "router")
+            again = plan is self._last
+            if kept_pairs:
+                experts.capmoe_untouched = True
+            if not plan.constrained:
+                return None
+            logits_NE, _, topk_NK = output
+            groups = plan.groups_on(topk_NK.device)
+            if len(topk_NK) != groups.n_rows:
+                raise EnforcementError(
+                    f"{layer.name}: {len(topk_NK)} rows for {groups.n_rows} tokens"
+                )
+            everyone = groups.every_row_counts
+            logits_TE, weight_TK, topk_TK = output
+            if not everyone:
+                logits_TE, weight_TK, topk_TK = (
+                    part.index_select(0, groups.rows_T) for part in output
+                )
+            scores = layer.gate.scores(logits_TE, topk_TK)
+            if again:
+                _check_same_choice(layer, plan.choices[number], topk_TK)
+            else:
+                plan.choices[number] = topk_TK
+                with torch.no_grad():  # not part of the graph of a backward pass
+                    deviation = layer.gate.deviation(scores, weight_TK, topk_TK)
+                meter.note_router(topk_TK, groups, deviation, weight_TK.dtype)
+            if method.is_stock:
+                if not again:
+                    meter.note_scores(scores.score_TE)
+                return None
+            load_E = None
+            if method.name == "expert_drop":
+                load_E = layer.ranks.total(expert_load(topk_TK, layer.n_experts))
+            assignment = assign(scores, method, groups, stream=(number, plan.number), load_E=load_E)
+            changed_T = assignment.changed_T(layer.top_k)
+            if everyone and not bool(changed_T.any()):
+                return None
+            if kept_pairs:
+                experts.capmoe_untouched = False
+            weight_TS = _combine_weights(layer, method, scores, assignment, weight_TK, changed_T)
+            # A row that does not count is sent to no expert: it takes no slot.
+            dropped_TS = ~assignment.keep_TS
+            index_NS = assignment.index_TS.masked_fill(dropped_TS, layer.n_experts)
+            weight_NS = weight_TS.masked_fill(dropped_TS, 0.0)
+            if not everyone:
+                shape = (groups.n_rows, dropped_TS.shape[1])
+                nowhere_NS = index_NS.new_full(shape, layer.n_experts)
+                index_NS = nowhere_NS.index_copy_(0, groups.rows_T, index_NS)
+                weight_NS = weight_NS.new_zeros(shape).index_copy_(0, groups.rows_T, weight_NS)
+            return logits_NE, weight_NS, index_NS
+
+        return hook
+
+    def _experts_hook(self, number: int, layer: MoeLayer, meter: LayerMeter) -> Callable[..., None]:
+        signature = inspect.signature(type(layer.experts).forward)
+        index_name = list(signature.parameters)[2]  # (self, hidden, index, weights)
+
+        def hook(experts: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            plan = self._running_plan(number, "experts")
+            if plan is self._last or not plan.constrained:
+                return
+            index_NS = signature.bind(experts, *args, **kwargs).arguments[index_name]
+            meter.note_experts(index_NS, plan)
+
+        return hook
+
+
+def _check_same_choice(layer: MoeLayer, choice_TK: Tensor, again_TK: Tensor) -> None:
+    """Raise if a backward pass recomputes another forward than the last one.
+
+    Raises:
+        EnforcementError: If the router chose other experts than in the last forward.
+    """
+    if not torch.equal(choice_TK, again_TK):
+        raise EnforcementError(
+            f"{layer.name}: the backward pass computes another forward again than the last one; "
+            "with gradient checkpointing, go backward after every forward"
+        )
+
+
+def _combine_weights(
+    layer: MoeLayer,
+    method: Method,
+    scores: Scores,
+    assignment: Assignment,
+    weight_TK: Tensor,
+    changed_T: Tensor,
+) -> Tensor:
+    """Return the weight of every slot [T, S] in the router's own precision.
+
+    The router's own pairs keep the router's own weights, bit for bit; an added pair gets its score
+    over the same denominator. With ``renormalize="after"``, where the family normalises, the rows
+    that changed are normalised over their kept pairs.
+    """
+    index_TS, keep_TS = assignment.index_TS, assignment.keep_TS
+    n_added = index_TS.shape[1] - layer.top_k
+    anew = method.renormalize == "after" and layer.gate.recipe.normalises
+    if not n_added and not anew:
+        return weight_TK
+    over_TS = keep_TS if anew else None
+    computed_TS = layer.gate.weights(scores, index_TS, over_TS).to(weight_TK.dtype)
+    own_TS = torch.cat([weight_TK, computed_TS[:, layer.top_k :]], dim=1)
+    return torch.where(changed_T[:, None], computed_TS, own_TS) if anew else own_TS

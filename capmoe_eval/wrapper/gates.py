@@ -1,0 +1,258 @@
+"""Compute gate scores and combine weights from router logits, as the model's family does.
+
+A recipe is not chosen by class name: it must reproduce, on random hidden states and with a random
+bias, the top-k and the weights that the router itself returns. It is checked again in every
+forward. A router that no recipe reproduces is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from capmoe_eval.routing.assign import Scores
+
+# Shape suffixes: T rows, E routed experts, K = top-k, S slots per row.
+
+_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+
+Activation = Literal["softmax", "sigmoid", "sqrtsoftplus", "none"]
+Groups = Literal["none", "max", "top2"]
+Biased = Literal["none", "scores", "logits"]
+
+_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda logits_TE: logits_TE.softmax(dim=-1, dtype=torch.float32),
+    "sigmoid": lambda logits_TE: logits_TE.float().sigmoid(),
+    "sqrtsoftplus": lambda logits_TE: nn.functional.softplus(logits_TE.float()).sqrt(),
+    "none": lambda logits_TE: logits_TE.float(),
+}
+
+_SUMS = ((False, 0.0), (True, 0.0), (True, 1e-6))
+"""(whether a family normalises, what it adds to the sum) of each known way."""
+
+
+@dataclass(frozen=True)
+class GateRecipe:
+    """A family's computation of scores and weights from logits.
+
+    Attributes:
+        activation: ``softmax`` over all experts, ``sigmoid`` of each (DeepSeek-V3),
+            ``sqrtsoftplus`` (√softplus of each, DeepSeek-V4), or ``none`` where the router returns
+            scores in place of logits (Gemma 4).
+        normalises: Whether the weights are divided by their sum over the top-k.
+        epsilon: Number that is added to that sum (LFM2).
+        groups: How experts are limited to the best groups: not at all (``none``), by each group's
+            ``max`` (DeepSeek-V2), or by the sum of its ``top2`` (DeepSeek-V3).
+        biased: Quantity that a bias is added to for the choice, not for the weights: ``none``, the
+            ``scores`` (DeepSeek-V3, ERNIE-4.5), or the ``logits`` (Kolibri).
+        scales: Whether each expert's weight has a factor of its own (Gemma 4).
+        fixed: Whether a token's experts do not depend on the scores (DeepSeek-V4's first layers).
+    """
+
+    activation: Activation = "softmax"
+    normalises: bool = False
+    epsilon: float = 0.0
+    groups: Groups = "none"
+    biased: Biased = "none"
+    scales: bool = False
+    fixed: bool = False
+
+
+def whole(tensor: Any) -> Tensor:
+    """Return a tensor, gathered if FSDP shards it."""
+    complete: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return complete
+
+
+@dataclass(frozen=True)
+class ExpertTensor:
+    """A tensor with one number per expert, in the router or in the block around it.
+
+    Attributes:
+        owner: The router, or the block around it.
+        name: Dotted name in its owner.
+    """
+
+    owner: nn.Module
+    name: str
+
+    @property
+    def value_E(self) -> Tensor:
+        """The numbers in float32 [E]."""
+        return whole(operator.attrgetter(self.name)(self.owner)).detach().reshape(-1).float()
+
+
+@dataclass(frozen=True, eq=False)
+class _Assumed:
+    """The numbers [E] that a router was probed with in place of an :class:`ExpertTensor`."""
+
+    value_E: Tensor
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A router's recipe with the router's own parameters.
+
+    Attributes:
+        recipe: How scores and weights are computed.
+        router: The router; the recipe reads its numbers of groups.
+        bias: The bias for the choice, if the recipe has one.
+        expert_scale: The factor of each expert, if the recipe has one.
+        scale: Factor on all weights (DeepSeek's ``routed_scaling_factor``).
+    """
+
+    recipe: GateRecipe
+    router: nn.Module
+    bias: ExpertTensor | _Assumed | None = None
+    expert_scale: ExpertTensor | _Assumed | None = None
+    scale: float = 1.0
+
+    def scores(self, logits_TE: Tensor, topk_TK: Tensor) -> Scores:
+        """Return the scores that a capacity decides by, from this router's logits and top-k."""
+        score_TE = _ACTIVATIONS[self.recipe.activation](logits_TE)
+        choice_TE = None
+        if self.bias is not None:
+            ranked_TE = score_TE if self.recipe.biased == "scores" else logits_TE.float()
+            choice_TE = ranked_TE + self.bias.value_E
+        eligible_TE = None
+        if self.recipe.groups != "none":
+            eligible_TE = self._eligible(score_TE if choice_TE is None else choice_TE)
+            score_TE = score_TE.masked_fill(~eligible_TE, 0.0)
+        return Scores(score_TE, topk_TK, choice_TE, eligible_TE)
+
+    def _eligible(self, ranking_TE: Tensor) -> Tensor:
+        router: Any = self.router
+        grouped = ranking_TE.view(len(ranking_TE), int(router.num_group), -1)
+        if self.recipe.groups == "max":
+            worth = grouped.amax(dim=-1)
+        else:
+            worth = grouped.topk(2, dim=-1).values.sum(dim=-1)
+        best = worth.topk(int(router.topk_group), dim=-1, sorted=False).indices
+        allowed = torch.zeros_like(worth, dtype=torch.bool).scatter_(1, best, True)
+        return allowed.repeat_interleave(grouped.shape[-1], dim=1)
+
+    def weights(self, scores: Scores, index_TS: Tensor, over_TS: Tensor | None = None) -> Tensor:
+        """Return combine weights in float32 [T, S].
+
+        Args:
+            scores: The rows' scores.
+            index_TS: Expert of each slot.
+            over_TS: For a family that normalises, the slots whose scores form the denominator;
+                None for the router's own top-k, as in the dropless model.
+        """
+        weight_TS = scores.score_TE.gather(1, index_TS)
+        if self.recipe.normalises:
+            if over_TS is None:
+                total_T1 = scores.score_TE.gather(1, scores.topk_TK).sum(dim=1, keepdim=True)
+            else:
+                total_T1 = (weight_TS * over_TS).sum(dim=1, keepdim=True)
+            # ERNIE-4.5 has its own smallest denominator.
+            least = getattr(self.router, "norm_min", 1e-20)
+            weight_TS = weight_TS / (total_T1 + self.recipe.epsilon).clamp_min(least)
+        if self.expert_scale is not None:
+            weight_TS = weight_TS * self.expert_scale.value_E[index_TS]
+        return weight_TS * self.scale
+
+    def deviation(self, scores: Scores, weight_TK: Tensor, topk_TK: Tensor) -> Tensor:
+        """Return the largest relative deviation of the recipe's weights from the router's.
+
+        Below the smallest normal number of the weights' precision, where rounding is absolute, the
+        deviation is relative to that number. The result is a scalar tensor.
+        """
+        if not len(topk_TK):
+            return torch.zeros((), device=topk_TK.device)
+        expected_TK = self.weights(scores, topk_TK)
+        error_TK = (weight_TK.float() - expected_TK).abs()
+        smallest = max(1e-6, torch.finfo(weight_TK.dtype).tiny) * max(1.0, self.scale)
+        return (error_TK / expected_TK.abs().clamp_min(smallest)).amax()
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Return the largest relative deviation of weights that rounding to ``dtype`` explains."""
+    return _TOLERANCE.get(dtype, 2e-2)
+
+
+def find_gate(
+    router: nn.Module,
+    given: Mapping[ExpertTensor, Tensor],
+    logits_TE: Tensor,
+    weight_TK: Tensor,
+    topk_TK: Tensor,
+    *,
+    fixed: bool = False,
+) -> Gate | None:
+    """Return the gate that reproduces a router's output, or None if there is none.
+
+    Args:
+        router: The router.
+        given: Tensors that may be a bias or a factor of each expert, with the numbers [E] that the
+            router was probed with in their place.
+        logits_TE: The router's logits for some rows.
+        weight_TK: Its weights for them.
+        topk_TK: Its choice for them.
+        fixed: Whether its choice does not depend on the hidden states.
+    """
+    places: dict[object, ExpertTensor] = {}
+    assumed = [_Assumed(value_E) for value_E in given.values()]
+    places.update(zip(assumed, given, strict=True))
+    for activation in _ACTIVATIONS:
+        if activation == "none" and bool((logits_TE < 0).any()):
+            continue  # scores are not negative
+        fitting = []
+        for (normalises, epsilon), factor in itertools.product(_SUMS, (None, *assumed)):
+            scales = factor is not None
+            recipe = GateRecipe(activation, normalises, epsilon, scales=scales, fixed=fixed)
+            gate = Gate(recipe, router, expert_scale=factor)
+            # Neither groups nor a bias change the weight of a chosen expert.
+            scores = gate.scores(logits_TE, topk_TK)
+            scale = _scale(router, weight_TK, gate.weights(scores, topk_TK))
+            gate = dataclasses.replace(gate, scale=scale)
+            deviation = float(gate.deviation(scores, weight_TK, topk_TK))
+            if deviation <= tolerance(weight_TK.dtype):
+                fitting.append((deviation, gate))
+        for _, gate in sorted(fitting, key=lambda fit: fit[0]):
+            for choice in _choices(gate, assumed):
+                if fixed or _chooses(choice.scores(logits_TE, topk_TK), topk_TK):
+                    return dataclasses.replace(
+                        choice,
+                        bias=places.get(choice.bias),
+                        expert_scale=places.get(choice.expert_scale),
+                    )
+    return None
+
+
+def _scale(router: nn.Module, weight_TK: Tensor, expected_TK: Tensor) -> float:
+    """Return the factor on a router's weights: one of its own numbers, 1 or 1/K."""
+    own = [float(n) for n in vars(router).values() if type(n) in (int, float) and n > 0]
+    ratio = float((weight_TK.float() / expected_TK).median())
+    return min([1.0, *own, 1 / weight_TK.shape[1]], key=lambda number: abs(ratio / number - 1))
+
+
+def _choices(gate: Gate, assumed: list[_Assumed]) -> Iterator[Gate]:
+    """Yield the gate with every combination of groups and bias for the choice."""
+    grouped = (getattr(gate.router, "num_group", None) or 1) > 1
+    groups: list[Groups] = ["none", "max", "top2"] if grouped else ["none"]
+    biases: list[tuple[Biased, _Assumed | None]] = [("none", None)]
+    for added in assumed:
+        biases += [("scores", added), ("logits", added)]
+    for group, (biased, bias) in itertools.product(groups, biases):
+        recipe = dataclasses.replace(gate.recipe, groups=group, biased=biased)
+        yield dataclasses.replace(gate, recipe=recipe, bias=bias)
+
+
+def _chooses(scores: Scores, topk_TK: Tensor) -> bool:
+    """Return whether no expert outside the top-k ranks above one inside it."""
+    ranking_TE = scores.ranking_TE
+    if scores.eligible_TE is not None:
+        ranking_TE = ranking_TE.masked_fill(~scores.eligible_TE, -torch.inf)
+    worst_T = ranking_TE.gather(1, topk_TK).amin(dim=1)
+    others_TE = ranking_TE.scatter(1, topk_TK, -torch.inf)
+    slack = 1e-5 * ranking_TE.gather(1, topk_TK).abs().amax(dim=1)
+    return bool((others_TE.amax(dim=1) <= worst_T + slack).all())

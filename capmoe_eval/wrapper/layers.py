@@ -1,0 +1,275 @@
+"""Find the MoE layers of a model and identify how their routers work, or refuse the model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.wrapper.gates import ExpertTensor, Gate, find_gate, whole
+from capmoe_eval.wrapper.ranks import ALONE, Ranks, ranks_of
+
+_PROBE_ROWS = 64
+_DEQUANTISE = (
+    "if its weights are quantised, load them dequantised, for example with "
+    "quantization_config=FineGrainedFP8Config(dequantize=True) or Mxfp4Config(dequantize=True)"
+)
+
+
+@dataclass(frozen=True)
+class MoeLayer:
+    """One MoE layer: its router, its experts, and the gate that describes the router.
+
+    Attributes:
+        name: The layer's module path in the model.
+        router: Returns (logits [T, E], weights [T, K], indices [T, K]).
+        experts: Called with (hidden [T, H], indices, weights).
+        gate: How the router computes scores and weights.
+        n_experts: Routed experts E.
+        top_k: Experts K per token.
+        ranks: The processes that share its experts.
+    """
+
+    name: str
+    router: nn.Module
+    experts: nn.Module
+    gate: Gate
+    n_experts: int
+    top_k: int
+    ranks: Ranks = ALONE
+
+
+def find_moe_layers(model: nn.Module) -> list[MoeLayer]:
+    """Return every MoE layer of a transformers model, in the model's order.
+
+    The experts are the modules that transformers dispatches through its ``ExpertsInterface``; the
+    router is the sibling that returns (logits, weights, indices).
+
+    Raises:
+        UsageError: If the model has no MoE layer, or one whose router no recipe reproduces.
+    """
+    model_name = type(model).__name__
+    layers = [
+        _understand(model_name, name, parent, experts)
+        for name, parent in model.named_modules()
+        for experts in parent.children()
+        if _is_experts(experts)
+    ]
+    if not layers:
+        config: Any = getattr(model, "config", None)
+        quantised = getattr(config, "quantization_config", None) is not None
+        raise UsageError(
+            f"model={model_name}: no Mixture-of-Experts layer found (no module uses transformers' "
+            "experts interface); "
+            f"{_DEQUANTISE if quantised else 'choose an MoE model of transformers 5'}"
+        )
+    return layers
+
+
+def _is_experts(module: nn.Module) -> bool:
+    # Set by transformers' `use_experts_implementation` on every class it decorates.
+    return hasattr(module, "_is_expert_parallel") and hasattr(module, "num_experts")
+
+
+def _understand(model_name: str, name: str, parent: nn.Module, experts: nn.Module) -> MoeLayer:
+    _check_dispatch(model_name, name, experts)
+    ranks = ranks_of(experts)
+    if experts._is_expert_parallel and ranks is ALONE:
+        raise UsageError(
+            f"model={model_name}: its experts are spread over processes by another implementation; "
+            'load it with ep_implementation="capmoe", which drops before it sends'
+        )
+    n_experts = int(experts.num_experts) * ranks.size  # type: ignore[arg-type]
+    reasons = []
+    for child_name, child in parent.named_children():
+        if child is experts or type(child) is nn.Linear:
+            continue  # a shared expert's gate, not a router
+        given = _expert_tensors(child, parent, n_experts)
+        try:
+            output = _probe(child, experts, given)
+        except Exception as error:
+            reasons.append(f"{child_name} ({type(child).__name__}): {_first_line(error)}")
+            continue
+        logits_TE, _, topk_TK = output
+        if logits_TE.shape[-1] != n_experts:
+            reasons.append(f"{child_name}: {logits_TE.shape[-1]} logits for {n_experts} experts")
+            continue
+        gate = find_gate(child, given, *output)
+        if gate is None and _asks_for_tokens(child):
+            elsewhere = _probe(child, experts, given, seed=1)
+            if torch.equal(topk_TK, elsewhere[2]):
+                gate = find_gate(child, given, *output, fixed=True)
+        if gate is None:
+            unread = " (part of it is offloaded: a bias there cannot be read)"
+            reasons.append(
+                f"{child_name} ({type(child).__name__}): its weights are neither softmax nor "
+                "sigmoid scores of its logits, normalised or not"
+                f"{unread if any(part.is_meta for part in child.parameters()) else ''}"
+            )
+            continue
+        return MoeLayer(name, child, experts, gate, n_experts, topk_TK.shape[-1], ranks)
+    raise UsageError(
+        f"model={model_name}: the router of {name} is not understood: "
+        f"{'; '.join(reasons) or 'no module beside the experts'}"
+    )
+
+
+def _check_dispatch(model_name: str, name: str, experts: nn.Module) -> None:
+    """Refuse experts that transformers dispatches through another registry of kernels (FP8).
+
+    Raises:
+        UsageError: If the experts do not use ``ALL_EXPERTS_FUNCTIONS``.
+    """
+    forward: Any = type(experts).forward
+    interface = inspect.getclosurevars(forward).nonlocals.get("experts_interface")
+    if interface is not ALL_EXPERTS_FUNCTIONS:
+        raise UsageError(
+            f"model={model_name}: the experts of {name} ({type(experts).__name__}) have kernels of "
+            f"their own, which know of no dropped pairs; {_DEQUANTISE}"
+        )
+
+
+def _expert_tensors(
+    router: nn.Module, parent: nn.Module, n_experts: int
+) -> dict[ExpertTensor, Tensor]:
+    """Return the tensors with one number per expert, each with numbers [E] to probe the router by.
+
+    They belong to the router, or to its block where the router's forward takes an argument of that
+    name. The numbers are random, so that the effect of each tensor can be told from the others'.
+    """
+    own = [*router.named_parameters(), *router.named_buffers()]
+    asked = inspect.signature(router.forward).parameters.keys()
+    held = [*parent.named_parameters(recurse=False), *parent.named_buffers(recurse=False)]
+    places = [(ExpertTensor(router, name), tensor) for name, tensor in own]
+    places += [(ExpertTensor(parent, name), tensor) for name, tensor in held if name in asked]
+    offloaded = any(tensor.is_meta for _, tensor in own)
+    generator = torch.Generator().manual_seed(1)
+    return {
+        # An offloaded router loads its own numbers again, so it is probed with those.
+        place: place.value_E
+        if offloaded
+        else torch.rand(n_experts, generator=generator).to(tensor.device)
+        for place, tensor in places
+        if tensor.is_floating_point()
+        and tensor.numel() == tensor.shape[-1] == n_experts
+        and not tensor.is_meta
+    }
+
+
+def _probe(
+    router: nn.Module, experts: nn.Module, given: Mapping[ExpertTensor, Tensor], *, seed: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run a module that may be a router on random hidden states, in float32.
+
+    Args:
+        router: The module.
+        experts: The experts beside it.
+        given: Numbers to use in place of the module's own and of its block's.
+        seed: Seed of the hidden states.
+
+    Returns:
+        Logits [T, E], weights [T, K] and indices [T, K].
+
+    Raises:
+        TypeError: If it is not a router: it does not return (logits, weights, indices).
+    """
+    like = next(iter(router.parameters()), None)
+    if like is None:
+        raise TypeError("it has no parameters")
+    offloaded = like.is_meta
+    state: dict[str, Tensor] = {}
+    if not offloaded:
+        # In float32 whatever the model's precision, so that rounding does not hide a wrong recipe.
+        # Parameters that FSDP shards are gathered for this one call.
+        state = {
+            name: whole(tensor).float() if tensor.is_floating_point() else tensor
+            for name, tensor in (*router.named_parameters(), *router.named_buffers())
+        }
+    lent = {}
+    for place, value_E in given.items():
+        if place.owner is not router:
+            lent[place.name] = value_E
+        elif not offloaded:
+            state[place.name] = value_E.view(state[place.name].shape)
+    config: Any = experts.config
+    text = config.get_text_config()
+    if _asks_for_tokens(router):
+        lent["input_ids"] = torch.arange(_PROBE_ROWS, device=like.device) % int(text.vocab_size)
+    generator = torch.Generator().manual_seed(seed)
+    hidden_TH = torch.randn(_PROBE_ROWS, int(text.hidden_size), generator=generator)
+    # From nearly uniform scores to peaked ones.
+    hidden_TH *= torch.logspace(-2, 0, _PROBE_ROWS)[:, None]
+    hidden_TH = hidden_TH.to(like.dtype) if offloaded else hidden_TH.to(like.device)
+    with torch.no_grad():
+        try:
+            output = functional_call(router, state, (hidden_TH,), lent)
+        except (IndexError, ValueError):  # it needs a batch of sequences (AFMoE)
+            output = functional_call(router, state, (hidden_TH[None],), lent)
+    if not isinstance(output, tuple) or len(output) != 3:
+        raise TypeError("it does not return (logits, weights, indices)")
+    logits_TE, weight_TK, topk_TK = output
+    if topk_TK.dtype.is_floating_point or weight_TK.shape != topk_TK.shape or topk_TK.ndim != 2:
+        raise TypeError("it does not return (logits [T, E], weights [T, K], indices [T, K])")
+    return logits_TE, weight_TK, topk_TK.long()
+
+
+def _asks_for_tokens(router: nn.Module) -> bool:
+    return "input_ids" in inspect.signature(router.forward).parameters
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
+
+
+def expected_moe_layers(config: Any) -> int | None:
+    """Return the number of MoE layers that a configuration announces, or None if it does not say.
+
+    The number comes from the configuration alone, independently of the modules that were found. A
+    configuration that names no dense layer announces all of its layers.
+    """
+    text = config.get_text_config()
+    if getattr(text, "enable_moe_block", True) is False:  # Gemma 4
+        return 0
+    if any(getattr(text, field, None) == 0 for field in _EXPERT_COUNTS):
+        return 0
+    for field in ("mlp_layer_types", "layers_block_type"):
+        kinds: list[str] = getattr(text, field, None) or []
+        if not _MLP_KINDS.isdisjoint(kinds):  # Jamba's kinds are those of its attention
+            return sum(kind in _MOE_KINDS for kind in kinds)
+    layers: int | None = getattr(text, "num_hidden_layers", None)
+    return None if layers is None else sum(_is_moe(text, layer) for layer in range(layers))
+
+
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_MOE_KINDS = {"sparse", "moe", "hash_moe"}
+_MLP_KINDS = _MOE_KINDS | {"dense", "mlp"}
+
+
+def _is_moe(text: Any, layer: int) -> bool:
+    """Return whether a layer is MoE: whether no field of the configuration makes it dense."""
+
+    def said(field: str, default: int) -> int:
+        value: int | None = getattr(text, field, None)
+        return default if value is None else value
+
+    first = max(
+        said(field, 0)
+        for field in ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+    )
+    last = said("moe_layer_end_index", -1)
+    step = said("moe_layer_interval", said("decoder_sparse_step", 1))
+    period = said("expert_layer_period", 1)  # Jamba
+    return (
+        first <= layer
+        and (last < 0 or layer <= last)
+        and (layer + 1) % step == 0
+        and layer % period == said("expert_layer_offset", 0)
+        and layer not in (getattr(text, "mlp_only_layers", None) or ())
+    )

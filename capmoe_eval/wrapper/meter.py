@@ -1,0 +1,190 @@
+"""Collect load statistics and proofs of a whole model under a capacity."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capmoe_eval.errors import EnforcementError
+from capmoe_eval.routing.method import Method
+from capmoe_eval.wrapper.layer_meter import LayerMeter
+from capmoe_eval.wrapper.layers import MoeLayer
+from capmoe_eval.wrapper.plan import ForwardPlan
+from capmoe_eval.wrapper.ranks import ALONE
+
+# Shape suffixes: B sequences, S positions of the batch.
+
+
+class Meter:
+    """Loads, drops and proofs of a model under :func:`capacity_aware`.
+
+    Attributes:
+        method: The method in force.
+        layers: One :class:`LayerMeter` per MoE layer.
+        forwards: Number of forwards of the model so far.
+        decode_forwards: Number of those that were decode steps.
+        stock_at_infinity: Proof on entry that γ=∞ gives the stock model.
+        kernel_agrees: Proof on entry that the kept-pairs kernel agrees with the stock kernel.
+        real_tokens_BS: The mask of :meth:`real_tokens`, or None.
+        is_aside: Whether forwards are left alone; see :meth:`aside`.
+    """
+
+    def __init__(self, layers: list[MoeLayer], method: Method, expected_layers: int | None) -> None:
+        self.method = method
+        self.layers = [LayerMeter(layer, method) for layer in layers]
+        self.forwards = 0
+        self.decode_forwards = 0
+        self.stock_at_infinity: dict[str, Any] = {"passed": None, "why": "not run"}
+        self.kernel_agrees: dict[str, Any] = {"passed": None, "why": "not run"}
+        self._constrained = 0
+        self._empty = {"uncounted": 0, "all_pads": 0}
+        self._expected_layers = expected_layers
+        self.real_tokens_BS: Tensor | None = None
+        self.is_aside = False
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Run the forwards of a ``with`` block without a capacity, and neither count nor check."""
+        before, self.is_aside = self.is_aside, True
+        try:
+            yield
+        finally:
+            self.is_aside = before
+
+    @contextmanager
+    def real_tokens(self, mask_BS: Tensor) -> Iterator[None]:
+        """Mark the real tokens of the forwards of a ``with`` block, without an attention mask.
+
+        This is for right-padded batches of a causal model, which need no attention mask: the logits
+        of real tokens are then those of an unmasked forward, bit for bit. It takes precedence over
+        the ``attention_mask`` that the model is called with.
+
+        Args:
+            mask_BS: [B, S], true or non-zero where the token is real.
+        """
+        before, self.real_tokens_BS = self.real_tokens_BS, mask_BS.bool()
+        try:
+            yield
+        finally:
+            self.real_tokens_BS = before
+
+    def note_forward(self, plan: ForwardPlan, *, decode: bool, mask: Tensor | None) -> None:
+        """Count a forward, and whether any of its tokens counts.
+
+        Args:
+            plan: The plan of the forward.
+            decode: Whether it is a decode step.
+            mask: The mask of the real tokens with all its columns, or None if all are real.
+        """
+        self.forwards += 1
+        self.decode_forwards += decode
+        self._constrained += plan.constrained
+        if plan.constrained and not plan.groups.n_tokens:
+            ranks = self.layers[0].layer.ranks
+            real = torch.ones((), device=plan.counted_BS.device) if mask is None else mask.sum()
+            self._empty["uncounted" if int(ranks.total(real)) else "all_pads"] += 1
+
+    def check(self) -> None:
+        """Check every promise; this waits for the device once.
+
+        Raises:
+            EnforcementError: If one is broken; the message names the layers and the promises.
+        """
+        if self._empty["uncounted"]:
+            raise EnforcementError(
+                "capacity not enforced: no token of a forward counted, though its mask says that "
+                "some are real"
+            )
+        self._share_deviations()
+        broken = [layer.broken() for layer in self.layers]
+        if not any(int(n) for n in broken):
+            return
+        details = [layer.breaches() for layer in self.layers]
+        raise EnforcementError("capacity not enforced: " + "; ".join(filter(None, details)))
+
+    def _share_deviations(self) -> None:
+        """Replace each deviation by the largest of all processes, so that all of them raise."""
+        noted = [layer for layer in self.layers if layer.deviation is not None]
+        if noted and noted[0].layer.ranks is not ALONE:
+            own = torch.stack([layer.deviation for layer in noted if layer.deviation is not None])
+            for layer, worst in zip(noted, noted[0].layer.ranks.highest(own), strict=True):
+                layer.deviation = worst
+
+    def proofs(self) -> dict[str, Any]:
+        """Return the seven promises of ``docs/methods.md`` with their counts, JSON-ready."""
+        checked = sum(layer.forwards for layer in self.layers)
+
+        def total(name: str) -> int:
+            return sum(layer.count(name) for layer in self.layers)
+
+        hooked = len(self.layers)
+        expected = self._expected_layers
+        return {
+            "bound_holds": {
+                "passed": total("violations") == 0,
+                "violations": total("violations"),
+                "checked": checked,
+            },
+            "stock_at_infinity": self.stock_at_infinity,
+            "pads_take_no_slot": self._pads_take_no_slot(total("pad_slots"), checked),
+            "overload_drops": {
+                "passed": total("unenforced") == 0,
+                "overloaded": total("overloaded"),
+                "checked": checked,
+            },
+            "every_layer_hooked": {
+                "passed": expected is None or hooked == expected,
+                "hooked": hooked,
+                "expected": expected,
+            },
+            "tokens_counted": {
+                "passed": self._empty["uncounted"] == 0,
+                **self._empty,
+                "checked": self._constrained,
+            },
+            "kernel_agrees": self.kernel_agrees,
+        }
+
+    def _pads_take_no_slot(self, pad_slots: int, checked: int) -> dict[str, Any]:
+        if self.method.is_stock:
+            return {"passed": None, "why": "without a capacity there are no slots"}
+        if self.method.count_padding:
+            return {"passed": None, "why": "count_padding: pads count like tokens"}
+        return {"passed": pad_slots == 0, "pad_slots": pad_slots, "checked": checked}
+
+    def summary(self) -> dict[str, Any]:
+        """Return the statistics over all layers and forwards, JSON-ready."""
+        layers = [layer.report() for layer in self.layers]
+        assignments = sum(layer["assignments"] for layer in layers)
+        slots = sum(layer["slots"] for layer in layers)
+        peaks = [layer["peak"] for layer in layers if layer["peak"]]
+        return {
+            "forwards": self.forwards,
+            "decode_forwards": self.decode_forwards,
+            "tokens": max((layer["tokens"] for layer in layers), default=0),
+            "dropped": sum(layer["dropped"] for layer in layers),
+            "added": sum(layer["added"] for layer in layers),
+            "lost_all": sum(layer["lost_all"] for layer in layers),
+            "drop_rate": sum(layer["dropped"] for layer in layers) / max(assignments, 1),
+            "pad_waste": sum(layer["unused_slots"] for layer in layers) / slots if slots else None,
+            "peak_before": max((peak["expert_before"]["max"] for peak in peaks), default=None),
+            "peak_after": max((peak["expert_after"]["max"] for peak in peaks), default=None),
+            "mean_peak_before": _mean([peak["expert_before"]["mean"] for peak in peaks]),
+            "mean_peak_after": _mean([peak["expert_after"]["mean"] for peak in peaks]),
+        }
+
+    def report(self) -> dict[str, Any]:
+        """Return summary, layers and proofs, JSON-ready; see ``docs/results.md``."""
+        return {
+            "summary": self.summary(),
+            "layers": [layer.report() for layer in self.layers],
+            "proofs": self.proofs(),
+        }
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,193 @@
+"""From kept pairs to the ranks of their experts and back, in six phases.
+
+=========  =====================================================================================
+pack       the kept pairs of this rank's tokens, laid out by expert, and so by destination rank
+announce   how many pairs go to each expert: what the receivers must know
+send       the all-to-all of hidden states
+run        this rank's experts on what arrived
+send back  the all-to-all of their outputs
+combine    the weighted sum of each token's outputs, in float32 and in slot order
+=========  =====================================================================================
+
+They are functions of their own so that :mod:`capmoe_eval.bench.ep.timing` can time them. Registered
+with transformers, they are ``DistributedConfig(ep_implementation="capmoe")``. Stock ``all_to_all``
+sends every slot, and a dropped one (index E) breaks its counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from transformers.distributed.expert_parallel import EPImplementation, EPImplementationInterface
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.wrapper.kernel import combine
+from capmoe_eval.wrapper.parallel.world import World
+from capmoe_eval.wrapper.ranks import EXPERTS_RANKS
+
+# Shape suffixes: T own tokens, S slots per token, P kept pairs of own tokens, A pairs that arrived,
+# H hidden size, R ranks, L experts of a rank.
+
+IMPLEMENTATION = "capmoe"
+"""Name of the implementation in transformers' registry."""
+
+Experts = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Kept pairs, ready to be sent.
+
+    Attributes:
+        rows_PH: Hidden state of each pair's token, ordered by expert, then by token.
+        place_P: Of the pairs in token order, and in slot order for each token: their row.
+        keep_TS: Which slots are kept.
+        counts_RL: Pairs for each expert of each rank.
+    """
+
+    rows_PH: Tensor
+    place_P: Tensor
+    keep_TS: Tensor
+    counts_RL: Tensor
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Who sends how much to whom.
+
+    Attributes:
+        counts_RL: Pairs that arrive from each rank for each of our experts.
+        send: Pairs that go to each rank.
+        receive: Pairs that come from each rank.
+    """
+
+    counts_RL: Tensor
+    send: list[int]
+    receive: list[int]
+
+    @property
+    def n_arriving(self) -> int:
+        """Pairs that arrive, from all ranks."""
+        return sum(self.receive)
+
+
+def pack(hidden_TH: Tensor, index_TS: Tensor, *, n_experts: int, size: int) -> Packed:
+    """Lay out the kept pairs by expert.
+
+    Args:
+        hidden_TH: Hidden states of this rank's tokens.
+        index_TS: Expert of each slot, over all ranks; ``n_experts`` marks a dropped one.
+        n_experts: Routed experts E.
+        size: Ranks R.
+    """
+    keep_TS = index_TS < n_experts
+    pair_P = keep_TS.reshape(-1).nonzero().squeeze(1)
+    expert_P, order_P = index_TS.reshape(-1).index_select(0, pair_P).sort(stable=True)
+    token_P = pair_P.index_select(0, order_P).div_(index_TS.shape[1], rounding_mode="floor")
+    place_P = torch.empty_like(order_P)
+    place_P[order_P] = torch.arange(len(order_P), device=order_P.device)
+    counts_E = torch.zeros(n_experts, dtype=torch.long, device=index_TS.device)
+    counts_E.scatter_add_(0, expert_P, torch.ones_like(expert_P))
+    return Packed(hidden_TH.index_select(0, token_P), place_P, keep_TS, counts_E.view(size, -1))
+
+
+def announce(counts_RL: Tensor, group: Any) -> Exchange:
+    """Tell every rank how many pairs it gets for each of its experts."""
+    arriving_RL = torch.empty_like(counts_RL)
+    dist.all_to_all_single(arriving_RL, counts_RL, group=group)
+    # The one wait for the device: split sizes must be known on the host.
+    send, receive = torch.stack([counts_RL.sum(dim=1), arriving_RL.sum(dim=1)]).tolist()
+    return Exchange(arriving_RL, send, receive)
+
+
+def send_rows(rows_PH: Tensor, exchange: Exchange, group: Any) -> Tensor:
+    """Send each pair's row to the rank of its expert; return the rows that arrive [A, H]."""
+    arrived_AH = rows_PH.new_empty(exchange.n_arriving, rows_PH.shape[1])
+    dist.all_to_all_single(arrived_AH, rows_PH, exchange.receive, exchange.send, group=group)
+    return arrived_AH
+
+
+def run_experts(experts: Experts, arrived_AH: Tensor, exchange: Exchange) -> Tensor:
+    """Run this rank's experts, each on the rows that came for it [A, H]."""
+    if not exchange.n_arriving:
+        return arrived_AH
+    counts_RL = exchange.counts_RL
+    local_L = torch.arange(counts_RL.shape[1], device=arrived_AH.device)
+    index_A = local_L.repeat(len(counts_RL)).repeat_interleave(
+        counts_RL.reshape(-1), output_size=exchange.n_arriving
+    )
+    weight_A1 = arrived_AH.new_ones(exchange.n_arriving, 1)  # the sender weighs
+    return experts(arrived_AH, index_A[:, None], weight_A1)
+
+
+def send_back(done_AH: Tensor, exchange: Exchange, group: Any) -> Tensor:
+    """Return the outputs to the ranks of their tokens [P, H], ordered as they were sent."""
+    rows_PH = done_AH.new_empty(sum(exchange.send), done_AH.shape[1])
+    dist.all_to_all_single(
+        rows_PH, done_AH.contiguous(), exchange.send, exchange.receive, group=group
+    )
+    return rows_PH
+
+
+def combine_rows(rows_PH: Tensor, packed: Packed, weight_TS: Tensor) -> Tensor:
+    """Weigh and sum the outputs of each token's pairs [T, H], as the single-process kernel does.
+
+    A pair is weighed in the rows' precision and added in float32, a token's pairs in slot order:
+    the bits are the same. The rows are weighed in place, since they are the largest tensor here.
+    """
+    weight_P = torch.empty_like(packed.place_P, dtype=weight_TS.dtype)  # as the rows lie
+    weight_P[packed.place_P] = weight_TS[packed.keep_TS]
+    rows_PH *= weight_P[:, None]
+    return combine(rows_PH, packed.keep_TS, packed.place_P).to(rows_PH.dtype)
+
+
+class KeptPairs(EPImplementation):  # type: ignore[misc]
+    """Expert parallelism of transformers that sends kept pairs and nothing else; for inference.
+
+    One is built for every experts module. Every process calls it with its own tokens, and all of
+    them must: also one that has none.
+    """
+
+    def __init__(self, experts: nn.Module, ep_mesh: Any, tp_mesh: Any) -> None:
+        super().__init__(experts, ep_mesh, tp_mesh)
+        if tp_mesh.size() > 1:
+            raise UsageError(
+                f"tp_size={tp_mesh.size()}: {IMPLEMENTATION!r} takes every process for a rank with "
+                "tokens of its own; leave tp_size at 1"
+            )
+        self.world = _world(ep_mesh)
+        self.n_experts = int(self.num_local_experts) * self.world.size
+        setattr(experts, EXPERTS_RANKS, self.world)
+
+    def __call__(self, hidden_TH: Tensor, index_TS: Tensor, weight_TS: Tensor) -> Tensor:
+        """Return the weighted sum of the kept experts' outputs for this rank's tokens [T, H]."""
+        if torch.is_grad_enabled() and (hidden_TH.requires_grad or weight_TS.requires_grad):
+            raise UsageError(
+                f"ep_implementation={IMPLEMENTATION}: it has no backward; call the model under "
+                "torch.no_grad()"
+            )
+        group = self.world.group
+        packed = pack(hidden_TH, index_TS, n_experts=self.n_experts, size=self.world.size)
+        exchange = announce(packed.counts_RL, group)
+        arrived_AH = send_rows(packed.rows_PH, exchange, group)
+        done_AH = run_experts(self.experts_forward, arrived_AH, exchange)
+        return combine_rows(send_back(done_AH, exchange, group), packed, weight_TS)
+
+
+def _world(ep_mesh: Any) -> World:
+    """Return the one world of a mesh, which all layers of a model share."""
+    known: World | None = getattr(ep_mesh, EXPERTS_RANKS, None)
+    if known is None:
+        known = World(ep_mesh.get_group())
+        setattr(ep_mesh, EXPERTS_RANKS, known)
+    return known
+
+
+def register() -> None:
+    """Register ``"capmoe"`` with transformers' ``EPImplementationInterface``."""
+    EPImplementationInterface.register(IMPLEMENTATION, KeptPairs)

@@ -1,0 +1,151 @@
+"""The processes of one expert-parallel group, and the few things that they tell each other."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.routing.capacity import BatchShare
+
+# Shape suffixes: B sequences of the whole batch.
+
+_TIMEOUT = timedelta(minutes=30)
+_BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
+
+
+def own_rows(n_sequences: int, rank: int, size: int) -> slice:
+    """Return which sequences of a batch are a rank's: sequence b of B is on rank floor(b·R/B)."""
+    return slice(-(-rank * n_sequences // size), -(-(rank + 1) * n_sequences // size))
+
+
+class World:
+    """One process among those that share a model's experts (:class:`capmoe_eval.wrapper.Ranks`).
+
+    Attributes:
+        group: The process group; None is the default one.
+        rank: Number of this process.
+        size: Number of processes R.
+        splits: Whether the model is called with the whole batch everywhere and takes its own part
+            (:func:`capmoe_eval.wrapper.parallel.split_batches`), or with that part.
+        idle: Whether the running forward is a stand-in: the batch had no sequence for this process.
+    """
+
+    def __init__(self, group: Any = None) -> None:
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+        self.splits = False
+        self.idle = False
+
+    @classmethod
+    def join(cls, device: torch.device, *, timeout: timedelta = _TIMEOUT) -> World:
+        """Join the processes that ``torchrun`` started; NCCL between GPUs, gloo between CPUs.
+
+        Args:
+            device: Where this process computes.
+            timeout: How long to wait for another process before all of them fail.
+
+        Raises:
+            UsageError: If the process was not started by ``torchrun``.
+        """
+        if not dist.is_initialized():
+            if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+                raise UsageError(
+                    "parallel=ep: needs one process per rank; start them with torchrun, for "
+                    "example torchrun --nproc-per-node 2 -m capmoe_eval parallel=ep ep_size=2"
+                )
+            backend = _BACKENDS.get(device.type, "gloo")
+            bound = device if backend == "nccl" else None
+            dist.init_process_group(backend, timeout=timeout, device_id=bound)
+            atexit.register(_leave)
+        return cls()
+
+    @property
+    def backend(self) -> str:
+        """What the processes exchange by: ``nccl`` or ``gloo``."""
+        return str(dist.get_backend(self.group))
+
+    # What `capacity_aware` asks.
+
+    def own(self, rows_B: Tensor) -> Tensor:
+        """Return this process's sequences of a batch that all of them were called with.
+
+        Where there are none, the first sequence stands in, so that this process, too, takes part in
+        every exchange.
+        """
+        if not self.splits:
+            return rows_B
+        rows = own_rows(len(rows_B), self.rank, self.size)
+        return rows_B[rows] if rows.start < rows.stop else rows_B[:1]
+
+    def share(self, tokens_B: Tensor) -> BatchShare:
+        """Return the whole batch, given the counted tokens of this process's sequences."""
+        sizes = torch.zeros(self.size, dtype=torch.long, device=tokens_B.device)
+        sizes[self.rank] = len(tokens_B)
+        dist.all_reduce(sizes, group=self.group)
+        first, total = int(sizes[: self.rank].sum()), int(sizes.sum())
+        all_B = tokens_B.new_zeros(total)
+        all_B[first : first + len(tokens_B)] = tokens_B
+        dist.all_reduce(all_B, group=self.group)
+        owner_B = torch.arange(self.size, device=tokens_B.device).repeat_interleave(sizes)
+        return BatchShare(all_B, owner_B, self.size, first)
+
+    def totals(self, *counts: Tensor) -> tuple[Tensor, ...]:
+        """Return the sums over all processes of whole numbers, in one exchange."""
+        flat = torch.cat([count.reshape(-1).long() for count in counts])
+        dist.all_reduce(flat, group=self.group)
+        parts = torch.split(flat, [count.numel() for count in counts])
+        return tuple(part.view(count.shape) for part, count in zip(parts, counts, strict=True))
+
+    def total(self, amount: Tensor) -> Tensor:
+        """Return the sum over all processes."""
+        summed = amount.clone()
+        dist.all_reduce(summed, group=self.group)
+        return summed
+
+    def highest(self, amount: Tensor) -> Tensor:
+        """Return the maximum over all processes."""
+        most = amount.clone()
+        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self.group)
+        return most
+
+    # What the split of a batch and the harness ask.
+
+    def gather(self, rows: Tensor, n_sequences: int) -> Tensor:
+        """Return the rows [B, …] of the whole batch from every process's own.
+
+        Args:
+            rows: This process's rows; a stand-in's are left out.
+            n_sequences: Sequences B of the whole batch.
+        """
+        shares = [own_rows(n_sequences, rank, self.size) for rank in range(self.size)]
+        counts = [share.stop - share.start for share in shares]
+        padded = rows.new_zeros(max(counts), *rows.shape[1:])
+        padded[: counts[self.rank]] = rows[: counts[self.rank]]
+        parts = [torch.empty_like(padded) for _ in shares]
+        dist.all_gather(parts, padded, group=self.group)
+        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+    def agree(self, what: str, text: str, device: torch.device) -> None:
+        """Make sure that all processes were asked for the same.
+
+        Raises:
+            UsageError: In all of them, if they differ.
+        """
+        digest = hashlib.blake2b(text.encode(), digest_size=7).digest()
+        own = torch.tensor([int.from_bytes(digest, "big")], device=device)
+        if not torch.equal(self.highest(own), -self.highest(-own)):
+            raise UsageError(f"parallel=ep: the processes disagree about {what}; start them alike")
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,231 @@
+"""Prove on entry, by a few small forwards, that γ=∞ is the stock model and the kernels agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from capmoe_eval.errors import EnforcementError
+from capmoe_eval.routing.method import Method
+from capmoe_eval.wrapper.forward import hooked
+from capmoe_eval.wrapper.kernel import kept_pairs_kernel
+from capmoe_eval.wrapper.layers import MoeLayer
+from capmoe_eval.wrapper.meter import Meter
+from capmoe_eval.wrapper.ranks import ALONE
+
+# Shape suffixes: B sequences, S positions (of a batch) or slots (of a token), T tokens, H hidden
+# size.
+
+KERNEL_TOLERANCE = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-4,
+    torch.bfloat16: 3e-2,
+    torch.float16: 4e-3,
+}
+"""Allowed deviation of the kept-pairs kernel, relative to the stock kernel's largest output.
+
+The two add a token's K outputs in another precision and order: the stock kernel may round each of K
+sums to the model's precision. One pair too many or too few gives a deviation of several tenths.
+"""
+
+_PROVEN: WeakKeyDictionary[nn.Module, tuple[Any, dict[str, Any]]] = WeakKeyDictionary()
+
+
+def prove_on_entry(model: nn.Module, layers: list[MoeLayer], meter: Meter) -> None:
+    """Prove ``kernel_agrees`` and ``stock_at_infinity``, and note them in the meter.
+
+    Raises:
+        EnforcementError: If one of them does not hold.
+    """
+    with _evaluating(model), torch.no_grad():
+        probe = _Probe(model, layers)
+        meter.kernel_agrees = _prove_kernel(model, layers, probe)
+        meter.stock_at_infinity = _prove_stock_at_infinity(layers, meter.method, probe)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode; on exit restore the mode of each of its modules."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+class _Probe:
+    """A small batch for a model: two sequences of 8 tokens for each process."""
+
+    def __init__(self, model: nn.Module, layers: list[MoeLayer]) -> None:
+        self._model = model
+        self._layers = layers
+        config: Any = model.config
+        vocabulary = int(config.get_text_config().vocab_size)
+        device = _input_device(model)
+        n_sequences = 2 * layers[0].ranks.size
+        tokens = torch.arange(8 * n_sequences) * 7919 % vocabulary
+        self._tokens_BS = tokens.view(-1, 8).to(device)
+        self.everyone_BS = torch.ones(n_sequences, 8, dtype=torch.bool, device=device)
+        self.padded_BS = self.everyone_BS.clone()
+        self.padded_BS[1::2, 5:] = False
+
+    def run(self) -> Tensor:
+        """Return the model's logits, or the last hidden states of a model without a head."""
+        output = self._model(input_ids=self._tokens_BS, use_cache=False)
+        logits: Tensor | None = getattr(output, "logits", None)
+        return output.last_hidden_state if logits is None else logits
+
+    def run_under(self, method: Method, real_BS: Tensor) -> Tensor:
+        """Return the same under a method; ``real_BS`` marks the real tokens."""
+        meter = Meter(self._layers, method, None)
+        with hooked(self._model, self._layers, meter), meter.real_tokens(real_BS):
+            return self.run()
+
+
+def _input_device(model: nn.Module) -> torch.device:
+    """Return the device of the model's inputs; parameters that are offloaded are on ``meta``."""
+    devices = (parameter.device for parameter in model.parameters())
+    return next((d for d in devices if d.type != "meta"), torch.device("cpu"))
+
+
+def _prove_stock_at_infinity(
+    layers: list[MoeLayer], method: Method, probe: _Probe
+) -> dict[str, Any]:
+    """Compare the model's logits with those under the method where no bound is reached.
+
+    They are compared twice: at γ=∞ on a padded batch, and at γ=E on one without pads, where the
+    whole decision is made and must be the router's own. A method that adds candidates does not
+    equal the stock model at γ=∞; its hooks are proven with ``score``, as are those of methods
+    without γ.
+
+    Raises:
+        EnforcementError: If the logits differ and the stock model is deterministic.
+    """
+    name = method.name if method.candidate_rule == "topk" and method.gamma is not None else "score"
+    knobs = {
+        knob: getattr(method, knob)
+        for knob in ("ep_size", "scope", "granularity", "count_padding", "seed")
+    }
+    never_binds = float(max(layer.n_experts for layer in layers))
+    logits = probe.run()
+    equal = all(
+        _same(logits, probe.run_under(Method(name, gamma=gamma, **knobs), real_BS))
+        for gamma, real_BS in (
+            (float("inf"), probe.padded_BS),
+            (never_binds, probe.everyone_BS),
+        )
+    )
+    if not equal and not _same(logits, probe.run()):
+        return {"passed": None, "why": "the stock model is not deterministic"}
+    if not equal:
+        raise EnforcementError("γ=∞ does not give the stock model's logits bit for bit")
+    return {"passed": True, "method": name, "compared": 2 * logits.numel()}
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors are equal; NaN equals NaN."""
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def _prove_kernel(model: nn.Module, layers: list[MoeLayer], probe: _Probe) -> dict[str, Any]:
+    """Return the proof of the kept-pairs kernel, computed again only if the experts changed."""
+    if layers[0].ranks is not ALONE:
+        why = "the experts are spread over processes: another kernel, which never sends a drop"
+        return {"passed": None, "why": why}
+    key = [_state(layer.experts) for layer in layers]
+    known = _PROVEN.get(model)
+    if known is None or known[0] != key:
+        known = _PROVEN[model] = (key, _compare_kernels(layers, probe))
+    return dict(known[1])
+
+
+def _state(experts: Any) -> tuple[Any, ...]:
+    weights = [(weight.data_ptr(), weight._version) for weight in experts.parameters()]
+    return experts.config._experts_implementation, weights
+
+
+def _compare_kernels(layers: list[MoeLayer], probe: _Probe) -> dict[str, Any]:
+    """Run every layer's experts on their inputs in the probe, by both kernels."""
+    comparison = _Comparison()
+    with ExitStack() as stack:
+        for layer in layers:
+            handle = layer.experts.register_forward_hook(comparison, with_kwargs=True)
+            stack.callback(handle.remove)
+        probe.run()
+    return comparison.result()
+
+
+class _Comparison:
+    """A hook of experts modules that compares the stock kernel with the kept-pairs kernel.
+
+    They are compared twice: with all pairs kept, and with every other pair dropped. There the stock
+    kernel computes all pairs and weighs the dropped ones by 0, while the kept-pairs kernel gets
+    their true weights, so that computing a dropped pair would change its output. The pairs that it
+    computes are counted as well.
+    """
+
+    def __init__(self) -> None:
+        self._off: list[Tensor] = []
+        self._n_compared = 0
+        self._finite = True
+        self._dtype = torch.float32
+
+    def __call__(
+        self, experts: Any, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], stock_TH: Tensor
+    ) -> None:
+        hidden_TH, index_TS, weight_TS = (*args, *kwargs.values())
+        slot_TS = torch.arange(index_TS.numel(), device=index_TS.device).view(index_TS.shape)
+        keep_TS = (slot_TS + slot_TS // index_TS.shape[1]) % 2 == 0
+        keep_TS[0] = False  # a token that loses all experts
+        some_TH = experts.forward(hidden_TH, index_TS, weight_TS * keep_TS)
+        for kept_TS, expected_TH in ((torch.ones_like(keep_TS), stock_TH), (keep_TS, some_TH)):
+            computed: list[Tensor] = []
+            with kept_pairs_kernel(experts, computed.append):
+                experts.capmoe_untouched = False
+                nowhere_TS = index_TS.masked_fill(~kept_TS, experts.num_experts)
+                output_TH = experts.forward(hidden_TH, nowhere_TS, weight_TS)
+            if not _is_of(computed, index_TS[kept_TS]):
+                raise EnforcementError("the kept-pairs kernel computes other pairs than the kept")
+            self._note(output_TH, expected_TH)
+
+    def _note(self, output_TH: Tensor, expected_TH: Tensor) -> None:
+        self._finite &= bool(expected_TH.isfinite().all())
+        most = expected_TH.abs().amax().clamp_min(torch.finfo(expected_TH.dtype).tiny)
+        off = (output_TH - expected_TH).abs().amax() / most
+        self._off.append(off.double().nan_to_num(nan=torch.inf).cpu())
+        self._n_compared += expected_TH.numel()
+        self._dtype = expected_TH.dtype
+
+    def result(self) -> dict[str, Any]:
+        """Return the proof.
+
+        Raises:
+            EnforcementError: If the kernels differ by more than :data:`KERNEL_TOLERANCE`.
+        """
+        off, tolerance = float(torch.stack(self._off).amax()), KERNEL_TOLERANCE[self._dtype]
+        if not self._finite:
+            return {"passed": None, "why": "the stock experts' outputs are not finite"}
+        if off > tolerance:
+            raise EnforcementError(
+                f"the kept-pairs kernel is off by {off:.1e} of the stock kernel's largest output, "
+                f"{tolerance:.0e} allowed"
+            )
+        return {
+            "passed": True,
+            "deviation": off,
+            "tolerance": tolerance,
+            "compared": self._n_compared,
+        }
+
+
+def _is_of(computed: list[Tensor], kept_P: Tensor) -> bool:
+    """Return whether exactly the kept pairs were computed, each once."""
+    experts_P = torch.cat([index.reshape(-1) for index in computed]) if computed else kept_P[:0]
+    return torch.equal(experts_P.sort().values, kept_P.sort().values)

@@ -1,0 +1,98 @@
+"""Put a model under a capacity for the length of a ``with`` block: ``capacity_aware``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.routing.capacity import experts_per_rank
+from capmoe_eval.routing.method import Method
+from capmoe_eval.wrapper.forward import ACTIVE, hooked
+from capmoe_eval.wrapper.layers import MoeLayer, expected_moe_layers, find_moe_layers
+from capmoe_eval.wrapper.meter import Meter
+from capmoe_eval.wrapper.proof import prove_on_entry
+from capmoe_eval.wrapper.ranks import ALONE
+
+
+@contextmanager
+def capacity_aware(
+    model: nn.Module,
+    method: str | Method = "score",
+    gamma: float | None = None,
+    *,
+    verify: bool = True,
+    **knobs: Any,
+) -> Iterator[Meter]:
+    """Run a transformers MoE model under a capacity; restore it on exit, also on an exception.
+
+    Inside the block every forward of ``model`` routes by the method. The token mask is the
+    ``attention_mask`` that the model is called with (or :meth:`Meter.real_tokens`); without one all
+    tokens are real. After every forward the promises of ``docs/methods.md`` are checked.
+    ``generate`` works with any cache: the prompt is computed under the capacity, and with
+    ``decode="constrained"`` the other forwards are, too.
+
+    Args:
+        model: A loaded model with MoE layers (transformers ≥ 5), with or without a head.
+        method: A name of :data:`capmoe_eval.routing.METHODS`, or a ready :class:`Method`.
+        gamma: Capacity factor γ; not needed by ``baseline`` and ``expert_drop``.
+        verify: Prove on entry, by a few small forwards, that γ=∞ gives the model's own logits, and
+            that the experts kernel computes the kept pairs as the stock kernel does.
+        **knobs: The other fields of :class:`Method`: ep_size, scope, candidates, m, protect_topk,
+            max_k, rounds, granularity, rounding, count_padding, decode, renormalize, seed.
+
+    Yields:
+        The meter: per-layer loads, drops, peaks, padding waste, proofs.
+
+    Raises:
+        UsageError: For an invalid knob, a model whose routers cannot be identified, or a model that
+            is under a capacity already.
+        EnforcementError: If a promise is broken.
+    """
+    chosen = method if isinstance(method, Method) else _method(method, gamma, knobs)
+    if any(hasattr(module, ACTIVE) for module in model.modules()):
+        raise UsageError(
+            "capacity_aware: the model is already under a capacity; leave the outer block first"
+        )
+    layers = find_moe_layers(model)
+    for layer in layers:
+        experts_per_rank(layer.n_experts, chosen.ep_size)
+    _check_ranks(layers, chosen)
+    meter = Meter(layers, chosen, expected_moe_layers(model.config))
+    found = meter.proofs()["every_layer_hooked"]
+    if not found["passed"]:
+        raise UsageError(
+            f"model={type(model).__name__}: its configuration announces {found['expected']} MoE "
+            f"layers, {found['hooked']} were found; this architecture is not supported"
+        )
+    if verify:
+        prove_on_entry(model, layers, meter)
+    with hooked(model, layers, meter):
+        yield meter
+
+
+def _check_ranks(layers: list[MoeLayer], method: Method) -> None:
+    """Check that ``ep_size`` is the number of processes that share the experts.
+
+    Raises:
+        UsageError: If it is not.
+    """
+    sizes = {layer.ranks.size for layer in layers if layer.ranks is not ALONE}
+    if method.uses_ranks and sizes - {method.ep_size}:
+        (size,) = sizes
+        raise UsageError(
+            f"ep_size={method.ep_size}: the model's experts are spread over {size} processes, each "
+            f"of which is a rank; set ep_size={size}"
+        )
+
+
+def _method(name: str, gamma: float | None, knobs: dict[str, Any]) -> Method:
+    known = set(inspect.signature(Method).parameters) - {"name", "gamma"}
+    for knob in knobs:
+        if knob not in known:
+            raise bad_choice("knob", knob, sorted(known))
+    return Method(name, gamma, **knobs)

@@ -1,0 +1,202 @@
+"""Write data sets to disk in the layout of the Hugging Face hub.
+
+``<org>/<dataset>/README.md`` names the parquet files of every configuration and split in its
+``configs:`` header, so ``datasets.load_dataset(directory / org / dataset, name)`` needs no network.
+
+The names of the files contain a hash of the content. The cache of ``datasets`` is keyed by the name
+of a local directory and the paths in the header, not by the directory's place or the files'
+content: with plain names it would return the rows of another directory that it has read before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from capmoe_eval.experiment.datasource import cache_directory
+from capmoe_eval.zoo.synthetic.documents import Configs, documents
+
+_STRINGS = pa.list_(pa.string())
+_CHOICES = pa.struct([("text", _STRINGS), ("label", _STRINGS)])
+#: Column types of the real data sets.
+_SCHEMAS = {
+    "Rowan/hellaswag": pa.schema(
+        [
+            ("ind", pa.int32()),
+            ("activity_label", pa.large_string()),
+            ("ctx_a", pa.large_string()),
+            ("ctx_b", pa.large_string()),
+            ("ctx", pa.large_string()),
+            ("endings", _STRINGS),
+            ("source_id", pa.large_string()),
+            ("split", pa.large_string()),
+            ("split_type", pa.large_string()),
+            ("label", pa.large_string()),
+        ]
+    ),
+    "allenai/ai2_arc": pa.schema(
+        [
+            ("id", pa.large_string()),
+            ("question", pa.large_string()),
+            ("choices", _CHOICES),
+            ("answerKey", pa.large_string()),
+        ]
+    ),
+    "allenai/openbookqa": pa.schema(
+        [
+            ("id", pa.large_string()),
+            ("question_stem", pa.large_string()),
+            ("choices", _CHOICES),
+            ("answerKey", pa.large_string()),
+        ]
+    ),
+    "allenai/winogrande": pa.schema(
+        [
+            ("sentence", pa.large_string()),
+            ("option1", pa.large_string()),
+            ("option2", pa.large_string()),
+            ("answer", pa.large_string()),
+        ]
+    ),
+    "aps/super_glue": pa.schema(
+        [
+            ("question", pa.large_string()),
+            ("passage", pa.large_string()),
+            ("idx", pa.int64()),
+            ("label", pa.int64()),
+        ]
+    ),
+    "baber/piqa": pa.schema(
+        [
+            ("goal", pa.large_string()),
+            ("sol1", pa.large_string()),
+            ("sol2", pa.large_string()),
+            ("label", pa.int64()),
+        ]
+    ),
+    "cais/mmlu": pa.schema(
+        [
+            ("question", pa.large_string()),
+            ("subject", pa.large_string()),
+            ("choices", _STRINGS),
+            ("answer", pa.int64()),
+        ]
+    ),
+    "mteb/banking77": pa.schema(
+        [("text", pa.large_string()), ("label", pa.int64()), ("label_text", pa.large_string())]
+    ),
+    "nyu-mll/glue": pa.schema(
+        [
+            ("sentence1", pa.large_string()),
+            ("sentence2", pa.large_string()),
+            ("label", pa.int64()),
+            ("idx", pa.int32()),
+        ]
+    ),
+    "openai/gsm8k": pa.schema([("question", pa.large_string()), ("answer", pa.large_string())]),
+}
+
+
+def synthetic_hub() -> Path:
+    """Return the cached directory of the synthetic documents; see :func:`cached_hub`."""
+    return cached_hub("synthetic", documents(), title="synthetic stand-in")
+
+
+def cached_hub(name: str, content: Mapping[str, Configs], *, title: str) -> Path:
+    """Return a directory of data sets in the user's cache, written if it is absent.
+
+    The directory is ``$XDG_CACHE_HOME`` (or ``~/.cache``) ``/capmoe_eval/<name>-<hash>``, where
+    the hash covers every document and column type, so that another version of the documents has
+    another directory. It is written under a temporary name and renamed, so that it is complete or
+    absent even if several processes start at once.
+
+    Args:
+        name: First part of the directory's name.
+        content: Data set → configuration → split → rows, with the columns of the real data sets.
+        title: Title of the data sets' cards.
+
+    Raises:
+        OSError: If the cache cannot be written.
+    """
+    cache = cache_directory()
+    directory = cache / f"{name}-{_content_hash(content)}"
+    if directory.is_dir():
+        return directory
+    cache.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(dir=cache, prefix=f".{directory.name}."))
+    try:
+        write_documents(building, content, title=title)
+        building.rename(directory)
+    except OSError:
+        # The directory exists if another process was first; its content is the same.
+        if not directory.is_dir():
+            raise
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return directory
+
+
+def write_hub(directory: Path) -> None:
+    """Write the synthetic documents of all data sets under ``directory``.
+
+    The bytes of the files depend only on the version of pyarrow.
+
+    Args:
+        directory: The root of the layout; it is created, and files in it are replaced.
+
+    Raises:
+        OSError: If a file cannot be written.
+    """
+    write_documents(directory, documents(), title="synthetic stand-in")
+
+
+def write_documents(directory: Path, content: Mapping[str, Configs], *, title: str) -> None:
+    """Write data sets under ``directory``, in the layout of the hub.
+
+    Args:
+        directory: The root of the layout; it is created, and files in it are replaced.
+        content: Data set → configuration → split → rows, with the columns of the real data sets.
+        title: Title of the data sets' cards.
+
+    Raises:
+        OSError: If a file cannot be written.
+    """
+    version = _content_hash(content)
+    for path, configs in content.items():
+        dataset = directory / path
+        for config, splits in configs.items():
+            (dataset / config).mkdir(parents=True, exist_ok=True)
+            for split, rows in splits.items():
+                table = pa.Table.from_pylist(list(rows), schema=_SCHEMAS[path])
+                pq.write_table(table, dataset / _file(config, split, version))
+        (dataset / "README.md").write_text(_card(path, configs, version, title), encoding="utf-8")
+
+
+def _file(config: str, split: str, version: str) -> str:
+    return f"{config}/{split}-{version}.parquet"
+
+
+def _card(path: str, configs: Configs, version: str, title: str) -> str:
+    header = ["configs:"]
+    counts = []
+    for config, splits in configs.items():
+        header += [f"- config_name: {config}", "  data_files:"]
+        for split in splits:
+            header += [f"  - split: {split}", f"    path: {_file(config, split, version)}"]
+        rows = ", ".join(f"{split} {len(rows)}" for split, rows in splits.items())
+        counts.append(f"- {config}: {rows}")
+    lines = ["---", *header, "---", "", f"# {path}: {title}", "", "Rows per split:", ""]
+    return "\n".join([*lines, *counts, ""])
+
+
+def _content_hash(content: Mapping[str, Configs]) -> str:
+    schemas = {path: str(schema) for path, schema in _SCHEMAS.items()}
+    canonical = json.dumps([content, schemas], sort_keys=True)
+    return hashlib.sha256(canonical.encode("utf-8")).hexdigest()[:16]

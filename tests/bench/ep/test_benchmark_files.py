@@ -1,0 +1,178 @@
+"""The benchmark of expert parallelism: alone, on ranks, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capmoe_eval.bench.__main__ import main
+from capmoe_eval.bench.ep.timing import PHASES
+from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
+from capmoe_eval.experiment.timings.schema import read_study
+from capmoe_eval.paper.printed import printed_rows
+from capmoe_eval.routing.method import Method
+from tests.records import layer, record
+
+QUICK = [
+    "ep",
+    "--tokens",
+    "48",
+    "--prompt",
+    "16",
+    "--repeats",
+    "2",
+    "--warmup",
+    "0",
+    "--peaks",
+    "4",
+]
+QUICK += ["--gammas", "1"]
+
+
+def status(*words: str) -> int:
+    with pytest.raises(SystemExit) as done:
+        main(words)
+    return int(done.value.code or 0)
+
+
+def check(content: dict[str, Any], ranks: int) -> dict[str, Any]:
+    """Check a file with one run of one point, and return the run."""
+    assert content["schema"] == 2 and content["study"] is None and content["scale"] == 1
+    (run,) = content["runs"]
+    (point,) = run["points"]
+    assert run["ranks"] == ranks and run["experts_per_rank"] == 64 // ranks
+    assert run["model"] is None and run["shape"]["name"] == "small"
+    assert (point["tokens_per_rank"], point["batch"], point["prompt"]) == (48, 3 * ranks, 16)
+    assert point["routing"]["peak"] == pytest.approx(4, rel=0.25)
+    assert point["routing"]["source"] == "peak" and point["routing"]["wanted_peak"] == 4
+    names = [row["method"] for row in point["timings"]]
+    assert names == ["dropless", f"score-g1-ep{ranks}", f"expanded_drop-g1-ep{ranks}"]
+    labels = [row["label"] for row in point["timings"]]
+    expert = {"gamma": 1.0, "granularity": "expert"}
+    assert labels == [
+        None,
+        {"name": "score", "candidates": "local", **expert},
+        {"name": "expanded_drop", "candidates": "local", **expert},
+    ]
+    for row in point["timings"]:
+        assert set(row["seconds"]) == {*PHASES[:-1], "total"}
+        assert all(0 < part["low"] <= part["high"] for part in row["seconds"].values())
+        assert sum(row["load"]["rank_load"]) == row["load"]["kept"]
+    assert point["timings"][0]["speedup"]["median"] == 1
+    assert point["timings"][1]["load"]["dropped_share"] > 0.2
+    return dict(run)
+
+
+def test_alone_it_is_emulated_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["--bandwidth", "1e9", "--latency", "1e-6"]
+    assert status(*QUICK, *more, "--ranks", "4", "--out", str(tmp_path)) == 0
+    said = capsys.readouterr()
+    assert "EMULATED" in said.out and "score-g1-ep4" in said.out
+    assert "ep: small, 4 ranks, 48 tokens per rank" in said.err
+    (path,) = tmp_path.iterdir()
+    assert path.name == "ep-small-4-emulated.json"
+    content = json.loads(path.read_text())
+    assert content["kind"] == "emulated" and "EMULATED" in content["note"]
+    assert check(content, 4)["link"] == {
+        "bandwidth": 1e9,
+        "latency": 1e-6,
+        "source": "stated: 1 GB/s per rank and direction, 1 µs",
+    }
+
+
+def test_a_study_is_written_with_its_models_and_workloads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--study", "workload", "--scale", "32", "--batch-divisor", "512"]
+    assert status("ep", *words, "--repeats", "2", "--warmup", "0", "--out", str(tmp_path)) == 0
+    assert capsys.readouterr().err.count("ep: DeepSeek-V2, 8 ranks") == 9
+    (path,) = tmp_path.iterdir()
+    assert path.name == "ep-workload-emulated.json"
+    content = json.loads(path.read_text())
+    assert (content["study"], content["place"]) == ("workload", "Table 10")
+    assert (content["scale"], content["batch_divisor"]) == (32, 512)
+    (run,) = content["runs"]
+    assert run["model"] == "DeepSeek-V2" and run["ranks"] == 8
+    assert run["shape"]["shared"] == 2816 // 32
+    assert run["link"]["source"].startswith("balance of H20: 0.00375 bytes per FLOP")
+    printed = {row.variant: row.values for row in printed_rows() if row.table == 10}
+    assert [point["place"] for point in run["points"]] == list(printed)
+    # 8K x 0.4K: 8192 / 512 = 16 sequences of 410 / 32 = 13 tokens; 1K x 4K: 2, so one of each rank.
+    assert [(run["points"][n]["batch"], run["points"][n]["prompt"]) for n in (2, 8)] == [
+        (16, 13),
+        (8, 128),
+    ]
+    for point in run["points"]:
+        for row in (*point["timings"], *point["prefill"]["timings"]):
+            assert row["seconds"]["total"]["median"] > 0
+        assert set(point["timings"][0]["seconds"]) == {*PHASES, "total"}
+    # What figures and tables read is what was written.
+    study = read_study(path)
+    assert (study.study, study.emulated, len(study.runs[0].points)) == ("workload", True, 9)
+
+
+def test_a_records_layer_gives_experts_and_loads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ModelId("mine", "tiny:mixtral")
+    task = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm")
+    cell = Cell(model, Method("score", 1.0, ep_size=2), task, 4)
+    layers = [
+        layer([25] * 8, name="model.layers.0.mlp"),
+        layer([90, 40, 20, 10, 10, 10, 10, 10], name="model.layers.1.mlp"),
+    ]
+    made = record(cell, tmp_path, layers=layers)
+    made.write()
+    words = ["--trace", str(made.path), "--out", str(tmp_path / "out")]
+    assert status(*QUICK, "--tokens", "400", "--ranks", "2", *words) == 0
+    (path,) = (tmp_path / "out").iterdir()
+    content = json.loads(path.read_text())
+    (run,) = content["runs"]
+    assert (run["shape"]["n_experts"], run["shape"]["top_k"]) == (8, 2)
+    (point,) = run["points"]
+    assert point["routing"]["source"] == "mine obqa model.layers.1.mlp"
+    load = point["timings"][0]["load"]["expert_load"]
+    assert load[0] / sum(load) == pytest.approx(90 / 200, abs=0.02)
+    assert status(*QUICK, *words, "--layer", "2") == 2
+    assert "layer=2: the record has MoE layers 0 to 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--shape", "smal"], "shape=smal: did you mean 'small'?"),
+        (["--ranks", "3"], "ep_size=3: 64 experts cannot be spread evenly"),
+        (["--peaks", "9"], "peak=9: with 64 experts and 8 per token"),
+        (["--methods", "scre"], "method=scre: did you mean 'score'?"),
+        (["--repeats", "0"], "--repeats=0: must be a whole number"),
+        (["--device", "tpu0"], "device=tpu0: not usable here"),
+        (["--trace", "nothing.json"], "nothing.json: not a whole record"),
+        (["--study", "speedups"], "study=speedups: did you mean 'speedup'?"),
+        (["--study", "traces", "--results", "no"], "results=no: no baseline record of zoo_olmoe"),
+        (["--study", "skew", "--scale", "3"], "scale=3: it must divide the layer's widths"),
+        (["--machine", "h2"], "machine=h2: did you mean 'h20'?"),
+        (["--machine", "h20", "--latency", "1"], "bandwidth: a link is either stated"),
+        (["--balance", "0"], "--balance=0: must be a finite number above 0"),
+        (["--layers", "1", "--prompt", "7"], "prompt=7: 48 tokens of a rank are no whole number"),
+    ],
+)
+def test_a_mistake_gives_one_line_and_2(
+    words: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status(*QUICK, "--out", str(tmp_path), *words) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {line}") and said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_starts_without_torch() -> None:
+    code = "import capmoe_eval.bench.__main__, sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

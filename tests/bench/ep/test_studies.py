@@ -1,0 +1,143 @@
+"""The efficiency studies as data, the jobs they become, and where their routing is from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from capmoe_eval.bench.ep.emulation import Reduction
+from capmoe_eval.bench.ep.jobs import study_jobs
+from capmoe_eval.bench.ep.layer import SHAPES
+from capmoe_eval.bench.ep.measure import Job
+from capmoe_eval.bench.ep.routing import Skew, Trace, figure_1
+from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment import timings as efficiency
+from capmoe_eval.experiment.timings.studies import PLANS, find_studies
+from capmoe_eval.routing.assign import expert_load
+
+RESULTS = Path(__file__).parents[2] / "results" / "zoo"
+
+
+def test_the_committed_measurements_are_whole() -> None:
+    bench = efficiency.read_bench(RESULTS.parent / "bench")
+    assert bench.broken == ()
+    assert {study.study for study in bench.studies} == set(efficiency.STUDIES)
+    assert {found.name for found in bench.evaluations} == set(efficiency.EVALUATIONS)
+    for read in (*bench.studies, *bench.evaluations):
+        assert read.text() == read.path.read_text(), read.path  # nothing is lost or made up
+    measured = [study for study in bench.studies if not study.emulated]
+    assert {study.study for study in measured} == {"speedup", "breakdown"}
+
+
+def jobs(name: str, processes: int | None = None, scale: int = 4) -> list[Job]:
+    (study,) = find_studies(name)
+    return study_jobs(
+        study,
+        processes=processes,
+        scale=scale,
+        batch_divisor=study.batch_divisor,
+        results=RESULTS,
+    )
+
+
+def load(logits_TE: torch.Tensor, top_k: int) -> torch.Tensor:
+    return expert_load(logits_TE.topk(top_k, dim=1).indices, logits_TE.shape[1]).double()
+
+
+def test_figure_1_is_taken_in_proportion() -> None:
+    trace = figure_1()
+    drawn = torch.tensor(trace.loads[0])
+    assert (trace.n_experts, trace.top_k) == (64, 8)
+    assert float(drawn.max()) == pytest.approx(7.229)
+    assert float(drawn.sum()) == pytest.approx(82.5, abs=0.05)  # and not 64
+    load_E = load(trace.logits(8192, 64, 8), 8)
+    assert int(load_E.argmax()) == int(drawn.argmax())
+    assert float(load_E.max() / load_E.mean()) == pytest.approx(7.229 / (82.5 / 64), rel=0.03)
+    torch.testing.assert_close(
+        (load_E / load_E.mean()).float(), drawn / drawn.mean(), atol=0.15, rtol=0.1
+    )
+
+
+def test_every_layer_has_its_own_popular_experts() -> None:
+    for routing in (Skew(4.0), figure_1()):
+        one, other = (load(routing.logits(4096, 64, 8, layer=n), 8) for n in (0, 1))
+        assert int(one.argmax()) != int(other.argmax())
+        peaks = [float(load_E.max() / load_E.mean()) for load_E in (one, other)]
+        assert peaks[0] == pytest.approx(peaks[1], rel=0.1)
+
+
+def test_layers_of_a_record_follow_each_other() -> None:
+    trace = Trace("mine", ((4.0, 1.0, 1.0, 2.0), (1.0, 1.0, 4.0, 2.0)), 1)
+    full = [int(load(trace.logits(4000, 4, 1, layer=n), 1).argmax()) for n in (0, 1)]
+    assert full == [0, 2]
+    with pytest.raises(UsageError, match="trace: mine has 4 experts and 1 per token, the layer 8"):
+        trace.logits(10, 8, 1)
+
+
+def test_the_papers_layers() -> None:
+    """Sizes as published: the routed parts, and the shared experts as one MLP."""
+    assert SHAPES["deepseek_v2_lite"].shared == 2 * 1408
+    assert SHAPES["qwen1_5_moe"].shared == 4 * 1408
+    assert SHAPES["olmoe"].shared == SHAPES["mixtral"].shared == SHAPES["qwen3_30b"].shared == 0
+    assert SHAPES["olmoe"].pair_flops == 2 * 3 * 2048 * 1024
+
+
+def test_the_speedup_study_has_the_papers_deployments() -> None:
+    found = {job.model: job for job in jobs("speedup")}
+    assert {name: (job.ranks, job.layers) for name, job in found.items()} == {
+        "OLMoE": (8, 2),
+        "DeepSeek-V2-Lite": (8, 2),
+        "Qwen1.5-MoE-Chat": (6, 2),
+        "Mixtral": (8, 2),
+    }
+    olmoe = found["OLMoE"]
+    assert [(m.name, m.gamma, m.ep_size) for m in olmoe.methods] == [
+        (name, gamma, 8) for name in ("score", "expanded_drop") for gamma in (2.0, 1.5, 1.0)
+    ]
+    # 8192 sequences of 512: a 256th of the sequences, a quarter of each, over 8 ranks.
+    (batch,) = olmoe.batches
+    assert (batch.sequences, batch.prompt, batch.tokens) == (4, 128, 512)
+    assert olmoe.reduction == Reduction(width=4, tokens=1024.0)
+    assert olmoe.shape == SHAPES["olmoe"].scaled(4)
+
+
+def test_real_ranks_leave_out_what_they_cannot_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [job.ranks for job in jobs("speedup", processes=4)] == [4] * 4
+    assert capsys.readouterr().err == ""
+    assert [job.model for job in jobs("speedup", processes=8)] == [
+        "OLMoE",
+        "DeepSeek-V2-Lite",
+        "Mixtral",
+    ]
+    assert "Qwen1.5-MoE-Chat is left out, 8 ranks do not divide" in capsys.readouterr().err
+    # On real ranks a model has one placement.
+    models = [job.model for job in jobs("placement", processes=2)]
+    assert models == ["OLMoE", "Qwen1.5-MoE-Chat", "Mixtral"]
+
+
+def test_placements_spread_the_same_tokens() -> None:
+    found = [job for job in jobs("placement") if job.model == "OLMoE"]
+    assert [job.shape.n_experts // job.ranks for job in found] == [1, 2, 4, 8, 16]
+    assert {job.batches[0].tokens * job.ranks for job in found} == {64 * 128}
+
+
+def test_traces_have_the_records_experts() -> None:
+    for job in jobs("traces"):
+        assert job.shape.n_experts % job.ranks == 0
+        assert all(isinstance(each, Trace) for each in job.routings) and len(job.routings) == 4
+        (stored,) = (RESULTS / str(job.routings[0].said()["source"]).split()[0] / "obqa").glob(
+            "baseline-*"
+        )
+        layers = json.loads(stored.read_text())["capmoe"]["layers"]
+        assert job.shape.n_experts == layers[0]["n_experts"]
+        assert job.shape.top_k == layers[0]["top_k"]
+
+
+def test_every_study_says_where_and_why() -> None:
+    assert len(efficiency.STUDIES) == len(PLANS) == 7
+    for study in find_studies("all"):
+        assert study.place and study.why and all(case.why for case in study.models)
+        assert all(SHAPES[case.shape].scaled(study.scale) for case in study.models)

@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.lm import CapmoeLM
+from capmoe_eval.evaluation.loading import Placement, load_lm
+from capmoe_eval.evaluation.provenance import provenance, weights_hash
+from capmoe_eval.experiment.cell import ModelId
+from capmoe_eval.zoo import recipes
+from capmoe_eval.zoo.synthetic.models import tiny_model
+from capmoe_eval.zoo.synthetic.tokenizer import tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("checkpoint")
+    tokenizer = tiny_tokenizer()
+    tiny_model("mixtral", vocab_size=len(tokenizer)).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.parametrize("device_map", [None, "auto"])
+def test_a_local_checkpoint_is_the_model_that_was_saved(
+    checkpoint: Path, device_map: str | None
+) -> None:
+    loaded = load_lm(
+        ModelId("mine", str(checkpoint), dtype="float32"), Placement("cpu", device_map), 2
+    )
+    embedded = load_lm(ModelId("tiny", "tiny:mixtral", dtype="float32"), Placement("cpu"), 2)
+    assert weights_hash(loaded.model) == weights_hash(embedded.model)
+    tokens = torch.arange(2, 22).view(2, 10)
+    assert torch.equal(loaded.model(tokens).logits, embedded.model(tokens).logits)
+    assert not loaded.model.training
+    assert loaded.tokenizer.encode("a robin") == embedded.tokenizer.encode("a robin")
+
+
+def test_the_dtype_is_the_one_asked_for(checkpoint: Path) -> None:
+    lm = load_lm(ModelId("mine", str(checkpoint), dtype="bfloat16"), Placement("cpu"), 2)
+    assert provenance(lm.model, lm.tokenizer)["model"]["dtype"] == "bfloat16"
+
+
+def test_the_weights_hash_sees_one_changed_value() -> None:
+    model = tiny_model("mixtral", vocab_size=64)
+    before = weights_hash(model)
+    del model.capmoe_weights_hash
+    with torch.no_grad():
+        model.lm_head.weight[3, 5] += 1e-3
+    assert weights_hash(model) != before
+
+
+@pytest.mark.parametrize(
+    ("model", "placement", "line"),
+    [
+        (ModelId("m", "tiny:olmo"), Placement("cpu"), "did you mean 'tiny:olmoe'"),
+        (ModelId("m", "tiny:olmoe", dtype="int8"), Placement("cpu"), "dtype=int8: choose one of"),
+        (ModelId("m", "tiny:olmoe"), Placement("cuda:99"), "device=cuda:99: not usable here"),
+        (
+            ModelId("m", "./nothing"),
+            Placement("cpu"),
+            r"model\.pretrained=\./nothing: .*no such dir",
+        ),
+        (ModelId("m", "tiny:olmoe", tokenizer="./no"), Placement("cpu"), r"model\.tokenizer=\./no"),
+    ],
+)
+def test_what_cannot_be_loaded_gives_one_line(
+    model: ModelId, placement: Placement, line: str
+) -> None:
+    with pytest.raises(UsageError, match=line) as error:
+        load_lm(model, placement, 1)
+    assert "\n" not in str(error.value)
+
+
+def test_too_little_memory_gives_one_line(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", no_memory)
+    with pytest.raises(UsageError, match="set device_map=auto to spread it") as error:
+        load_lm(ModelId("mine", str(checkpoint)), Placement("cpu"), 2)
+    assert "\n" not in str(error.value)
+
+
+Damage = Callable[[Path], None]
+
+
+def tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Damage:
+    def damage(directory: Path) -> None:
+        file = directory / "model.safetensors"
+        stored = load_file(file)
+        change(stored)
+        save_file(stored, file, metadata={"format": "pt"})
+
+    return damage
+
+
+def without(part: str) -> Damage:
+    def drop(stored: dict[str, torch.Tensor]) -> None:
+        for key in [key for key in stored if part in key]:
+            del stored[key]
+
+    return tensors(drop)
+
+
+def config(**changes: object) -> Damage:
+    def damage(directory: Path) -> None:
+        file = directory / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    return damage
+
+
+def cut(file: str, keep: int) -> Damage:
+    def damage(directory: Path) -> None:
+        (directory / file).write_bytes((directory / file).read_bytes()[:keep])
+
+    return damage
+
+
+# In the files Mixtral's experts are block_sparse_moe.experts.N.w1, w2 and w3, one by one.
+DAMAGES: list[tuple[Damage, str]] = [
+    (
+        without("layers.1.block_sparse_moe.experts"),
+        r"lacks tensors of the model.*\(2: model\.layers\.1\.mlp\.experts\.down_proj, model\.lay",
+    ),
+    (without("layers.1.block_sparse_moe.experts.3."), r"other shapes.*experts.*\(7, .* for \(8, "),
+    (without("experts.3.w1"), "the checkpoint|cannot be loaded"),
+    (without("gate.weight"), r"lacks tensors.*\(3: model\.layers\.0\.mlp\.gate\.weight"),
+    (without("lm_head"), r"lacks tensors.*\(1: lm_head\.weight\)"),
+    (without("layers"), r"lacks tensors.*, …\)"),
+    (config(num_hidden_layers=4), r"lacks tensors.*model\.layers\.3"),
+    (config(num_hidden_layers=2), r"has tensors of layers that the model has no place.*layers\.2"),
+    (config(num_local_experts=4), r"has tensors of other shapes.*\(8, .* for \(4, "),
+    (config(hidden_size="wide"), "cannot be loaded"),
+    (config(model_type="mixtrall"), "cannot be loaded"),
+    (cut("config.json", 40), "cannot be loaded"),
+    (cut("model.safetensors", 0), "cannot be loaded"),
+    (cut("model.safetensors", 5000), "cannot be loaded"),
+    (cut("model.safetensors", -30), "cannot be loaded"),
+    (cut("tokenizer.json", 100), "cannot be loaded"),
+    (lambda directory: (directory / "model.safetensors").unlink(), "cannot be loaded"),
+]
+
+
+@pytest.mark.parametrize(("damage", "line"), DAMAGES)
+def test_a_checkpoint_that_is_not_whole_is_refused(
+    damage: Damage, line: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    """transformers puts random numbers in the place of what is not there, or a traceback."""
+    directory = tmp_path / "model"
+    shutil.copytree(checkpoint, directory)
+    damage(directory)
+    with pytest.raises(UsageError, match=rf"model\.pretrained={directory}: .*{line}") as error:
+        load_lm(ModelId("mine", str(directory), dtype="float32"), Placement("cpu"), 1)
+    assert "\n" not in str(error.value)
+    with pytest.raises(UsageError, match=line) as error:  # as lm-eval's command line loads it
+        CapmoeLM(str(directory), device="cpu")
+    assert str(error.value).startswith(f"pretrained={directory}: ")
+
+
+def test_tensors_of_other_parts_and_tied_ones_are_no_damage(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(checkpoint, tmp_path / "model")
+    extra = {"vision.layers.0.weight": torch.ones(2), "model.rotary_emb.inv_freq": torch.ones(2)}
+    without("lm_head")(tmp_path / "model")
+    config(tie_word_embeddings=True)(tmp_path / "model")
+    tensors(lambda stored: stored.update(extra))(tmp_path / "model")
+    load_lm(ModelId("mine", str(tmp_path / "model"), dtype="float32"), Placement("cpu"), 1)
+
+
+def test_damaged_weights_of_an_embedded_model_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(recipes.WEIGHTS / "mixtral", tmp_path / "mixtral")
+    without("experts")(tmp_path / "mixtral")
+    monkeypatch.setattr(recipes, "WEIGHTS", tmp_path)
+    with pytest.raises(UsageError, match="lacks tensors of the model"):
+        load_lm(ModelId("zoo_mixtral", "zoo:mixtral"), Placement("cpu"), 1)
+
+
+MARKER = """
+from pathlib import Path
+Path({marker!r}).write_text("")
+from transformers import {base} as {name}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["model", "tokenizer"])
+@pytest.mark.parametrize("command", ["capmoe_eval", "capmoe_eval.lm_eval"])
+def test_code_of_a_checkpoint_never_runs(
+    part: str, command: str, checkpoint: Path, hub: Path, tmp_path: Path
+) -> None:
+    """transformers asks on standard input, and a piped yes is an answer."""
+    directory, marker = tmp_path / "model", tmp_path / "ran"
+    shutil.copytree(checkpoint, directory)
+    code = functools.partial(MARKER.format, marker=str(marker))
+    named = f"pretrained={directory}"
+    if part == "model":
+        names = {"AutoConfig": "own.MyConfig", "AutoModelForCausalLM": "own.MyModel"}
+        config(model_type="mine", auto_map=names)(directory)
+        own = code(base="MixtralConfig", name="MyConfig") + "MyModel = None\n"
+        (directory / "own.py").write_text(own)
+    else:
+        (tmp_path / "tokenizer").mkdir()
+        settings = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["own.Mine", None]}}
+        (tmp_path / "tokenizer/tokenizer_config.json").write_text(json.dumps(settings))
+        own = code(base="PreTrainedTokenizer", name="Mine")
+        (tmp_path / "tokenizer/own.py").write_text(own)
+        named = f"tokenizer={tmp_path / 'tokenizer'}"
+    words = {
+        "capmoe_eval": [
+            *("model=custom", "model.name=mine", f"model.pretrained={directory}", "tasks=obqa"),
+            f"model.{named}",
+            *("method=baseline", f"data.root={hub}", "limit=1", f"results_dir={tmp_path / 'r'}"),
+        ],
+        "capmoe_eval.lm_eval": [
+            *("run", "--model", "capmoe", "--model_args", f"pretrained={directory},{named}"),
+            *("--tasks", "longicl_banking77_1shot", "--limit", "1", "--device", "cpu"),
+        ],
+    }[command]
+    done = subprocess.run(
+        [sys.executable, "-m", command, *words],
+        input="y\n" * 9,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert not marker.exists(), "code of the checkpoint ran"
+    assert "Do you wish to run" not in done.stdout + done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "needs code of its own" in line and "--trust_remote_code" in line
+    assert done.returncode == 2
+
+
+def test_threads_are_a_setting() -> None:
+    before = torch.get_num_threads()
+    try:
+        load_lm(ModelId("m", "tiny:mixtral", dtype="float32"), Placement("cpu", threads=2), 1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,169 @@
+"""``parallel=ep``: an evaluation by several processes gives the record of one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capmoe_eval.__main__ import main
+from capmoe_eval.experiment import application
+from capmoe_eval.zoo.synthetic.models import tiny_model
+from capmoe_eval.zoo.synthetic.tokenizer import tiny_tokenizer
+from tests.wrapper.parallel.processes import run_ranks
+
+# One command computes all of it: choices, what is written, methods that the ranks must agree on.
+WORDS = [
+    "model=tiny_olmoe",
+    "ep_size=2",
+    "batch_size=5",
+    "limit=2",
+    "gamma=1.0",
+    "+parts.choices={method: [score,expanded_drop,expert_drop,random], tasks: [obqa]}",
+    "+parts.written={method: [score], tasks: [gsm8k]}",
+]
+
+
+def records(root: Path) -> dict[str, Any]:
+    return {
+        str(path.relative_to(root)): json.loads(path.read_text())
+        for path in sorted(root.glob("*/*/*.json"))
+    }
+
+
+def run_here(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    """Run the command line in this process and return its status."""
+    monkeypatch.setattr(sys, "argv", ["capmoe_eval", *words])
+    with pytest.raises(SystemExit) as done:
+        main()
+    return int(done.value.code or 0)
+
+
+def without_origin(record: dict[str, Any]) -> dict[str, Any]:
+    """Leave out when, where and how: that differs."""
+    part = json.loads(json.dumps(record["capmoe"]))
+    del part["checksum"]
+    for name in ("date", "seconds", "parallel", "git_revision"):
+        del part["provenance"][name]
+    part["proofs"]["stock_at_infinity"].pop("compared", None)
+    agrees = part["proofs"].pop("kernel_agrees")
+    assert agrees["passed"] is (None if record["capmoe"]["provenance"]["parallel"] else True)
+    for layer in part["layers"]:
+        layer["weight_deviation"] = round(layer["weight_deviation"], 5)
+    return part
+
+
+@pytest.fixture(scope="module")
+def from_directory(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What to evaluate of a model that lies in a directory and is read in parts."""
+    directory = tmp_path_factory.mktemp("saved") / "model"
+    tokenizer = tiny_tokenizer()
+    tiny_model("mixtral", vocab_size=len(tokenizer)).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return [
+        "model=custom",
+        "model.name=mine",
+        f"model.pretrained={directory}",
+        "data.root=synthetic",
+        "dtype=float32",
+        *("ep_size=2", "batch_size=5", "limit=3", "tasks=obqa", "gamma=1.0", "method=score"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def spread(
+    from_directory: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[str]]:
+    """Two processes' records, of one command after the other, and what each process said."""
+    root = tmp_path_factory.mktemp("spread")
+    lines = [
+        [*words, f"results_dir={root / name}", "parallel=ep"]
+        for name, words in (("embedded", WORDS), ("directory", from_directory))
+    ]
+    said = run_ranks(["-m", "tests.wrapper.parallel.commands", json.dumps(lines)], 2, timeout=180)
+    return root, said
+
+
+def test_two_processes_give_the_records_of_one(
+    spread: tuple[Path, list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    root, said = spread
+    assert "5 computed, 0 finished before, 0 failed" in said[0]
+    assert said[1] == "", "rank 1 speaks, too"
+    assert not run_here(monkeypatch, *WORDS, f"results_dir={tmp_path}")
+    capsys.readouterr()
+    ours, theirs = records(root / "embedded"), records(tmp_path)
+    assert ours.keys() == theirs.keys() and len(ours) == 5
+    for path, record in ours.items():
+        assert without_origin(record) == without_origin(theirs[path]), path
+        assert record["results"] == theirs[path]["results"]
+        origin = record["capmoe"]["provenance"]["parallel"]
+        assert origin == {"kind": "ep", "ranks": 2, "backend": "gloo"}
+        assert theirs[path]["capmoe"]["provenance"]["parallel"] is None
+    # What is finished stays: the same cells, whoever computed them.
+    assert not run_here(monkeypatch, *WORDS, f"results_dir={root / 'embedded'}")
+    assert "0 computed, 5 finished before" in capsys.readouterr().out
+
+
+def test_a_model_from_a_directory_is_read_in_parts(
+    spread: tuple[Path, list[str]],
+    from_directory: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert not run_here(monkeypatch, *from_directory, f"results_dir={tmp_path}")
+    capsys.readouterr()
+    (ours,), (theirs,) = (
+        list(records(root).values()) for root in (spread[0] / "directory", tmp_path)
+    )
+    assert without_origin(ours) == without_origin(theirs)
+
+
+@pytest.mark.parametrize(
+    ("words", "processes", "line"),
+    [
+        ([], None, "parallel=ep: needs one process per rank; start them with torchrun"),
+        (["ep_size=4"], "2", "ep_size=4: torchrun started 2 processes"),
+        (["device_map=auto", "ep_size=2"], "2", "device_map=auto: under parallel=ep"),
+        (["parallel=eep"], None, "parallel=eep: did you mean 'ep'?"),
+    ],
+)
+def test_a_mistake_gives_one_line_and_2(
+    words: list[str],
+    processes: str | None,
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"WORLD_SIZE": processes, "RANK": processes and "0"}.items():
+        monkeypatch.delenv(name, raising=False)
+        if value:
+            monkeypatch.setenv(name, value)
+    assert run_here(monkeypatch, "tasks=obqa", "parallel=ep", *words) == 2
+    said = capsys.readouterr().err
+    assert line in said and said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_mistake_of_all_is_said_by_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others wait before they say it, and torchrun ends them meanwhile."""
+    waited: list[float] = []
+    monkeypatch.setattr(application.time, "sleep", waited.append)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        assert run_here(monkeypatch, "tasks=obqa", "parallel=ep", "ep_size=4") == 2
+        assert capsys.readouterr().err.startswith("error: ep_size=4")
+        assert len(waited) == int(rank)

@@ -1,0 +1,63 @@
+"""The few folders that a task needs hold what lm-eval finds in all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from lm_eval.tasks import TaskManager
+
+from capmoe_eval.evaluation.longicl import TASKS_DIR as LONGICL
+from capmoe_eval.evaluation.mixtures import TASKS_DIR as MIXTURES
+from capmoe_eval.evaluation.tasks import task_manager
+from capmoe_eval.experiment.configuration import load_option, options
+
+NAMES = sorted(
+    {
+        spec.lm_eval
+        for key in options("tasks")
+        for spec in [load_option("tasks", key).get(key)]
+        if spec
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def everything() -> TaskManager:
+    """lm-eval's own manager, over all of its folders and ours."""
+    return TaskManager(include_path=[str(LONGICL), str(MIXTURES)])
+
+
+def parts(manager: TaskManager, name: Any) -> dict[str, Any]:
+    """Return the file of a name and of all that it consists of, and what tags stand for."""
+    entry = manager.task_index[name]
+    members = (entry.cfg or {}).get("task")
+    below = [*(members if isinstance(members, list) else [])]
+    if entry.yaml_path is None:
+        below += entry.tags
+    found = {name: (entry.kind.name, entry.yaml_path)}
+    for member in below:
+        found |= parts(manager, member if isinstance(member, str) else member["task"])
+    return found
+
+
+# Beside ours: a group whose parts lie in other folders, and a tag.
+@pytest.mark.parametrize("name", [*NAMES, "openllm", "arithmetic"])
+def test_a_task_is_what_lm_eval_finds_in_all_folders(name: str, everything: TaskManager) -> None:
+    assert parts(task_manager(name), name) == parts(everything, name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_not_all_of_lm_evals_folders_are_read_for_our_tasks(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = []
+    build = TaskManager.__init__
+
+    def noting(self: TaskManager, **given: Any) -> None:
+        read.append(given.get("include_defaults", True))
+        build(self, **given)
+
+    monkeypatch.setattr(TaskManager, "__init__", noting)
+    task_manager(name)
+    assert not any(read)

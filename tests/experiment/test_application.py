@@ -1,0 +1,198 @@
+"""How a command ends: by signals, by a full disk, by a question, and where many are asked for."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from capmoe_eval import tables
+from capmoe_eval.errors import UsageError, unwritable
+from capmoe_eval.experiment import application
+from capmoe_eval.experiment.application import run_all, run_command
+from capmoe_eval.experiment.datasource import _writable_or_temporary, cache_directory
+from capmoe_eval.experiment.files import write_text
+
+INTERRUPTED = "interrupted: finished cells are kept, the same command continues"
+SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """Every test leaves the signals as it found them; none is ignored, as under nohup."""
+    ignored = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, signal.SIG_DFL)
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    assert {number: signal.getsignal(number) for number in SIGNALS} == before
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@pytest.mark.parametrize(("number", "status"), SIGNALS.items())
+def test_a_signal_ends_in_one_line_and_its_own_status(
+    number: signal.Signals,
+    status: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _file: os.kill(os.getpid(), number))
+    ended = run_command(lambda: write_text(tmp_path / "half", "half"))
+    assert (ended, capsys.readouterr().err) == (status, f"{INTERRUPTED}\n")
+    assert not list(tmp_path.iterdir()), "a temporary file is left"
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    """Under nohup a command goes on when its terminal goes."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert run_command(lambda: os.kill(os.getpid(), signal.SIGHUP)) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_sweep_that_is_told_to_end_keeps_what_is_finished(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    command = [
+        *(sys.executable, "-m", "capmoe_eval", "-m", "limit=2", "tasks=obqa,piqa,rte,boolq"),
+        *("method=order,reverse_order,score", "gamma=1.0,2.0", "results_dir=results"),
+    ]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("results/*/*/*.json")) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == SIGNALS[number]
+    assert err.splitlines()[-1] == INTERRUPTED and "Traceback" not in err
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files and all(path.suffix in (".json", ".lock") for path in files), files
+
+
+def test_a_file_that_is_no_yaml_is_named_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("name: [mine\n")
+    assert run_command(lambda: OmegaConf.load(path)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: not valid YAML: ") and str(path) in line
+
+
+def test_an_interrupt_ends_all() -> None:
+    called = []
+
+    def interrupted() -> int:
+        called.append("interrupted")
+        raise KeyboardInterrupt
+
+    assert run_command(lambda: run_all([interrupted, lambda: called.append("next")])) == 130
+    assert called == ["interrupted"]
+
+
+def test_an_interrupt_ends_all_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rendered = []
+
+    def interrupt(name: str, *_: object) -> None:
+        rendered.append(name)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tables, "measured_table", interrupt)
+    with pytest.raises(SystemExit) as done:
+        tables.main(["all", "--out", str(tmp_path)])
+    assert (done.value.code, len(rendered)) == (130, 1)
+    assert capsys.readouterr().err == f"{INTERRUPTED}\n"
+
+
+def test_a_mistake_in_one_leaves_the_others_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    def wrong() -> int:
+        raise UsageError("a=1: must be 2")
+
+    called: list[str] = []
+    assert run_all([wrong, lambda: called.append("next"), lambda: 1]) == 2
+    assert called == ["next"] and capsys.readouterr().err == "error: a=1: must be 2\n"
+
+
+def test_a_full_disk_ends_all(capsys: pytest.CaptureFixture[str]) -> None:
+    def full() -> int:
+        raise unwritable("--out", Path("there"), OSError(errno.ENOSPC, "No space left on device"))
+
+    called: list[str] = []
+    assert run_all([full, lambda: called.append("next")]) == 2
+    assert not called and "--out=there: cannot be written (No space" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_read_enough_loses_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> int:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(application, "_discard_output", lambda: None)
+    called: list[str] = []
+    assert run_all([broken, lambda: called.append("next")]) == 0
+    assert called == ["next"]
+
+
+def test_no_question_is_answered(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A yes that is piped in is not taken for an answer to a library's question."""
+    piped = io.StringIO("yes\n")
+    monkeypatch.setattr(sys, "stdin", piped)
+    answers: list[str] = []
+    assert run_command(lambda: answers.append(input())) == 2
+    assert not answers and "error: a question was asked" in capsys.readouterr().err
+    assert sys.stdin is piped and piped.read() == "yes\n"
+
+
+def test_a_file_that_the_system_refuses_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(lambda: Path("/proc/nothing").write_text("")) == 2
+    assert capsys.readouterr().err.startswith("error: /proc/nothing: ")
+
+
+@pytest.mark.parametrize("blocked", ["file", "file/below", "/proc/nothing"])
+def test_a_cache_that_cannot_be_written_is_done_without(
+    blocked: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / blocked))
+    _writable_or_temporary.cache_clear()
+    place = cache_directory()
+    write_text(place / "part", "whole")
+    assert cache_directory() == place
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and err.startswith("note: XDG_CACHE_HOME=")
+    _writable_or_temporary.cache_clear()
+
+
+@pytest.mark.slow
+def test_a_run_does_without_a_cache(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = subprocess.run(
+        [sys.executable, "-m", "capmoe_eval", "-m", "tasks=obqa", "limit=2", "gamma=1.0,2.0"],
+        cwd=tmp_path,
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "file")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 computed" in done.stdout and "Traceback" not in done.stderr

@@ -1,0 +1,91 @@
+"""A cell's identity: everything that can change its result is part of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
+from capmoe_eval.routing.method import Method
+
+MODEL = ModelId("mine", "org/model")
+TASK = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
+CELL = Cell(MODEL, Method("score", 1.0), TASK, 16)
+# Another value of each field.
+OTHERS: dict[type, dict[str, Any]] = {
+    Cell: {
+        "model": dataclasses.replace(MODEL, revision="v2"),
+        "method": Method("score", 1.5),
+        "task": dataclasses.replace(TASK, metric="acc"),
+        "batch_size": 8,
+        "limit": 100,
+        "data": "mine",
+        "eval_seed": 1,
+        "shuffle": 0,
+    },
+    ModelId: {
+        "name": "other",
+        "pretrained": "org/other",
+        "revision": "v2",
+        "dtype": "float32",
+        "max_length": 512,
+        "tokenizer": "org/tokenizer",
+        "attention": "eager",
+    },
+    TaskId: {
+        "name": "other",
+        "lm_eval": "piqa",
+        "dataset": "baber/piqa",
+        "metric": "acc",
+        "fewshot": 5,
+        "filter": "strict-match",
+    },
+}
+CHANGES = [
+    (kind, field.name) for kind in (Cell, ModelId, TaskId) for field in dataclasses.fields(kind)
+]
+
+
+@pytest.mark.parametrize(("kind", "field"), CHANGES, ids=[f"{k.__name__}.{f}" for k, f in CHANGES])
+def test_every_field_is_part_of_the_identity(kind: type, field: str) -> None:
+    change = {field: OTHERS[kind][field]}
+    if kind is Cell:
+        changed = dataclasses.replace(CELL, **change)
+    elif kind is ModelId:
+        changed = dataclasses.replace(CELL, model=dataclasses.replace(MODEL, **change))
+    else:
+        changed = dataclasses.replace(CELL, task=dataclasses.replace(TASK, **change))
+    assert changed.digest != CELL.digest
+    assert Cell.from_identity(changed.identity()) == changed
+
+
+def test_the_digest_of_a_cell_stays() -> None:
+    """Committed records are found by it."""
+    assert CELL.digest == "f0755a0678"
+
+
+@pytest.mark.parametrize(
+    "name", ["../evil", "/evil", "a/b", "a\\b", "..", ".x", "", " ", " x", "a\nb", "x" * 101, 7]
+)
+def test_a_name_that_leads_elsewhere_is_refused(name: Any) -> None:
+    for part, field in ((MODEL, "model.name"), (TASK, "tasks."), (CELL, "data")):
+        with pytest.raises(UsageError, match="becomes a name in a path") as error:
+            dataclasses.replace(part, **{"data" if part is CELL else "name": name})  # type: ignore[type-var]
+        assert str(error.value).startswith(field) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("batch_size", value) for value in (0, -1, True, 1.0, "16", None, [], "auto:0")),
+        *(("limit", value) for value in (0, -1, True, 1.0, "4", [])),
+        *(("eval_seed", value) for value in (-1, True, 1.0, None, "1", 2**32)),
+        *(("shuffle", value) for value in (-1, True, 1.0, "1", 2**63)),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused(field: str, value: Any) -> None:
+    with pytest.raises(UsageError, match=f"^{field}="):
+        dataclasses.replace(CELL, method=Method("baseline"), **{field: value})

@@ -1,0 +1,123 @@
+"""Grids, their parts, and the shares of several processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.configuration import (
+    Plan,
+    check_overrides,
+    expand,
+    load_option,
+    options,
+    plans,
+    share,
+)
+from capmoe_eval.experiment.selection import composed
+
+
+def planned(*words: str) -> list[Plan]:
+    return plans(composed(words))
+
+
+def test_parts_are_expanded_one_after_the_other_with_the_grid() -> None:
+    points = [
+        (point["method"], point["gamma"], point["seed"])
+        for point in expand(
+            composed(
+                [
+                    "+grid.method=[order,score]",
+                    "+parts.low.gamma=[0.5]",
+                    "+parts.high={gamma: [1.0, 2.0], seed: [3]}",
+                ]
+            )
+        )
+    ]
+    assert points == [
+        ("order", 0.5, 0),
+        ("score", 0.5, 0),
+        ("order", 1.0, 3),
+        ("order", 2.0, 3),
+        ("score", 1.0, 3),
+        ("score", 2.0, 3),
+    ]
+
+
+def test_an_interpolation_sees_the_model_of_a_point() -> None:
+    models = {"zoo_olmoe": 8, "zoo_qwen2_moe": 6}
+    points = list(expand(composed([f"+grid.model=[{','.join(models)}]", "+grid.gamma=[1.0]"])))
+    assert {point["model"]["name"]: point["ep_size"] for point in points} == models
+
+
+def test_a_cell_of_two_parts_is_one_plan() -> None:
+    words = ["tasks=obqa", "+parts.a.gamma=[1.0,2.0]", "+parts.b.gamma=[2.0]"]
+    assert [plan.cell.method.gamma for plan in planned(*words)] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "key", [key for key in options("tasks") if key in load_option("tasks", key)]
+)
+def test_lm_evals_names_of_tasks_will_do(key: str) -> None:
+    """The record says our key."""
+    name = load_option("tasks", key)[key].lm_eval
+    if not key.startswith("longicl"):  # these are ours in lm-eval, too
+        assert [plan.cell.task.name for plan in planned(f"tasks={name}")] == [key]
+        assert planned(f"tasks=[rte,{name}]")[-1].cell == planned(f"tasks=[rte,{key}]")[-1].cell
+    (plan,) = planned(f"tasks={key}", f"+grid.tasks=[{name}]")
+    assert plan.cell == planned(f"tasks={key}")[0].cell
+
+
+@pytest.mark.parametrize("name", options("model"))
+def test_a_model_has_all_fields_as_hydra_composes_them(name: str) -> None:
+    """Those of its family, too, which is itself no model."""
+    option = load_option("model", name)
+    assert list(option) == list(load_option("model", "custom"))
+    assert option == composed([f"model={name}"]).model
+
+
+def test_a_part_may_take_some_of_the_tasks() -> None:
+    words = ["tasks=[obqa,rte]", "+parts.a={tasks: [rte], gamma: [1.0]}", "+parts.b.gamma=[2.0]"]
+    found = [(plan.cell.task.name, plan.cell.method.gamma) for plan in planned(*words)]
+    assert found == [("rte", 1.0), ("obqa", 2.0), ("rte", 2.0)]
+
+
+def test_a_field_that_a_file_lacks_is_named() -> None:
+    with pytest.raises(UsageError, match=r"tasks=obqa: field 'metric' is missing"):
+        planned("tasks=obqa", "~tasks.obqa.metric")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["tasks=obqa", "+parts.a.tasks=[obqq]"], "parts.a.tasks=obqq: did you mean 'obqa'"),
+        (["tasks=obqa", "+parts.a.gama=[1]"], "parts.a=gama: did you mean 'gamma'"),
+        (["tasks=obqa", "+parts.a.gamma=1"], "parts.a.gamma=1: must be a list"),
+    ],
+)
+def test_a_mistake_in_a_part_is_named(words: list[str], line: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        planned(*words)
+    assert line in str(caught.value)
+
+
+def test_an_override_of_what_a_part_sets_is_refused() -> None:
+    config = composed(["experiment=replicate"])
+    with pytest.raises(UsageError, match=r"gamma=1: gamma is set .* 'parts\.keep\.gamma=\[…\]'"):
+        check_overrides(config, ["gamma=1"])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_shares_are_all_and_each_once(count: int) -> None:
+    everything = planned("experiment=table2", "profile=tiny")
+    shares = [share(everything, f"{i}/{count}") for i in range(1, count + 1)]
+    digests = [plan.cell.digest for own in shares for plan in own]
+    assert sorted(digests) == sorted(plan.cell.digest for plan in everything)
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    assert share(everything, None) == everything
+
+
+@pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b", "1/0", "-1/2"])
+def test_a_share_that_cannot_be_is_refused(shard: str) -> None:
+    with pytest.raises(UsageError, match=f"shard={shard}: must be i/n"):
+        share([], shard)

@@ -1,0 +1,280 @@
+"""One name stands for one set of weights, and one for one set of documents, in a directory."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import re
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.run import run
+from capmoe_eval.evaluation.tasks import TaskLibrary
+from capmoe_eval.experiment import inputs
+from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
+from capmoe_eval.experiment.configuration import Plan
+from capmoe_eval.experiment.datasource import DataSource, data_source
+from capmoe_eval.experiment.record import Record
+from capmoe_eval.routing.method import Method
+from capmoe_eval.zoo.synthetic.models import tiny_model
+from capmoe_eval.zoo.synthetic.tokenizer import tiny_tokenizer
+
+OBQA = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
+PIQA = TaskId("piqa", "piqa", "baber/piqa", "acc_norm", 0)
+
+
+def plan(root: Path, pretrained: str, method: Method, task: TaskId = OBQA, **changes: Any) -> Plan:
+    cell = Cell(ModelId("mine", pretrained, dtype="float32"), method, task, 4, 2, "synthetic")
+    return dataclasses.replace(
+        Plan(cell, data_source("synthetic"), root, device="cpu", threads=1), **changes
+    )
+
+
+@pytest.fixture(scope="module")
+def computed(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    root = tmp_path_factory.mktemp("computed")
+    (record,) = run([plan(root, "tiny:olmoe", Method("baseline"))]).records
+    return record
+
+
+def variant(
+    record: Record, root: Path, *, method: Method | None = None, **provenance: object
+) -> Record:
+    """The record as another cell's, or computed with something else (``model.weights=…``)."""
+    content = copy.deepcopy(record.content)
+    cell = dataclasses.replace(record.cell, method=method or record.cell.method)
+    content["capmoe"] |= {"cell": cell.identity(), "digest": cell.digest}
+    for name, value in provenance.items():
+        *parents, last = name.split("__")
+        part = content["capmoe"]["provenance"]
+        for parent in parents:
+            part = part[parent]
+        part[last] = value
+    return Record(content, cell.path(root))
+
+
+def write(record: Record, root: Path) -> Record:
+    inputs.note(record, root)
+    record.write()
+    return record
+
+
+def check(record: Record, root: Path) -> str | None:
+    return inputs.check(root, record.cell, record.capmoe["provenance"])
+
+
+DECISIVE = {
+    "weights": {"model__weights": "0123"},
+    "tokenizer": {"model__tokenizer": "0123456789abcdef"},
+    "attention": {"model__attention": "eager"},
+    "fingerprint": {"data_fingerprint": "0123"},
+}
+
+
+@pytest.mark.parametrize("field", DECISIVE)
+def test_another_input_under_the_same_name_is_refused(
+    field: str, computed: Record, tmp_path: Path
+) -> None:
+    first = write(variant(computed, tmp_path), tmp_path)
+    other = variant(computed, tmp_path, method=Method("score", 1.0), **DECISIVE[field])
+    for refused in (lambda: check(other, tmp_path), lambda: inputs.note(other, tmp_path)):
+        with pytest.raises(UsageError, match=rf"^{tmp_path}/inputs\.json: .*other {field}") as line:
+            refused()
+        (new,) = DECISIVE[field].values()
+        key = "data.name" if field == "fingerprint" else "model.name"
+        for part in (str(first.path), f"now {new}", "another results_dir", key, "delete the old"):
+            assert part in str(line.value)
+        assert "\n" not in str(line.value)
+
+
+@pytest.mark.parametrize("field", DECISIVE)
+def test_the_new_input_is_taken_where_no_record_has_the_old_one(
+    field: str, computed: Record, tmp_path: Path
+) -> None:
+    first = write(variant(computed, tmp_path), tmp_path)
+    again = variant(computed, tmp_path, **DECISIVE[field])
+    write(again, tmp_path)  # in the place of the only record
+    back = variant(computed, tmp_path, method=Method("order", 1.0))
+    with pytest.raises(UsageError, match=f"other {field}"):
+        check(back, tmp_path)
+    first.path.unlink()
+    write(back, tmp_path)
+    assert check(back, tmp_path) is None
+
+
+def test_other_models_and_data_have_inputs_of_their_own(computed: Record, tmp_path: Path) -> None:
+    write(variant(computed, tmp_path), tmp_path)
+    other = variant(computed, tmp_path, model__weights="0123", data_fingerprint="0123")
+    cell = dataclasses.replace(
+        other.cell, model=dataclasses.replace(other.cell.model, name="theirs"), data="other"
+    )
+    other.capmoe.update(cell=cell.identity(), digest=cell.digest)
+    write(Record(other.content, cell.path(tmp_path)), tmp_path)
+    content = json.loads((tmp_path / "inputs.json").read_text())
+    assert [entry["weights"] for entry in content["models"]] == [
+        computed.capmoe["provenance"]["model"]["weights"],
+        "0123",
+    ]
+    assert len(content["datasets"]) == 2
+
+
+def test_the_file_is_made_from_records_that_lack_it(computed: Record, tmp_path: Path) -> None:
+    write(variant(computed, tmp_path), tmp_path)
+    known = (tmp_path / "inputs.json").read_text()
+    (tmp_path / "inputs.json").unlink()
+    inputs.prepare(tmp_path)
+    assert (tmp_path / "inputs.json").read_text() == known
+    other = variant(computed, tmp_path, method=Method("score", 1.0), model__weights="0123")
+    with pytest.raises(UsageError, match="other weights"):
+        check(other, tmp_path)
+
+
+def test_records_that_contradict_one_another_are_named(computed: Record, tmp_path: Path) -> None:
+    one = variant(computed, tmp_path)
+    two = variant(computed, tmp_path, method=Method("score", 1.0), model__weights="0123")
+    one.write()
+    two.write()
+    with pytest.raises(UsageError, match="other weights of model mine") as line:
+        inputs.prepare(tmp_path)
+    assert str(one.path) in str(line.value) and str(two.path) in str(line.value)
+    assert not (tmp_path / "inputs.json").exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"schema": 9}', '{"schema": 1, "models": [3], "datasets": []}']
+)
+def test_a_damaged_file_gives_one_line(text: str, computed: Record, tmp_path: Path) -> None:
+    (tmp_path / "inputs.json").write_text(text)
+    with pytest.raises(UsageError, match=rf"{tmp_path}/inputs\.json: cannot be read.*delete it"):
+        check(variant(computed, tmp_path), tmp_path)
+
+
+def test_processes_that_write_at_once_lose_nothing(computed: Record, tmp_path: Path) -> None:
+    def one(number: int) -> None:
+        record = variant(computed, tmp_path)
+        cell = dataclasses.replace(record.cell, data=f"data{number}")
+        record.capmoe.update(cell=cell.identity(), digest=cell.digest)
+        inputs.note(Record(record.content, cell.path(tmp_path)), tmp_path)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(one, range(24)))
+    content = json.loads((tmp_path / "inputs.json").read_text())
+    assert len(content["datasets"]) == 24
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"git_revision": "abc"}, "code .*, now abc"),
+        ({"threads": 7}, "threads 1, now 7"),
+        ({"device": {"type": "cuda", "name": "H200"}}, "device cpu .*, now cuda H200"),
+        ({"versions__torch": "9.9"}, r"torch .*, now 9\.9"),
+        ({"model__experts_implementation": "eager"}, "experts kernel .*, now eager"),
+    ],
+)
+def test_other_conditions_are_worth_a_warning(
+    change: dict[str, object], said: str, computed: Record, tmp_path: Path
+) -> None:
+    first = write(variant(computed, tmp_path), tmp_path)
+    assert check(first, tmp_path) is None
+    warning = check(variant(computed, tmp_path, **change), tmp_path)
+    assert warning is not None and "\n" not in warning
+    assert re.search(said, warning) and str(tmp_path) in warning
+
+
+def test_a_run_warns_once(computed: Record, tmp_path: Path, capsys: Any) -> None:
+    write(variant(computed, tmp_path, threads=7), tmp_path)
+    plans = [plan(tmp_path, "tiny:olmoe", Method(name, 1.0)) for name in ("score", "order")]
+    assert run(plans).computed == 2
+    assert capsys.readouterr().err.count("warning: ") == 1
+
+
+def test_nothing_is_written_where_nothing_is_computed(computed: Record, tmp_path: Path) -> None:
+    variant(computed, tmp_path).write()
+    done = plan(tmp_path, "tiny:olmoe", Method("baseline"))
+    assert run([done]).computed == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_replaced_weights_are_refused_for_other_cells_too(tmp_path: Path) -> None:
+    model, root = tmp_path / "model", tmp_path / "results"
+    tiny_tokenizer().save_pretrained(model)
+
+    def save(seed: int) -> None:
+        vocabulary = len(tiny_tokenizer())
+        tiny_model("mixtral", vocab_size=vocabulary, seed=seed).save_pretrained(model)
+
+    save(0)
+    first = plan(root, str(model), Method("baseline"))
+    other = plan(root, str(model), Method("score", 1.0), PIQA)
+    (record,) = run([first]).records
+    save(1)
+    assert run([first]).computed == 0, "finished before, by the old weights"
+    for asked in (
+        [other],
+        [first, other],
+        [dataclasses.replace(other, overwrite=True)],
+    ):
+        with pytest.raises(UsageError, match=r"inputs\.json: model mine has other weights"):
+            run(asked)
+        assert not other.path.exists()
+    record.path.unlink()
+    assert run([other]).computed == 1
+
+
+def test_changed_documents_are_refused_for_other_methods_too(hub: Path, tmp_path: Path) -> None:
+    shutil.copytree(hub / "allenai/openbookqa", tmp_path / "data/allenai/openbookqa")
+
+    def asked(name: str) -> Plan:
+        source = data_source(str(tmp_path / "data"))
+        one = plan(tmp_path / "results", "tiny:olmoe", Method(name, 1.0), source=source)
+        return dataclasses.replace(one, cell=dataclasses.replace(one.cell, data="data"))
+
+    run([asked("baseline")])
+    card = tmp_path / "data/allenai/openbookqa/README.md"
+    card.write_text(card.read_text() + "\nchanged\n")
+    _forget_hashes()
+    with pytest.raises(UsageError, match=r"dataset allenai/openbookqa of data data has other"):
+        run([asked("score")])
+
+
+def _forget_hashes() -> None:
+    from capmoe_eval.experiment import datasource
+
+    forget: Callable[[], None] | None = getattr(datasource._hash_files, "cache_clear", None)
+    if forget is not None:
+        forget()
+
+
+def test_attention_is_a_choice_and_part_of_a_cell_that_makes_it(tmp_path: Path) -> None:
+    own = plan(tmp_path, "tiny:olmoe", Method("baseline"))
+    model = dataclasses.replace(own.cell.model, attention="eager")
+    eager = dataclasses.replace(own, cell=dataclasses.replace(own.cell, model=model))
+    assert "attention" not in own.cell.identity()["model"]
+    assert Cell.from_identity(eager.cell.identity()) == eager.cell != own.cell
+    records = run([own, eager]).records
+    used = [record.capmoe["provenance"]["model"]["attention"] for record in records]
+    assert used == ["sdpa", "eager"]
+    wrong = dataclasses.replace(model, attention="eagre")
+    with pytest.raises(UsageError, match="attention=eagre: did you mean 'eager'"):
+        run([dataclasses.replace(own, cell=dataclasses.replace(own.cell, model=wrong))])
+
+
+def test_the_commit_of_a_hubs_dataset_is_its_fingerprint(
+    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As datasets keeps what it once read from the hub; that one cannot be reached."""
+    commit = "0123456789" * 4
+    here = datasets.load_dataset(str(hub / "allenai/openbookqa"), "main", cache_dir=tmp_path / "a")
+    kept = Path(here["test"].cache_files[0]["filename"]).parent
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "b")
+    shutil.copytree(kept, tmp_path / f"b/allenai___openbookqa/main/0.0.0/{commit}")
+    assert TaskLibrary().fingerprint(OBQA, DataSource("hub")) == commit

@@ -1,0 +1,302 @@
+"""Records are read whole, unchanged and in their place, or refused in one line by every reader."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import capmoe_eval
+from capmoe_eval.bench.ep.routing import recorded
+from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.record import PROOFS, SCHEMA, Record, read_record, sealed
+from capmoe_eval.experiment.record_part import Proofs, RecordPart
+from capmoe_eval.experiment.results import Reader, read_results, record_paths, result_directories
+from capmoe_eval.experiment.selection import finished
+from capmoe_eval.paper.claims.evidence import read_evidence
+from capmoe_eval.report.figures.evidence import FigurePlans
+from capmoe_eval.report.site.inventory import take_inventory
+from capmoe_eval.routing.method import Method
+from tests.records import cell, forge, layer, planned, plausible, record, write_all
+
+Content = dict[str, Any]
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Record:
+    made = plausible(cell(Method("score", 1.0, ep_size=2)), tmp_path / "results", experts=8)
+    made.write()
+    return made
+
+
+def test_what_is_written_is_what_is_read(whole: Record) -> None:
+    found = read_record(whole.path, whole.path.parents[2])
+    assert found == whole
+    assert found.part.value == found.value and found.part.layers[0].n_experts == 8
+    assert found.path.read_bytes() == sealed(found.content)
+    assert tuple(Proofs.model_fields) == PROOFS
+    assert RecordPart.model_fields["schema_"].annotation.__args__ == (SCHEMA,)  # type: ignore[union-attr]
+
+
+def test_no_flipped_bit_is_taken(whole: Record) -> None:
+    data = whole.path.read_bytes()
+    draw = random.Random(0)
+    for _ in range(400):
+        place = draw.randrange(8 * len(data))
+        flipped = bytearray(data)
+        flipped[place // 8] ^= 1 << place % 8
+        whole.path.write_bytes(flipped)
+        with pytest.raises(UsageError) as error:
+            read_record(whole.path)
+        assert str(whole.path) in str(error.value) and "\n" not in str(error.value)
+
+
+DEEP = "[" * 10**5
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda text: "", "not a whole record"),
+        (lambda text: text[:-9], "not a whole record"),
+        (lambda text: DEEP, "not a whole record"),
+        (lambda text: text.replace('"n": 400', f'"n": {DEEP}'), "not a whole record"),
+        (lambda text: text.replace('"n": 400', '"n": NaN'), "not a whole record"),
+        (lambda text: text.replace('"n": 400', '"n": Infinity'), "not a whole record"),
+        (
+            lambda text: text.replace('"seconds": 1.5', '"seconds": 1e999'),
+            "capmoe.provenance.seconds'",
+        ),
+        (lambda text: text.replace('"n": 400', '"n": 400, "n": 400'), "changed after"),
+        (lambda text: text.replace('"n": 400', '"n":  400'), "changed after"),
+        (lambda text: text.replace('"n": 400', f'"n": {"9" * 5000}'), "not a whole record"),
+        (lambda text: text + text, "not a whole record"),
+        (lambda text: text.replace('"checksum": "', '"checksum": "0'), "capmoe.checksum'"),
+        (lambda text: text.replace('"checksum"', '"check"'), "capmoe.checksum' is missing"),
+        (lambda text: "null", "no record of this suite"),
+        (lambda text: '{"capmoe": []}', "no record of this suite"),
+    ],
+)
+def test_a_damaged_file_is_refused(whole: Record, damage: Callable[[str], str], told: str) -> None:
+    whole.path.write_text(damage(whole.path.read_text()))
+    with pytest.raises(UsageError, match=told) as error:
+        read_record(whole.path)
+    assert str(error.value).startswith(f"{whole.path}: ") and len(str(error.value)) < 500
+
+
+def put(*places: str | int, value: object) -> Callable[[Content], None]:
+    """A change of one value of the part that is ours."""
+
+    def change(part: Content) -> None:
+        at: Any = part
+        for place in places[:-1]:
+            at = at[place]
+        at[places[-1]] = value
+
+    return change
+
+
+def drop(*places: str | int) -> Callable[[Content], None]:
+    """A change that takes one value away."""
+
+    def change(part: Content) -> None:
+        at: Any = part
+        for place in places[:-1]:
+            at = at[place]
+        del at[places[-1]]
+
+    return change
+
+
+def shorten(part: Content) -> None:
+    part["documents"]["obqa"]["correct"].pop()
+
+
+NAN, INFINITE, HUGE = float("nan"), float("inf"), 10**400
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (put("value", value=NAN), "not a whole record"),
+        (put("stderr", value=INFINITE), "not a whole record"),
+        (put("value", value=1.5), "value is 1.5, and acc is a share"),
+        (put("value", value=-0.1), "a share"),
+        (put("value", value=HUGE), "capmoe"),
+        (put("value", value=True), "capmoe.value'"),
+        (put("value", value="0.5"), "capmoe.value'"),
+        (put("stderr", value=-1), "capmoe.stderr'"),
+        (put("n", value=0), "capmoe.n'"),
+        (put("n", value=HUGE), "capmoe.n'"),
+        (shorten, "n is 400, and documents has 399 scores"),
+        (put("documents", value={}), "capmoe.documents'"),
+        (put("documents", "obqa", "correct", value=[]), "capmoe.documents.obqa.correct'"),
+        (put("documents", "obqa", "correct", 3, value="1"), r"documents.obqa.correct\[3\]'"),
+        (put("documents", "obqa", "correct", 3, value=None), r"documents.obqa.correct\[3\]'"),
+        (put("load", value={}), "capmoe.load.forwards' is missing"),
+        (put("load", "drop_rate", value=1.1), "capmoe.load.drop_rate'"),
+        (put("load", "peak_before", value=None), "capmoe.load.peak_before'"),
+        (put("layers", value=[]), "capmoe.layers'"),
+        (put("layers", 1, value="?"), r"capmoe.layers\[1\]'"),
+        (put("layers", 1, "n_experts", value=9), r"capmoe.layers\[1\]': load_before has 8"),
+        (put("layers", 0, "load_after", 2, value=-1), r"layers\[0\].load_after\[2\]'"),
+        (put("layers", 0, "score_by_rank", value=[0.5]), "score_by_rank has 1 numbers"),
+        (put("layers", 0, "assignments", value=0), r"layers\[0\].assignments'"),
+        (put("layers", 0, "grid", "drop_rate", value=[0.1]), r"layers\[0\].grid': gamma,"),
+        (put("layers", 0, "peak", value={}), r"layers\[0\].peak.expert_before' is missing"),
+        (drop("layers", 0, "grid", "pad_waste"), r"layers\[0\].grid.pad_waste' is missing"),
+        (drop("proofs", "kernel_agrees"), "capmoe.proofs.kernel_agrees' is missing"),
+        (put("proofs", "bound_holds", "passed", value=1), "proofs.bound_holds.passed'"),
+        (drop("provenance", "data_fingerprint"), "provenance.data_fingerprint' is missing"),
+        (put("provenance", "seconds", value=None), "provenance.seconds'"),
+        (drop("provenance", "model", "attention"), "provenance.model.attention' is missing"),
+        (put("provenance", "model", "tokenizer", value="0123"), "provenance.model.tokenizer'"),
+        (put("schema", value=SCHEMA - 1), f"schema {SCHEMA - 1}, this version reads {SCHEMA}"),
+        (put("schema", value=HUGE), "schema 1000"),
+        (put("digest", value="0123456789"), "its cell has digest"),
+        (put("cell", "limit", value=8), "its cell has digest"),
+        (put("cell", "limit", value=0), "its cell cannot be read"),
+        (put("cell", "model", "name", value=3), "capmoe.cell.model.name'"),
+        (put("cell", "method", "seeed", value=3), "its cell cannot be read"),
+        (put("cell", "method", "gamma", value="x"), "its cell cannot be read"),
+        (put("cell", "method", "gamma", value=HUGE), "its cell cannot be read|capmoe.cell.method"),
+    ],
+)
+def test_what_no_reader_could_use_is_neither_written_nor_read(
+    whole: Record, change: Callable[[Content], None], told: str
+) -> None:
+    before = whole.path.read_bytes()
+    change(whole.capmoe)
+    if whole.capmoe["schema"] == SCHEMA:
+        with pytest.raises(UsageError, match="not written: "):
+            whole.write()
+    assert whole.path.read_bytes() == before
+    forge(whole)  # with the right checksum, as a faulty writer would
+    with pytest.raises(UsageError, match=told) as error:
+        read_record(whole.path)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 500
+
+
+def test_a_metric_that_is_no_share_may_be_any_number(tmp_path: Path) -> None:
+    of = cell(Method("baseline"))
+    object.__setattr__(of.task, "metric", "word_perplexity")
+    made = record(of, tmp_path, [12.5, 8.0], stderr=None)
+    made.write()
+    assert read_record(made.path, tmp_path).value == 10.25
+
+
+def test_what_lm_eval_could_not_compute_is_null(tmp_path: Path) -> None:
+    made = record(cell(Method("baseline")), tmp_path)
+    made.content["results"] = {"obqa": {"acc,none": 0.75, "f1,none": NAN, "all": [INFINITE]}}
+    made.write()
+    found = read_record(made.path, tmp_path).content["results"]["obqa"]
+    assert found == {"acc,none": 0.75, "f1,none": None, "all": [None]}
+
+
+def test_a_record_lies_where_its_cell_does(whole: Record) -> None:
+    root = whole.path.parents[2]
+    other = record(cell(Method("score", 2.0, ep_size=2)), root)
+    for path in (
+        other.path,
+        whole.path.with_name("copy.json"),
+        root / "other" / "obqa" / whole.path.name,
+        root / "m" / "piqa" / whole.path.name,
+        root / whole.path.name,
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(whole.path, path)
+        with pytest.raises(UsageError, match="the record of another cell, whose place is m/obqa/s"):
+            read_record(path, root)
+    # Where the directory is not known, the file name must be right.
+    assert read_record(root / whole.path.name).cell == whole.cell
+    with pytest.raises(UsageError, match="another cell"):
+        read_record(whole.path.with_name("copy.json"))
+
+
+def test_only_files_of_cells_are_looked_at(whole: Record) -> None:
+    root = whole.path.parents[2]
+    for place in ("inputs.json", "m/note.json", "m/obqa/old/x.json", "m/obqa/.x.json.1.tmp"):
+        (root / place).parent.mkdir(exist_ok=True)
+        (root / place).write_text("{}")
+    (root / "m/obqa/.hidden.json").write_text("{}")
+    assert record_paths(root) == [whole.path]
+    found = read_results(root)
+    assert (found.records, found.broken) == ((whole,), ())
+    assert record_paths(root / "nowhere") == []
+
+
+def test_a_reader_reads_each_file_once(whole: Record) -> None:
+    reader, root = Reader(), whole.path.parents[2]
+    (bad := whole.path.with_name("bad.json")).write_text("")
+    first = read_results(root, reader)
+    whole.path.unlink(), bad.unlink()
+    assert reader(whole.path, root) is first.records[0]
+    with pytest.raises(UsageError, match="not a whole record"):
+        reader(bad, root)
+
+
+def test_results_lie_in_a_directory_or_in_one_for_each_profile(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    for name in ("tiny", "zoo"):
+        record(cell(Method("baseline")), results / name).write()
+    (results / "bench").mkdir()
+    (results / "bench/forward.json").write_text("{}")
+    (results / "replication.json").write_text("{}")
+    frame = capmoe_eval.load_frame(str(results))
+    assert [Path(path).parts[-4] for path in frame["path"]] == ["tiny", "zoo"]
+    assert len(capmoe_eval.load_frame(results / "zoo")) == 1
+    # A directory that holds records of its own beside those of a profile.
+    record(cell(Method("baseline"), model="own"), results).write()
+    (results / "own/obqa/old").mkdir()
+    shutil.copy(next(results.glob("own/obqa/*.json")), results / "own/obqa/old")
+    assert result_directories(results) == [results, results / "tiny", results / "zoo"]
+    assert len(capmoe_eval.load_frame(results)) == 3
+
+
+def test_every_reader_refuses_the_same_files_in_the_same_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    root = Path("results/zoo")
+    words = ["profile=zoo", "grid.model=[zoo_olmoe]", "limit=2"]
+    plans = planned("experiment=replicate", *words)
+    write_all(plans, lambda _: [1, 0, 1, 1])
+    baseline = next(plan for plan in plans if plan.cell.method.name == "baseline")
+    made = record(baseline.cell, root, layers=[layer()])
+    made.capmoe["documents"] = {}
+    forge(made)
+    with pytest.raises(UsageError) as error:
+        read_record(baseline.path, root)
+    line = str(error.value)
+    assert line == (
+        f"{baseline.path}: field 'capmoe.documents': Dictionary should have at least 1 item after "
+        "validation, not 0; delete it to compute it anew"
+    )
+    assert read_results(root).broken == (line,)
+    assert finished(["experiment=replicate", *words]).broken == [f"left out: {line}"]
+    assert read_evidence(root, "zoo", {}).broken == (line,)
+    assert take_inventory(["profile=zoo"]).broken == (line,)
+    assert FigurePlans().record(baseline) == line
+    with pytest.warns(UserWarning) as told:
+        frame = capmoe_eval.load_frame(root)
+    assert [str(one.message) for one in told] == [f"left out: {line}"]
+    assert len(frame) == len({plan.path for plan in plans}) - 1
+    with pytest.raises(UsageError) as error:
+        recorded(root, baseline.cell.model.name, baseline.cell.task.name)
+    assert str(error.value) == line
+
+
+def test_a_whole_directory_gives_no_warning(whole: Record) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(capmoe_eval.load_frame(whole.path.parents[2])) == 1
+
+
+def test_json_is_what_any_reader_of_json_takes(whole: Record) -> None:
+    assert json.loads(whole.path.read_text()) == read_record(whole.path).content

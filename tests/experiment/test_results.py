@@ -1,0 +1,107 @@
+"""What users do with results beside tables: a data frame, a picture, a progress display."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+import capmoe_eval
+from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.progress import Progress
+from capmoe_eval.evaluation.run import run
+from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
+from capmoe_eval.experiment.configuration import Plan
+from capmoe_eval.experiment.datasource import data_source
+from capmoe_eval.experiment.frame import load_frame
+from capmoe_eval.experiment.record import Record
+from capmoe_eval.report.figures import loads
+from capmoe_eval.routing.method import Method
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
+    root = tmp_path_factory.mktemp("results")
+    task = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
+    model = ModelId("tiny_olmoe", "tiny:olmoe", dtype="float32")
+    methods = [Method("baseline"), Method("score", 1.0, ep_size=2), Method("random", 0.5, seed=1)]
+    plans = [
+        Plan(Cell(model, method, task, 4, 2, "synthetic"), data_source("synthetic"), root)
+        for method in methods
+    ]
+    return run(plans, Progress(3, io.StringIO())).records
+
+
+def test_a_frame_has_a_row_per_record(records: list[Record]) -> None:
+    frame = load_frame(records[0].path.parents[2]).set_index("method")
+    assert len(frame) == 3
+    assert frame.loc["score", "gamma"] == 1.0 and frame.loc["score", "ep_size"] == 2
+    assert frame.loc["random", "seed"] == 1
+    assert frame["gamma"].isna()["baseline"]
+    assert frame.loc["score", "drop_rate"] == records[1].capmoe["load"]["drop_rate"] > 0
+    assert frame["proven"].all()
+    assert list(frame["value"]) == [
+        record.value for record in sorted(records, key=lambda record: record.path)
+    ]
+
+
+def test_a_frame_of_nothing_is_empty(tmp_path: Path) -> None:
+    assert load_frame(tmp_path).empty
+
+
+def test_the_load_is_drawn_as_it_was_counted(records: list[Record], tmp_path: Path) -> None:
+    axes = loads.draw_load(records[1], 1).axes[0]
+    layer = records[1].capmoe["layers"][1]
+    mean = layer["assignments"] / layer["n_experts"]
+    heights = [patch.get_height() for patch in axes.patches]
+    asked, served = heights[: layer["n_experts"]], heights[layer["n_experts"] :]
+    assert asked == sorted((n / mean for n in layer["load_before"]), reverse=True)
+    assert sorted(served) == sorted(n / mean for n in layer["load_after"])
+    out = tmp_path / "load.svg"
+    with pytest.raises(SystemExit) as done:
+        loads.main([str(records[1].path), str(out)])
+    assert done.value.code == 0 and "<svg" in out.read_text()
+    with pytest.raises(UsageError, match="layer=9: the record has MoE layers 0 to 2"):
+        loads.draw_load(records[1], 9)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_on_a_terminal_shows_the_running_cell_and_the_time_left(
+    records: list[Record],
+) -> None:
+    screen = Terminal()
+    progress = Progress(3, screen)
+    progress.loading("tiny_olmoe")
+    progress.start(records[0].cell)
+    progress.rows(16)
+    progress.rows(16)
+    assert screen.getvalue().endswith("[1/3] tiny_olmoe obqa baseline: 32 sequences")
+    progress.finish(records[0])
+    progress.start(records[1].cell)
+    progress.rows(4)
+    assert "s left" in screen.getvalue().rsplit("\r", 1)[1]
+    progress.fail(records[1].cell, "boom")
+    lines = screen.getvalue().split("\n")
+    assert lines[0].endswith(" s, 0 s left") and "[1/3] tiny_olmoe obqa baseline: " in lines[0]
+    assert "[2/3] tiny_olmoe obqa score-g1-ep2: FAILED: boom" in lines[1]
+
+
+def test_progress_elsewhere_is_a_line_per_cell(records: list[Record]) -> None:
+    log = io.StringIO()
+    progress = Progress(1, log)
+    progress.start(records[0].cell)
+    progress.rows(16)
+    progress.finish(records[0])
+    assert log.getvalue().count("\n") == 1 and "\r" not in log.getvalue()
+
+
+def test_the_public_names_are_there() -> None:
+    for name in capmoe_eval.__all__:
+        assert getattr(capmoe_eval, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'capacity_awre'"):
+        capmoe_eval.capacity_awre  # noqa: B018

@@ -1,0 +1,215 @@
+"""Files of studies: read as they stand, or refused in one line that names the field."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.timings.quartiles import Spread
+from capmoe_eval.experiment.timings.schema import Label, read_evaluation, read_study
+from capmoe_eval.paper.benchmarks import read_bench
+from tests.experiment.timings import files
+
+AGAIN = "make it again: python -m capmoe_eval.bench ep --study speedup"
+
+
+def test_a_study_is_read_as_it_stands(tmp_path: Path) -> None:
+    study = read_study(files.write(tmp_path, files.speedup_study(why="small")))
+    assert (study.study, study.kind, study.scale, study.why) == ("speedup", "emulated", 8, "small")
+    assert str(study.machine) == "cpu: a CPU, 1 thread, torch 2.9.0"
+    assert [run.model for run in study.runs] == list(files.MODELS)
+    assert [run.experts_per_rank for run in study.runs] == [8, 8, 10, 1]
+    point = study.runs[0].points[0]
+    assert (point.batch, point.prompt, point.place) == (64, 512, "batch 8K x prompt 512")
+    assert (point.routing.peak, point.routing.wanted_peak) == (4.0, 4.0)
+    dropless, row = point.timings[:2]
+    assert dropless.label is None and row.label == Label("score", 2.0, "expert", "local")
+    assert row.speedup == Spread(1.1, 1.1 * 0.95, 1.1 * 1.05)
+    assert row.seconds["gate"].median == 0.001 / 1.1
+    assert (row.dropped_share, row.ideal_rank, row.ideal_expert) == (0.125, 2.0, 3.0)
+    assert row.reached == pytest.approx(0.1) and dropless.reached is None
+    assert point.prefill is not None and point.prefill.layers == 16
+
+
+def test_what_may_be_left_out(tmp_path: Path) -> None:
+    bare = files.run([files.point([files.row()])], None)
+    del bare["points"][0]["routing"]["wanted_peak"], bare["points"][0]["routing"]["together"]
+    del bare["points"][0]["place"]
+    measured = files.run([files.point([files.row()])], link=None)
+    study = read_study(
+        files.write(tmp_path, files.study(None, [bare, measured], "measured"), "ep-x.json")
+    )
+    assert study.study is None and study.runs[0].title == "free"
+    assert study.runs[0].points[0].place is None and study.runs[1].link is None
+
+
+def test_errors_of_a_validation(tmp_path: Path) -> None:
+    errors = {"errors": {"score": {"total": -0.1, "speedup": 0.2}}, "timings": [files.row()]}
+    link = {"bandwidth": 1.0, "latency": 0.0, "source": "measured"}
+    check = errors | {"note": files.EMULATED, "link": link, "prefill": errors}
+    point = files.point([files.row()], validation=check)
+    study = read_study(files.write(tmp_path, files.study("skew", [files.run([point])])))
+    assert study.errors == [{"total": -0.1, "speedup": 0.2}] * 2
+
+
+def set_at(content: Any, path: str, value: object) -> None:
+    *way, last = [int(key) if key.isdigit() else key for key in path.split(".")]
+    for key in way:
+        content = content[key]
+    if value is None and isinstance(content, dict):
+        del content[last]
+    else:
+        content[last] = value
+
+
+FIRST = "runs.0.points.0"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        ("schema", 1, "the file has schema 1, this version of capmoe_eval reads schema 2"),
+        ("schema", None, "the file has schema none"),
+        ("study", "spedup", "field 'study': it is none of speedup, granularity"),
+        ("kind", "guessed", "field 'kind': Input should be 'emulated' or 'measured', not 'gu"),
+        ("note", "all fine", "field 'note': it does not say that it is EMULATED"),
+        ("machine", "mine", "field 'machine': Input should be an object, not 'mine'"),
+        ("machine.threads", 1.5, "field 'machine.threads': Input should be a valid integer"),
+        ("repeats", True, "field 'repeats': Input should be a valid integer, not 'True'"),
+        ("runs", [], "field 'runs': Tuple should have at least 1 item"),
+        ("runs.1", 3, "field 'runs[1]': Input should be an object, not '3'"),
+        ("runs.0.ranks", 0, "field 'runs[0].ranks': Input should be greater than or equal to 1"),
+        ("runs.0.link.source", None, "field 'runs[0].link.source' is missing"),
+        (f"{FIRST}.routing.peak", "7", "field 'runs[0].points[0].routing.peak': Input should be"),
+        (f"{FIRST}.routing.peak", -1, "should be greater than or equal to 0, not '-1'"),
+        (f"{FIRST}.routing.together", 1, "routing.together': Input should be a valid boolean"),
+        (f"{FIRST}.timings.0.label", {"name": 1}, "timings[0].label.name': Input should be a val"),
+        (f"{FIRST}.timings.1.label", None, "timings[1].label' is missing"),
+        (f"{FIRST}.timings.0.method", "first", "timings': they do not have one row 'dropless'"),
+        (f"{FIRST}.timings.1.speedup.high", float("nan"), "speedup.high': Input should be a fin"),
+        (f"{FIRST}.timings.1.speedup.low", 9, "speedup': median 1.1 is not between low and high"),
+        (f"{FIRST}.timings.1.seconds.total", None, "timings[1].seconds': they have no total"),
+        (f"{FIRST}.timings.1.seconds.gate", 1, "timings[1].seconds.gate': Input should be an obj"),
+        (f"{FIRST}.timings.1.load", None, "timings[1].load' is missing"),
+        (f"{FIRST}.prefill.timings.0.ideal_rank", None, "timings[0].ideal_rank' is missing"),
+    ],
+)
+def test_what_is_wrong_is_one_line(path: str, value: object, told: str, tmp_path: Path) -> None:
+    content = copy.deepcopy(files.speedup_study())
+    set_at(content, path, value)
+    place = files.write(tmp_path, content, "ep-speedup-emulated.json")
+    with pytest.raises(UsageError) as refused:
+        read_study(place)
+    line = str(refused.value)
+    assert told in line and line.startswith(f"{place}: ") and line.endswith(AGAIN)
+    assert "\n" not in line
+
+
+DAMAGE: tuple[Callable[[Path], object], ...] = (
+    lambda path: path.write_bytes(path.read_bytes()[:300]),
+    lambda path: path.write_text(""),
+    lambda path: path.write_text("[1]"),
+    lambda path: path.write_bytes(b"\xff\xfe"),
+    lambda path: path.write_text("[" * 100_000),
+    lambda path: (path.unlink(), path.mkdir()),
+)
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_file_that_is_none_takes_no_other_with_it(
+    damage: Callable[[Path], object], tmp_path: Path
+) -> None:
+    files.write_all(tmp_path)
+    damage(tmp_path / "ep-skew-emulated.json")
+    bench = read_bench(tmp_path)
+    assert len(bench.studies) == len(files.ALL) - 1
+    (line,) = bench.broken
+    assert bench.broken_of("skew") == [line] and bench.broken_of("speedup") == []
+    assert "ep-skew-emulated.json" in line and "\n" not in line
+    assert line.endswith("python -m capmoe_eval.bench ep --study skew")
+
+
+def test_no_directory_is_no_files(tmp_path: Path) -> None:
+    bench = read_bench(tmp_path / "none")
+    assert (bench.studies, bench.evaluations, bench.broken) == ((), (), ())
+
+
+def test_of_several_runs_the_paper_s_deployment_is_shown(tmp_path: Path) -> None:
+    rows = [files.row(), files.row(files.label("score", 1.0), 1.5)]
+
+    def write(name: str, kind: str, ranks: int, scale: int, model: str = "OLMoE") -> None:
+        run = files.run([files.point(rows)], model, ranks)
+        files.write(
+            tmp_path, files.study("speedup", [run], kind, scale=scale), f"ep-speedup-{name}.json"
+        )
+
+    def shown() -> list[str]:
+        return [
+            one.study.path.stem.removeprefix("ep-speedup-")
+            for one in read_bench(tmp_path).best("speedup")
+        ]
+
+    write("2-measured", "measured", 2, 1)
+    assert shown() == ["2-measured"]
+    write("emulated", "emulated", 8, 8)
+    assert shown() == ["emulated"]  # 8 ranks as the paper has, though they are emulated
+    write("wide-emulated", "emulated", 8, 1)
+    assert shown() == ["wide-emulated"]
+    write("8-measured", "measured", 8, 4)
+    assert shown() == ["8-measured"]
+    write("qwen", "emulated", 6, 8, "Qwen1.5-MoE-Chat")
+    write("mixtral", "emulated", 8, 8, "Mixtral")
+    write("free", "emulated", 8, 8, "another")
+    assert shown() == ["8-measured", "qwen", "mixtral", "free"]
+
+
+def test_of_several_files_the_fullest_is_shown_whole(tmp_path: Path) -> None:
+    files.write(tmp_path, files.placement_study())
+    one = files.run([files.point([files.row()])], ranks=8)
+    files.write(tmp_path, files.study("placement", [one], "measured"))
+    assert [shown.run.ranks for shown in read_bench(tmp_path).fullest("placement")] == [
+        64,
+        32,
+        8,
+        4,
+    ]
+
+
+def test_targets_are_read_as_they_stand(tmp_path: Path) -> None:
+    found = read_evaluation(files.write(tmp_path, files.evaluation(), "forward.json"))
+    assert (found.name, found.machine) == ("forward", "cpu: a CPU")
+    assert [target.met for target in found.targets] == [True, False, None]
+    assert found.targets[0].ratio == Spread(0.99, 0.97, 1.01)
+    assert [target.at_least for target in found.targets] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        ("schema", 2, "the file has schema 2, this version of capmoe_eval reads schema 1"),
+        ("targets.0.met", "yes", "field 'targets[0].met': Input should be a valid boolean"),
+        ("targets.0.met", False, "field 'targets[0]': met is not what ratio and target say"),
+        ("targets.1.ratio", 1.0, "field 'targets[1].ratio': Input should be an object"),
+        ("targets.0.target", "most", "field 'targets[0].target': Input should be a valid number"),
+    ],
+)
+def test_targets_that_are_none(path: str, value: object, told: str, tmp_path: Path) -> None:
+    content = copy.deepcopy(files.evaluation())
+    set_at(content, path, value)
+    files.write(tmp_path, content, "forward.json")
+    (line,) = read_bench(tmp_path).broken
+    assert told in line and line.endswith("make it again: python -m capmoe_eval.bench forward")
+
+
+def test_reading_needs_nothing_heavy() -> None:
+    heavy = ("torch", "numpy", "pandas", "matplotlib", "hydra", "omegaconf", "pydantic")
+    code = f"import sys, capmoe_eval.experiment.timings; print(*sys.modules.keys() & {set(heavy)})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

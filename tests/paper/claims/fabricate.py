@@ -1,0 +1,55 @@
+"""Records as claims ask for them: by method, all of models with the same settings."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from capmoe_eval.experiment.record import Record
+from capmoe_eval.paper.claims.evidence import Evidence, Home
+from capmoe_eval.routing.method import Method
+from tests import records
+
+HOME = Home(ep_size=2, batch_size=16, gamma=1.5)
+
+
+def record(
+    method: str,
+    gamma: float | None = None,
+    correct: Sequence[float] = (1, 0, 1, 1),
+    *,
+    model: str = "zoo_olmoe",
+    task: str = "obqa",
+    documents: str = "d0",
+    load: dict[str, Any] | None = None,
+    layer: dict[str, Any] | None = None,
+    cell: dict[str, Any] | None = None,
+    root: Path = Path("results/zoo"),
+    broken_promise: str = "",
+    **knobs: Any,
+) -> Record:
+    """Return a record; nothing is written."""
+    loads = {"peak_before": 4.0, "mean_peak_before": 3.0, **(load or {})}
+    return records.record_of(
+        Method(method, gamma, **{"ep_size": HOME.ep_size, **knobs}),
+        correct,
+        model=model,
+        task=task,
+        root=root,
+        **{"batch_size": HOME.batch_size, **(cell or {})},
+        parts={
+            "documents": documents,
+            "stderr": 0.01,
+            "load": loads,
+            "layers": [records.layer([30, 20, 10, 10, 10, 10, 5, 5], **(layer or {}))],
+            "broken_promise": broken_promise,
+        },
+    )
+
+
+def evidence(*records: Record, profile: str = "zoo", **rest: Any) -> Evidence:
+    """Return evidence in which every model has the same settings."""
+    homes = {found.model: HOME for found in records}
+    return dataclasses.replace(Evidence(profile, records, homes=homes), **rest)

@@ -1,0 +1,109 @@
+"""The data: its schema, and that every check in it can be read."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from capmoe_eval.paper.claims.entries import paper_claims, read_claims
+from capmoe_eval.paper.claims.evidence import Evidence
+from capmoe_eval.paper.claims.ledger import ledger
+from capmoe_eval.paper.claims.measured import Contrast
+
+ENTRY = """
+- id: one
+  version: v2
+  section: Abstract
+  place: Abstract
+  quote: some words
+  kind: number
+  published: {value: 0.2, unit: points}
+  check: {none: {reason: because}}
+"""
+
+
+def test_the_ledger_covers_the_paper() -> None:
+    claims = paper_claims()
+    assert 100 <= len(claims) <= 140
+    assert len({claim.id for claim in claims}) == len(claims)
+    assert {claim.version for claim in claims} == {"v1", "v2"}
+    sections = list(dict.fromkeys(claim.section for claim in claims))
+    assert sections[0] == "Abstract" and sections[-1].startswith("E–G")
+    # Listed section by section: none comes back later.
+    order = [claim.section for claim in claims]
+    assert sum(a != b for a, b in itertools.pairwise(order)) == len(sections) - 1
+    named = " ".join(claim.place for claim in claims)
+    figures = (n for n in range(1, 13) if n != 3)  # Figure 3 illustrates the method
+    for place in (*(f"Table {n}" for n in range(1, 12)), *(f"Figure {n}" for n in figures)):
+        assert place in named, place
+
+
+def test_every_check_can_be_read_where_there_are_no_records() -> None:
+    verdicts = ledger(paper_claims(), Evidence("zoo"))
+    assert len(verdicts) == len(paper_claims())
+    assert not {"contradicted"} & {verdict.word for verdict in verdicts}
+
+
+def test_every_contrast_asks_of_two_different_choices() -> None:
+    for claim in paper_claims():
+        for check in claim.checks:
+            for raw in check.arguments.get("contrasts", ()):
+                contrast = Contrast.of(raw)
+                assert contrast.first != contrast.second, claim.id
+
+
+def test_an_entry_is_read_as_it_stands() -> None:
+    [entry] = read_claims(ENTRY)
+    assert (entry.id, str(entry.published)) == ("one", "0.2 points")
+    assert entry.checks[0].kind == "none"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("kind: number", "kind: fact", "kind 'fact'"),
+        ("version: v2", "version: v3", "neither v1 nor v2"),
+        ("quote: some words", "quote: " + "x" * 200, "1 to 199 characters"),
+        ("  place: Abstract\n", "", r"missing \['place'\]"),
+        ("section: Abstract", "sektion: Abstract", r"unknown \['sektion'\]"),
+        ("{none: {reason: because}}", "{guess: {}}", "check 'guess'"),
+        ("{none: {reason: because}}", "[]", "needs a check"),
+        ("{none: {reason: because}}", "{none: because}", "needs arguments"),
+        ("{none: {reason: because}}", "{none: {}, load: {}}", "one key"),
+    ],
+)
+def test_a_bad_entry_is_refused_by_name(old: str, new: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=f"claim one: .*{problem}"):
+        read_claims(ENTRY.replace(old, new))
+
+
+def test_an_id_is_used_once() -> None:
+    with pytest.raises(ValueError, match="used twice: one"):
+        read_claims(ENTRY + ENTRY)
+
+
+@pytest.mark.parametrize(
+    ("check", "problem"),
+    [
+        ("printed: {fact: averagos}", "fact 'averagos'"),
+        ("printed: {fact: averages, wher: {}}", "wher"),
+        ("printed: {fact: averages, where: {table: 77}}", "prints no row"),
+        ("load: {quantity: weight, above: 1}", "quantity 'weight'"),
+        ("load: {quantity: drop_rate}", "needs above, below"),
+        ("measured: {contrasts: [{a: {method: score, gamma: 1}, expect: greater}]}", "missing"),
+        (
+            "measured: {contrasts: [{a: {method: scor}, b: {method: baseline}, expect: less}]}",
+            "did you mean 'score'",
+        ),
+        (
+            "measured: {contrasts: [{a: {method: baseline}, b: {method: baseline}, expect: more}]}",
+            "expect: 'more'",
+        ),
+        ("agree: {with: two}", "two"),
+    ],
+)
+def test_a_check_that_cannot_be_made_names_its_claim(check: str, problem: str) -> None:
+    entries = read_claims(ENTRY.replace("none: {reason: because}", check))
+    with pytest.raises(ValueError, match=f"claim one: .*{problem}"):
+        ledger(entries, Evidence("zoo"))

@@ -1,0 +1,119 @@
+"""Facts about the published numbers, known beforehand, must come out of the data."""
+
+from __future__ import annotations
+
+import pytest
+
+from capmoe_eval.paper.claims.arithmetic import averages, check, grain, rounded, truncated
+from capmoe_eval.paper.claims.entries import paper_claims
+from capmoe_eval.paper.claims.evidence import Evidence
+from capmoe_eval.paper.claims.finding import Verdict
+from capmoe_eval.paper.claims.ledger import ledger
+from capmoe_eval.paper.printed import find_row, find_rows, pairs
+from capmoe_eval.paper.verdicts import INCONSISTENT, Outcome
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> dict[str, Verdict]:
+    return {v.entry.id: v for v in ledger(paper_claims(), Evidence("zoo"))}
+
+
+def text(verdict: Verdict) -> str:
+    return " ".join(finding.text for finding in verdict.findings)
+
+
+# Each line of the list of facts that the project keeps about the published numbers.
+@pytest.mark.parametrize(
+    ("claim", "label", "said"),
+    [
+        ("t2-renamed", INCONSISTENT, "12 of 12 rows are equal"),
+        ("t2-renamed", INCONSISTENT, "4 of 4 rows are equal"),
+        ("d-expansion-gains", INCONSISTENT, "has mean 61.175; Table 1 OLMoE Score γ=1 has 61.175"),
+        ("d-expansion-gains", INCONSISTENT, "Printed averages: 61.2 and 61.1"),
+        ("t1-averages", INCONSISTENT, "Score γ=1: mean 61.175, printed 61.1 (truncated)"),
+        ("t2-averages", INCONSISTENT, "Expanded Drop γ=1.5: mean 65.656, printed 65.6 (truncated)"),
+        ("s52-qwen-09", INCONSISTENT, "+0.54 points"),
+        ("s52-qwen-09", INCONSISTENT, "0.9 points fits OLMoE-Instruct (0.90)"),
+        ("abstract-mixtral-02", "confirmed in print", "0.2 fits as points"),
+        ("abstract-olmoe-30-09", "confirmed in print", "0.9 fits as points"),
+        ("b-context-lengths", INCONSISTENT, "prints 2K, 4K, 7K, 9K, 11K; the text says 2K, 4K, 7K"),
+        ("b-match-token", "confirmed in print", "a standard error is up to 0.050"),
+        ("t1-base-model", "confirmed in print", "RTE 53.7→67.9, BoolQ 74.7→80.7"),
+        (
+            "s52-device-confounded",
+            "not shown in print",
+            "variant (Device against Expert) and gamma",
+        ),
+        ("s52-device-consistently", INCONSISTENT, "OBQA 42.4 against Expanded Drop 43.6"),
+        ("t1-rte-grain", INCONSISTENT, "9 of 33 printed RTE values"),
+        ("b-humaneval-grain", INCONSISTENT, "4 of 9 printed HE values"),
+        ("s1-fig1-normalised", INCONSISTENT, "The 64 values sum to 82.5"),
+        ("s1-seven-times", "confirmed in print", "7.229"),
+        ("s51-mixtral-12-85", INCONSISTENT, "1.87× is 87 %; stated is 85 %, which is that of"),
+        ("v1-abstract-194", INCONSISTENT, "v1 Abstract states 1.94×, v1 §5.1 of v1 1.37×"),
+        ("v1-d-gamma-2-suffices", INCONSISTENT, "states 2, v2 Appendix D, Figure 12 1.5"),
+        ("s4-capacity-code", INCONSISTENT, "γN̄ = 0.5, int() gives 0"),
+        ("d-heavier-workloads", INCONSISTENT, "below batch 1K x prompt 1K 1.27×"),
+        ("s53-token-count", "confirmed in print", "576 + 31 = 607"),
+        ("s51-faster-tighter", "confirmed in print", "8 of 8 series"),
+        ("s52-expanded-over-token", "confirmed in print", "4 of 4 printed pairs are higher"),
+    ],
+)
+def test_a_known_fact(verdicts: dict[str, Verdict], claim: str, label: str, said: str) -> None:
+    assert verdicts[claim].label == label
+    assert said in text(verdicts[claim])
+
+
+def test_score_rows_are_the_ones_that_changed_between_the_versions(
+    verdicts: dict[str, Verdict],
+) -> None:
+    said = text(verdicts["v1-t1-changed"])
+    assert "6 of 12 rows are equal" in said
+    for gamma in ("2", "1.5", "1"):
+        assert f"Table 1 v1 OLMoE Score γ={gamma}: OBQA" in said
+
+
+def test_rounding_is_half_up_and_truncation_cuts() -> None:
+    assert (rounded(61.175, 1), truncated(61.175, 1)) == (61.2, 61.1)
+    assert rounded(1.005, 2) == 1.01  # 1.005 × 100 is 100.49999999999999 in binary
+    assert truncated(64.0, 1) == 64.0
+
+
+def test_a_grain_counts_what_no_run_can_give() -> None:
+    # k/277: 64.0 lies between 177 (63.899) and 178 (64.260); 67.9 is 188 (67.870).
+    found = grain("RTE", 277)
+    assert "Table 2 OLMoE-Instruct Expert Drop 64" in found.text
+    assert "Baseline 67.9" not in found.text
+    # 149/277 = 53.79 gives 53.7 only if cut off.
+    assert "Table 1 OLMoE Baseline 53.7 (truncated)" in found.text
+    # With steps of 1/10000 everything is possible.
+    assert grain("RTE", 10_000).outcome is Outcome.HOLDS
+
+
+def test_all_averages_of_v1_table1_are_rounded_means() -> None:
+    assert averages({"version": "v1", "table": 1}).outcome is Outcome.HOLDS
+
+
+def test_what_falls_short_of_our_own_threshold_is_no_contradiction_in_print() -> None:
+    fact = {
+        "fact": "ranking",
+        "higher": {"table": 1, "method": "Random", "gamma": 2.0},
+        "lower": {"table": 1, "method": "Baseline"},
+    }
+    strict = check({**fact, "margin": -1.0})
+    assert strict.outcome is Outcome.FAILS
+    assert "-2.65" in strict.text  # 61.3125 − 63.9625
+    assert check({**fact, "margin": -1.0, "ours": True}).outcome is Outcome.UNDECIDED
+    assert check({**fact, "margin": -2.7, "ours": True}).outcome is Outcome.HOLDS
+
+
+def test_rows_pair_by_what_neither_choice_fixes() -> None:
+    found = pairs({"table": 2, "method": "Expanded Drop"}, {"table": 2, "method": "Token Drop"})
+    assert len(found) == 4
+    assert all(a.model == b.model and a.method != b.method for a, b in found)
+    with pytest.raises(LookupError, match="partners"):
+        pairs({"table": 2, "method": "Token Drop"}, {"table": 1, "method": "Score"})
+    with pytest.raises(LookupError, match="no single row"):
+        find_row({"table": 2, "method": "Token Drop"})
+    with pytest.raises(LookupError, match="no field colour"):
+        find_rows({"colour": 1})

@@ -1,0 +1,147 @@
+"""Claims on speedups: directions alone, said to be emulated, never a published number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capmoe_eval.paper.benchmarks import Bench, read_bench
+from capmoe_eval.paper.claims.entries import paper_claims
+from capmoe_eval.paper.claims.evidence import Evidence
+from capmoe_eval.paper.claims.ledger import ledger
+from capmoe_eval.paper.claims.speedup import FACTS, check
+from capmoe_eval.paper.verdicts import Outcome
+from tests.experiment.timings import files
+
+# In the made-up studies Expanded Drop at γ = 2 gains 1.05 ± 5 %, which is not apart from 1, and
+# saves 0.945 ± 5 % of what is sent; the prefill's and the first model's layer's gains are equal.
+EXPECTED = {
+    "accelerates": Outcome.UNDECIDED,
+    "rises": Outcome.HOLDS,
+    "whole_model": Outcome.UNDECIDED,
+    "fewer_experts": Outcome.HOLDS,
+    "phases_shrink": Outcome.UNDECIDED,
+    "global_costs": Outcome.HOLDS,
+    "device_gains_more": Outcome.HOLDS,
+    "slower_when_uneven": Outcome.UNDECIDED,
+}
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return read_bench(files.write_all(tmp_path_factory.mktemp("bench")))
+
+
+def one_study(folder: Path, name: str, rows: list[dict[str, Any]], **other: Any) -> Bench:
+    files.write(folder, files.study(name, [files.run([files.point(rows)])], **other))
+    return read_bench(folder)
+
+
+def verdict(name: str, bench: Bench) -> str:
+    verdicts = ledger(paper_claims(), Evidence("zoo", bench=bench))
+    return next(v.label for v in verdicts if v.entry.id == name)
+
+
+def test_every_fact_is_judged(bench: Bench) -> None:
+    assert set(EXPECTED) == set(FACTS)
+    assert {name: check({"fact": name}, bench).outcome for name in FACTS} == EXPECTED
+
+
+def test_a_fact_is_read_from_quartiles(tmp_path: Path) -> None:
+    method = files.label("score", 1.0)
+
+    def outcome(*speedups: float) -> Outcome:
+        rows = [files.row(method | {"gamma": 1.0 + n}, s) for n, s in enumerate(speedups)]
+        return check(
+            {"fact": "accelerates"}, one_study(tmp_path, "speedup", [files.row(), *rows])
+        ).outcome
+
+    assert outcome(1.06, 1.2) is Outcome.HOLDS  # 1.06 · 0.95 = 1.007
+    assert outcome(1.04, 1.2) is Outcome.UNDECIDED  # 1.04 · 0.95 = 0.988
+    assert outcome(0.9, 0.95) is Outcome.FAILS  # 0.95 · 1.05 = 0.9975
+    assert outcome(0.9, 1.2) is Outcome.UNDECIDED
+
+
+def test_latency_follows_the_peak(tmp_path: Path) -> None:
+    def skew(*seconds: float) -> Outcome:
+        points = [
+            files.point(
+                [files.row(phases={"experts": value})],
+                routing={"source": "peak", "peak": 2.0 + number},
+            )
+            for number, value in enumerate(seconds)
+        ]
+        files.write(tmp_path, files.study("skew", [files.run(points)]))
+        return check({"fact": "slower_when_uneven"}, read_bench(tmp_path)).outcome
+
+    assert skew(1.0, 1.2) is Outcome.HOLDS
+    assert skew(1.2, 1.0) is Outcome.FAILS
+    assert skew(1.0, 1.02) is Outcome.UNDECIDED
+    assert skew(1.0, 1.2, 1.5) is Outcome.HOLDS
+    assert skew(1.2, 1.0, 1.5) is Outcome.UNDECIDED  # not from every peak to the next
+
+
+def test_a_verdict_says_that_it_is_emulated(bench: Bench) -> None:
+    finding = check({"fact": "rises"}, bench)
+    assert "EMULATED on 6, 8 ranks (cpu)" in finding.text
+    assert "in 8 of 8 comparisons" in finding.text
+    assert all("EMULATED" in detail.unit for detail in finding.details)
+    assert verdict("s51-faster-tighter", bench) == "confirmed in direction, emulated"
+    assert verdict("s51-experts-per-gpu", bench) == "confirmed in direction, emulated"
+    assert verdict("s51-accelerates", bench) == "not shown in direction, emulated"
+
+
+def test_measured_ranks_are_counted(tmp_path: Path) -> None:
+    rows = [files.row(), files.row(files.label("score", 1.0), 1.5)]
+    bench = one_study(tmp_path, "speedup", rows, kind="measured")
+    assert verdict("s51-accelerates", bench) == "confirmed in direction, measured on 8 ranks"
+
+
+def test_no_emulation_confirms_or_refutes_a_printed_number(tmp_path: Path, bench: Bench) -> None:
+    assert verdict("s52-device-speed", bench) == (
+        "not shown (the order is as stated in direction, emulated)"
+    )
+    wrong = [
+        files.row(),
+        files.row(files.label("expanded_drop", 1.0, "device"), 1.1),
+        files.row(files.label("expanded_drop", 1.5), 1.5),
+    ]
+    files.write(
+        tmp_path, files.study("granularity", [files.run([files.point(wrong)], "Qwen3-MoE")])
+    )
+    other = verdict("s52-device-speed", read_bench(tmp_path))
+    assert other == "not shown (the opposite, but emulated)"
+    with_bench = ledger(paper_claims(), Evidence("zoo", bench=bench))
+    without = ledger(paper_claims(), Evidence("zoo"))
+    for new, old in zip(with_bench, without, strict=True):
+        timed = [f for f in new.findings if f.source == "speedup"]
+        if new.entry.kind == "number":
+            assert new.word in (old.word, "not shown")
+            assert not any(finding.details for finding in timed)
+        if timed:
+            assert "emulated" in new.scope
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("emulated", "not shown (the opposite, but emulated)"),
+        ("measured", "contradicted in direction, measured on 8 ranks"),
+    ],
+)
+def test_only_real_ranks_contradict(tmp_path: Path, kind: str, expected: str) -> None:
+    slower = [files.row(), files.row(files.label("score", 1.0), 0.5)]
+    assert verdict("s51-accelerates", one_study(tmp_path, "speedup", slower, kind=kind)) == expected
+
+
+def test_without_files_the_command_is_told() -> None:
+    for name in FACTS:
+        finding = check({"fact": name}, Bench())
+        assert finding.outcome is Outcome.ABSENT
+        assert "python -m capmoe_eval.bench ep --study" in finding.text
+    assert verdict("s51-accelerates", Bench()) == "not measured"
+    assert verdict("s51-faster-tighter", Bench()) == "confirmed in print"
+    with pytest.raises(ValueError, match="fact 'rise' is none of accelerates"):
+        check({"fact": "rise"}, Bench())

@@ -1,0 +1,285 @@
+"""The command: files, the same bytes each time, and honest notes about what is not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.commands import sweeps
+from capmoe_eval.experiment.configuration import config_directory, plans
+from capmoe_eval.experiment.record import Record
+from capmoe_eval.experiment.selection import composed, model_defaults
+from capmoe_eval.report.figures import command
+from capmoe_eval.report.figures.catalogue import FIGURES, get_figure
+from capmoe_eval.report.figures.evidence import FigurePlans, gather
+from capmoe_eval.report.figures.spec import FigureSpec
+from tests.experiment.timings import files
+from tests.records import forge, plausible
+
+NAMES = [spec.name for spec in FIGURES]
+OF_RECORDS = [spec.name for spec in FIGURES if isinstance(spec, FigureSpec)]
+FORMATS = ("svg", "pdf", "png", "json")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Plausible records of every planned cell of the default profile."""
+    root = tmp_path_factory.mktemp("figures") / "results"
+    experiment = FigurePlans([f"results_dir={root}"])
+    for part in experiment.config.parts:
+        for plan in experiment.plan(str(part)):
+            plausible(plan.cell, root).write()
+    files.write_all(root.parent / "bench")
+    return root
+
+
+def run(*words: str | Path) -> int:
+    with pytest.raises(SystemExit) as done:
+        command.main([str(word) for word in words])
+    assert isinstance(done.value.code, int)
+    return done.value.code
+
+
+@pytest.fixture(scope="module")
+def drawn(results: Path) -> Path:
+    """Everything drawn once."""
+    out = results.parent / "reports"
+    bench = results.parent / "bench"
+    assert run("all", f"results_dir={results}", "--out", out, "--bench", bench) == 0
+    return out / "zoo" / "figures"
+
+
+def test_every_declared_figure_has_its_files(drawn: Path) -> None:
+    assert {path.name for path in drawn.iterdir()} == {
+        f"{name}.{suffix}" for name in NAMES for suffix in FORMATS
+    }
+    for name in NAMES:
+        told = json.loads((drawn / f"{name}.json").read_text())
+        assert told["figure"] == name and told["caption"] and told["numbers"]
+        planned = len(told["records"])
+        if name not in OF_RECORDS:  # a digest for each file, of which the models are counted
+            planned = {"fig4": 4, "fig5": 4}.get(name, 1)
+        assert told["missing"] == {"records": 0, "of": planned, "commands": []}
+        assert told["inches"][0] in (3.3, 6.9) and told["inches"][1] < 9
+        assert "{" not in told["title"] + told["caption"]
+        said = "closed mini-world" if name in OF_RECORDS else "EMULATED"
+        assert any(said in note for note in told["notes"])
+
+
+def test_the_paper_has_these_figures() -> None:
+    asked = [1, 2, 4, 5, 6, 7, 8, 9, 12, *range(13, 21)]
+    assert [f"fig{number}" for number in asked] + [
+        "v1_fig7",
+        "pareto",
+        "waste",
+        "companions",
+        "granularity",
+        "placement",
+        "skew",
+    ] == NAMES
+
+
+def test_another_process_writes_the_same_bytes(drawn: Path, results: Path, tmp_path: Path) -> None:
+    code = (
+        "from capmoe_eval.report.figures.evidence import FigurePlans, gather\n"
+        "from capmoe_eval.figures import get_figure, write_figure\n"
+        "from pathlib import Path\nimport sys\n"
+        f"experiment = FigurePlans(['results_dir={results}'])\n"
+        "for name in sys.argv[2:]:\n"
+        "    spec = get_figure(name)\n"
+        "    write_figure(spec, gather(spec, experiment), Path(sys.argv[1]))\n"
+        "assert not {'torch', 'transformers', 'lm_eval', 'pandas'} & set(sys.modules)\n"
+    )
+    names = ["fig2", "fig17", "companions"]
+    environment = os.environ | {"PYTHONHASHSEED": "7", "SOURCE_DATE_EPOCH": "86400"}
+    subprocess.run(
+        [sys.executable, "-c", code, tmp_path, *names], check=True, env=environment, cwd=Path.cwd()
+    )
+    for name in names:
+        for suffix in FORMATS:
+            file = f"{name}.{suffix}"
+            assert (tmp_path / file).read_bytes() == (drawn / file).read_bytes(), file
+
+
+def test_a_missing_a_broken_and_a_foreign_record(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "results"
+    experiment = FigurePlans([f"results_dir={root}"])
+    planned = experiment.plan("baseline")
+    for plan in planned:
+        source = results / plan.path.relative_to(root)
+        plan.path.parent.mkdir(parents=True, exist_ok=True)
+        plan.path.write_bytes(source.read_bytes())
+    gone, cut, partial = planned[0].path, planned[1].path, planned[2].path
+    gone.unlink()
+    cut.write_bytes(cut.read_bytes()[:400])
+    told = json.loads(partial.read_text())
+    del told["capmoe"]["layers"][1]["grid"]["pad_waste"]
+    forge(Record(told, partial))
+    (root / "note.json").write_text("{}")  # none of the figure's cells: not looked at
+
+    assert run("fig2", "--formats=svg", f"results_dir={root}", "--out", tmp_path) == 0
+    errors = capsys.readouterr().err
+    assert "fig2: 3 of 6 records are missing" in errors and str(cut) in errors
+    told = json.loads((tmp_path / "zoo/figures/fig2.json").read_text())
+    assert [row["task"] for row in told["numbers"]["rows"]] == ["WinoGrande", "BoolQ", "MMLU"]
+    notes = "\n".join(told["notes"])
+    assert f"Left out: {cut}: not a whole record" in notes
+    assert f"{partial}: field 'capmoe.layers[1].grid.pad_waste' is missing" in notes
+    command = (
+        "python -m capmoe_eval "
+        f"results_dir={root} model=zoo_olmoe method=baseline 'tasks=[obqa,piqa,rte]'"
+    )
+    assert told["missing"]["commands"] == [command] and command in notes
+
+
+def test_nothing_to_draw_is_an_error_of_that_figure_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = ("fig9", "fig1", "fig13", "fig14", "companions", "waste")
+    monkeypatch.setattr(command, "FIGURES", [get_figure(name) for name in some])
+    nowhere = f"results_dir={tmp_path}/none"
+    assert run("fig1", nowhere, "--out", tmp_path) == 2
+    error = capsys.readouterr().err
+    assert error == (
+        "error: fig1: none of its 1 records is there; measure them: python -m capmoe_eval "
+        f"{nowhere} model=zoo_olmoe method=baseline tasks=obqa\n"
+    )
+    only = tmp_path / "results"
+    experiment = FigurePlans([f"results_dir={only}"])
+    plan = experiment.plan("baseline")[0]
+    plausible(plan.cell, only).write()
+    assert run("all", "--formats", "svg", f"results_dir={only}", "--out", tmp_path) == 1
+    files = {path.stem for path in (tmp_path / "zoo/figures").glob("*.svg")}
+    # One baseline record, of OBQA, serves the figures of load and routing of that model.
+    assert files == {"fig1", "fig13", "waste"}
+    assert "error: companions: none of its 28 records" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "more"),
+    [
+        ("fig9", 3, []),
+        ("fig12", 2, []),
+        ("v1_fig7", 3, []),
+        ("companions", 4, []),
+        ("fig7", 1, []),
+        ("fig12", 2, ["model=olmoe", "method=order"]),  # of which the figure has its own
+        ("fig7", 1, ["batch_size=4"]),
+    ],
+)
+def test_the_commands_measure_exactly_what_is_missing(
+    name: str, lines: int, more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"results_dir={tmp_path}", "limit=7", *more]
+    wanted = gather(get_figure(name), FigurePlans(words))
+    assert run(name, "--missing", *words) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == list(wanted.absent)
+    assert len(printed) == lines
+    found = set()
+    assert isinstance(get_figure(name), FigureSpec)
+    with initialize_config_dir(str(config_directory()), version_base="1.3"):
+        for line in printed:
+            said = [word for word in shlex.split(line)[3:] if word != "-m"]
+            swept = [
+                [word] if "[" in word else [f"{key}={v}" for v in values.split(",")]
+                for word in said
+                for key, _, values in [word.partition("=")]
+            ]
+            for overrides in product(*swept):
+                config = compose("config", overrides=list(overrides))
+                found |= {plan.path for plan in plans(config)}
+    experiment = FigurePlans(words)
+    spec = get_figure(name)
+    assert found == {
+        plan.path
+        for part in spec.parts
+        for plan in experiment.plan(part)
+        if not spec.tasks or plan.cell.task.name in spec.tasks
+    }
+    assert len(found) == wanted.planned == wanted.n_absent
+
+
+@pytest.mark.parametrize("candidates", ["local", "global"])
+@pytest.mark.parametrize("ep_size", [1, 8])
+def test_a_command_says_the_candidates_that_are_not_as_usual(candidates: str, ep_size: int) -> None:
+    """With one rank local candidates are global ones; the command must compute the same cell."""
+    (plan,) = plans(
+        composed(
+            ["method=expanded_drop", f"candidates={candidates}", f"ep_size={ep_size}", "tasks=obqa"]
+        )
+    )
+    (line,) = sweeps([plan.cell], model_defaults)
+    assert ("candidates=global" in line) == (plan.cell.method.candidates == "global")
+    words = shlex.split(line)[3:]
+    (again,) = plans(composed(words))
+    assert again.cell == plan.cell
+
+
+def test_the_methods_of_the_front_take_few_commands(tmp_path: Path) -> None:
+    absent = gather(get_figure("pareto"), FigurePlans([f"results_dir={tmp_path}"])).absent
+    said = [shlex.split(line)[3:] for line in absent]
+    methods = [word for words in said for word in words if word.startswith("method=")]
+    assert methods == [
+        "method=baseline,expert_drop",
+        "method=order,reverse_order,score,expanded_drop",
+        "method=token_reroute",
+        "method=score",  # granularity=device
+        "method=random",
+    ]
+    assert "granularity=device" in said[3]
+    assert "seed=0,1,2" in said[4]
+
+
+def test_planning_by_part_is_planning_the_experiment() -> None:
+    experiment = FigurePlans()
+    by_part = {plan.path for part in experiment.config.parts for plan in experiment.plan(str(part))}
+    config = experiment.config.copy()
+    config.parts = {name: config.parts[name] for name in ("curve", "ranked", "shuffles")}
+    whole = {plan.path for plan in plans(config)}
+    assert whole < by_part
+    assert whole == {plan.path for part in config.parts for plan in experiment.plan(str(part))}
+
+
+def test_what_cannot_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("fig21") == 2
+    assert "did you mean 'fig2'" in capsys.readouterr().err
+    assert run("fig1", "--formats", "pmg") == 2
+    assert "did you mean 'png'" in capsys.readouterr().err
+    assert run("fig1", "experiment=table1") == 2
+    assert "leave it out" in capsys.readouterr().err
+    assert run("fig1", "profile=zo") == 2
+    assert "did you mean 'zoo'" in capsys.readouterr().err
+    short = FigurePlans(["profile.figures.models=[zoo_olmoe]"])
+    with pytest.raises(UsageError, match="fig16: shows model 4 of the profile, and profile zoo"):
+        gather(get_figure("fig16"), short)
+    with pytest.raises(UsageError, match=r"parts.curve.tasks=rt: did you mean 'rte'"):
+        FigurePlans(["parts.curve.tasks=[rt]"]).plan("curve")
+    with pytest.raises(UsageError, match="did you mean 'curve'"):
+        FigurePlans().plan("curves")
+
+
+@pytest.mark.parametrize("profile", ["zoo", "paper"])
+def test_every_profile_has_what_the_figures_need(profile: str) -> None:
+    experiment = FigurePlans([f"profile={profile}"])
+    for name in ("fig9", "fig16", "fig20"):
+        spec = get_figure(name)
+        assert all(experiment.plan(part) for part in spec.parts)
+        assert spec.model is None or spec.model < len(experiment.models)
+
+
+def test_the_package_starts_without_drawing_libraries() -> None:
+    code = "import capmoe_eval.figures, sys; print({'matplotlib', 'torch'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,351 @@
+"""What the figures show, against numbers worked out by hand or by a slow loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
+from capmoe_eval.experiment.record import Record
+from capmoe_eval.paper.printed import figure1_bars, table1_scores
+from capmoe_eval.report.figures import (
+    companions,
+    dropped,
+    expert_load,
+    gamma_curve,
+    gate_scores,
+    layer_load,
+    pareto,
+    rounds,
+    waste,
+)
+from capmoe_eval.report.figures.evidence import FigureRecords
+from capmoe_eval.report.figures.pooling import Grid, mean_score, pooled_grid
+from capmoe_eval.routing.method import Method
+from tests import records
+from tests.records import GAMMAS, layer
+
+ROOT = Path("results")
+
+
+def cell(method: Method, task: str = "obqa", *, model: str = "mine", **other: Any) -> Cell:
+    settings = {"batch_size": 16} | other
+    return Cell(ModelId(model, "x"), method, TaskId(task, task, "d", "acc"), **settings)
+
+
+def record(
+    of: Cell,
+    root: Path,
+    layers: Sequence[dict[str, Any]],
+    *,
+    correct: Sequence[int] = (0, 1),
+    drop_rate: float = 0.0,
+    peak: float = 2.0,
+    **parts: Any,
+) -> Record:
+    peaks = ("peak_before", "peak_after", "mean_peak_before", "mean_peak_after")
+    load = {"drop_rate": drop_rate, **dict.fromkeys(peaks, peak)}
+    return records.record(of, root, correct, layers=layers, load=load, **{"stderr": 0.02, **parts})
+
+
+def evidence(**records: Sequence[Record]) -> FigureRecords:
+    everything = [one for listed in records.values() for one in listed]
+    return FigureRecords(
+        records={part: tuple(listed) for part, listed in records.items()},
+        profile="p",
+        models={one.model: one.model.title() for one in everything},
+        tasks={one.task: one.task.upper() for one in everything},
+        planned=len(everything),
+    )
+
+
+BASELINE = Method("baseline")
+EVEN, SKEWED = layer([4, 4, 4, 4]), layer([10, 1, 2, 3], name="layers.1")
+
+
+def test_figure_1_is_the_layer_with_the_fullest_expert_sorted() -> None:
+    found = expert_load.measure_one_layer(
+        evidence(baseline=[record(cell(BASELINE), ROOT, [EVEN, SKEWED])])
+    )
+    numbers = found.numbers
+    assert numbers["layer"] == 1
+    assert numbers["experts"] == [0, 3, 2, 1]
+    assert numbers["load"] == [2.5, 0.75, 0.5, 0.25]
+    assert numbers["peak_of_a_batch"] == {"mean": 2.5, "max": 2.5}
+    assert numbers["published"] is None and not found.notes
+
+
+def test_figure_1_stands_beside_the_published_bars_where_the_model_is_the_papers() -> None:
+    loads = layer(list(range(1, 65)))
+    one = record(cell(BASELINE, model="olmoe"), ROOT, [loads])
+    found = expert_load.measure_one_layer(evidence(baseline=[one]))
+    assert found.numbers["published"][:2] == [7.229, 4.292]
+    assert "82.5" in found.notes[0] and "0.001" in found.notes[0]
+    assert figure1_bars("olmoe", 32) is None
+
+
+def test_figure_2_keeps_one_order_of_experts_for_all_datasets() -> None:
+    records = [
+        record(cell(BASELINE, "a"), ROOT, [layer([8, 0, 4, 4])]),
+        record(cell(BASELINE, "b"), ROOT, [layer([2, 4, 8, 2])]),
+    ]
+    numbers = expert_load.measure_by_task(evidence(baseline=records)).numbers
+    # Means: (2 + 0.5) / 2, (0 + 1) / 2, (1 + 2) / 2, (1 + 0.5) / 2.
+    assert numbers["experts"] == [2, 0, 3, 1]
+    assert [row["load"] for row in numbers["rows"]] == [[1, 2, 1, 0], [2, 0.5, 0.5, 1]]
+    assert [row["fullest"] for row in numbers["rows"]] == [2, 2]
+
+
+def test_figure_9_names_m_by_k_and_normalises_by_the_load_before() -> None:
+    before = [10, 1, 2, 3]
+    drop = record(cell(Method("score", 1.0)), ROOT, [layer(before, [4, 1, 2, 3])])
+    ranked = Method("expanded_drop", 1.0, candidates="ranked", m=4)
+    more = record(cell(ranked), ROOT, [layer(before, [4, 4, 2, 4])])
+    every = Method("expanded_drop", 1.0, candidates="global")
+    full = record(cell(every), ROOT, [layer(before, [4, 4, 4, 4])])
+    numbers = expert_load.measure_after_drop(
+        evidence(token_drop=[drop], ranked=[more], all_experts=[full])
+    ).numbers
+    assert numbers["asked"] == [2.5, 0.75, 0.5, 0.25]
+    assert [(line["label"], line["load"]) for line in numbers["lines"]] == [
+        ("Token Drop", [1, 0.75, 0.5, 0.25]),
+        ("Expanded, m = 4 (2k)", [1, 1, 1, 0.5]),
+        ("Expanded, all experts", [1, 1, 1, 1]),
+    ]
+    assert [line["unused"] for line in numbers["lines"]] == [0.375, 0.125, 0]
+
+
+def test_figures_7_and_17_are_equation_11() -> None:
+    records = [
+        record(cell(BASELINE, "a"), ROOT, [EVEN, SKEWED]),
+        record(cell(BASELINE, "b"), ROOT, [SKEWED, SKEWED]),
+    ]
+    (model,) = dropped.measure_by_task(evidence(routing=records)).numbers["models"]
+    one, two = model["gamma"].index(1.0), model["gamma"].index(2.0)
+    # γ=1: C=4, the skewed layer drops 6 of 16; γ=2: C=8, it drops 2.
+    assert model["tasks"]["A"][one] == 6 / 32 and model["tasks"]["B"][one] == 12 / 32
+    assert model["all"][one] == 18 / 64 and model["all"][two] == 6 / 64
+    assert model["all"][0] == 1
+    layers = dropped.measure_by_layer(evidence(routing=records)).numbers["layers"]
+    assert [part["drop_rate"][one] for part in layers] == [6 / 32, 12 / 32]
+
+
+def test_figure_8_weighs_by_tokens_and_spans_the_layers() -> None:
+    first = layer([4, 4, 4, 4], scores=[0.7, 0.2, 0.1, 0.0])  # 8 tokens
+    second = layer([12, 12, 12, 12], scores=[0.3, 0.3, 0.2, 0.2])  # 24 tokens
+    records = [
+        record(cell(BASELINE, "a"), ROOT, [first, first]),
+        record(cell(BASELINE, "b"), ROOT, [second, first | {"tokens": 24}]),
+    ]
+    (model,) = gate_scores.measure_scores(evidence(routing=records)).numbers["models"]
+    # Layer 0: (0.7·8 + 0.3·24) / 32 = 0.4; layer 1: 0.7.
+    assert model["lowest_layer"][0] == pytest.approx(0.4)
+    assert model["highest_layer"][0] == pytest.approx(0.7)
+    assert model["mean"][0] == pytest.approx(0.55)
+    # Ranks 2 and 3: layer 0 has 0.275 and 0.175, layer 1 has 0.2 and 0.1.
+    assert model["next_over_last"] == pytest.approx((0.175 + 0.1) / (0.275 + 0.2))
+    with pytest.raises(UsageError, match="fig8: Mine: no scores by rank in the records of obqa"):
+        gate_scores.measure_scores(evidence(routing=[record(cell(BASELINE), ROOT, [EVEN])]))
+
+
+def test_figure_12_means_only_what_is_complete() -> None:
+    def at(gamma: float, task: str, value: float) -> Record:
+        method = Method("score", gamma)
+        return record(
+            cell(method, task), ROOT, [EVEN], value=value, stderr=0.03, drop_rate=gamma / 10
+        )
+
+    curve = [at(1.0, "a", 0.5), at(1.0, "b", 0.75), at(2.0, "a", 0.6)]
+    baseline = [record(cell(BASELINE, task), ROOT, [EVEN], value=0.8) for task in "ab"]
+    found = gamma_curve.measure_curve(evidence(curve=curve, baseline=baseline))
+    assert found.numbers["mean"] == [
+        {
+            "gamma": 1.0,
+            "value": 62.5,
+            "stderr": pytest.approx(100 * (2 * 0.03**2) ** 0.5 / 2),
+            "drop_rate": pytest.approx(0.1),
+        }
+    ]
+    assert found.numbers["tasks"]["A"] == [
+        {"gamma": 1.0, "value": 50.0},
+        {"gamma": 2.0, "value": 60.0},
+    ]
+    assert found.numbers["baseline"]["value"] == pytest.approx(80)
+    assert found.notes == ("No mean at γ=2: B missing.",)
+
+
+def test_published_scores_are_means_of_what_is_printed() -> None:
+    titles = ["OBQA", "PIQA", "RTE", "WinoGrande", "BoolQ", "MMLU"]
+    printed = table1_scores("olmoe", titles)
+    assert printed is not None
+    assert printed["gamma"] == [1.0, 1.5, 2.0, 3.0]
+    assert printed["baseline"] == [pytest.approx((45.6 + 80.1 + 53.7 + 71.2 + 74.7 + 52.5) / 6)]
+    assert table1_scores("zoo_olmoe", titles) is None
+    assert table1_scores("olmoe", ["a task"]) is None
+
+
+def test_figures_13_to_16_average_over_tasks_within_experts() -> None:
+    records = [
+        record(cell(BASELINE, "a"), ROOT, [layer([8, 0, 4, 4])]),
+        record(cell(BASELINE, "b"), ROOT, [layer([2, 4, 8, 2])]),
+    ]
+    (one,) = layer_load.measure_layers(evidence(routing=records)).numbers["layers"]
+    assert one["load"] == [1.5, 1.25, 0.75, 0.5]
+    assert (one["peak_mean"], one["peak_max"]) == (2, 2)
+
+
+def test_rounds_begin_with_token_drop_and_count_what_nobody_computes() -> None:
+    before = [10, 1, 2, 3]
+    drop = record(
+        cell(Method("score", 1.0)), ROOT, [layer(before, [4, 1, 2, 3])], value=0.5, drop_rate=0.375
+    )
+    two = record(
+        cell(Method("token_reroute", 1.0, rounds=2)),
+        ROOT,
+        [layer(before, [4, 4, 2, 4])],
+        value=0.6,
+        drop_rate=0.375,
+    )
+    points = rounds.measure_rounds(evidence(one_round=[drop], rounds=[two])).numbers["points"]
+    shown = [(p["rounds"], p["value"], p["drop_rate"], p["unserved"]) for p in points]
+    assert shown == [(1, 50.0, 0.375, 0.375), (2, 60.0, 0.375, 0.125)]
+
+
+def test_lost_shares_of_rounds_count_tasks_equally() -> None:
+    drop = Method("score", 1.0)
+    records = [
+        record(cell(drop, "a"), ROOT, [layer([10, 1, 2, 3], [4, 1, 2, 3])], drop_rate=0.375),
+        record(cell(drop, "b"), ROOT, [layer([100, 100, 100, 100])], drop_rate=0.0),
+    ]
+    (point,) = rounds.measure_rounds(evidence(one_round=records)).numbers["points"]
+    assert point["unserved"] == point["drop_rate"] == 0.1875
+
+
+def test_the_front_is_drawn_over_complete_methods_and_seeds_are_averaged() -> None:
+    def one(method: Method, value: float, peak: float, task: str = "a") -> Record:
+        return record(cell(method, task), ROOT, [EVEN], value=value, peak=peak)
+
+    records = [
+        one(Method("score", 1.0), 0.8, 1.0),
+        one(Method("order", 1.0), 0.6, 1.0),
+        one(Method("device_drop", 1.0, ep_size=2), 0.7, 2.0),
+    ]
+    seeds = [one(Method("random", 2.0, seed=seed), 0.9 + seed / 100, 2.0) for seed in (0, 1)]
+    found = pareto.measure_methods(
+        evidence(baseline=[one(BASELINE, 0.905, 4.0)], methods=records, at_random=seeds)
+    )
+    shown = {p["label"]: (p["peak"], p["value"], p["on_front"]) for p in found.numbers["points"]}
+    assert shown == {
+        "Baseline": (4, pytest.approx(90.5), False),
+        "Token Drop (Score)": (1, pytest.approx(80), True),
+        "Order": (1, pytest.approx(60), False),
+        "device-level Token Drop": (2, pytest.approx(70), False),
+        "Random": (2, pytest.approx(90.5), True),
+    }
+
+
+points = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12)
+
+
+@given(points)
+def test_the_front_is_what_nothing_beats(pairs: list[tuple[int, int]]) -> None:
+    naive = {
+        i
+        for i, (cost, quality) in enumerate(pairs)
+        if not any(
+            other != (cost, quality) and other[0] <= cost and other[1] >= quality for other in pairs
+        )
+    }
+    assert pareto.pareto_front(pairs) == naive
+
+
+loads = st.lists(st.integers(0, 40), min_size=4, max_size=4).filter(any)
+
+
+@given(st.lists(loads, min_size=1, max_size=4))
+def test_pooling_shares_is_summing_counts(many: list[list[int]]) -> None:
+    grid = pooled_grid([layer(one) for one in many])
+    for gamma, drop, empty in zip(grid.gamma, grid.drop_rate, grid.pad_waste, strict=True):
+        dropped_pairs = unused = slots = 0
+        for one in many:
+            capacity = -int(-gamma * sum(one) / 4 // 1)
+            dropped_pairs += sum(max(n - capacity, 0) for n in one)
+            unused += sum(max(capacity - n, 0) for n in one)
+            slots += 4 * capacity
+        assert drop == pytest.approx(dropped_pairs / sum(map(sum, many)))
+        assert empty == (pytest.approx(unused / slots) if slots else None)
+
+
+@given(loads, st.sampled_from([0.0, 0.5, 1.0, 5.0, 20.0]))
+def test_the_best_gamma_is_that_of_a_loop(load: list[int], penalty: float) -> None:
+    grid = pooled_grid([layer(load)])
+    best, least = None, float("inf")
+    for i, gamma in enumerate(GAMMAS):
+        empty = grid.pad_waste[i]
+        if empty is not None and penalty * grid.drop_rate[i] + empty < least:
+            best, least = gamma, penalty * grid.drop_rate[i] + empty
+    assert waste.best_gamma(grid, penalty) == best
+
+
+def test_the_textbooks_numbers() -> None:
+    """Output 17.7.2: the skewed load at c = 1, 1.25, 1.5, 2."""
+    grid = Grid((1.0, 1.25, 1.5, 2.0), (0.3617, 0.2324, 0.1044, 0.0), (0.3617, 0.3859, 0.4029, 0.5))
+    # λ=1: .7234, .6183, .5073, .5; λ=0.5: .5426, .5021, .4551, .5; λ=0.1: .3979, .4091, …
+    assert [waste.best_gamma(grid, penalty) for penalty in (1, 0.5, 0.1)] == [2.0, 1.5, 1.0]
+    assert waste.best_gamma(Grid((0.0,), (1.0,), (None,)), 1) is None
+
+
+def test_waste_says_when_the_grid_ends_too_early() -> None:
+    skewed = layer([61, 1, 1, 1])
+    found = waste.measure_waste(evidence(routing=[record(cell(BASELINE), ROOT, [skewed])]))
+    (model,) = found.numbers["models"]
+    assert [b["penalty"] for b in model["best"]] == [1.0, 5.0, 20.0]
+    assert model["best"][2]["gamma"] == 4.0
+    assert "a larger one may be better" in found.notes[0]
+
+
+def test_flips_are_counted_over_pairs_of_settings() -> None:
+    method = Method("score", 1.0)
+
+    def at(size: int, correct: list[int], shuffle: int | None = None, seen: str = "d") -> Record:
+        one = cell(method, "mix", batch_size=size, shuffle=shuffle)
+        value = sum(correct) / len(correct)
+        return record(one, ROOT, [EVEN], value=value, correct=correct, documents=seen)
+
+    sizes = [at(1, [1, 1, 0, 0]), at(4, [1, 0, 0, 0]), at(16, [1, 1, 1, 1])]
+    dealt = [at(16, [1, 1, 1, 1]), at(16, [0, 0, 0, 0], 0, seen="others")]
+    found = companions.measure_companions(evidence(batch_sizes=sizes, shuffles=dealt))
+    (shown,) = found.numbers["methods"]
+    rates = [1 / 4, 2 / 4, 3 / 4]
+    assert [pair["flip_rate"] for pair in shown["batch_sizes"]["pairs"]] == rates
+    assert shown["batch_sizes"]["flip_rate"] == 0.5
+    assert (shown["batch_sizes"]["lowest"], shown["batch_sizes"]["highest"]) == (0.25, 0.75)
+    assert shown["batch_sizes"]["score_range"] == 75
+    assert shown["shuffles"] is None
+    assert "are not compared: other documents of " in found.notes[0]
+    with pytest.raises(UsageError, match="no method has two settings"):
+        companions.measure_companions(evidence(batch_sizes=sizes[:1], shuffles=[]))
+
+
+def test_a_curve_that_reaches_infinity_leaves_it_to_the_baseline() -> None:
+    curve = [record(cell(method, "a"), ROOT, [EVEN]) for method in (Method("score", 1.0), BASELINE)]
+    numbers = gamma_curve.measure_curve(evidence(curve=curve, baseline=curve[1:])).numbers
+    assert [point["gamma"] for points in numbers["tasks"].values() for point in points] == [1.0]
+
+
+def test_a_mean_needs_every_task_and_averages_seeds_first() -> None:
+    seeds = [
+        record(cell(Method("random", 1.0, seed=s), "a"), ROOT, [EVEN], value=v, stderr=0.04)
+        for s, v in ((0, 0.2), (1, 0.4))
+    ]
+    other = record(cell(Method("random", 1.0, seed=0), "b"), ROOT, [EVEN], value=0.9, stderr=0.03)
+    score = mean_score([*seeds, other], ["a", "b"])
+    assert score is not None
+    assert score.value == pytest.approx(60) and score.stderr == pytest.approx(2.5)
+    assert mean_score(seeds, ["a", "b"]) is None

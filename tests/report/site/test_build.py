@@ -1,0 +1,380 @@
+"""What the pages say, without a browser."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.names import gamma_text
+from capmoe_eval.experiment.record import Record
+from capmoe_eval.report.site import page
+from capmoe_eval.report.site.build import build, write_site
+from capmoe_eval.report.site.cell_command import Reproduction
+from capmoe_eval.report.site.cell_page import Relatives, record_page
+from capmoe_eval.report.site.claims import claims_page
+from capmoe_eval.report.site.efficiency import efficiency_page
+from capmoe_eval.report.site.figures import figures_page
+from capmoe_eval.report.site.inventory import Inventory, take_inventory
+from capmoe_eval.report.site.names import gamma_options, method_options
+from capmoe_eval.report.site.overview import overview_page
+from capmoe_eval.report.site.page import Address, natural
+from capmoe_eval.site import main
+from tests import records
+from tests.report.site import material
+from tests.report.site.conftest import Site, made, overrides
+
+
+class Links(HTMLParser):
+    """Collects what a page links to, and its ids."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.handlers: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name in ("href", "src"):
+                self.links.append(value or "")
+            if name == "id":
+                self.ids.append(value or "")
+            if name.startswith("on") or name == "style":
+                self.handlers.append(name)
+
+
+def html_pages(site: Site) -> dict[str, Links]:
+    return {path: Links(text) for path, text in site.pages.items() if path.endswith(".html")}
+
+
+def odd_page(site: Site, model: str) -> str:
+    (found,) = (r for r in site.inventory.records if r.model == model)
+    return site.text(page.cell_path(found))
+
+
+def test_every_link_leads_somewhere(site: Site) -> None:
+    pages = html_pages(site)
+    ids = {(site.out / path).resolve(): set(found.ids) for path, found in pages.items()}
+    for path, found in pages.items():
+        for link in found.links:
+            parts = urlsplit(link)
+            assert not parts.scheme and not parts.netloc, link
+            here = site.out / path
+            target = (here.parent / unquote(parts.path)).resolve() if parts.path else here.resolve()
+            assert target.is_file(), (path, link)
+            if parts.fragment:
+                assert parts.fragment in ids[target], (path, link)
+
+
+def test_ids_are_unique_and_nothing_is_inline(site: Site) -> None:
+    for path, found in html_pages(site).items():
+        assert len(set(found.ids)) == len(found.ids), path
+        assert found.handlers == [], path
+        assert "<script>" not in site.pages[path]
+
+
+def test_the_counts(site: Site) -> None:
+    taken = site.inventory
+    # 13 rows, of which 3 have three seeds, times seven of eight tasks; one file is cut off.
+    assert len(taken.records) == (13 + 6) * 7 - 1 + 2
+    assert len(taken.broken) == 3
+    table1, table3 = taken.experiments
+    assert (len(table1.planned), table1.broken, table1.missing) == (19 * 8, 1, 19)
+    assert table3.missing == len(table3.planned) == 27
+    text = site.text("index.html")
+    assert "3 files are no whole records" in text
+    assert '<th scope="row">Whole records</th><td><a href="site/records.html">134</a>' in text
+    assert "python -m capmoe_eval experiment=table1 profile=zoo" in text
+    assert f"zoo ({len(taken.records) + 3} files)" in text
+
+
+def test_every_unreadable_file_is_named(site: Site) -> None:
+    for name in ("index.html", "site/records.html"):
+        text = site.text(name)
+        assert "empty&amp;&lt;b&gt;.json: not a whole record" in text
+        assert "not a whole record (" in text and "nan/piqa/score-g1-" in text
+        assert "delete it to compute it anew" in text
+    assert "left out: " in site.text("site/tables.html")
+
+
+def test_a_broken_promise_is_told(site: Site) -> None:
+    assert "A promise was broken in these evaluations" in site.text("index.html")
+    assert '<span class="wrong">broken: bound_holds</span>' in site.text("site/records.html")
+    text = odd_page(site, material.HOSTILE)
+    assert '<code>bound_holds</code></th><td><span class="badge broken">broken</span>' in text
+
+
+def test_a_record_page(site: Site) -> None:
+    (found,) = (
+        r
+        for r in site.inventory.records
+        if (r.task, r.method, r.gamma, r.seed) == ("piqa", "random", 1.0, 0)
+    )
+    text = site.text(page.cell_path(found))
+    # 36 − 5 · (3 − 1) = 26 of 40; √(0.65 · 0.35 / 39) = 0.0764.
+    assert "<strong>65.00 %</strong>" in text
+    assert "± 7.64 points, over documents" in text
+    assert re.search(r'<a href="[0-9a-f]{10}\.html">90\.00 %</a>; this is −25\.00 points', text)
+    assert ">seed 1</a>" in text and ">seed 2</a>" in text and ">seed 0</a>" not in text
+    assert "model=zoo_olmoe method=random gamma=1.0 tasks=piqa results_dir=again" in text
+    assert "<td>20.00\u00a0%</td>" in text and "<td>1,234</td>" in text
+    assert "versions.torch</th><td>2.9.0" in text and ">5</td>" not in text
+    # Loads 8 4 2 2 and 4 4 2 2 on 48 pixels; the mean of those asked for is 4.
+    assert 'd="M0 48v-48.0h3v48.0zM4 48v-24.0h3v24.0zM8 48v-12.0h3v12.0z' in text
+    assert 'd="M0 24.0h16" class="mean"' in text
+
+
+def seeds(root: Path, count: int) -> list[Record]:
+    cells = [material.odd_cell(name="random", seed=seed) for seed in range(count)]
+    return [made(cell, root, right=30 + cell.method.seed % 2) for cell in cells]
+
+
+@pytest.mark.parametrize(
+    ("seed", "shown"),
+    [(0, range(1, 21)), (50, [*range(40, 50), *range(51, 61)]), (99, range(79, 99))],
+)
+def test_a_page_shows_the_nearest_seeds_and_counts_the_others(
+    tmp_path: Path, seed: int, shown: Sequence[int]
+) -> None:
+    many = seeds(tmp_path, 100)
+    text = page_of(many, seed)
+    assert re.findall(r">seed (\d+)</a>", text) == [str(n) for n in shown]
+    # 30 and 31 of 40, in turn.
+    assert "and 79 more; mean of all 100: 76.25 %" in text
+
+
+def test_a_page_does_not_grow_with_the_number_of_seeds(tmp_path: Path) -> None:
+    few, many = (page_of(seeds(tmp_path, count), 0) for count in (30, 300))
+    assert abs(len(many) - len(few)) < 10
+    assert ">seed 20</a>" in page_of(seeds(tmp_path, 21), 0), "up to 20 others are all shown"
+    assert "more; mean" not in page_of(seeds(tmp_path, 21), 0)
+
+
+def page_of(found: list[Record], seed: int) -> str:
+    inventory, address = Inventory("zoo"), Address(page.cell_path(found[seed]))
+    return record_page(found[seed], inventory, Relatives(found), Reproduction(), address)
+
+
+def test_a_record_of_a_task_that_is_no_more_has_a_page(site: Site) -> None:
+    text = odd_page(site, "own")
+    assert '<th scope="row">Standard error</th><td>—</td>' in text
+    assert "has no task &#x27;own_task&#x27;" in text
+
+
+def test_a_hostile_name_is_no_path(site: Site) -> None:
+    found = odd_page(site, material.HOSTILE)
+    assert "&lt;img src=x onerror=alert(1)&gt;&amp;amp; on piqa" in found
+    for path in site.pages:
+        assert re.fullmatch(r"[A-Za-z0-9_/-]+\.(html|css|js)", path)
+    worst = records.record(material.odd_cell(model="a b&..x", task="~"))
+    assert page.cell_path(worst) == f"site/cells/a_b___x/_/{worst.cell.digest}.html"
+
+
+def test_tables_know_their_rows(site: Site) -> None:
+    text = site.text("site/tables.html")
+    attributes = 'data-model="zoo_olmoe" data-method="score" data-gamma="1.5"'
+    assert text.count(attributes) == 1
+    (row,) = re.findall(rf"<tr {attributes}>.*", text)
+    # 36 − 1 · 1.5 → 35 of 40 on six tasks; one is missing, and with it the average.
+    assert row.count(">87.5</a>") == 7
+    assert row.count('class="number missing"') == 2
+    assert "Table 5: evaluation settings" in text and "27" in text
+
+
+def test_figures(site: Site) -> None:
+    text = site.text("site/figures.html")
+    places = [text.index(f'<figure id="{n}"') for n in ("fig2", "fig12", "pareto", "waste")]
+    assert places == sorted(places)
+    assert "Load &amp; &lt;peak&gt;" in text and "run &lt;me&gt;" in text
+    assert "2 of 5 records are missing" in text
+    assert "It has not been drawn." in text and "Its caption is missing" in text
+
+
+def test_efficiency(site: Site) -> None:
+    text = site.text("site/efficiency.html")
+    # Every file with its kind; the emulation misses totals by 10 and −30 %, speedups by 0 and 2 %.
+    rows = re.findall(r'<tr id="ep-[a-z0-9-]+">.*', text)
+    assert len(rows) == 6
+    assert sum('<span class="badge emulated">EMULATED</span>' in row for row in rows) == 5
+    (measured,) = (row for row in rows if '<span class="badge measured">' in row)
+    assert "OLMoE 2 × 32" in measured and "gloo" in measured
+    assert "total: median 20 %, at worst −30 %; speedup: median 1 %, at worst +2 %" in measured
+    assert "cpu: a CPU, 1 thread, torch 2.9.0" in measured
+    assert "EMULATED</strong>: each rank&#x27;s work was timed in turn" in text
+    # What cannot be read, and what is not there.
+    assert "2 files are not whole, and left out everywhere" in text
+    assert "ep-skew-emulated.json: the file has schema 1" in text and "suite.json" in text
+    assert "python -m capmoe_eval.bench ep --study skew" in text
+    assert "python -m capmoe_eval.bench ep --study traces" in text
+    assert "python -m capmoe_eval.bench decision" in text
+    assert "python -m capmoe_eval.bench forward  #" not in text
+
+
+def test_targets(site: Site) -> None:
+    text = site.text("site/efficiency.html")
+    rows = re.findall(r'<tr><th scope="row"><a href="[^"]*forward\.json">forward</a>.*', text)
+    cells = [re.sub(r"<[^>]*>", "|", row).replace("||", "|").split("|") for row in rows]
+    told = [[c for c in line if c] for line in cells]
+    assert told[0] == [
+        "forward",
+        ": stock",
+        "Our forward at γ = ∞ over stock transformers&#x27; &lt;forward&gt;.",
+        "0.990\u00a0×",
+        "0.970\u00a0×–1.010\u00a0×",
+        "≥ 0.980\u00a0×",
+        "met",
+        "cpu: a CPU",
+    ]
+    assert told[1][3:7] == ["1.010\u00a0×", "1.000\u00a0×–1.020\u00a0×", "≥ 1.050\u00a0×", "missed"]
+    assert told[2][3:7] == ["2.00\u00a0%", "1.00\u00a0%–4.00\u00a0%", "—", "—"]
+    index = site.text("index.html")
+    assert '<a href="site/efficiency.html">7</a> (5 of expert parallelism EMULATED' in index
+    assert "1 of 2 targets met, 2 unreadable" in index
+
+
+def test_the_table_of_workloads(site: Site) -> None:
+    text = site.text("site/tables.html")
+    assert "Table 10: speedup by batch size and prompt length on DeepSeek-V2 (EMULATED)" in text
+    assert "published 1.09 (+0.01)" in text
+
+
+def test_nothing_was_measured(tmp_path: Path) -> None:
+    nothing = Inventory("zoo")
+    text = efficiency_page(nothing, Address("site/efficiency.html", tmp_path))
+    assert "7 studies are missing" in text and "4 benchmarks are missing" in text
+    assert "EMULATED" not in text
+
+
+def test_claims(site: Site) -> None:
+    text = site.text("site/claims.html")
+    assert "“score is &lt;b&gt;best&lt;/b&gt;”" in text
+    assert "+1.25 points" in text and "[+0.50, +2.00]" in text and "3.5 points" in text
+    assert re.search(r'Records: <a href="cells/zoo_olmoe/\w+/[0-9a-f]{10}\.html">zoo_olmoe', text)
+    assert "score &gt; order &amp; random" in text and "3 evaluations are missing." in text
+    assert "not testable here (1)" in text
+    index = site.text("index.html")
+    assert '<span class="badge partly">partly</span> 1' in index
+    assert 'src="zoo/replication.png"' in index
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"claims": [1, {"contrasts": 3, "findings": {}}]}'])
+def test_odd_verdicts_and_figures_break_nothing(tmp_path: Path, content: str) -> None:
+    for name in ("reports/zoo/claims.json", "reports/zoo/figures/fig1.json", "r.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    nothing, out = Inventory("zoo"), tmp_path / "reports"
+    claims = claims_page(nothing, tmp_path / "r.json", Address("site/claims.html", out))
+    assert claims.count("cannot be read") == (2 if content == "" else 0)
+    assert claims.count("not a JSON object") == (2 if content == "[]" else 0)
+    figures = figures_page(nothing, Address("site/figures.html", out))
+    assert ("Its caption is missing" in figures) == (not content.startswith("{"))
+    overview_page(nothing, tmp_path / "r.json", Address("index.html", out))
+
+
+def test_the_same_input_gives_the_same_bytes(site: Site) -> None:
+    taken = take_inventory(overrides(site.root), site.root / "results/bench")
+    assert build(taken, site.out, site.root / "results/zoo/replication.json") == site.pages
+
+
+def test_pages_of_records_that_are_gone_are_deleted(site: Site, tmp_path: Path) -> None:
+    out = tmp_path / "reports"
+    assert write_site(site.pages, out) == 0
+    mine = out / "site/cells/model/task/mine.html"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("not of this package")
+    gone = next(path for path in site.pages if path.startswith("site/cells/"))
+    before = (out / "index.html").stat().st_mtime_ns
+    assert write_site({p: t for p, t in site.pages.items() if p != gone}, out) == 1
+    assert not (out / gone).exists() and mine.is_file()
+    assert (out / "index.html").stat().st_mtime_ns == before
+
+
+def test_a_copy_under_another_name_is_told_of(few_tables: None, tmp_path: Path) -> None:
+    home = tmp_path / "results/zoo"
+    whole = made(material.odd_cell(), home)
+    whole.write()
+    whole.path.with_name("b.json").write_bytes(whole.path.read_bytes())
+    taken = take_inventory(overrides(tmp_path))
+    assert [r.path for r in taken.records] == [whole.path]
+    assert len(taken.broken) == 1 and "b.json: the record of another cell" in taken.broken[0]
+
+
+def test_the_command(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as done:
+        main(["profile=zoo"])
+    assert done.value.code == 0
+    assert "profile zoo: 0 records" in capsys.readouterr().out
+    assert "There are no records of this profile." in Path("reports/site/records.html").read_text()
+    assert "Not judged yet" in Path("reports/site/claims.html").read_text()
+    assert "No figure has been drawn yet" in Path("reports/site/figures.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"), [(["profile=zo"], "did you mean 'zoo'"), (["nothing=1"], "nothing")]
+)
+def test_a_mistake_is_one_line(
+    words: list[str],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as done:
+        main(words)
+    errors = capsys.readouterr().err
+    assert done.value.code == 2 and told in errors and errors.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="file: cannot be written"):
+        write_site({"index.html": ""}, tmp_path / "file")
+
+
+def test_it_needs_no_torch(site: Site, tmp_path: Path) -> None:
+    shutil.copytree(site.root / "results", tmp_path / "results")
+    code = (
+        "import sys\n"
+        "from capmoe_eval.site import inventory, results\n"
+        "from capmoe_eval.site import main\n"
+        "inventory.TABLES = results.TABLES = inventory.TABLES[:1]\n"
+        "try: main(['profile=zoo'])\n"
+        "except SystemExit as done: assert done.code == 0, done.code\n"
+        "print([m for m in ('torch', 'transformers', 'lm_eval', 'datasets') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "134 records, 3 files that are none" in done.stdout
+
+
+def test_names() -> None:
+    assert [gamma_text("baseline", None), gamma_text("expert_drop", None)] == ["+∞", "–"]
+    assert [gamma_text("score", float("inf")), gamma_text("score", 1.0)] == ["+∞", "1"]
+    assert list(gamma_options(["+∞", "2", "0.5", "–", "10"])) == ["–", "0.5", "2", "10", "+∞"]
+    assert list(method_options(["zzz", "score", "baseline"])) == ["baseline", "score", "zzz"]
+    assert sorted(["fig12", "fig2", "fig2b"], key=natural) == ["fig2", "fig2b", "fig12"]
+
+
+def test_addresses(tmp_path: Path) -> None:
+    here = Address("site/cells/m/t/d.html", tmp_path)
+    assert here.to("index.html") == "../../../../index.html"
+    assert here.to("site/cells/m/t/e.html") == "e.html"
+    assert Address("index.html").to("site/tables.html") == "site/tables.html"
+    assert here.to_file(tmp_path / "a b&.svg") == "../../../../a%20b%26.svg"

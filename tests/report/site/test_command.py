@@ -1,0 +1,115 @@
+"""The command of a cell must name that cell and no other."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from capmoe_eval.experiment.cell import Cell
+from capmoe_eval.experiment.commands import DIRECTORY, override
+from capmoe_eval.experiment.configuration import plans
+from capmoe_eval.experiment.selection import composed
+from capmoe_eval.report.site.cell_command import Reproduction
+from capmoe_eval.routing.method import Method
+from tests.report.site.material import odd_cell
+
+REPRODUCTION = Reproduction()
+
+
+def known(*words: str) -> Cell:
+    return plans(composed(words))[0].cell
+
+
+def again(cell: Cell, directory: Path | None = None) -> Cell:
+    """The one cell of the command line that is given for a cell."""
+    command = REPRODUCTION.command(cell, "again")
+    assert command is not None and command.startswith("python -m capmoe_eval ")
+    words = [word.replace(DIRECTORY, str(directory)) for word in shlex.split(command)[3:]]
+    found = plans(composed(words))
+    assert [plan.path.parts[0] for plan in found] == ["again"]
+    return found[0].cell
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["model=zoo_olmoe", "method=baseline", "tasks=piqa"],
+        ["model=zoo_mixtral", "method=score", "gamma=inf", "tasks=gsm8k", "limit=40"],
+        ["model=olmoe", "method=random", "seed=2", "tasks=mmlu", "dtype=float16"],
+        ["model=zoo_olmoe", "method=expert_drop", "tasks=zero_shot_mix", "shuffle=1"],
+        ["model=deepseek_v2_lite", "method=device_drop", "tasks=longicl_1", "eval_seed=1"],
+        ["model=deepseek_v2_lite", "tasks=longicl_2", "tasks.longicl_2.batch_size=4"],
+        ["model=zoo_olmoe", "tasks=obqa", "tasks.obqa.fewshot=3", "batch_size=1"],
+        ["model=zoo_olmoe", "tasks=obqa", "data.root=synthetic", "model.max_length=64"],
+        ["model=zoo_olmoe", "tasks=rte", "data.root=null", "model.revision='1e5'"],
+        ["model=tiny_olmoe", "method=token_reroute", "gamma=0", "rounds=2", "tasks=rte"],
+    ],
+)
+def test_it_names_the_cell(words: list[str]) -> None:
+    cell = known(*words)
+    assert again(cell) == cell
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    gamma=st.floats(0, 8),
+    ep_size=st.sampled_from([1, 2, 8]),
+    candidates=st.sampled_from(["local", "ranked", "global"]),
+    m=st.integers(1, 12),
+    flags=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+    scope=st.sampled_from(["batch", "sequence"]),
+    rounding=st.sampled_from(["ceil", "floor"]),
+)
+def test_every_knob_is_said(
+    gamma: float,
+    ep_size: int,
+    candidates: str,
+    m: int,
+    flags: tuple[bool, bool, bool],
+    scope: str,
+    rounding: str,
+) -> None:
+    method = Method(
+        "expanded_drop",
+        gamma,
+        ep_size,
+        scope=scope,
+        candidates=candidates,
+        m=m,
+        protect_topk=flags[0],
+        max_k=flags[1],
+        count_padding=flags[2],
+        rounding=rounding,
+    )
+    cell = dataclasses.replace(known("model=zoo_olmoe", "tasks=piqa"), method=method)
+    assert again(cell) == cell
+
+
+def test_a_model_of_ones_own_and_its_data(tmp_path: Path) -> None:
+    cell = odd_cell(model='it\'s "mine" ~')
+    assert again(cell, tmp_path) == cell
+
+
+def test_a_task_that_no_longer_exists_has_no_command() -> None:
+    assert REPRODUCTION.command(odd_cell(task="own_task"), "again") is None
+
+
+def test_defaults_are_not_said() -> None:
+    cell = known("model=zoo_olmoe", "method=score", "gamma=1.0", "tasks=piqa")
+    assert REPRODUCTION.command(cell, "again") == (
+        "python -m capmoe_eval model=zoo_olmoe method=score gamma=1.0 tasks=piqa results_dir=again"
+    )
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["null", "TRUE", "1e3", "12", "a b", 'q"', "back\\", 'x\\"', "ünï", "a,b", "{a}", "", "a:b"],
+)
+def test_texts_stay_texts(value: str) -> None:
+    config = composed(["model=custom", "model.pretrained=x", override("model.name", value)])
+    assert config.model.name == value

@@ -1,0 +1,245 @@
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.paper.layout import Layout
+from capmoe_eval.paper.printed import lookup, printed_rows
+from capmoe_eval.paper.tables import LAYOUTS, TABLE5, TABLES
+from capmoe_eval.report.tables.fill import Measured, fill
+from capmoe_eval.report.tables.published import Printed, published_table
+from capmoe_eval.report.tables.render import to_markdown
+from capmoe_eval.report.tables.settings import TaskSettings, settings_table
+from capmoe_eval.report.tables.table import Entry, Table, Text
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def rendered_rows(table: Table) -> list[list[str]]:
+    """Read the cells of the rendered table, without its marks, back from Markdown."""
+    lines = [line for line in to_markdown(table).splitlines() if line.startswith("| ")]
+    rows = [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in lines]
+    cells = [[cell.strip().replace("**", "") for cell in row] for row in rows]
+    return [cells[0], *cells[2:]]
+
+
+def golden_rows(name: str, version: str) -> list[list[str]]:
+    text = (GOLDEN / f"print_{name}_{version}.tsv").read_text(encoding="utf-8")
+    return [line.split("\t") for line in text.splitlines()]
+
+
+@pytest.mark.parametrize(("name", "version"), [(table.name, table.version) for table in TABLES])
+def test_table_comes_out_as_printed(name: str, version: str) -> None:
+    assert rendered_rows(published_table(name, version)) == golden_rows(name, version)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.key)
+def test_every_number_of_a_printed_table_is_in_it_once(layout: Layout) -> None:
+    table = published_table(layout.name, layout.version)
+    shown = [e.value for row in table.rows for e in row.entries if isinstance(e, Entry)]
+    printed = [
+        value
+        for row in printed_rows()
+        if (row.table, row.version) == (layout.number, layout.version)
+        for value in row.values.values()
+    ]
+    assert sorted(shown) == sorted(printed)
+
+
+METHODS = {
+    "Baseline": "baseline",
+    "Order": "order",
+    "Reverse Order": "reverse_order",
+    "Random": "random",
+    "Score": "score",
+    "Expert Drop": "expert_drop",
+    "Token Drop": "score",
+    "Expanded Drop": "expanded_drop",
+    "Token Reroute": "token_reroute",
+}
+TASKS = {
+    "OBQA": "obqa",
+    "PIQA": "piqa",
+    "RTE": "rte",
+    "WinoGrande": "winogrande",
+    "BoolQ": "boolq",
+    "ARC-C": "arc_c",
+    "HellaSwag": "hellaswag",
+    "MMLU": "mmlu",
+    "GSM8K": "gsm8k",
+}
+LENGTHS = {"2K": 1, "4K": 2, "7K": 3, "9K": 4, "11K": 5}
+TASKS |= {length: f"longicl_{shots}" for length, shots in LENGTHS.items()}
+VARIANTS: dict[str, dict[str, object]] = {
+    "": {},
+    "Expert": {"granularity": "expert"},
+    "Device": {"granularity": "device"},
+    "m=2k, w/ max": {"candidates": "ranked", "m": 16, "max_k": True},
+    "m=2k, w/o max": {"candidates": "ranked", "m": 16, "max_k": False},
+    "m=3k, w/ max": {"candidates": "ranked", "m": 24, "max_k": True},
+    "m=3k, w/o max": {"candidates": "ranked", "m": 24, "max_k": False},
+}
+MODELS = {
+    "Qwen3-MoE": "qwen3_30b_a3b",
+    "DeepSeek-V2-Lite": "deepseek_v2_lite",
+    "OLMoE": "olmoe",
+    "OLMoE-Instruct": "olmoe_instruct",
+    "Qwen1.5-MoE-Chat": "qwen1_5_moe_chat",
+    "DeepSeek-V2-Lite-Chat": "deepseek_v2_lite_chat",
+    "Mixtral-8×7B-Instruct": "mixtral_8x7b_instruct",
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    model: str
+    method: str
+    gamma: float | None
+    task: str
+    value: float
+    seed: int | None = None
+    stderr: float | None = None
+    n: int = 500
+    knobs: Mapping[str, object] = field(default_factory=dict)
+    data: str = "hub"
+    documents: Mapping[str, tuple[str, Sequence[float]]] = field(default_factory=dict)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.key)
+def test_runs_that_measure_the_papers_numbers_give_the_papers_table(layout: Layout) -> None:
+    unstated = 2.0 if layout.name == "table6" else None  # where the paper states no γ
+    results = [
+        Result(
+            model=MODELS[row.model],
+            method=METHODS[row.method],
+            gamma=None if row.method == "Baseline" else row.gamma or unstated,
+            task=TASKS[column],
+            value=value / layout.scale,
+            seed=0 if row.method == "Random" else None,
+            knobs={"ep_size": 8, **VARIANTS[row.variant]},
+        )
+        for row in printed_rows()
+        if (row.table, row.version) == (layout.number, layout.version)
+        for column, value in row.tasks.items()
+    ]
+    slots = [
+        dataclasses.replace(slot, symbols={"2k": 16, "3k": 24}) for slot in layout.paper_models
+    ]
+    table = fill(layout, slots, Measured(results, printed=Printed()))
+    rows = [row for row in rendered_rows(table) if "_published_" not in row]
+    golden = golden_rows(layout.name, layout.version)
+    assert [row[:-1] for row in rows[1:]] == [row[:-1] for row in golden[1:]]
+    # The paper truncates some averages and rounds others.
+    last = 0.11 if layout.decimals == 1 else 0.006
+    for row, printed in zip(rows[1:], golden[1:], strict=True):
+        assert float(row[-1]) == pytest.approx(float(printed[-1]), abs=last), printed
+    # The same numbers stand below, each with no difference.
+    for row in table.rows:
+        for entry in row.entries[:-1]:
+            assert isinstance(entry, Entry) and entry.published is not None
+            assert entry.published.difference == pytest.approx(0.0, abs=1e-9)
+
+
+def test_averages_are_printed_and_not_computed() -> None:
+    # The mean is 61.175.
+    assert "61.1" in to_markdown(published_table("table1"))
+    assert published_table("table1").rows[-1].entries[-1].value == 61.1
+
+
+def test_published_tables_say_so_and_keep_their_own_files() -> None:
+    tables = [published_table("table2", version) for version in ("v1", "v2")]
+    assert [t.name for t in tables] == ["table2_published_v1", "table2_published_v2"]
+    assert tables[0].notes[0] == "Published numbers (v1, arXiv), averages as printed."
+    assert "Qwen1.5-MoE-Chat 1.5" in tables[0].notes[1]
+
+
+def test_renamed_method_kept_its_numbers() -> None:
+    reroute, expanded = published_table("table2", "v1"), published_table("table2", "v2")
+    assert [row.entries for row in reroute.rows] == [row.entries for row in expanded.rows]
+    assert {row.labels[1] for row in reroute.rows} ^ {row.labels[1] for row in expanded.rows} == {
+        "Token Reroute",
+        "Expanded Drop",
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ({"table": 1, "model": "OLMoE", "method": "Random", "gamma": 1.5}, 59.1),
+        ({"table": 1, "model": "OLMoE", "method": "Baseline", "gamma": math.inf}, 64.0),
+        ({"table": 2, "model": "OLMoE-Instruct", "method": "Expert Drop"}, 60.5),
+        ({"table": 6, "model": "DeepSeek-V2-Lite", "method": "Token Drop", "gamma": 1.0}, 0.53),
+        (
+            {
+                "table": 3,
+                "model": "Qwen3-MoE",
+                "method": "Expanded Drop",
+                "variant": "Device",
+                "gamma": 1.0,
+            },
+            74.8,
+        ),
+    ],
+)
+def test_lookup(key: dict[str, object], value: float) -> None:
+    assert lookup(version="v2", column="Avg.", **key) == value  # type: ignore[arg-type]
+
+
+def test_lookup_of_what_is_not_printed_names_it() -> None:
+    with pytest.raises(LookupError, match=r"Table 1 of v2 prints no OBQA for Score .*gamma=3\.0"):
+        lookup(version="v2", table=1, model="OLMoE", method="Score", gamma=3.0, column="OBQA")
+
+
+def test_every_cell_is_printed_once() -> None:
+    lines = (resources.files("capmoe_eval.paper") / "data" / "tables.csv").read_text().splitlines()
+    assert sum(len(row.values) for row in printed_rows()) == len(lines) - 1 == 794
+
+
+def test_unknown_tables_are_refused_with_the_choices() -> None:
+    with pytest.raises(UsageError, match="did you mean 'table1'"):
+        published_table("tabel1")
+    with pytest.raises(UsageError, match=r"version=v3: .*v1, v2"):
+        published_table("table1", "v3")
+
+
+def test_no_gamma_is_said_where_the_paper_says_none() -> None:
+    notes = published_table("table6").notes
+    assert not any(note.startswith("γ:") for note in notes)
+    assert any("states no γ" in note for note in notes)
+
+
+SETTINGS = {
+    setting.task: TaskSettings(
+        setting.shots,
+        {"Accuracy": "acc", "Accuracy (Norm)": "acc_norm", "Exact Match": "exact_match"}[
+            setting.metric
+        ],
+    )
+    for setting in TABLE5.settings
+}
+
+
+def test_settings_stand_beside_the_printed_ones() -> None:
+    table = settings_table(TABLE5, SETTINGS)
+    row = next(row for row in table.rows if row.labels == ("HellaSwag",))
+    assert row.entries == tuple(map(Text, ("10", "Accuracy (Norm)", "–", "10", "Accuracy (Norm)")))
+    assert table.notes == ("All settings are the paper's. It names no filter of the answers.",)
+
+
+def test_settings_that_differ_are_told() -> None:
+    ours = SETTINGS | {
+        "boolq": TaskSettings(None, "acc"),
+        "gsm8k": TaskSettings(5, "f1", "strict-match"),
+    }
+    table = settings_table(TABLE5, ours)
+    assert table.notes == (
+        "BoolQ differs: ours lm-eval's, Accuracy; paper 0, Accuracy.",
+        "GSM8K differs: ours 5, f1; paper 5, Exact Match.",
+    )
+    row = next(row for row in table.rows if row.labels == ("GSM8K",))
+    assert row.entries[2] == Text("strict-match")

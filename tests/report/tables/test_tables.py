@@ -1,0 +1,286 @@
+"""The command, on records that nothing had to be evaluated for."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from capmoe_eval.experiment.cell import Cell
+from capmoe_eval.experiment.record import read_record
+from capmoe_eval.paper.tables import TABLES
+from capmoe_eval.report.tables import command as tables
+from capmoe_eval.report.tables.table import Entry, Table
+from tests.records import planned, record, write_all
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Command:
+    """Runs the command in an empty directory: status, output, errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as done:
+            tables.main(words)
+        out, err = capsys.readouterr()
+        return int(done.value.code or 0), out, err
+
+    return run
+
+
+def graded(cell: Cell) -> list[int]:
+    """30 of 40 right; everything wrong under a capacity of 1, a little under another."""
+    wrong = {None: 10, 1.0: 40}.get(cell.method.gamma, 12)
+    return [1] * (40 - wrong) + [0] * wrong
+
+
+EMBEDDED = ("tiny", "zoo")
+
+
+def keep(monkeypatch: pytest.MonkeyPatch, *keys: str) -> None:
+    """Make "all" mean a few tables, to save time."""
+    few = tuple(table for table in TABLES if table.key in keys)
+    monkeypatch.setattr(tables, "TABLES", few)
+
+
+def entries(table: Table) -> list[Entry]:
+    return [e for row in table.rows for e in row.entries if isinstance(e, Entry)]
+
+
+ONE_SEED, ONE_MODEL = "grid.seed=[0]", "grid.model=[olmoe_instruct]"
+
+
+@pytest.mark.parametrize(
+    ("name", "profile", "words"),
+    [
+        ("table1", "paper", [ONE_SEED]),
+        ("table1_v1", "paper", [ONE_SEED]),
+        ("table2", "paper", []),
+        ("table2_v1", "paper", [ONE_MODEL]),
+        ("table3", "paper", []),
+        ("table6", "paper", []),
+        ("table11", "paper", []),
+        *((name, embedded, []) for name in ("table6", "table11") for embedded in EMBEDDED),
+    ],
+)
+def test_every_record_of_an_experiment_has_its_place(
+    command: Command, name: str, profile: str, words: list[str]
+) -> None:
+    words = [f"profile={profile}", *words]
+    found = planned(f"experiment={name}", *words)
+    write_all(found, graded)
+    table, folder = tables.measured_table(name, words)
+    assert folder == profile
+    assert not table.missing_commands
+    averages = len(table.rows)
+    shown = entries(table)
+    places = sum(max(1, len(entry.seeds)) for entry in shown) - averages
+    baseline_alone = len([p for p in found if p.cell.method.name == "baseline"])
+    # Table 11 has no row for the baseline that its entries are tested against.
+    assert places == len(found) - (baseline_alone if name == "table11" else 0)
+    tested = [entry for entry in shown if entry.test]
+    assert not any(entry.untested for entry in shown)
+    assert len(tested) == len(shown) - sum("Baseline" in r.labels for r in table.rows) * len(
+        table.columns
+    )
+    assert {bool(entry.published) for entry in shown} == {profile == "paper"}
+
+
+def test_marks_say_what_a_capacity_did(command: Command) -> None:
+    words = ("grid.gamma=[2.0,1.0]", "grid.seed=[0]")
+    write_all(planned("experiment=table1", *words), graded)
+    _, out, _ = command("table1", *words)
+    scores = [line.split(" | ")[2] for line in out.splitlines() if line.startswith("| Score ")]
+    # γ = 2: 2 of 40 lost; γ = 1.5: not there; γ = 1: 30 of 40 lost.
+    assert [score.split(" ±")[0].replace("**", "") for score in scores] == ["70.0", "—", "0.0▼"]
+    assert "Holm-corrected for the 72 tests" in out
+    rows = list(csv.DictReader(Path("reports/zoo/table1.csv").read_text().splitlines()))
+    assert float(rows[-1]["OBQA effect"]) == -75.0
+    assert float(rows[-1]["OBQA p"]) == pytest.approx(2 / 2**30)
+    assert float(rows[-1]["OBQA p corrected"]) > float(rows[-1]["OBQA p"])
+
+
+def test_documents_of_another_run_are_not_paired(command: Command) -> None:
+    found = planned("experiment=table11")
+    for plan in found:
+        other = "other" if plan.cell.task.name == "obqa" and plan.cell.method.gamma else "hash"
+        record(plan.cell, plan.root, graded(plan.cell), documents=other).write()
+    table, _ = tables.measured_table("table11")
+    for row in table.rows:
+        assert [isinstance(e, Entry) and e.test is None for e in row.entries] == [
+            True,
+            *[False] * 7,
+            True,
+        ]
+    assert "8 entries have no paired test: no baseline on the same documents." in table.notes
+
+
+def test_all_tables_are_rendered_by_one_command(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(monkeypatch, "table3", "table5", "table6", "table2_v1")
+    write_all(planned("experiment=table3"), graded)
+    status, out, _ = command("all")
+    assert status == 0
+    lines = dict(line.split(": ", 1) for line in out.splitlines())
+    assert list(lines) == ["table3", "table5", "table6", "table2_v1"]
+    assert lines["table3"] == "30 of 30 entries: reports/zoo/table3.md"
+    assert lines["table5"] == "settings: reports/zoo/table5.md"
+    assert lines["table6"] == "0 of 18 entries: reports/zoo/table6.md"
+    written = sorted(path.name for path in Path("reports/zoo").iterdir())
+    assert written == sorted(f"{t}.{s}" for t in lines for s in ("md", "tex", "csv", "html"))
+
+
+def test_the_same_records_give_the_same_bytes(command: Command) -> None:
+    write_all(planned("experiment=table3"), graded)
+    command("table3", "--out", "one")
+    command("table3", "--out", "two")
+    for path in Path("one/zoo").iterdir():
+        assert path.read_bytes() == (Path("two/zoo") / path.name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda path: path.write_text(path.read_text()[:99]), "not a whole record"),
+        (lambda path: path.write_text("[]"), "no record of this suite"),
+        (lambda path: path.write_bytes(b"\xff"), "not a whole record"),
+        (lambda path: path.unlink(), ""),
+    ],
+)
+def test_what_is_wrong_with_a_record_is_said_and_breaks_nothing(
+    command: Command, damage: Callable[[Path], object], told: str
+) -> None:
+    paths = write_all(planned("experiment=table3"), graded)
+    damage(paths[-1])
+    table, _ = tables.measured_table("table3")
+    # The hole, and the average over it.
+    assert len(entries(table)) == 28
+    summary = tables._summary(table)
+    assert summary == f"table3: 28 of 30 entries{', 1 record left out' if told else ''}"
+    assert told in "".join(table.notes)
+    assert command("table3")[0] == 0
+
+
+def test_a_table_that_cannot_be_rendered_takes_no_other_with_it(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(monkeypatch, "table2", "table5", "table6")
+    status, out, err = command("all", "grid.model=[zoo_olmoe,zoo_mixtral]")
+    assert status == 2
+    assert "table6 is a table of one model, got 2" in err
+    assert "table2: 0 of 80 entries" in out and "table5: settings" in out
+    assert not Path("reports/zoo/table6.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (("all", "--published", "v1"), ["table1_published_v1", "table2_published_v1"]),
+        (
+            ("all", "--published", "v2"),
+            [f"table{number}_published_v2" for number in (1, 2, 3, 5, 6, 10, 11)],
+        ),
+        (("table1", "--published", "all"), ["table1_published_v2", "table1_published_v1"]),
+    ],
+)
+def test_all_published_tables_are_rendered_by_one_command(
+    command: Command, words: tuple[str, ...], names: list[str]
+) -> None:
+    status, out, _ = command(*words)
+    assert status == 0
+    written = {path.stem for path in Path("reports/published").iterdir()}
+    assert written == set(names)
+    assert all(name in out for name in names)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("tabel3",), "did you mean 'table3'"),
+        (("table3_v1",), "choose one of"),
+        (("table3", "--published", "v1"), "version=v1: choose one of v2"),
+        (("tabel3", "--published", "all"), "did you mean 'table3'"),
+        (("all", "--published", "v3"), "--published=v3: choose one of v1, v2, all"),
+        (("table5", "profile=tinny"), "did you mean 'tiny'"),
+        (("table5", "gama=1"), "did you mean 'gamma'"),
+    ],
+)
+def test_what_cannot_be_is_one_line_each(
+    command: Command, words: tuple[str, ...], line: str
+) -> None:
+    status, _, err = command(*words)
+    assert status == 2
+    assert line in err
+    assert err.count("\n") == 1
+
+
+def test_settings_are_those_of_the_configuration(command: Command) -> None:
+    status, out, _ = command("table5", "profile=zoo")
+    assert status == 0
+    assert "| GSM8K | 5 | Exact Match | flexible-extract | 5 | Exact Match |" in out
+    assert "All settings are the paper's." in out
+    assert Path("reports/zoo/table5.tex").is_file()
+
+
+def test_a_record_gives_what_a_table_needs(tmp_path: Path) -> None:
+    (plan,) = [
+        plan
+        for plan in planned("experiment=table11", "tasks=obqa")
+        if plan.cell.method.max_k and plan.cell.method.m == 8
+    ]
+    written = record(plan.cell, tmp_path, [1, 0, 1])
+    written.write()
+    found = read_record(written.path)
+    assert found.knobs.items() >= {"candidates": "ranked", "m": 8, "max_k": True}.items()
+    assert not found.knobs.keys() & {"method", "gamma", "seed"}
+    assert found.data == "miniworld"
+    assert found.documents == {"openbookqa": ("hash", [1.0, 0.0, 1.0])}
+
+
+def test_the_command_starts_without_the_heavy_libraries() -> None:
+    heavy = (
+        "torch",
+        "transformers",
+        "lm_eval",
+        "datasets",
+        "pandas",
+        "numpy",
+        "matplotlib",
+        "pydantic",
+    )
+    code = f"import sys, capmoe_eval.tables; print(*sys.modules.keys() & {set(heavy)})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "row", "method"),
+    [
+        ("table2_v1", ("rounds=1",), "Token Reroute", "score"),
+        ("table2", ("granularity=device", "ep_size=1"), "Token Drop", "baseline"),
+        ("table1", ("grid.gamma=[2.0,1.5,1.0]", "granularity=device", "ep_size=1"), "Score", None),
+    ],
+)
+def test_a_row_shows_the_record_of_the_same_computation(
+    command: Command, name: str, words: tuple[str, ...], row: str, method: str | None
+) -> None:
+    """One round is Token Drop; one device of all experts drops nothing from γ=1 on."""
+    words = ("profile=zoo", "grid.model=[zoo_olmoe]", *words)
+    plans = planned(f"experiment={name}", *words)
+    write_all(plans, lambda cell: [1, 0, 1, 1] if cell.method.name == "baseline" else [1, 0, 0, 0])
+    assert command(name, *words)[0] == 0
+    table, _ = tables.measured_table(name, words)
+    assert not table.missing_commands
+    (found,) = {e.value for r in table.rows if row in r.labels for e in r.entries}  # type: ignore[union-attr]
+    assert found == (25.0 if method == "score" else 75.0)
+    tested = [e.test for r in table.rows if row in r.labels for e in r.entries]  # type: ignore[union-attr]
+    assert (None in tested) == (method != "score")

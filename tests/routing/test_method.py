@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.cell import method_label
+from capmoe_eval.routing.method import METHODS, Method
+
+
+def test_knobs_without_effect_are_no_part_of_the_identity() -> None:
+    assert Method("baseline", gamma=1.0, ep_size=4, seed=3) == Method("baseline")
+    assert Method("score", gamma=1, seed=3, m=9, rounds=2) == Method("score", gamma=1.0)
+    assert Method("expert_drop", gamma=2.0, rounding="floor") == Method("expert_drop")
+    assert Method("random", gamma=1.0, seed=3) != Method("random", gamma=1.0)
+    assert Method("score", 1.0, scope="sequence", ep_size=4) == Method(
+        "score", 1.0, scope="sequence"
+    )
+    assert Method("expanded_drop", 1.0, m=9) == Method("expanded_drop", 1.0)
+    assert Method("expanded_drop", 1.0, candidates="ranked", m=9).m == 9
+
+
+def test_device_drop_is_score_at_device_level() -> None:
+    assert Method("device_drop", gamma=1.0) == Method("score", gamma=1.0, granularity="device")
+
+
+def test_identity_rebuilds_the_method() -> None:
+    for name in METHODS:
+        for gamma in (0.0, 1.5, math.inf):
+            method = Method(name, gamma=gamma, ep_size=2, candidates="ranked", m=3, seed=5)
+            knobs = method.identity()
+            gamma_knob = knobs.pop("gamma", None)
+            rebuilt = Method(
+                knobs.pop("method"),
+                gamma=None if gamma_knob is None else float(gamma_knob),
+                **knobs,
+            )
+            assert rebuilt == method
+
+
+@pytest.mark.parametrize(
+    ("method", "label"),
+    [
+        (Method("expanded_drop", 1.0, ep_size=8), "expanded_drop-g1-ep8"),
+        (Method("expanded_drop", 1.0), "expanded_drop-g1-global"),
+        (
+            Method("expanded_drop", 1.0, ep_size=8, candidates="global"),
+            "expanded_drop-g1-ep8-global",
+        ),
+        (
+            Method("expanded_drop", 1.0, ep_size=8, candidates="ranked"),
+            "expanded_drop-g1-ep8-ranked-m4",
+        ),
+        (Method("token_reroute", 1.0, rounds=1, ep_size=8), "score-g1-ep8"),
+        (Method("random", 0.0, ep_size=8, seed=2), "score-g0-ep8"),
+        (Method("score", math.inf, ep_size=8), "baseline"),
+    ],
+)
+def test_a_label_names_what_differs_from_the_defaults(method: Method, label: str) -> None:
+    """Files of results are named by it: a default that goes without saying must stay one."""
+    assert method_label(method) == label
+
+
+@pytest.mark.parametrize(
+    ("knobs", "line"),
+    [
+        ({"name": "scroe", "gamma": 1.0}, "method=scroe: did you mean 'score'? choose one of base"),
+        ({"name": "score"}, "gamma: method 'score' needs a capacity factor"),
+        ({"name": "score", "gamma": -1}, "gamma=-1: the capacity factor must be a number of at le"),
+        ({"name": "score", "gamma": "abc"}, "gamma=abc: the capacity factor must be"),
+        ({"name": "score", "gamma": math.nan}, "gamma=nan: the capacity factor must be"),
+        ({"name": "score", "gamma": True}, "gamma=true: the capacity factor must be"),
+        ({"name": "score", "gamma": 1, "ep_size": 0}, "ep_size=0: must be a whole number of at le"),
+        ({"name": "score", "gamma": 1, "ep_size": 1.5}, "ep_size=1.5: must be a whole number"),
+        ({"name": "score", "gamma": 1, "scope": "bach"}, "scope=bach: did you mean 'batch'?"),
+        ({"name": "score", "gamma": 1, "max_k": "yes"}, "max_k=yes: must be true or false"),
+    ],
+)
+def test_bad_knobs_give_one_clear_line(knobs: dict[str, object], line: str) -> None:
+    with pytest.raises(UsageError) as error:
+        Method(**knobs)  # type: ignore[arg-type]
+    assert str(error.value).startswith(line)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,400 @@
+"""Every architecture of transformers that uses its experts interface, built in small.
+
+``python -m tests.wrapper.architectures`` writes ``docs/models.md`` from what is found.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.wrapper.gates import GateRecipe
+from capmoe_eval.wrapper.layers import expected_moe_layers, find_moe_layers
+from capmoe_eval.wrapper.session import capacity_aware
+
+VOCABULARY = 97
+DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
+
+_ROPE = {"rope_type": "default", "rope_theta": 1e4}
+
+_SMALL: dict[str, Any] = {
+    # every model
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "sliding_window": 8,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    # experts
+    "num_experts": 8,
+    "num_local_experts": 8,
+    "n_routed_experts": 8,
+    "moe_num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_topk": 2,
+    "moe_k": 2,
+    "top_k_experts": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "num_dense_layers": 1,
+    "moe_hidden_size": 16,
+    "moe_intermediate_size": 24,
+    "shared_intermediate_size": 24,
+    "shared_expert_intermediate_size": 24,
+    "shared_experts_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 24,
+    "dense_intermediate_size": 48,
+    "prefix_dense_intermediate_size": 48,
+    "router_hidden_size": 16,
+    # latent, indexed, linear and state-space attention
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "o_groups": 2,
+    "o_lora_rank": 8,
+    "rotary_dim": 4,
+    "index_head_dim": 16,
+    "index_n_heads": 2,
+    "index_topk": 4,
+    "index_kpool": 2,
+    "index_topk_blocks": 2,
+    "index_block_size": 4,
+    "indexer_n_heads": 2,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 8,
+    "indexer_budget": 8,
+    "indexer_compress_ratio": 4,
+    "linear_head_dim": 8,
+    "linear_num_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
+    "swa_head_dim": 8,
+    "sliding_window_size": 8,
+    "d_rel": 4,
+    "rel_extent": 16,
+    "global_head_dim": 8,
+    "num_global_key_value_heads": 2,
+    "mamba_d_state": 8,
+    "mamba_n_heads": 8,
+    "mamba_chunk_size": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 8,
+    "ssm_state_size": 8,
+    "n_groups": 2,
+    "chunk_size": 16,
+    "block_size": 8,
+    "hc_lowrank": 8,
+    "gated_norm_rank": 4,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "hidden_size_per_layer_input": 0,
+    "num_mtp_layers": 0,
+    "num_nextn_predict_layers": 0,
+    # images and sound, which are built and not used
+    "depth": 1,
+    "num_heads": 4,
+    "patch_size": 4,
+    "image_size": 16,
+    "window_size": 2,
+    "num_position_embeddings": 16,
+    "position_embedding_size": 16,
+    "output_channels": 8,
+    "global_attn_indexes": (0,),
+    "mlp_dim": 48,
+    "out_hidden_size": 32,
+    "text_hidden_size": 32,
+    "projector_hidden_size": 32,
+    "projection_hidden_dim": 32,
+    "projection_intermediate_size": 32,
+    "adapter_in_dim": 32,
+    "adapter_out_dim": 32,
+    "adapter_input_size": 32,
+    "downsample_hidden_size": 16,
+    "d_model": 32,
+    "encoder_layers": 1,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "output_dim": 32,
+    "hidden_sizes": (8, 8, 8, 8),
+    "depths": (1, 1, 1, 1),
+}
+"""Values of configuration fields, wherever a family has them."""
+
+_HALF_LINEAR = {"layer_types": ["linear_attention", "full_attention"] * 2}
+
+_EXCEPTIONS: dict[str, dict[str, Any]] = {
+    "bailing_hybrid": {"layer_group_size": 2},
+    "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense"] + ["sparse"] * 3}},
+    "diffusion_gemma": {"text_config": {"enable_moe_block": True}},
+    "dots3_note": {"layer_types": ["full_attention"] * 4},
+    "ernie4_5_vl_moe": {
+        "text_config": {
+            "moe_intermediate_size": [24, 24],
+            "rope_parameters": _ROPE | {"mrope_section": [1, 1, 2]},
+        }
+    },
+    "gemma4": {"enable_moe_block": True},
+    "glm4v_moe": {"text_config": {"rope_parameters": _ROPE | {"mrope_section": [1, 1, 0]}}},
+    "glm5_next": {"text_config": {"qk_rope_head_dim": 0}},
+    "granitemoehybrid": _HALF_LINEAR,
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "kimi_linear": _HALF_LINEAR,
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "mimo_v2_flash": {"num_key_value_heads": 2},
+    "zaya": {"num_experts_per_tok": 1},
+}
+"""What a family needs beside that; of its parts, by the name of the part."""
+
+_CLASSES = {
+    "ernie4_5_vl_moe": "Ernie4_5_VLMoeForConditionalGeneration",
+    "qwen3_omni_moe": "Qwen3OmniMoeThinkerForConditionalGeneration",
+}
+"""Models of families whose first class is deprecated, or answers with something else than text."""
+
+
+@functools.cache
+def families() -> tuple[str, ...]:
+    """Return the names of the installed architectures that use the experts interface."""
+    models = Path(transformers.__file__).parent / "models"
+    return tuple(
+        path.parent.name
+        for path in sorted(models.glob("*/modeling_*.py"))
+        if "@use_experts_implementation" in path.read_text()
+    )
+
+
+def model_class(family: str) -> Any:
+    """Return the class of a family that answers with text, or else its first one with a head."""
+    module: ModuleType = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    if family in _CLASSES:
+        return getattr(module, _CLASSES[family])
+    classes = [
+        value
+        for value in (getattr(module, name) for name in module.__all__)
+        if isinstance(value, type) and issubclass(value, PreTrainedModel)
+    ]
+    for ending in ("ForCausalLM", "ForConditionalGeneration"):
+        for one in classes:
+            if one.__name__.endswith(ending):
+                return one
+    return next(one for one in classes if "For" in one.__name__)
+
+
+def small_config(config_class: type[PreTrainedConfig], settings: Mapping[str, Any]) -> Any:
+    """Return a configuration in which all that makes a model large is small.
+
+    Args:
+        config_class: Its class.
+        settings: Fields with another value; of a part, a mapping under the part's name.
+    """
+    fields = {field.name for field in dataclasses.fields(config_class)}
+    parts = config_class.sub_configs
+    values = {name: value for name, value in _SMALL.items() if name in fields - parts.keys()}
+    for name, part in parts.items():
+        known = type(getattr(config_class(), name)) if part is AutoConfig else part
+        if dataclasses.is_dataclass(known):
+            values[name] = small_config(known, settings.get(name, {}))
+    values |= {name: value for name, value in settings.items() if name not in parts}
+    return config_class(**values)
+
+
+def build(
+    family: str, settings: Mapping[str, Any] | None = None, *, experts: str | None = None
+) -> PreTrainedModel:
+    """Return a tiny model of a family whose router has an opinion and whose bias is not zero.
+
+    Args:
+        family: One of :func:`families`.
+        settings: Configuration fields, in place of the family's exceptions.
+        experts: The experts' kernel.
+    """
+    one = model_class(family)
+    chosen = _EXCEPTIONS.get(family, {}) if settings is None else settings
+    config = small_config(one.config_class, chosen)
+    if experts is not None:
+        config._experts_implementation = experts
+    model: PreTrainedModel = one(config).eval()
+    for name, parameter in model.named_parameters():
+        if "experts" in name:
+            nn.init.normal_(parameter, std=0.3)
+        if "router" in name or name.endswith(("gate.weight", "wg.weight")):
+            nn.init.normal_(parameter, std=1.0)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
+            nn.init.normal_(tensor, std=0.2)
+        if name.endswith("tid2eid"):  # experts of each token
+            tensor.copy_(torch.rand(len(tensor), 8).argsort(dim=1)[:, : tensor.shape[1]])
+    return model
+
+
+def count_experts(model: nn.Module) -> int:
+    """Return how many modules of a model are experts behind the interface."""
+    return sum(hasattr(module, "_is_expert_parallel") for module in model.modules())
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What became of one family.
+
+    Attributes:
+        family: Its name in transformers.
+        model: The class that was built.
+        announced: MoE layers that the small configuration announces.
+        layers: Its layers.
+        recipes: How its gates work, if they are understood; mostly one.
+        refused: Why it is refused, or nothing.
+    """
+
+    family: str
+    model: str
+    announced: int | None
+    layers: int
+    recipes: tuple[GateRecipe, ...] = ()
+    refused: str = ""
+
+
+@functools.cache
+def examine(family: str) -> Finding:
+    """Build a family in small and run it under a capacity.
+
+    Raises:
+        AssertionError: If it is accepted and what is promised does not hold.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = build(family)
+        tokens = torch.randint(3, VOCABULARY, (4, 12))
+    config: Any = model.config
+    finding = Finding(
+        family,
+        type(model).__name__,
+        expected_moe_layers(config),
+        int(config.get_text_config().num_hidden_layers),
+    )
+    before = _logits(model, tokens)
+    try:
+        with capacity_aware(model, "score", gamma=1.0) as meter:
+            inside = _logits(model, tokens)
+    except UsageError as error:
+        return dataclasses.replace(finding, refused=str(error).partition(": ")[2])
+    proofs = meter.proofs()
+    assert all(proof["passed"] for proof in proofs.values()), proofs
+    assert meter.summary()["dropped"] > 0
+    assert bool(inside.isfinite().all()) and not torch.allclose(before, inside, atol=1e-5)
+    assert torch.equal(before, _logits(model, tokens))
+    recipes = dict.fromkeys(layer.gate.recipe for layer in find_moe_layers(model))
+    return dataclasses.replace(finding, recipes=tuple(recipes))
+
+
+@torch.no_grad()
+def _logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    logits: torch.Tensor = model(input_ids=tokens).logits
+    return logits
+
+
+def document() -> str:
+    """Return ``docs/models.md``."""
+    findings = [examine(family) for family in families()]
+    supported = [finding for finding in findings if not finding.refused]
+    rows = [
+        "| architecture | built in small | MoE layers announced | gate |",
+        "|---|---|---|---|",
+        *(
+            f"| `{one.family}` | `{one.model}` | {_announced(one)} "
+            f"| {'; '.join(_words(recipe) for recipe in one.recipes)} |"
+            for one in supported
+        ),
+    ]
+    refusals = [
+        "| architecture | built in small | MoE layers announced | reason |",
+        "|---|---|---|---|",
+        *(
+            f"| `{one.family}` | `{one.model}` | {_announced(one)} | {one.refused} |"
+            for one in findings
+            if one.refused
+        ),
+    ]
+    return "\n".join(
+        [
+            *_HEAD.format(
+                supported=len(supported), all=len(findings), version=transformers.__version__
+            ).splitlines(),
+            *rows,
+            "",
+            "## Refused",
+            "",
+            *refusals,
+            "",
+        ]
+    )
+
+
+_HEAD = """\
+# Models
+
+{supported} of the {all} architectures of transformers {version} that dispatch their experts through
+its experts interface run under a capacity. Of each, a model with random weights was built in small,
+with a bias that is not zero where the family has one, and run at γ=1: every promise of
+[methods.md](methods.md) held, tokens were dropped, and the model was itself again afterwards. A
+multimodal model is given text alone. Made by `python -m tests.wrapper.architectures`; a test keeps
+it true.
+
+A router is understood by what it does. It is given random hidden states and a random bias; of all
+recipes the one is taken whose scores and weights, computed from the router's logits, are the
+router's own choice and weights. A *bias* is added to the scores or logits for the choice alone.
+*MoE layers announced* is what the configuration says of its layers, whatever modules there are (one
+that names no dense layer announces all); a model in which another number is found is refused.
+Quantised experts (FP8, MXFP4) are refused, whatever the architecture: they have kernels of their
+own; load them dequantised.
+
+## Supported
+
+"""
+
+
+def _announced(finding: Finding) -> str:
+    if finding.announced is None:
+        return "not said"
+    return f"{finding.announced} of {finding.layers}"
+
+
+def _words(recipe: GateRecipe) -> str:
+    parts = {
+        "activation": "scores as returned" if recipe.activation == "none" else recipe.activation,
+        "normalises": "normalised" if recipe.normalises else "",
+        "epsilon": f"+{recipe.epsilon:g} in the sum" if recipe.epsilon else "",
+        "groups": f"groups by {recipe.groups}" if recipe.groups != "none" else "",
+        "biased": f"bias on {recipe.biased}" if recipe.biased != "none" else "",
+        "fixed": "choice fixed for each token" if recipe.fixed else "",
+        "scales": "a factor for each expert" if recipe.scales else "",
+    }
+    return ", ".join(part for part in parts.values() if part)
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(document())

@@ -1,0 +1,166 @@
+"""Real expert parallelism gives what the emulation gives: logits, kept pairs, statistics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from capmoe_eval.wrapper.parallel.world import own_rows
+from tests.wrapper.parallel import cases
+from tests.wrapper.parallel.conftest import Launch
+
+Results = dict[str, Any]
+SIZES = [2, pytest.param(4, marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def size(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture(scope="module")
+def ranks(size: int, launch: Launch) -> list[Results]:
+    """What every rank computed."""
+    directory, _ = launch(size)
+    return [torch.load(directory / f"{rank}.pt") for rank in range(size)]
+
+
+@pytest.fixture(scope="module")
+def emulated(size: int) -> dict[str, Results]:
+    """What one process computes."""
+    return {
+        family: cases.everything(family, cases.model(family, size), size)
+        for family in cases.FAMILIES
+    }
+
+
+def pairs(kept: list[torch.Tensor], n_experts: int, first_row: int = 0) -> set[tuple[int, ...]]:
+    """Return the kept (layer, row of the whole batch, expert)."""
+    return {
+        (layer, first_row + row, expert)
+        for layer, index_NS in enumerate(kept)
+        for row, slots in enumerate(index_NS.tolist())
+        for expert in slots
+        if expert < n_experts
+    }
+
+
+def same(ours: Any, theirs: Any, where: str = "") -> None:
+    """Compare two reports: counts exactly, what was computed in floating point closely."""
+    if isinstance(theirs, dict):
+        assert ours.keys() == theirs.keys(), where
+        for key in theirs:
+            same(ours[key], theirs[key], f"{where}.{key}")
+    elif isinstance(theirs, list):
+        assert len(ours) == len(theirs), where
+        for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            same(one, other, f"{where}[{number}]")
+    elif isinstance(theirs, float) and ("weight_deviation" in where or "score_by_rank" in where):
+        assert ours == pytest.approx(theirs, abs=1e-6), where
+    else:
+        assert ours == theirs, where
+
+
+@pytest.mark.parametrize("case", cases.CASES)
+@pytest.mark.parametrize("family", cases.FAMILIES)
+def test_ranks_give_what_the_emulation_gives(
+    family: str, case: str, ranks: list[Results], emulated: dict[str, Results]
+) -> None:
+    expected = emulated[family][case]
+    tokens_BS, mask_BS = cases.batch()
+    n_sequences, n_positions = tokens_BS.shape
+    n_experts = expected["report"]["layers"][0]["n_experts"]
+    kept: set[tuple[int, ...]] = set()
+    for number, rank in enumerate(ranks):
+        ours = rank[family][case]
+        real = slice(None) if case == "score_pads_count" else mask_BS
+        torch.testing.assert_close(
+            ours["logits"][real], expected["logits"][real], rtol=1e-4, atol=2e-5
+        )
+        same(ours["report"], expected["report"])
+        first = own_rows(n_sequences, number, len(ranks)).start * n_positions
+        kept |= pairs(ours["kept"], n_experts, first)
+    assert kept == pairs(expected["kept"], n_experts)
+    if case != "expert_drop" or family in ("olmoe", "deepseek_v2", "mixtral"):
+        # The two least loaded experts of the other families have no load to lose.
+        dropped = expected["report"]["summary"]["dropped"]
+        assert bool(dropped) == (case not in ("baseline", "infinity")), "the case tests nothing"
+
+
+@pytest.mark.parametrize("method", cases.EDGE_METHODS)
+@pytest.mark.parametrize("edge", cases.EDGES)
+def test_ranks_without_sequences_or_tokens_take_part(
+    edge: str, method: str, ranks: list[Results], emulated: dict[str, Results]
+) -> None:
+    expected = emulated["olmoe"][f"{edge}/{method}"]
+    _, mask_BS = cases.edge_batch(edge)
+    for rank in ranks:
+        ours = rank["olmoe"][f"{edge}/{method}"]
+        torch.testing.assert_close(
+            ours["logits"][mask_BS], expected["logits"][mask_BS], rtol=1e-4, atol=2e-5
+        )
+        same(ours["report"], expected["report"])
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["generate", "generate_constrained", "generate_beams", "generate_beams_constrained"],
+)
+def test_they_write_the_same(case: str, ranks: list[Results], emulated: dict[str, Results]) -> None:
+    expected = emulated["olmoe"][case]
+    for rank in ranks:
+        assert torch.equal(rank["olmoe"][case]["logits"], expected["logits"])
+        same(rank["olmoe"][case]["report"], expected["report"])
+
+
+def test_a_rank_may_be_called_with_its_own_sequences(
+    ranks: list[Results], emulated: dict[str, Results]
+) -> None:
+    expected = emulated["olmoe"]["score"]
+    tokens_BS, mask_BS = cases.batch()
+    for number, rank in enumerate(ranks):
+        rows = own_rows(len(tokens_BS), number, len(ranks))
+        width = rank["own"]["logits"].shape[1]
+        real_BS = mask_BS[rows, :width]
+        torch.testing.assert_close(
+            rank["own"]["logits"][real_BS],
+            expected["logits"][rows, :width][real_BS],
+            rtol=1e-4,
+            atol=2e-5,
+        )
+        same(rank["own"]["report"], expected["report"])
+
+
+def test_transformers_own_loading_gives_the_same(
+    ranks: list[Results], emulated: dict[str, Results]
+) -> None:
+    expected = emulated["olmoe"]["score"]
+    _, mask_BS = cases.batch()
+    for rank in ranks:
+        ours = rank["native"]
+        torch.testing.assert_close(
+            ours["logits"][mask_BS], expected["logits"][mask_BS], rtol=1e-4, atol=2e-5
+        )
+        same(ours["report"], expected["report"])
+
+
+def test_every_rank_proves_the_stock_logits(ranks: list[Results]) -> None:
+    for rank in ranks:
+        others = {name: proof["passed"] for name, proof in rank["proof"].items()}
+        assert others.pop("kernel_agrees") is None  # another kernel: a dropped pair is never sent
+        assert all(others.values())
+
+
+def test_what_cannot_be_is_refused_in_one_line(ranks: list[Results], size: int) -> None:
+    said = ranks[0]["refused"]
+    assert said["ranks"].startswith(f"ep_size=1: the model's experts are spread over {size}")
+    assert 'load it with ep_implementation="capmoe"' in said["stock"]
+    assert said["disagree"] == "parallel=ep: the processes disagree about cells; start them alike"
+    assert "already" in said["twice"]
+    assert "torch.no_grad()" in said["gradients"]
+    if size == 4:
+        assert said["uneven"].startswith("ep_size=4: 30 experts cannot be spread evenly")
+    assert all("\n" not in line for line in said.values())
+    assert all(rank["refused"] == said for rank in ranks)

@@ -1,0 +1,116 @@
+"""One rank that has everything, in this process: what several do, without the others."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from capmoe_eval.bench.ep.link import measured_link
+from capmoe_eval.bench.ep.measure import time_layers
+from capmoe_eval.bench.ep.prefill import RankedPrefill
+from capmoe_eval.bench.ep.skew import skewed_logits
+from capmoe_eval.bench.ep.timing import PHASES, RankedLayer
+from capmoe_eval.errors import UsageError
+from capmoe_eval.routing.method import Method
+from capmoe_eval.wrapper.parallel.model import shard_experts, split_batches, world_of
+from capmoe_eval.wrapper.parallel.world import World
+from capmoe_eval.wrapper.session import capacity_aware
+from tests.wrapper.parallel import cases
+from tests.wrapper.parallel.test_timing import CPU, by_hand, layer, setting
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    store = tmp_path_factory.mktemp("store") / "store"
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    yield World.join(CPU)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("family", ["olmoe", "deepseek_v2"])
+def test_it_gives_what_the_emulation_gives(family: str) -> None:
+    spread = cases.model(family, 1)
+    assert shard_experts(spread).size == 1
+    end = split_batches(spread)
+    ours = cases.everything(family, spread, 1)
+    theirs = cases.everything(family, cases.model(family, 1), 1)
+    assert ours.keys() == theirs.keys()
+    for name, expected in theirs.items():
+        torch.testing.assert_close(
+            ours[name]["logits"], expected["logits"], rtol=1e-4, atol=2e-5, msg=name
+        )
+        assert ours[name]["report"]["summary"] == expected["report"]["summary"], name
+    end()
+    assert not world_of(spread).splits
+
+
+def test_the_stock_logits_are_proven() -> None:
+    model = cases.model("mixtral", 1)
+    shard_experts(model)
+    split_batches(model)
+    with capacity_aware(model, "score", gamma=1.0) as meter:
+        assert meter.proofs()["stock_at_infinity"]["passed"]
+    with pytest.raises(UsageError, match="already"):
+        shard_experts(model)
+    with pytest.raises(UsageError, match=r"torch.no_grad\(\)"):
+        model(cases.batch()[0])
+    with pytest.raises(UsageError, match="input_ids"), torch.no_grad():
+        model(attention_mask=cases.batch()[1])
+
+
+def test_a_model_without_a_head_gives_the_hidden_states_of_all() -> None:
+    tokens, mask = cases.batch()
+    base, alone = cases.model("olmoe", 1).model, cases.model("olmoe", 1).model
+    shard_experts(base)
+    split_batches(base)
+    with torch.no_grad():
+        hidden = [under_capacity(model, tokens, mask).last_hidden_state for model in (base, alone)]
+    torch.testing.assert_close(*hidden, rtol=1e-4, atol=2e-5)
+
+
+def under_capacity(model: torch.nn.Module, tokens: torch.Tensor, mask: torch.Tensor) -> Any:
+    with capacity_aware(model, "score", gamma=1.0):
+        return model(input_ids=tokens, attention_mask=mask)
+
+
+def test_a_model_that_is_not_spread_has_no_world() -> None:
+    with pytest.raises(UsageError, match="not spread over processes"):
+        split_batches(cases.model("mixtral", 1))
+
+
+def test_a_model_without_a_plan_is_refused() -> None:
+    model = cases.model("mixtral", 1)
+    model._ep_plan = {}
+    with pytest.raises(UsageError, match="no expert-parallel plan"):
+        shard_experts(model)
+
+
+def test_a_layer_is_timed_and_computes_what_it_should(world: World) -> None:
+    timed = RankedLayer(setting(1), skewed_logits(40, 8, 2, 2.5, seed=4), world)
+    alone = layer(ranks=1)
+    method = Method("score", 1.0)
+    done = timed.run(method)
+    torch.testing.assert_close(done.output_TH, by_hand(alone, method), rtol=1e-4, atol=1e-5)
+    ((dropless, score),) = time_layers([timed], [method], repeats=3, warmup=1)
+    assert dropless.label is None and set(score.seconds) == {*PHASES, "total"}
+    assert score.load == alone.load(method)
+    assert score.load.sent_bytes == 0
+
+
+def test_a_prefill_goes_through_its_layers(world: World) -> None:
+    logits = skewed_logits(20, 8, 2, 2.5)
+    settings = [dataclasses.replace(setting(1), seed=seed) for seed in range(2)]
+    prefill = RankedPrefill([RankedLayer(each, logits, world) for each in settings], 20, 5)
+    full, cut = (prefill.run(m).output_TH for m in (Method("baseline"), Method("score", 0.5)))
+    assert full.shape[:2] == (4, 1) and not torch.equal(full, cut)
+    assert prefill.load(Method("score", 0.5)).dropped_share > 0
+
+
+def test_a_link_is_measured(world: World) -> None:
+    link = measured_link(world, CPU, repeats=2)
+    assert link.latency > 0 and link.bandwidth == 0  # nothing leaves the only rank

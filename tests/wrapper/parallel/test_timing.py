@@ -1,0 +1,260 @@
+"""The timed layer computes what it should, and its numbers are put together rightly."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from capmoe_eval.bench.ep.clock import Clock, from_ends
+from capmoe_eval.bench.ep.emulation import EmulatedLayer, Reduction, balanced
+from capmoe_eval.bench.ep.layer import SHAPES, LayerSetting, LayerShape
+from capmoe_eval.bench.ep.link import MACHINES, NODE, Machine, exchange_seconds
+from capmoe_eval.bench.ep.measure import time_layers
+from capmoe_eval.bench.ep.prefill import EmulatedPrefill
+from capmoe_eval.bench.ep.skew import skewed_logits
+from capmoe_eval.bench.ep.timing import PHASES, Pass, phases_of, summed
+from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.timings.quartiles import Spread
+from capmoe_eval.experiment.timings.schema import Link, Load
+from capmoe_eval.routing.method import Method
+from tests.wrapper.parallel.conftest import Launch
+
+CPU = torch.device("cpu")
+SHAPE = LayerShape(hidden=16, intermediate=24, n_experts=8, top_k=2, shared=8)
+METHODS = {
+    "score": Method("score", 1.0, ep_size=2),
+    "local": Method("expanded_drop", 1.0, ep_size=2),
+    "global": Method("expanded_drop", 1.0, ep_size=2, candidates="global"),
+    "device": Method("score", 1.0, ep_size=2, granularity="device"),
+    "idle": Method("expert_drop"),
+}
+
+
+def layer(link: Link | None = None, ranks: int = 2) -> EmulatedLayer:
+    return EmulatedLayer(setting(ranks), skewed_logits(40, 8, 2, 2.5, seed=4), link or NODE)
+
+
+def setting(ranks: int = 2, shape: LayerShape = SHAPE) -> LayerSetting:
+    return LayerSetting(shape, ranks, CPU)
+
+
+def by_hand(timed: EmulatedLayer, method: Method) -> Tensor:
+    """Return the layer's output by a loop over ranks, tokens and experts."""
+    outputs = []
+    for tokens in timed._tokens:
+        score_TE = tokens.logits_TE.softmax(dim=1)
+        routed = timed._router(tokens, method, lambda _: _nothing())
+        kept_TS, weight_TS = routed.packed.keep_TS, routed.weight_TS
+        out_TH = torch.zeros_like(tokens.hidden_TH)
+        for token, (keep_S, weight_S) in enumerate(zip(kept_TS, weight_TS, strict=True)):
+            for keep, weight in zip(keep_S, weight_S, strict=True):
+                if keep:
+                    (expert,) = (score_TE[token] == weight).nonzero()[0].tolist()
+                    out_TH[token] += weight * run_expert(timed, expert, tokens.hidden_TH[token])
+        outputs.append(out_TH + run_shared(timed, tokens.hidden_TH))
+    return torch.cat(outputs)
+
+
+class _nothing:  # noqa: N801 - reads as a statement
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def run_expert(timed: EmulatedLayer, expert: int, hidden_H: Tensor) -> Tensor:
+    local = 8 // len(timed._experts)
+    owner = timed._experts[expert // local]
+    gate, up = (owner.gate_up_proj[expert % local] @ hidden_H).chunk(2)  # type: ignore[index]
+    return owner.down_proj[expert % local] @ (nn.functional.silu(gate) * up)  # type: ignore[index]
+
+
+def run_shared(timed: EmulatedLayer, hidden_TH: Tensor) -> Tensor:
+    shared = timed._shared
+    assert shared is not None
+    gate_TI, up_TI = hidden_TH @ shared.gate_up[:8].T, hidden_TH @ shared.gate_up[8:].T
+    return (nn.functional.silu(gate_TI) * up_TI) @ shared.down.T
+
+
+@pytest.mark.parametrize("name", ["dropless", *METHODS])
+def test_the_emulated_layer_computes_every_kept_pair(name: str) -> None:
+    timed, method = layer(), METHODS.get(name, Method("baseline"))
+    torch.testing.assert_close(
+        timed.run(method).output_TH, by_hand(timed, method), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_loads_bytes_and_drops() -> None:
+    timed = layer()
+    full, cut = timed.load(Method("baseline")), timed.load(METHODS["score"])
+    assert full.kept == sum(full.expert_load) == sum(full.rank_load) == 80
+    assert full.dropped_share == 0
+    assert max(full.expert_load) == pytest.approx(2.5 * 10, abs=2)
+    assert max(cut.expert_load) <= 10  # C = 1.0 · 20 · 2 / 8 = 5 from each of two ranks
+    assert cut.dropped_share == pytest.approx((80 - cut.kept) / 80)
+    assert full.rank_load == [sum(full.expert_load[:4]), sum(full.expert_load[4:])]
+    assert full.sent_bytes % (16 * 4) == 0 and 0 < full.sent_bytes < 80 * 16 * 4
+
+
+def test_more_candidates_of_other_ranks_send_more() -> None:
+    """Figure 6: global expansion's communication grows, local expansion's does not."""
+    timed = layer()
+    sent = {name: timed.load(method).sent_bytes for name, method in METHODS.items()}
+    assert sent["local"] <= sent["score"] < sent["global"]
+
+
+def test_an_exchange_by_hand() -> None:
+    link = Link(100.0, 0.5, "stated")
+    bytes_RR = torch.tensor([[900, 10, 20], [0, 900, 40], [5, 5, 900]])
+    # Rank 0 sends 30, rank 1 40, rank 2 10; rank 2 receives 60: it takes longest.
+    assert exchange_seconds(link, bytes_RR) == pytest.approx(0.5 + 60 / 100)
+    assert exchange_seconds(link, torch.zeros(3, 3)) == 0.5
+
+
+def test_the_emulated_total_is_the_sum_of_its_phases() -> None:
+    seconds = dict(layer(Link(1e12, 0.25, "stated")).run(Method("baseline")).seconds)
+    total = seconds.pop("total")
+    assert tuple(seconds) == PHASES
+    assert seconds["dispatch"] == pytest.approx(0.5, abs=1e-3)  # the counts, then the rows
+    assert seconds["return"] == pytest.approx(0.25, abs=1e-3)
+    assert sum(seconds.values()) == pytest.approx(total)
+
+
+def test_an_exchange_waits_for_the_last_rank() -> None:
+    timed = layer(Link(1e12, 1.0, "stated"))
+    spent = [
+        {"gate": 1, "decide": 5, "permute": 1, "experts": 2, "combine": 1, "shared": 9},
+        {"gate": 4, "decide": 1, "permute": 3, "experts": 6, "combine": 3, "shared": 1},
+    ]
+    # The last is done with its gate after 4, with its decision after 6 (1 + 5), and is ready after
+    # 8 (4 + 1 + 3). Then all begin together; combine ends after 3 and shared after 10 (1 + 9).
+    assert timed._seconds(spent, torch.zeros(2, 2)) == {
+        **{"gate": 4, "decide": 2, "permute": 2, "dispatch": 2, "experts": 6, "return": 1},
+        **{"combine": 3, "shared": 7, "total": 27},
+    }
+
+
+def test_phases_last_until_the_last_rank_has_finished() -> None:
+    assert from_ends(("a", "b", "c"), (2.0, 2.5, 4.0)) == {"a": 2, "b": 0.5, "c": 1.5, "total": 4}
+
+
+def test_only_a_layer_with_shared_experts_has_their_phase() -> None:
+    assert phases_of(SHAPES["mixtral"]) == PHASES[:-1] and phases_of(SHAPE) == PHASES
+    bare = LayerShape(16, 24, 8, 2)
+    done = EmulatedLayer(setting(shape=bare), skewed_logits(40, 8, 2, 2.5), NODE)
+    assert "shared" not in done.run(Method("baseline")).seconds
+
+
+def test_a_layer_is_scaled_in_its_widths_alone() -> None:
+    assert SHAPES["deepseek_v2_lite"].scaled(8) == LayerShape(256, 176, 64, 6, shared=352)
+    with pytest.raises(UsageError, match=r"scale=3: .*hidden 2048, intermediate 1024"):
+        SHAPES["olmoe"].scaled(3)
+
+
+def test_a_link_has_a_machines_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every size, an exchange takes the share of the experts' time that it takes there."""
+    machine = Machine("M", flops=1e12, bandwidth=5e9, latency=1e-3)
+    assert machine.balance == 0.005
+    timed = layer()
+    monkeypatch.setattr(
+        timed, "run", lambda _: Pass({"experts": 2.0}, torch.zeros(0)), raising=True
+    )
+    busiest = max(timed.load(Method("baseline")).rank_load)
+    rate = busiest * 6 * 16 * 24 / 2.0
+    reduction = Reduction(width=4, tokens=100.0)
+    link = balanced(timed, machine, reduction)
+    # There: rows of 16·4 bfloat16, experts of 24·4, a hundred times the tokens.
+    rows = 1000 * 100
+    there_experts = rows * 6 * (16 * 4) * (24 * 4) / machine.flops
+    there = (machine.latency / there_experts, rows * 64 * 2 / machine.bandwidth / there_experts)
+    here_experts = 1000 * 6 * 16 * 24 / rate
+    here = (link.latency / here_experts, 1000 * 16 * 4 / link.bandwidth / here_experts)
+    assert here == pytest.approx(there)
+    assert "balance of M" in link.source and "widths are divided by 4" in link.source
+
+
+def test_the_papers_machine() -> None:
+    assert MACHINES["h20"].balance == pytest.approx(3.75e-3)
+    assert MACHINES["h100"].balance == pytest.approx(7.5e-4)
+
+
+def test_an_emulated_prefill_is_its_dense_part_and_its_layers() -> None:
+    first = layer(replace(NODE, latency=0.25))
+    layers = [first, *(first.rerouted(skewed_logits(40, 8, 2, 3.0, seed=s)) for s in (1, 2))]
+    prefill = EmulatedPrefill(layers, 20, 5)
+    done = prefill.run(METHODS["score"])
+    assert done.output_TH.shape[:2] == (4, 1)
+    assert done.seconds["moe"] > 3 * 0.75  # three exchanges in each of three layers
+    assert done.seconds["total"] == done.seconds["dense"] + done.seconds["moe"]
+    first_seconds = prefill.first_layer.run(METHODS["score"]).seconds
+    assert 0.75 < first_seconds["total"] < done.seconds["moe"] / 2
+    assert prefill.first_layer.load(METHODS["score"]) == first.load(METHODS["score"])
+    one_by_one = [each.load(METHODS["score"]) for each in layers]
+    whole = prefill.load(METHODS["score"])
+    assert whole == summed(one_by_one) and whole.kept == sum(load.kept for load in one_by_one)
+    assert whole.fullest_rank == sum(max(load.rank_load) for load in one_by_one)
+    assert one_by_one[1].expert_load != one_by_one[0].expert_load
+    with pytest.raises(UsageError, match="prompt=7: 20 tokens"):
+        EmulatedPrefill([layer()], 20, 7)
+
+
+def test_a_clock_adds_up_and_tells_when() -> None:
+    clock = Clock(CPU)
+    clock.start()
+    for phase in ("work", "rest", "work"):
+        with clock.lap(phase):
+            time.sleep(0.01)
+    spent, ends = clock.seconds(), clock.ends()
+    assert 0.02 <= spent["work"] < 0.2 and 0.01 <= spent["rest"] < 0.1
+    assert 0.02 <= ends["rest"] < ends["work"] < 0.2
+
+
+class Scripted:
+    """A layer whose passes take what a script says."""
+
+    def __init__(self, totals: Mapping[str, list[float]]) -> None:
+        self._totals: dict[str, Iterator[float]] = {k: iter(v) for k, v in totals.items()}
+
+    def run(self, method: Method) -> Pass:
+        total = next(self._totals[method.name])
+        return Pass({**dict.fromkeys(PHASES, total / 10), "total": total}, torch.zeros(0))
+
+    def load(self, method: Method) -> Load:
+        loads = {"baseline": [8, 1, 1, 2], "score": [3, 1, 1, 2]}[method.name]
+        ranks = [loads[0] + loads[1], loads[2] + loads[3]]
+        return Load(sum(loads), 0.0, loads, ranks, 0, max(loads), max(ranks))
+
+
+def test_speedups_are_taken_within_a_round() -> None:
+    script = {"baseline": [9.0, 4.0, 6.0, 8.0], "score": [9.0, 2.0, 4.0, 2.0]}
+    layer = Scripted(script)
+    (rows,) = time_layers([layer], [Method("score", 1.0)], repeats=3, warmup=1)
+    dropless, score = rows
+    assert score.speedup == Spread.of([2.0, 1.5, 4.0]) and score.speedup.median == 2.0
+    assert score.seconds["total"].median == 2.0
+    assert score.ideal_expert == 8 / 3
+    assert score.ideal_rank == 9 / 4
+    assert score.reached == pytest.approx((2 - 1) / (9 / 4 - 1))
+    assert dropless.speedup.median == 1 and dropless.reached is None
+
+
+def test_quartiles() -> None:
+    assert Spread.of([1, 2, 3, 4, 5]) == Spread(3, 2, 4)
+    assert Spread.of([7.0]) == Spread(7, 7, 7)
+
+
+def test_real_ranks_compute_and_send_what_the_emulation_says(launch: Launch) -> None:
+    directory, _ = launch(2)
+    (first, loads), (second, same) = (
+        torch.load(directory / f"timed-{rank}.pt") for rank in range(2)
+    )
+    timed = layer()
+    assert loads == same
+    for name, method in (METHODS | {"dropless": Method("baseline")}).items():
+        together = torch.cat([first[name], second[name]])
+        torch.testing.assert_close(together, timed.run(method).output_TH, rtol=1e-4, atol=1e-5)
+        assert loads[name] == vars(timed.load(method)), name

@@ -1,0 +1,139 @@
+"""One rank: computes every case with real expert parallelism and writes what came out."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from transformers.distributed import DistributedConfig
+
+from capmoe_eval.bench.__main__ import main as bench
+from capmoe_eval.bench.ep.link import measured_link
+from capmoe_eval.bench.ep.prefill import RankedPrefill
+from capmoe_eval.bench.ep.skew import skewed_logits
+from capmoe_eval.bench.ep.timing import PHASES, RankedLayer
+from capmoe_eval.errors import UsageError
+from capmoe_eval.routing.method import Method
+from capmoe_eval.wrapper.parallel import model as parallel_model
+from capmoe_eval.wrapper.parallel.dispatch import IMPLEMENTATION, register
+from capmoe_eval.wrapper.parallel.model import shard_experts, split_batches
+from capmoe_eval.wrapper.parallel.world import World, own_rows
+from capmoe_eval.wrapper.session import capacity_aware
+from tests.bench.ep.test_benchmark_files import QUICK
+from tests.wrapper.parallel import cases
+from tests.wrapper.parallel.test_timing import CPU, METHODS, setting
+
+BENCH = [*QUICK, "--validate", "--layers", "2"]
+
+
+def main(directory: Path) -> None:
+    torch.set_num_threads(1)
+    world = World.join(torch.device("cpu"), timeout=timedelta(seconds=45))
+    world.agree("nothing", "same", torch.device("cpu"))
+    results = {}
+    for family in cases.FAMILIES:
+        model = cases.model(family, world.size)
+        shard_experts(model)
+        split_batches(model)
+        results[family] = cases.everything(family, model, world.size)
+    olmoe = cases.model("olmoe", world.size)
+    shard_experts(olmoe)
+    split_batches(olmoe)
+    with capacity_aware(olmoe, "score", gamma=1.0, ep_size=world.size) as meter:
+        results["proof"] = meter.proofs()
+    results["own"] = _own_batches(world)
+    results["native"] = _native(directory, world)
+    results["refused"] = {
+        "ranks": _refusal(lambda: capacity_aware(olmoe, "score", gamma=1.0).__enter__()),
+        "twice": _refusal(lambda: shard_experts(olmoe)),
+        "disagree": _refusal(lambda: world.agree("cells", str(world.rank), torch.device("cpu"))),
+        "stock": _stock("all_to_all"),
+        "gradients": _refusal(lambda: olmoe(cases.batch()[0])),
+    }
+    if world.size == 4:
+        uneven = cases.models.tiny_model("qwen2_moe", vocab_size=11)
+        results["refused"]["uneven"] = _refusal(lambda: shard_experts(uneven))
+    torch.save(results, directory / f"{world.rank}.pt")
+    dist.barrier()
+    if world.size == 2:
+        torch.save(_timed(world), directory / f"timed-{world.rank}.pt")
+        with suppress(SystemExit):  # a failure leaves no file
+            bench([*BENCH, "--out", str(directory / "bench")])
+        dist.barrier()
+
+
+def _timed(world: World) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Time a layer and a prefill; return what the layer computes and sends under every method."""
+    timed = RankedLayer(setting(), skewed_logits(40, 8, 2, 2.5, seed=4), world)
+    methods = METHODS | {"dropless": Method("baseline")}
+    outputs = {name: timed.run(method).output_TH for name, method in methods.items()}
+    loads = {name: vars(timed.load(method)) for name, method in methods.items()}
+    seconds = dict(timed.run(Method("baseline")).seconds)
+    total = seconds.pop("total")
+    assert tuple(seconds) == PHASES and total > 0
+    assert abs(sum(seconds.values()) - total) < 1e-9
+    link = measured_link(world, CPU, repeats=2)
+    assert link.latency > 0 and link.bandwidth > 0 and "measured" in link.source
+    layers = [RankedLayer(setting(), skewed_logits(40, 8, 2, 2.5), world) for _ in range(2)]
+    prefill = RankedPrefill(layers, 20, 5)
+    written = [prefill.run(methods[name]) for name in ("dropless", "score", "dropless")]
+    assert written[0].output_TH.shape[:2] == (4, 1) and set(written[0].seconds) == {"total"}
+    assert torch.equal(written[0].output_TH, written[2].output_TH)
+    assert not torch.equal(written[0].output_TH, written[1].output_TH)
+    return outputs, loads
+
+
+def _own_batches(world: World) -> dict[str, Any]:
+    """Call the model with this rank's sequences alone, in a batch of its own width."""
+    model = cases.model("olmoe", world.size)
+    shard_experts(model)
+    tokens_BS, mask_BS = cases.batch()
+    rows = own_rows(len(tokens_BS), world.rank, world.size)
+    width = int(mask_BS[rows].sum(dim=1).max())
+    score = cases.methods(world.size)["score"]
+    return cases.measure(model, score, tokens_BS[rows, :width], mask_BS[rows, :width])
+
+
+def _stock(implementation: str) -> str:
+    """Return why a model is refused whose experts transformers spreads by itself."""
+    model = cases.model("mixtral", dist.get_world_size())
+    with mock.patch.object(parallel_model, "IMPLEMENTATION", implementation), suppress(UsageError):
+        shard_experts(model)
+    return _refusal(lambda: capacity_aware(model, "score", gamma=1.0).__enter__())
+
+
+def _native(directory: Path, world: World) -> dict[str, Any]:
+    """Load through transformers alone, which also spreads the dense part (FSDP)."""
+    if world.rank == 0:
+        cases.model("olmoe", world.size).save_pretrained(directory / "model")
+    dist.barrier()
+    spread = DistributedConfig(
+        fsdp_size=world.size, ep_size=world.size, ep_implementation=IMPLEMENTATION
+    )
+    register()
+    model = AutoModelForCausalLM.from_pretrained(
+        directory / "model", distributed_config=spread
+    ).eval()
+    split_batches(model)
+    score = cases.methods(world.size)["score"]
+    return [cases.measure(model, score, *cases.batch()) for _ in range(2)][1]
+
+
+def _refusal(call: object) -> str:
+    try:
+        call()  # type: ignore[operator]
+    except UsageError as error:
+        return str(error)
+    return "not refused"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

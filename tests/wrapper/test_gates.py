@@ -1,0 +1,245 @@
+"""Gates: recognised by what a router does, in any precision, wherever its bias lies."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from accelerate import cpu_offload
+from torch import Tensor, nn
+from transformers import FineGrainedFP8Config, Mxfp4Config
+from transformers.integrations.finegrained_fp8 import replace_with_fp8_linear
+from transformers.integrations.mxfp4 import Mxfp4GptOssExperts, Mxfp4GptOssMLP
+
+from capmoe_eval.errors import EnforcementError, UsageError
+from capmoe_eval.wrapper import session
+from capmoe_eval.wrapper.gates import ExpertTensor, GateRecipe, tolerance
+from capmoe_eval.wrapper.layers import MoeLayer, find_moe_layers
+from capmoe_eval.wrapper.session import capacity_aware
+from tests.wrapper.architectures import build
+from tests.wrapper.models import SUPPORTED, batch, make
+
+HALF = (torch.float16, torch.bfloat16)
+BIASED = (
+    "afmoe",  # the block keeps it, the router wants sequences
+    "deepseek_v3",
+    "ernie4_5_moe",  # a part of the router keeps it, in two dimensions
+    "hy_v3",
+    "kolibri1",  # on the logits
+    "laguna",
+    "lfm2_moe",
+    "minimax_m2",
+)
+
+
+def routed(model: nn.Module, layer: MoeLayer) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what a layer's router returns in a forward of the model."""
+    outputs: list[Any] = []
+    handle = layer.router.register_forward_hook(lambda _m, _a, output: outputs.append(output))
+    with torch.no_grad():
+        model(batch())
+    handle.remove()
+    (output,) = outputs
+    return output[0], output[1], output[2]
+
+
+def peaked(name: str, dtype: torch.dtype) -> nn.Module:
+    """Return a model whose least weights are subnormal numbers of float16."""
+    model = make(name)
+    for parameter_name, parameter in model.named_parameters():
+        if parameter_name.endswith(("gate.weight", "router.weight")):
+            parameter.data *= 2.0
+    return model.to(dtype)
+
+
+@pytest.mark.parametrize("name", ["olmoe", "qwen3_moe", "granitemoe", "ernie4_5_moe", "gpt_oss"])
+def test_subnormal_weights_are_the_routers_own(name: str) -> None:
+    model = peaked(name, torch.float16)
+    _, weight_TK, _ = routed(model, find_moe_layers(model)[0])
+    assert weight_TK.dtype == torch.float16
+    assert bool((weight_TK < torch.finfo(torch.float16).tiny).any())
+    with capacity_aware(model, "score", gamma=1.0) as meter, torch.no_grad():
+        model(batch())
+    for layer in meter.report()["layers"]:
+        assert layer["weight_deviation"] <= tolerance(torch.float16)
+
+
+def wrong(recipe: GateRecipe) -> list[GateRecipe]:
+    """Return recipes that differ in one thing."""
+    other = "sigmoid" if recipe.activation == "softmax" else "softmax"
+    return [
+        dataclasses.replace(recipe, activation=other),
+        dataclasses.replace(recipe, normalises=not recipe.normalises),
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF])
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_another_recipe_shows_in_any_precision(name: str, dtype: torch.dtype) -> None:
+    for model in (make(name).to(dtype), peaked(name, dtype)):
+        layer = find_moe_layers(model)[0]
+        logits_TE, weight_TK, topk_TK = routed(model, layer)
+        for recipe in (layer.gate.recipe, *wrong(layer.gate.recipe)):
+            gate = dataclasses.replace(layer.gate, recipe=recipe)
+            deviation = gate.deviation(gate.scores(logits_TE, topk_TK), weight_TK, topk_TK)
+            right = recipe == layer.gate.recipe
+            assert bool(deviation <= tolerance(weight_TK.dtype)) is right, recipe
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("number", [0, 1])
+def test_another_recipe_stops_the_run(
+    dtype: torch.dtype, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def misread(model: nn.Module) -> list[MoeLayer]:
+        return [
+            dataclasses.replace(
+                layer,
+                gate=dataclasses.replace(layer.gate, recipe=wrong(layer.gate.recipe)[number]),
+            )
+            for layer in find_moe_layers(model)
+        ]
+
+    monkeypatch.setattr(session, "find_moe_layers", misread)
+    model = make("olmoe").to(dtype)
+    with (
+        pytest.raises(EnforcementError, match="weights off by"),
+        capacity_aware(model, "score", 1.0, verify=False),
+        torch.no_grad(),
+    ):
+        model(batch())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF])
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_the_recipe_does_not_depend_on_the_precision(name: str, dtype: torch.dtype) -> None:
+    whole = find_moe_layers(make(name))[0].gate.recipe
+    assert find_moe_layers(make(name).to(dtype))[0].gate.recipe == whole
+
+
+@pytest.mark.parametrize("std", [0.0, 0.02, 0.5, 4.0])
+@pytest.mark.parametrize("family", BIASED)
+def test_a_bias_ranks_and_does_not_weigh(family: str, std: float) -> None:
+    """Held against the family's own router: its choice, and its weights."""
+    for seed in range(5):
+        torch.manual_seed(seed)
+        model = build(family)
+        layer = find_moe_layers(model)[-1]
+        bias = layer.gate.bias
+        assert isinstance(bias, ExpertTensor) and layer.gate.recipe.biased != "none"
+        held = dict((*bias.owner.named_parameters(), *bias.owner.named_buffers()))[bias.name]
+        nn.init.normal_(held, std=std)
+        logits_TE, weight_TK, topk_TK = routed(model, layer)
+        scores = layer.gate.scores(logits_TE, topk_TK)
+        ranking_TE = scores.ranking_TE
+        if scores.eligible_TE is not None:
+            ranking_TE = ranking_TE.masked_fill(~scores.eligible_TE, -torch.inf)
+        ranked_TK = ranking_TE.topk(layer.top_k, dim=1).indices
+        assert torch.equal(ranked_TK.sort(dim=1).values, topk_TK.sort(dim=1).values)
+        torch.testing.assert_close(
+            layer.gate.weights(scores, topk_TK), weight_TK, rtol=1e-4, atol=1e-6
+        )
+        nn.init.zeros_(held)
+        unbiased = layer.gate.scores(logits_TE, topk_TK)
+        assert torch.equal(unbiased.score_TE, scores.score_TE) or scores.eligible_TE is not None
+        if std == 4.0:
+            assert not torch.equal(unbiased.ranking_TE.topk(layer.top_k).indices, ranked_TK)
+
+
+@pytest.mark.parametrize("family", BIASED)
+def test_added_candidates_follow_the_bias(family: str) -> None:
+    """Ranked candidates are those that the router would have chosen with a larger K."""
+    model = build(family)
+    wider: list[Tensor] = []
+    with (
+        torch.no_grad(),
+        capacity_aware(model, "expanded_drop", gamma=100.0, candidates="ranked", m=1) as meter,
+    ):
+        layer = meter.layers[0].layer
+        handle = layer.experts.register_forward_pre_hook(
+            lambda _m, args: wider.append(args[1])  # (hidden, indices, weights)
+        )
+        model(batch())
+        handle.remove()
+    layer.router.top_k += 1
+    _, _, topk_TK = routed(model, layer)
+    assert wider[0].shape == topk_TK.shape
+    if layer.gate.recipe.groups == "none":
+        assert torch.equal(wider[0].sort(dim=1).values, topk_TK.sort(dim=1).values)
+
+
+def test_a_choice_that_is_fixed_for_each_token_is_kept_or_dropped_by_score() -> None:
+    torch.manual_seed(0)
+    model = build("deepseek_v4")  # three layers whose experts are read from a table of tokens
+    called: list[Tensor] = []
+    with torch.no_grad(), capacity_aware(model, "score", gamma=0.5) as meter:
+        layer = meter.layers[0].layer
+        assert layer.gate.recipe == GateRecipe("sqrtsoftplus", normalises=True, fixed=True)
+        handle = layer.experts.register_forward_pre_hook(
+            lambda _m, args: called.append(args[1])  # (hidden, indices, weights)
+        )
+        model(batch())
+        handle.remove()
+    table: Any = layer.router.tid2eid
+    own_TK = table[batch().reshape(-1)]
+    kept_TK = called[0] < layer.n_experts
+    assert torch.equal(called[0][kept_TK], own_TK[kept_TK])
+    logits_TE, _, topk_TK = routed(model, layer)
+    assert torch.equal(topk_TK, own_TK)
+    score_TE = layer.gate.scores(logits_TE, topk_TK).score_TE
+    for expert in range(layer.n_experts):
+        pairs = own_TK == expert
+        kept = score_TE[(pairs & kept_TK).any(dim=1), expert]
+        lost = score_TE[(pairs & ~kept_TK).any(dim=1), expert]
+        assert len(kept) == min(int(pairs.sum()), 6)  # ceil(0.5 · 48 tokens · 2 / 8 experts)
+        assert not len(lost) or not len(kept) or lost.max() <= kept.min()
+
+
+def in_fp8() -> nn.Module:
+    return replace_with_fp8_linear(make("mixtral"), quantization_config=FineGrainedFP8Config())
+
+
+def in_fp4() -> nn.Module:
+    model = make("gpt_oss")
+    for layer in model.model.layers:
+        layer.mlp = Mxfp4GptOssMLP(layer.mlp.router, Mxfp4GptOssExperts(model.config))
+    model.config.quantization_config = Mxfp4Config()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("quantised", "words"),
+    [
+        (in_fp8, "the experts of model.layers.0.mlp (FP8Experts) have kernels of their own"),
+        (in_fp4, "no Mixture-of-Experts layer found"),
+    ],
+)
+def test_quantised_experts_are_refused_in_one_line(
+    quantised: Callable[[], nn.Module], words: str
+) -> None:
+    with pytest.raises(UsageError) as error, capacity_aware(quantised(), "score", 1.0):
+        pass
+    line = str(error.value)
+    assert "\n" not in line
+    assert words in line and "dequantize=True" in line
+
+
+def offloaded(name: str) -> nn.Module:
+    model = make(name).to(torch.bfloat16)
+    cpu_offload(model, execution_device=torch.device("cpu"))
+    return model
+
+
+@pytest.mark.parametrize("name", ["olmoe", "deepseek_v3"])
+def test_an_offloaded_router_is_understood(name: str) -> None:
+    recipe = find_moe_layers(make(name))[0].gate.recipe
+    with capacity_aware(offloaded(name), "score", gamma=1.0) as meter:
+        assert {layer.layer.gate.recipe for layer in meter.layers} == {recipe}
+
+
+def test_an_offloaded_bias_is_refused_with_the_reason() -> None:
+    with pytest.raises(UsageError, match="offloaded: a bias there cannot be read"):
+        find_moe_layers(offloaded("ernie4_5_moe"))

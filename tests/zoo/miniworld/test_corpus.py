@@ -1,0 +1,131 @@
+"""The corpus shows questions exactly as lm-eval does, and batches hold what the corpus says."""
+
+from itertools import islice
+
+import pytest
+import torch
+
+from capmoe_eval.evaluation.tasks import TaskLibrary
+from capmoe_eval.experiment.datasource import DataSource
+from capmoe_eval.zoo.miniworld import prompts
+from capmoe_eval.zoo.miniworld.corpus import QUESTIONS, Document, corpus
+from capmoe_eval.zoo.miniworld.evaluation import documents, write_miniworld
+from capmoe_eval.zoo.miniworld.packing import IGNORED, Batches, Shape
+from capmoe_eval.zoo.miniworld.tokenizer import miniworld_tokenizer
+from capmoe_eval.zoo.miniworld.world import TRAIN_WORDINGS, world
+
+TASKS = {
+    "arc": ("arc_challenge", "allenai/ai2_arc", "ARC-Challenge", "test"),
+    "boolq": ("boolq", "aps/super_glue", "boolq", "validation"),
+    "gsm8k": ("gsm8k", "openai/gsm8k", "main", "test"),
+    "hellaswag": ("hellaswag", "Rowan/hellaswag", "default", "validation"),
+    "mmlu": ("mmlu_anatomy", "cais/mmlu", "anatomy", "test"),
+    "piqa": ("piqa", "baber/piqa", "default", "validation"),
+    "rte": ("rte", "nyu-mll/glue", "rte", "validation"),
+    "winogrande": ("winogrande", "allenai/winogrande", "winogrande_xl", "validation"),
+}
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    root = tmp_path_factory.mktemp("miniworld")
+    write_miniworld(root, "dev")
+    return TaskLibrary(), DataSource("miniworld", root)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_question_reads_as_in_lm_eval(library, task):
+    name, path, config, split = TASKS[task]
+    tasks, source = library
+    (built,) = tasks.get(name, source)["tasks"].values()
+    for place, row in zip(range(12), documents("dev")[path][config][split], strict=False):
+        doc = list(built.eval_docs)[place]
+        context = built.doc_to_text(doc)
+        choices, target = (
+            built.doc_to_choice(doc) if task != "gsm8k" else [],
+            built.doc_to_target(doc),
+        )
+        if task == "winogrande":
+            expected = f"{choices[int(row['answer']) - 1]} {target}"
+        elif task == "gsm8k":
+            expected = f"{context} {target}"
+        else:
+            right = target if isinstance(target, int) else choices.index(target)
+            expected = f"{context} {choices[right]}"
+        assert "".join(prompts.PROMPTS[task](row)) == expected
+
+
+def test_a_long_document_reads_as_a_prompt_with_shots(library):
+    tasks, source = library
+    (built,) = tasks.get("mmlu_anatomy", source)["tasks"].values()
+    built.set_config(key="num_fewshot", value=5)
+    prompt = built.fewshot_context(next(iter(built.eval_docs)), num_fewshot=5)
+    rows = documents("dev")["cais/mmlu"]["anatomy"]
+    shown = ["".join(prompts.mmlu(row)) for row in rows["dev"]]
+    asked = prompts.mmlu(rows["test"][0])[0]
+    title = prompts.mmlu_description("anatomy")
+    assert prompt == title + prompts.BETWEEN.join([*shown, asked])
+
+
+def test_the_parts_of_a_document_are_its_words():
+    tokenizer = miniworld_tokenizer()
+    for long in (False, True):
+        for document in islice(corpus(world(), 3, long=long), 300):
+            parts = [token for part, _ in document.parts for token in tokenizer(part)["input_ids"]]
+            assert parts == tokenizer(document.text)["input_ids"]
+            assert any(learned for _, learned in document.parts)
+
+
+def test_the_corpus_depends_on_its_seed_alone():
+    texts = [document.text for document in islice(corpus(world(), 3), 50)]
+    assert texts == [document.text for document in islice(corpus(world(), 3), 50)]
+    assert texts != [document.text for document in islice(corpus(world(), 4), 50)]
+
+
+def test_long_documents_fit_into_a_row():
+    tokenizer = miniworld_tokenizer()
+    _, width = Shape().long
+    for document in islice(corpus(world(), 3, long=True), 500):
+        assert len(tokenizer(document.text)["input_ids"]) < width
+    assert max(QUESTIONS.values()) == 26
+
+
+def test_a_document_is_its_parts():
+    assert Document((("Question: who?\nAnswer:", False), (" me", True))).text.endswith("Answer: me")
+
+
+@pytest.fixture(scope="module")
+def batches():
+    return Batches(world(), miniworld_tokenizer(), seed=1, shape=Shape())
+
+
+@pytest.mark.parametrize("step", [0, 1, 4])
+def test_positions_start_anew_where_a_document_does(batches, step):
+    batch = batches[step]
+    assert batch.input_ids_BS.shape == (Shape().long if step == 4 else Shape().short)
+    tokenizer = miniworld_tokenizer()
+    starts_BS = batch.position_ids_BS == 0
+    before_BS = torch.roll(batch.input_ids_BS, 1, dims=1)
+    pad = tokenizer.pad_token_id
+    after_end_BS = (before_BS == tokenizer.eos_token_id) & (batch.input_ids_BS != pad)
+    assert starts_BS[:, 0].all()
+    assert torch.equal(starts_BS[:, 1:] & (batch.input_ids_BS[:, 1:] != pad), after_end_BS[:, 1:])
+    learned_BS = batch.labels_BS != IGNORED
+    assert torch.equal(batch.labels_BS[learned_BS], batch.input_ids_BS[learned_BS])
+    assert not learned_BS[batch.input_ids_BS == pad].any()
+    assert not learned_BS[starts_BS].any()
+    assert learned_BS.any(dim=1).all()
+
+
+def test_a_batch_is_a_function_of_its_number(batches):
+    again = Batches(world(), miniworld_tokenizer(), seed=1, shape=Shape())
+    for step in (4, 0):
+        assert torch.equal(again[step].input_ids_BS, batches[step].input_ids_BS)
+    assert not torch.equal(batches[1].input_ids_BS, batches[0].input_ids_BS)
+
+
+def test_the_shots_are_told_in_the_wordings_of_the_corpus():
+    assert TRAIN_WORDINGS == (0, 1, 2, 3)
+    for split in ("dev", "test"):
+        for row in documents(split)["allenai/ai2_arc"]["ARC-Challenge"]["train"]:
+            assert not row["question"].startswith(("For the", "Name the"))

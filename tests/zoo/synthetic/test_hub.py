@@ -1,0 +1,114 @@
+"""The directory loads as the hub does, with the types of the real data, and is written once."""
+
+import hashlib
+
+import datasets
+import pytest
+
+from capmoe_eval.zoo.synthetic import hub as hub_module
+from capmoe_eval.zoo.synthetic.documents import documents
+from capmoe_eval.zoo.synthetic.hub import synthetic_hub, write_hub
+
+CONFIGS = [
+    (path, config)
+    for path, configs in documents().items()
+    for config in configs
+    if path != "cais/mmlu" or config in {"anatomy", "world_religions"}
+]
+
+
+def digest(directory):
+    return {
+        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize(("path", "config"), CONFIGS)
+def test_datasets_loads_every_row(hub, path, config):
+    loaded = datasets.load_dataset(str(hub / path), config)
+    assert {split: rows.to_list() for split, rows in loaded.items()} == documents()[path][config]
+
+
+def test_every_subject_of_mmlu_is_in_the_card(hub):
+    assert len(datasets.get_dataset_config_names(str(hub / "cais/mmlu"))) == 57
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize(("path", "config"), CONFIGS)
+def test_splits_and_types_are_those_of_the_real_data(hub, real_hub, path, config):
+    synthetic = datasets.load_dataset(str(hub / path), config)
+    real = datasets.load_dataset(str(real_hub / path), config)
+    assert {split: rows.features for split, rows in synthetic.items()} == {
+        split: rows.features for split, rows in real.items()
+    }
+
+
+@pytest.mark.real_data
+def test_subjects_are_those_of_the_real_data(hub, real_hub):
+    names = [datasets.get_dataset_config_names(str(root / "cais/mmlu")) for root in (hub, real_hub)]
+    assert names[0] == names[1]
+
+
+def test_bytes_are_the_same_each_time(hub, tmp_path):
+    write_hub(tmp_path)
+    assert digest(tmp_path) == digest(hub)
+
+
+def test_it_is_written_once(hub, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    directory = synthetic_hub()
+    assert directory.parent == tmp_path / "capmoe_eval"
+    assert digest(directory) == digest(hub)
+    monkeypatch.setattr(hub_module, "write_documents", None)
+    assert synthetic_hub() == directory
+
+
+def test_other_documents_go_to_another_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    before = synthetic_hub()
+    fewer = {path: configs for path, configs in documents().items() if path != "baber/piqa"}
+    monkeypatch.setattr(hub_module, "documents", lambda: fewer)
+    assert synthetic_hub() != before
+
+
+def test_datasets_does_not_mix_up_two_directories(hub, tmp_path, monkeypatch):
+    """It keys its cache by names alone; see the module."""
+    fewer = {
+        "baber/piqa": {"default": {"train": documents()["baber/piqa"]["default"]["train"][:3]}}
+    }
+    monkeypatch.setattr(hub_module, "documents", lambda: fewer)
+    write_hub(tmp_path)
+    lengths = [
+        len(datasets.load_dataset(str(root / "baber/piqa"), split="train"))
+        for root in (hub, tmp_path, hub)
+    ]
+    assert lengths == [32, 3, 32]
+
+
+def test_a_failure_leaves_nothing(tmp_path, monkeypatch):
+    def fail(directory, *_, **__):
+        (directory / "half").write_text("half", encoding="utf-8")
+        raise OSError("no space left")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(hub_module, "write_documents", fail)
+    with pytest.raises(OSError, match="no space left"):
+        synthetic_hub()
+    assert list((tmp_path / "capmoe_eval").iterdir()) == []
+
+
+def test_a_second_process_that_comes_later_takes_the_directory_of_the_first(tmp_path, monkeypatch):
+    first: list[object] = []
+
+    write_documents = hub_module.write_documents
+
+    def overtaken(directory, content, *, title):
+        monkeypatch.setattr(hub_module, "write_documents", write_documents)
+        first.append(synthetic_hub())
+        write_documents(directory, content, title=title)
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(hub_module, "write_documents", overtaken)
+    assert [synthetic_hub()] == first == list((tmp_path / "capmoe_eval").iterdir())
