@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.figures.evidence import FigureRecords
-from capmoe_eval.report.figures.pooling import by_key
+from capmoe_eval.report.figures.pooling import by_layer, layers_of
 from capmoe_eval.report.figures.spec import Measured, Numbers
-from capmoe_eval.report.figures.style import BLACK, BLUE, SKY, panels
+from capmoe_eval.report.figures.style import BLACK, BLUE, SKY, corner_note, legend_below, panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,31 +19,31 @@ def measure_scores(evidence: FigureRecords) -> Measured:
     """Average the gate scores of a token's highest, second, … expert over tokens."""
     found: list[dict[str, Any]] = []
     notes = []
-    for model, records in by_key(evidence.of("routing"), lambda record: record.model).items():
+    for title, records in evidence.by_model("routing").items():
         known = [record for record in records if _has_scores(record)]
-        left_out = [record.task for record in records if not _has_scores(record)]
+        left_out = [record.task for record in records if record not in known]
         if left_out:
             notes.append(
-                f"{evidence.models[model]}: no scores by rank in the records of "
-                f"{', '.join(left_out)}; compute them anew with overwrite=true."
+                f"{title}: no scores by rank in the records of {', '.join(left_out)}; compute them "
+                "anew with overwrite=true."
             )
         if known:
-            found.append({"model": evidence.models[model], **_by_rank(known)})
+            found.append({"model": title, **_by_rank(known)})
     if not found:
         raise UsageError(f"fig8: {notes[0]}")
-    return Measured({"models": found}, tuple(notes))
+    return Measured({"models": found}, notes)
 
 
 def _has_scores(record: Record) -> bool:
-    layers = record.capmoe["layers"]
-    return all(len(layer.get("score_by_rank") or ()) == layer["n_experts"] for layer in layers)
+    return all(
+        len(layer.get("score_by_rank") or ()) == layer["n_experts"] for layer in layers_of([record])
+    )
 
 
 def _by_rank(records: list[Record]) -> dict[str, Any]:
     """Return the mean over all layers, and the lowest and highest layer's mean, at each rank."""
     layers = []
-    for number in range(len(records[0].capmoe["layers"])):
-        same = [record.capmoe["layers"][number] for record in records]
+    for same in by_layer(records):
         tokens = sum(layer["tokens"] for layer in same)
         layers.append(
             [
@@ -87,18 +87,9 @@ def draw_scores(numbers: Numbers) -> Figure:
         if model["next_over_last"] is not None:
             lines.append(f"rank k+1 / rank k: {model['next_over_last']:.2f}")
         lines.append(f"beyond top-k: {100 * model['share_beyond']:.0f} %")
-        ax.annotate(
-            "\n".join(lines),
-            (0.98, 0.96),
-            xycoords="axes fraction",
-            ha="right",
-            va="top",
-            fontsize=6.5,
-        )
-        ax.set_ylim(bottom=0)
+        corner_note(ax, "\n".join(lines), top=0.96)
+        ax.set(ylim=(0, None), xlabel="rank of the expert", title=model["model"])
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        ax.set_xlabel("rank of the expert")
-        ax.set_title(model["model"])
     axes[0].set_ylabel("gate score")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    legend_below(figure, axes[0], columns=2)
     return figure

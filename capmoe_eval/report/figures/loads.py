@@ -13,7 +13,7 @@ from capmoe_eval.experiment.arguments import INDEX, PATH, Parser
 from capmoe_eval.experiment.files import check_writable, write_bytes
 from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.report.figures.expert_load import draw_bars
-from capmoe_eval.report.figures.pooling import normalised
+from capmoe_eval.report.figures.pooling import busiest_first, busiest_layer, normalised
 from capmoe_eval.report.figures.write import FORMATS
 
 if TYPE_CHECKING:
@@ -62,12 +62,12 @@ def draw_load(record: Record, layer: int | None = None) -> Figure:
     if not layers:
         raise UsageError(f"{record.path}: has no MoE layers")
     if layer is None:
-        layer = max(range(len(layers)), key=lambda i: max(layers[i]["load_before"]))
+        layer = busiest_layer([record])
     if not 0 <= layer < len(layers):
         raise UsageError(f"layer={layer}: the record has MoE layers 0 to {len(layers) - 1}")
     chosen = layers[layer]
     asked, served = normalised(chosen), normalised(chosen, "load_after")
-    order = sorted(range(len(asked)), key=lambda expert: -asked[expert])
+    order = busiest_first(asked)
 
     figure = Figure(figsize=(6.4, 2.6), layout="constrained")
     axes = figure.subplots()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from capmoe_eval.errors import bad_choice, writing
+from capmoe_eval.errors import UsageError, bad_choice, writing
 from capmoe_eval.experiment.files import write_bytes, write_text
 from capmoe_eval.report.figures.spec import Measured, Sources, Spec
 from capmoe_eval.report.figures.style import house_style
@@ -66,7 +66,9 @@ def render(
         if suffix not in FORMATS:
             raise bad_choice("--formats", suffix, FORMATS)
     if not evidence.digests:
-        raise evidence.nothing(spec.name)
+        first, *others = evidence.absent
+        more = f" (and {len(others)} more: add --missing)" if others else ""
+        raise UsageError(f"{spec.name}: {evidence.nothing}: {first}{more}")
     found = spec.measure(evidence)
     description = describe(spec, evidence, found)
     with house_style():
@@ -90,13 +92,12 @@ def describe(spec: Spec, evidence: Sources, found: Measured) -> dict[str, Any]:
             + ("the command" if len(evidence.absent) == 1 else "the first command")
             + f" that measures them: {evidence.absent[0]}"
         )
-    names = evidence.names
     return {
         "figure": spec.name,
         "place": spec.place,
         "profile": evidence.profile,
-        "title": spec.title.format(**names),
-        "caption": spec.caption.format(**names),
+        "title": spec.title.format(**evidence.names),
+        "caption": spec.caption,
         "notes": notes,
         "missing": {
             "records": evidence.n_absent,
