@@ -7,26 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.experiment.names import TITLES, gamma_suffix
 from capmoe_eval.paper.printed import FIGURE6_NOTE
+from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.spec import Measured, Numbers
 from capmoe_eval.report.figures.speedup import headline, subtitle
 from capmoe_eval.report.figures.studies import FigureStudies, about, first_point, method_name
-from capmoe_eval.report.figures.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    HATCHES,
-    ORANGE,
-    PAGE,
-    PURPLE,
-    SKY,
-    VERMILLION,
-    bar_look,
-    column,
-    legend_below,
-    new_figure,
-    whiskers,
-)
+from capmoe_eval.report.figures.style import BLACK, column, whiskers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,13 +30,13 @@ PHASES: Final[Mapping[str, tuple[str, ...]]] = {
 """Parts of a bar, and the measured phases that each is the sum of."""
 
 _LOOKS: Final = (
-    (ORANGE, HATCHES[2]),
-    (SKY, HATCHES[1]),
-    (VERMILLION, HATCHES[3]),
-    (BLUE, HATCHES[0]),
-    (GREEN, HATCHES[4]),
-    (PURPLE, HATCHES[5]),
-    (GREY, HATCHES[0]),
+    (style.ORANGE, style.HATCHES[2]),
+    (style.SKY, style.HATCHES[1]),
+    (style.VERMILLION, style.HATCHES[3]),
+    (style.BLUE, style.HATCHES[0]),
+    (style.GREEN, style.HATCHES[4]),
+    (style.PURPLE, style.HATCHES[5]),
+    (style.GREY, style.HATCHES[0]),
 )
 _SHORT: Final[Mapping[str, str]] = {
     TITLES["score"]: "Token\nDrop",
@@ -103,12 +88,12 @@ def milliseconds(row: Timing) -> dict[str, Any]:
 def draw_phases(numbers: Numbers) -> Figure:
     """Draw Figure 6: stacked bars, dropless first, then by γ."""
     panels = numbers["panels"]
-    figure = new_figure(PAGE, 2.7 * len(panels))
+    figure = style.new_figure(style.PAGE, 2.7 * len(panels))
     axes = figure.subplots(len(panels), 1, squeeze=False)
     for panel, axis in zip(panels, axes[:, 0], strict=True):
         _stack(axis, panel["bars"])
         axis.set_title(f"{panel['model']}: {subtitle(panel)}".replace("\n", " "), fontsize=6.5)
-    legend_below(figure, *axes[:, 0], columns=7)
+    style.legend_below(figure, *axes[:, 0], columns=7)
     headline(figure, numbers["kind"])
     return figure
 
@@ -122,7 +107,7 @@ def _stack(axis: Axes, bars: Sequence[Numbers]) -> None:
     for look, part in zip(_LOOKS, (*PHASES, "other"), strict=True):
         heights = [one["parts_ms"].get(part, 0.0) for one in bars]
         if any(heights):
-            axis.bar(places, heights, 0.8, bottom=bottoms, **bar_look(*look), label=part)
+            axis.bar(places, heights, 0.8, bottom=bottoms, **style.bar_look(*look), label=part)
             bottoms = [below + height for below, height in zip(bottoms, heights, strict=True)]
     totals = column(bars, "total_ms")
     median, low, high = (column(totals, key) for key in ("median", "low", "high"))

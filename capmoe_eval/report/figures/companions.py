@@ -11,20 +11,10 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import gamma_suffix, method_title
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.pairing import Unpaired, pair
+from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.evidence import FigureRecords
 from capmoe_eval.report.figures.spec import Measured, Numbers
-from capmoe_eval.report.figures.style import (
-    BLUE,
-    HATCHES,
-    PAGE,
-    SKY,
-    bar_look,
-    column,
-    legend_below,
-    new_figure,
-    percent,
-    whiskers,
-)
+from capmoe_eval.report.figures.style import column, percent, whiskers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -100,7 +90,7 @@ def _setting(record: Record) -> str:
 
 def draw_companions(numbers: Numbers) -> Figure:
     """Draw flip rates with the range over pairs, and the ranges of the score."""
-    figure = new_figure(PAGE, 2.1)
+    figure = style.new_figure(style.PAGE, 2.1)
     flips, spread = figure.subplots(1, 2, width_ratios=[3, 2])
     methods = numbers["methods"]
     sizes = ", ".join(map(str, numbers["batch_sizes"]))
@@ -109,7 +99,10 @@ def draw_companions(numbers: Numbers) -> Figure:
         f"by length, batches of {sizes}",
         f"by length and at random, batches of {dealt}",
     )
-    looks = (bar_look(BLUE, HATCHES[0]), bar_look(SKY, HATCHES[1]))
+    looks = (
+        style.bar_look(style.BLUE, style.HATCHES[0]),
+        style.bar_look(style.SKY, style.HATCHES[1]),
+    )
     for index, (part, label, look) in enumerate(zip(_KINDS, labels, looks, strict=True)):
         known = [place for place, method in enumerate(methods) if method[part] is not None]
         bars = [methods[place][part] for place in known]
@@ -131,7 +124,7 @@ def draw_companions(numbers: Numbers) -> Figure:
     _finish(spread, methods, "score range (points)")
     title = f"{numbers['model']}, {numbers['documents']:,} documents"
     flips.set_title(title + gamma_suffix(numbers["gamma"], ", γ = "))
-    legend_below(figure, flips, columns=2)
+    style.legend_below(figure, flips, columns=2)
     return figure
 
 

@@ -6,22 +6,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from capmoe_eval.experiment.names import gamma_number
+from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.evidence import FigureRecords
 from capmoe_eval.report.figures.pooling import Grid, by_layer, layers_of, pooled_grid
 from capmoe_eval.report.figures.spec import Measured, Numbers
-from capmoe_eval.report.figures.style import (
-    BLACK,
-    COLUMN,
-    MARKERS,
-    PAGE,
-    column,
-    gamma_axis,
-    legend_below,
-    line_look,
-    new_figure,
-    panels,
-    percent,
-)
+from capmoe_eval.report.figures.style import BLACK, column, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,20 +40,20 @@ def measure_by_task(evidence: FigureRecords) -> Measured:
 def draw_by_task(numbers: Numbers) -> Figure:
     """Draw Figure 7, one panel a model."""
     models = numbers["models"]
-    figure, axes = panels(len(models), 1.75)
+    figure, axes = style.panels(len(models), 1.75)
     tasks = list(dict.fromkeys(task for model in models for task in model["tasks"]))
     for ax, model in zip(axes, models, strict=True):
         gammas = model["gamma"]
         for index, task in enumerate(tasks):
             if task in model["tasks"]:
-                look = line_look(index, 6) | {"markevery": (index % 4, 4), "linewidth": 0.8}
+                look = style.line_look(index, 6) | {"markevery": (index % 4, 4), "linewidth": 0.8}
                 ax.plot(gammas, percent(model["tasks"][task]), **look, label=task)
         ax.plot(gammas, percent(model["all"]), color=BLACK, label="all tasks")
-        gamma_axis(ax, gammas)
+        style.gamma_axis(ax, gammas)
         ax.set(ylim=(0, 100), title=model["model"])
         ax.grid()
     axes[0].set_ylabel("dropped (%)")
-    legend_below(figure, *axes, columns=7 if len(models) > 1 else 4)
+    style.legend_below(figure, *axes, columns=7 if len(models) > 1 else 4)
     return figure
 
 
@@ -95,21 +84,21 @@ def draw_by_layer(numbers: Numbers) -> Figure:
     layers, gammas = numbers["layers"], numbers["gamma"]
     count = len(layers)
     shades = [colormaps["viridis_r"](0.12 + 0.88 * i / max(1, count - 1)) for i in range(count)]
-    figure = new_figure(COLUMN, 2.1)
+    figure = style.new_figure(style.COLUMN, 2.1)
     axes = figure.subplots()
-    few = count <= len(MARKERS)
+    few = count <= len(style.MARKERS)
     for number, layer in enumerate(layers):
         axes.plot(
             gammas,
             percent(layer["drop_rate"]),
             color=shades[number],
             linewidth=0.8,
-            marker=MARKERS[number] if few else "",
+            marker=style.MARKERS[number] if few else "",
             markevery=(number % 4, 4),
             label=f"MoE layer {number + 1}" if few else None,
         )
     axes.plot(gammas, percent(numbers["all"]), color=BLACK, linestyle="--", label="all layers")
-    gamma_axis(axes, gammas)
+    style.gamma_axis(axes, gammas)
     axes.set(ylim=(0, 100), ylabel="dropped (%)")
     axes.grid()
     axes.legend()
@@ -165,10 +154,10 @@ def measure_waste(evidence: FigureRecords) -> Measured:
 
 def draw_waste(numbers: Numbers) -> Figure:
     """Draw padding against drops with the best γ marked, and the best γ by penalty."""
-    figure = new_figure(PAGE, 2.5)
+    figure = style.new_figure(style.PAGE, 2.5)
     left, right = figure.subplots(1, 2, width_ratios=[3, 2])
     for index, model in enumerate(numbers["models"]):
-        look = line_look(index)
+        look = style.line_look(index)
         drops, wastes = percent(model["drop_rate"]), percent(model["pad_waste"])
         left.plot(wastes, drops, **look, markersize=2.2, linewidth=0.8, label=model["model"])
         best = column(model["best"], "gamma")
@@ -193,7 +182,7 @@ def draw_waste(numbers: Numbers) -> Figure:
     right.minorticks_off()
     right.set(xlabel="penalty λ of a drop", ylabel="best γ")
     right.grid()
-    legend_below(figure, left, columns=4)
+    style.legend_below(figure, left, columns=4)
     left.set_title("γ from 0.25 (top left) in steps of 0.25; rings: best γ for λ = 1, 5, 20")
     right.set_title("γ that minimises λ · drop rate + waste")
     return figure

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from capmoe_eval.experiment.names import TITLES, gamma_suffix
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.printed import FIGURE1_NOTE, figure1_bars
+from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.evidence import FigureRecords
 from capmoe_eval.report.figures.pooling import (
     busiest_first,
@@ -18,20 +19,7 @@ from capmoe_eval.report.figures.pooling import (
     normalised,
 )
 from capmoe_eval.report.figures.spec import Measured, Numbers
-from capmoe_eval.report.figures.style import (
-    BLACK,
-    BLUE,
-    COLOURS,
-    COLUMN,
-    PAGE,
-    SHADES,
-    VERMILLION,
-    column,
-    corner_note,
-    legend_below,
-    line_look,
-    new_figure,
-)
+from capmoe_eval.report.figures.style import BLACK, column
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -96,7 +84,7 @@ def measure_one_layer(evidence: FigureRecords) -> Measured:
 
 def draw_one_layer(numbers: Numbers) -> Figure:
     """Draw Figure 1."""
-    figure = new_figure(COLUMN, 1.75)
+    figure = style.new_figure(style.COLUMN, 1.75)
     axes = figure.subplots()
     load = numbers["load"]
     draw_bars(axes, load, None, None)
@@ -109,13 +97,13 @@ def draw_one_layer(numbers: Numbers) -> Figure:
             "o-",
             markersize=2,
             linewidth=0.6,
-            color=COLOURS[1],
+            color=style.COLOURS[1],
             label="paper (peak over batches)",
         )
         axes.containers[0].set_label("ours (mean over batches)")
         axes.legend(loc="center right")
     peak = numbers["peak_of_a_batch"]
-    corner_note(
+    style.corner_note(
         axes,
         f"fullest expert: {load[0]:.1f} × the mean\n"
         f"in a batch: {peak['mean']:.1f} ×, at most {peak['max']:.1f} ×",
@@ -146,18 +134,15 @@ def measure_by_task(evidence: FigureRecords) -> Measured:
 def draw_by_task(numbers: Numbers) -> Figure:
     """Draw Figure 2 as a map, one row a dataset."""
     rows, experts = numbers["rows"], numbers["experts"]
-    figure = new_figure(PAGE, 0.75 + 0.17 * len(rows))
+    figure = style.new_figure(style.PAGE, 0.75 + 0.17 * len(rows))
     axes = figure.subplots()
-    picture = axes.imshow(
-        column(rows, "load"), aspect="auto", cmap=SHADES, vmin=0, interpolation="nearest"
-    )
+    picture = style.load_map(axes, column(rows, "load"))
     axes.set_yticks(range(len(rows)), column(rows, "task"))
     right = axes.secondary_yaxis("right")
     peaks = [f"{row['fullest']:.1f} × ({row['peak_of_a_batch']:.1f} ×)" for row in rows]
     right.set_yticks(range(len(rows)), peaks)
-    for side in (axes, right):
-        side.tick_params(length=0)
-        side.spines[:].set_visible(False)
+    right.tick_params(length=0)
+    right.spines[:].set_visible(False)
     axes.set_xticks(range(len(experts)), experts)
     if len(experts) > 40:
         axes.set_xticks([])  # their numbers would run into each other; the JSON has them
@@ -209,7 +194,7 @@ def _drop_label(record: Record) -> str:
 
 def draw_after_drop(numbers: Numbers) -> Figure:
     """Draw Figure 9."""
-    figure = new_figure(COLUMN, 2.4)
+    figure = style.new_figure(style.COLUMN, 2.4)
     axes = figure.subplots()
     asked, gamma = numbers["asked"], numbers["gamma"]
     places = range(len(asked))
@@ -217,18 +202,18 @@ def draw_after_drop(numbers: Numbers) -> Figure:
     step = max(1, len(asked) // 10)
     for index, line in enumerate(numbers["lines"]):
         every = (index * step // 4, step)
-        axes.plot(line["load"], **line_look(index), markevery=every, label=line["label"])
+        axes.plot(line["load"], **style.line_look(index), markevery=every, label=line["label"])
     axes.axhline(gamma, color=BLACK, linewidth=0.6, linestyle=":")
     # What matters is below γ; the bars may be many times as high.
     top = 2.2 * gamma
     if asked[0] > top > 0:
         axes.set_ylim(0, top)
-        corner_note(axes, f"asked for: up to {asked[0]:.1f}")
+        style.corner_note(axes, f"asked for: up to {asked[0]:.1f}")
     axes.set(xticks=[], xlim=(-0.7, len(asked) - 0.3))
     axes.set(xlabel="experts, busiest first", ylabel="load / mean load N̄")
     where = f"{numbers['task']}, MoE layer {numbers['layer'] + 1}"
     axes.set_title(f"{numbers['model']}, {where}{gamma_suffix(gamma, ', γ = ')}")
-    legend_below(figure, axes, columns=2)
+    style.legend_below(figure, axes, columns=2)
     return figure
 
 
@@ -263,13 +248,9 @@ def draw_layers(numbers: Numbers) -> Figure:
     """Draw a map of layers and experts, and the peaks beside it."""
     layers, printed = numbers["layers"], numbers["published_peak"]
     count = len(layers)
-    figure = new_figure(PAGE, 0.95 + 0.115 * max(count, 8))
+    figure = style.new_figure(style.PAGE, 0.95 + 0.115 * max(count, 8))
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3, 1])
-    picture = left.imshow(
-        column(layers, "load"), aspect="auto", cmap=SHADES, vmin=0, interpolation="nearest"
-    )
-    left.spines[:].set_visible(False)
-    left.tick_params(length=0)
+    picture = style.load_map(left, column(layers, "load"))
     left.set_xticks([])
     shown = range(0, count, 1 if count <= 8 else 2 if count <= 16 else 4)
     left.set_yticks(shown, [str(number + 1) for number in shown])
@@ -277,8 +258,8 @@ def draw_layers(numbers: Numbers) -> Figure:
     left.set_xlabel(f"the {len(layers[0]['load'])} experts of each layer, busiest first")
     figure.colorbar(picture, ax=left, label="load / N̄", pad=0.01, aspect=14)
     for field, look, colour, label in (
-        ("peak_mean", "o-", BLUE, "mean over batches"),
-        ("peak_max", "^:", VERMILLION, "highest of any batch"),
+        ("peak_mean", "o-", style.BLUE, "mean over batches"),
+        ("peak_max", "^:", style.VERMILLION, "highest of any batch"),
     ):
         peaks = column(layers, field)
         right.plot(peaks, range(count), look, color=colour, linewidth=0.6, label=label)

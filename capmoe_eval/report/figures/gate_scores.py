@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record import Record
+from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.evidence import FigureRecords
 from capmoe_eval.report.figures.pooling import by_layer, layers_of
 from capmoe_eval.report.figures.spec import Measured, Numbers
-from capmoe_eval.report.figures.style import BLACK, BLUE, SKY, corner_note, legend_below, panels
+from capmoe_eval.report.figures.style import BLACK
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,27 +70,27 @@ def draw_scores(numbers: Numbers) -> Figure:
     from matplotlib.ticker import MaxNLocator
 
     models = numbers["models"]
-    figure, axes = panels(len(models), 1.65, same_scale=False)
+    figure, axes = style.panels(len(models), 1.65, same_scale=False)
     for ax, model in zip(axes, models, strict=True):
         ranks = range(1, len(model["mean"]) + 1)
         ax.fill_between(
             ranks,
             model["lowest_layer"],
             model["highest_layer"],
-            color=SKY,
+            color=style.SKY,
             alpha=0.5,
             linewidth=0,
             label="lowest to highest layer",
         )
-        ax.plot(ranks, model["mean"], color=BLUE, marker="o", markersize=1.8, label="mean")
+        ax.plot(ranks, model["mean"], color=style.BLUE, marker="o", markersize=1.8, label="mean")
         ax.axvline(model["top_k"] + 0.5, color=BLACK, linestyle="--", linewidth=0.7)
         lines = [f"k = {model['top_k']}"]
         if model["next_over_last"] is not None:
             lines.append(f"rank k+1 / rank k: {model['next_over_last']:.2f}")
         lines.append(f"beyond top-k: {100 * model['share_beyond']:.0f} %")
-        corner_note(ax, "\n".join(lines), top=0.96)
+        style.corner_note(ax, "\n".join(lines), top=0.96)
         ax.set(ylim=(0, None), xlabel="rank of the expert", title=model["model"])
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes[0].set_ylabel("gate score")
-    legend_below(figure, axes[0], columns=2)
+    style.legend_below(figure, axes[0], columns=2)
     return figure

@@ -9,22 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 from capmoe_eval.experiment.names import SCORE, TITLES, gamma_suffix
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.printed import TABLE1_NOTE, table1_scores
+from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.evidence import FigureRecords
 from capmoe_eval.report.figures.pooling import by_key, layers_of, mean_load, mean_score
 from capmoe_eval.report.figures.spec import Measured, Numbers
-from capmoe_eval.report.figures.style import (
-    BLACK,
-    BLUE,
-    COLUMN,
-    GREY,
-    VERMILLION,
-    column,
-    gamma_axis,
-    legend_below,
-    line_look,
-    new_figure,
-    percent,
-)
+from capmoe_eval.report.figures.style import BLACK, column, percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,7 +21,7 @@ if TYPE_CHECKING:
 _TITLES: Final = TITLES | {"score": f"{TITLES['score']} ({SCORE})"}
 # Each method looks the same whichever others are there.
 _LOOKS: Final = {
-    method: line_look(index) | {"linestyle": "-", "linewidth": 0.7, "markersize": 3.6}
+    method: style.line_look(index) | {"linestyle": "-", "linewidth": 0.7, "markersize": 3.6}
     for index, method in enumerate(name for name in _TITLES if name != "baseline")
 }
 for _method in ("expanded_drop", "token_reroute", "device_drop"):
@@ -80,12 +69,12 @@ def measure_curve(evidence: FigureRecords) -> Measured:
 
 def draw_curve(numbers: Numbers) -> Figure:
     """Draw Figure 12: scores above, what was dropped below."""
-    figure = new_figure(COLUMN, 3.3)
+    figure = style.new_figure(style.COLUMN, 3.3)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     mean, published, shown = numbers["mean"], numbers["published"], [0.0, 3.0]
     for index, (task, points) in enumerate(numbers["tasks"].items()):
         gammas = column(points, "gamma")
-        look = line_look(index, 6) | {"markersize": 2.2, "linewidth": 0.6}
+        look = style.line_look(index, 6) | {"markersize": 2.2, "linewidth": 0.6}
         upper.plot(gammas, column(points, "value"), **look, label=task)
         shown += gammas
     if mean:
@@ -119,8 +108,8 @@ def draw_curve(numbers: Numbers) -> Figure:
     upper.grid()
     lower.set(ylabel="dropped (%)", ylim=(0, 105))
     lower.grid()
-    gamma_axis(lower, shown)
-    legend_below(figure, upper, columns=3)
+    style.gamma_axis(lower, shown)
+    style.legend_below(figure, upper, columns=3)
     return figure
 
 
@@ -173,7 +162,7 @@ def _unserved(records: Sequence[Record], tasks: Iterable[str]) -> float:
 
 def draw_rounds(numbers: Numbers) -> Figure:
     """Draw v1's Figure 7: score above, lost assignments below."""
-    figure = new_figure(COLUMN, 2.6)
+    figure = style.new_figure(style.COLUMN, 2.6)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
     points = numbers["points"]
     rounds = column(points, "rounds")
@@ -181,7 +170,7 @@ def draw_rounds(numbers: Numbers) -> Figure:
         rounds,
         column(points, "value"),
         yerr=_errors(points),
-        color=BLUE,
+        color=style.BLUE,
         marker="o",
         elinewidth=0.7,
         capsize=2,
@@ -193,8 +182,8 @@ def draw_rounds(numbers: Numbers) -> Figure:
     upper.margins(y=0.15)
     upper.grid(axis="y")
     for field, look, colour, label in (
-        ("drop_rate", "s--", VERMILLION, "top-k pairs dropped"),
-        ("unserved", "^-", BLUE, "of them not replaced"),
+        ("drop_rate", "s--", style.VERMILLION, "top-k pairs dropped"),
+        ("unserved", "^-", style.BLUE, "of them not replaced"),
     ):
         lower.plot(rounds, percent(column(points, field)), look, color=colour, label=label)
     lower.margins(y=0.2)
@@ -203,7 +192,7 @@ def draw_rounds(numbers: Numbers) -> Figure:
     lower.set_xticks(rounds, [f"1 ({TITLES['score']})" if n == 1 else str(n) for n in rounds])
     title = f"{numbers['model']}, {len(numbers['tasks'])} tasks"
     upper.set_title(title + gamma_suffix(numbers["gamma"], ", γ = "))
-    legend_below(figure, upper, lower, columns=2)
+    style.legend_below(figure, upper, lower, columns=2)
     return figure
 
 
@@ -263,14 +252,14 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> set[int]:
 
 def draw_methods(numbers: Numbers) -> Figure:
     """Draw one line a method through its γ, and the front in grey."""
-    figure = new_figure(COLUMN, 3.2)
+    figure = style.new_figure(style.COLUMN, 3.2)
     axes = figure.subplots()
     points = sorted(numbers["points"], key=lambda point: point["peak"])
     front = [point for point in points if point["on_front"]]
     axes.plot(
         column(front, "peak"),
         column(front, "value"),
-        color=GREY,
+        color=style.GREY,
         alpha=0.45,
         linewidth=4,
         solid_capstyle="round",
@@ -288,5 +277,5 @@ def draw_methods(numbers: Numbers) -> Figure:
     axes.set(xlabel="mean peak load of an expert / mean load", ylabel="mean score (%)")
     axes.grid()
     axes.set_title(f"{numbers['model']}, {len(numbers['tasks'])} tasks")
-    legend_below(figure, axes, columns=2)
+    style.legend_below(figure, axes, columns=2)
     return figure

@@ -6,20 +6,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from capmoe_eval.experiment.names import gamma_suffix
+from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.pooling import by_key
 from capmoe_eval.report.figures.spec import Measured, Numbers
 from capmoe_eval.report.figures.speedup import headline
 from capmoe_eval.report.figures.studies import FigureStudies, about, bar, capacity_rows
-from capmoe_eval.report.figures.style import (
-    BLACK,
-    DASHES,
-    PAGE,
-    column,
-    legend_below,
-    line_look,
-    new_figure,
-    whiskers,
-)
+from capmoe_eval.report.figures.style import BLACK, column, whiskers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -100,7 +92,7 @@ def draw_placement(numbers: Numbers) -> Figure:
 
 def _draw(numbers: Numbers, label: str, *, logarithmic: bool = False) -> Figure:
     panels = numbers["panels"]
-    figure = new_figure(PAGE, 1.9 * len(panels) + 0.6)
+    figure = style.new_figure(style.PAGE, 1.9 * len(panels) + 0.6)
     grid = figure.subplots(len(panels), 2, squeeze=False)
     for panel, (left, right) in zip(panels, grid, strict=True):
         for axis in (left, right):
@@ -120,7 +112,7 @@ def _draw(numbers: Numbers, label: str, *, logarithmic: bool = False) -> Figure:
         right.set_title("how much of it was reached", fontsize=6.5)
     for axis in grid[-1]:
         axis.set_xlabel(label)
-    legend_below(figure, *grid[:, 0], columns=3)
+    style.legend_below(figure, *grid[:, 0], columns=3)
     headline(figure, numbers["kind"])
     return figure
 
@@ -133,7 +125,7 @@ def _said(panel: Numbers) -> str:
 
 def _line(left: Axes, right: Axes, line: Numbers, index: int) -> None:
     """Draw a line's speedup and ideal on the left, the share that is reached on the right."""
-    look = line_look(index) | {"linestyle": DASHES[index % 3]}
+    look = style.line_look(index) | {"linestyle": style.DASHES[index % 3]}
     points = line["points"]
     xs, speedup, low, high = (column(points, key) for key in ("x", "speedup", "low", "high"))
     errors = whiskers(speedup, low, high)

@@ -9,6 +9,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import gamma_number
 from capmoe_eval.paper.benchmarks import Shown
 from capmoe_eval.paper.printed import GRANULARITY, MACHINE, layer_speedup, model_speedup
+from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.spec import Measured, Numbers
 from capmoe_eval.report.figures.studies import (
     FigureStudies,
@@ -17,20 +18,7 @@ from capmoe_eval.report.figures.studies import (
     capacity_rows,
     first_point,
 )
-from capmoe_eval.report.figures.style import (
-    BLACK,
-    BLUE,
-    HATCHES,
-    ORANGE,
-    PAGE,
-    SKY,
-    VERMILLION,
-    bar_look,
-    column,
-    legend_below,
-    new_figure,
-    whiskers,
-)
+from capmoe_eval.report.figures.style import BLACK, column, whiskers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +26,12 @@ if TYPE_CHECKING:
 
     from capmoe_eval.experiment.timings.schema import Timing
 
-_LOOKS: Final = ((BLUE, HATCHES[0]), (SKY, HATCHES[1]), (ORANGE, HATCHES[2]), (VERMILLION, ""))
+_LOOKS: Final = (
+    (style.BLUE, style.HATCHES[0]),
+    (style.SKY, style.HATCHES[1]),
+    (style.ORANGE, style.HATCHES[2]),
+    (style.VERMILLION, ""),
+)
 _STAR: Final[Numbers] = {
     "linestyle": "none",
     "color": BLACK,
@@ -139,14 +132,14 @@ def draw_granularity(numbers: Numbers) -> Figure:
 
 def _draw(numbers: Numbers, titles: Sequence[str]) -> Figure:
     panels = numbers["panels"]
-    figure = new_figure(PAGE, 2.55)
+    figure = style.new_figure(style.PAGE, 2.55)
     axes: Sequence[Axes] = figure.subplots(1, len(panels), squeeze=False)[0]
     for panel, axis, title in zip(panels, axes, titles, strict=True):
         _bars(axis, panel["bars"])
         axis.set_title(f"{title}\n{subtitle(panel)}", fontsize=6.5)
         axis.set_xlabel("capacity factor γ")
     axes[0].set_ylabel("speedup over dropless")
-    legend_below(figure, *axes, columns=5)
+    style.legend_below(figure, *axes, columns=5)
     headline(figure, numbers["kind"])
     return figure
 
@@ -158,7 +151,7 @@ def headline(figure: Figure, kind: str) -> None:
         "partly EMULATED": "partly EMULATED: see each panel",
         "measured": "measured on real ranks",
     }[kind]
-    colour = BLACK if kind == "measured" else VERMILLION
+    colour = BLACK if kind == "measured" else style.VERMILLION
     figure.suptitle(said, fontsize=7.5, fontweight="bold", color=colour)
 
 
@@ -180,7 +173,7 @@ def _bars(axis: Axes, bars: Sequence[Mapping[str, Any]]) -> None:
             [b["speedup"] - 1 for b in own],  # bars stand on 1, dropless: what is seen is the gain
             0.92 * width,
             bottom=1,
-            **bar_look(*_LOOKS[index % len(_LOOKS)]),
+            **style.bar_look(*_LOOKS[index % len(_LOOKS)]),
             yerr=whiskers(*(column(own, key) for key in ("speedup", "low", "high"))),
             error_kw={"elinewidth": 0.7, "capsize": 1.5},
             label=name,

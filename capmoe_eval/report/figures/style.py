@@ -12,6 +12,7 @@ from capmoe_eval.experiment.names import gamma_number
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 COLUMN: Final = 3.3
 """Width of one column, inches."""
@@ -111,6 +112,13 @@ def legend_below(figure: Figure, *axes: Axes, columns: int) -> None:
         handles, labels = panel.get_legend_handles_labels()
         found |= dict(zip(labels, handles, strict=True))
     figure.legend(found.values(), found, loc="outside lower center", ncols=columns)
+
+
+def load_map(axes: Axes, rows: Sequence[Sequence[float]]) -> AxesImage:
+    """Draw loads as a map of shades without a frame, one row of experts below the other."""
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    return axes.imshow(rows, aspect="auto", cmap=SHADES, vmin=0, interpolation="nearest")
 
 
 def corner_note(axes: Axes, text: str, *, top: float = 0.97) -> None:

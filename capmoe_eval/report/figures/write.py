@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.errors import UsageError, bad_choice, writing
 from capmoe_eval.experiment.files import write_bytes, write_text
-from capmoe_eval.report.figures.spec import Measured, Sources, Spec
+from capmoe_eval.report.figures.spec import Measured, Numbers, Sources, Spec
 from capmoe_eval.report.figures.style import house_style
 
 if TYPE_CHECKING:
@@ -123,12 +122,11 @@ def image(figure: Figure, suffix: str) -> bytes:
     return buffer.getvalue()
 
 
-def _plain(value: Any) -> Any:
+def _plain(numbers: Numbers) -> Numbers:
     """Return numbers with few digits: what the last bits say differs between machines."""
-    if isinstance(value, dict):
-        return {str(key): _plain(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
-    if isinstance(value, float):
-        return round(value, _DIGITS) if math.isfinite(value) else None
-    return value
+    plain: Numbers = json.loads(
+        json.dumps(numbers),
+        parse_float=lambda digits: round(float(digits), _DIGITS),
+        parse_constant=lambda _: None,  # NaN and the infinities, which JSON lacks
+    )
+    return plain
