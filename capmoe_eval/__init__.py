@@ -24,7 +24,7 @@ _HOMES = {
     "METHODS": "capmoe_eval.routing.method",
     "Meter": "capmoe_eval.wrapper.meter",
     "Method": "capmoe_eval.routing.method",
-    "capacity_aware": "capmoe_eval.wrapper",
+    "capacity_aware": "capmoe_eval.wrapper.session",
     "load_frame": "capmoe_eval.experiment.frame",
 }
 
