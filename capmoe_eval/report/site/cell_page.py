@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from capmoe_eval.experiment.commands import DIRECTORY
+from capmoe_eval.experiment.commands import DIRECTORY, cell_command
 from capmoe_eval.experiment.names import gamma_text
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.record_part import Layer
 from capmoe_eval.report.site import page
-from capmoe_eval.report.site.cell_command import Reproduction
 from capmoe_eval.report.site.inventory import Inventory
 from capmoe_eval.report.site.loose import shown, text
 from capmoe_eval.report.site.names import method_name
@@ -113,7 +112,6 @@ def record_page(
     record: Record,
     inventory: Inventory,
     relatives: Relatives,
-    reproduction: Reproduction,
     address: Address,
 ) -> str:
     """Return a record's page."""
@@ -136,7 +134,7 @@ def record_page(
         baseline=_baseline(record, relatives, address),
         seeds=[_seed(other, address) for other in others.nearest],
         more_seeds=_more_seeds(others),
-        command=reproduction.command(record.cell, _AGAIN),
+        command=cell_command(record.cell, _AGAIN),
         again=_AGAIN,
         directory=DIRECTORY,
         task=repr(record.task),
