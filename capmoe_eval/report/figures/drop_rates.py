@@ -68,7 +68,7 @@ def measure_by_layer(evidence: FigureRecords) -> Measured:
             "gamma": everything.gamma,
             "all": everything.drop_rate,
             "layers": [
-                {"name": same[0]["name"], "drop_rate": pooled_grid(same).drop_rate}
+                {"name": same[0].name, "drop_rate": pooled_grid(same).drop_rate}
                 for same in by_layer(records)
             ],
         }

@@ -19,7 +19,7 @@ from capmoe_eval.experiment.configuration import (
 )
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import Reader
-from capmoe_eval.experiment.selection import composed, model_defaults, own_words
+from capmoe_eval.experiment.selection import composed, refuse_experiment
 from capmoe_eval.report.figures.pooling import by_key
 from capmoe_eval.report.figures.spec import Sources, Spec
 
@@ -94,7 +94,7 @@ class FigurePlans:
     reader: Reader = field(default_factory=Reader)
 
     def __post_init__(self) -> None:
-        own_words(self.overrides)
+        refuse_experiment(self.overrides)
         self.config: DictConfig = composed(["experiment=figures", *self.overrides])
         grids(self.config)
 
@@ -149,7 +149,7 @@ def gather(spec: Spec, experiment: FigurePlans) -> FigureRecords:
         profile=experiment.profile,
         planned=len(planned),
         n_absent=len(absent),
-        absent=sweeps(absent, model_defaults, experiment.overrides),
+        absent=sweeps(absent, experiment.overrides),
         notes=(*broken, *model_notes(planned.values(), titles.__getitem__)),
         records={
             part: [read[plan.path] for plan in listed if plan.path in read]

@@ -63,20 +63,18 @@ def measure_one_layer(evidence: FigureRecords) -> Measured:
     """Figure 1: the load of each expert in the layer with the fullest one."""
     record = evidence.of_model("baseline")[0]
     number = busiest_layer([record])
-    layer = record.capmoe["layers"][number]
-    load = normalised(layer)
+    layer = record.layers[number]
+    load, peak = normalised(layer), layer.peak.expert_before
     order = busiest_first(load)
     published = figure1_bars(record.model, len(load))
     numbers = {
         "model": evidence.title,
         "task": evidence.tasks[record.task],
         "layer": number,
-        "name": layer["name"],
+        "name": layer.name,
         "experts": order,
         "load": [load[expert] for expert in order],
-        "peak_of_a_batch": {
-            which: layer["peak"]["expert_before"][which] for which in ("mean", "max")
-        },
+        "peak_of_a_batch": {"mean": peak.mean, "max": peak.max},
         "published": published,
     }
     return Measured(numbers, (FIGURE1_NOTE,) if published else ())
@@ -125,7 +123,7 @@ def measure_by_task(evidence: FigureRecords) -> Measured:
             "task": evidence.tasks[record.task],
             "load": [load[expert] for expert in order],
             "fullest": max(load),
-            "peak_of_a_batch": layer["peak"]["expert_before"]["max"],
+            "peak_of_a_batch": layer.peak.expert_before.max,
         }
         rows.append(row)
     return Measured({"model": evidence.title, "layer": number, "experts": order, "rows": rows})
@@ -165,8 +163,8 @@ def measure_after_drop(evidence: FigureRecords) -> Measured:
     lines = [
         {
             "label": _drop_label(record),
-            "load": sorted(normalised(layer, "load_after"), reverse=True),
-            "unused": 1 - sum(layer["load_after"]) / layer["assignments"],
+            "load": sorted(normalised(layer, "after"), reverse=True),
+            "unused": 1 - sum(layer.load_after) / layer.assignments,
         }
         for record, layer in zip(records, layers, strict=True)
     ]
@@ -188,7 +186,7 @@ def _drop_label(record: Record) -> str:
         return TITLES["score"]
     if method.candidates == "global":
         return "Expanded, all experts"
-    times, rest = divmod(method.m, record.capmoe["layers"][0]["top_k"])
+    times, rest = divmod(method.m, record.layers[0].top_k)
     return f"Expanded, m = {method.m}" + (f" ({times}k)" if not rest else "")
 
 
@@ -222,13 +220,13 @@ def measure_layers(evidence: FigureRecords) -> Measured:
     records = evidence.of_model("routing")
     layers = []
     for same in by_layer(records):
-        peaks = [layer["peak"]["expert_before"] for layer in same]
+        peaks = [layer.peak.expert_before for layer in same]
         layers.append(
             {
-                "name": same[0]["name"],
+                "name": same[0].name,
                 "load": sorted(mean_loads(same), reverse=True),
-                "peak_mean": statistics.fmean(column(peaks, "mean")),
-                "peak_max": max(column(peaks, "max")),
+                "peak_mean": statistics.fmean(peak.mean for peak in peaks),
+                "peak_max": max(peak.max for peak in peaks),
             }
         )
     printed = _PRINTED_PEAKS.get(evidence.model)

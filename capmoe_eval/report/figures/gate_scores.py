@@ -8,7 +8,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.evidence import FigureRecords
-from capmoe_eval.report.figures.pooling import by_layer, layers_of
+from capmoe_eval.report.figures.pooling import by_layer
 from capmoe_eval.report.figures.spec import Measured, Numbers
 from capmoe_eval.report.figures.style import BLACK
 
@@ -21,7 +21,7 @@ def measure_scores(evidence: FigureRecords) -> Measured:
     found: list[dict[str, Any]] = []
     notes = []
     for title, records in evidence.by_model("routing").items():
-        known = [record for record in records if _has_scores(record)]
+        known = [r for r in records if all(layer.score_by_rank for layer in r.layers)]
         left_out = [record.task for record in records if record not in known]
         if left_out:
             notes.append(
@@ -35,26 +35,16 @@ def measure_scores(evidence: FigureRecords) -> Measured:
     return Measured({"models": found}, notes)
 
 
-def _has_scores(record: Record) -> bool:
-    return all(
-        len(layer.get("score_by_rank") or ()) == layer["n_experts"] for layer in layers_of([record])
-    )
-
-
 def _by_rank(records: list[Record]) -> dict[str, Any]:
     """Return the mean over all layers, and the lowest and highest layer's mean, at each rank."""
     layers = []
     for same in by_layer(records):
-        tokens = sum(layer["tokens"] for layer in same)
-        layers.append(
-            [
-                sum(layer["score_by_rank"][rank] * layer["tokens"] for layer in same) / tokens
-                for rank in range(same[0]["n_experts"])
-            ]
-        )
+        tokens = sum(layer.tokens for layer in same)
+        sums = [[layer.tokens * score for score in layer.score_by_rank or ()] for layer in same]
+        layers.append([sum(scores) / tokens for scores in zip(*sums, strict=True)])
     ranks = list(zip(*layers, strict=True))
     mean = [sum(scores) / len(scores) for scores in ranks]
-    top_k = records[0].capmoe["layers"][0]["top_k"]
+    top_k = records[0].layers[0].top_k
     return {
         "top_k": top_k,
         "mean": mean,

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from capmoe_eval.experiment.record import Record
 
-Layer = Mapping[str, Any]
+if TYPE_CHECKING:
+    from capmoe_eval.experiment.record_part import Layer
+
 _T = TypeVar("_T")
 
 
 def layers_of(records: Iterable[Record]) -> list[Layer]:
     """Return all layers of some records."""
-    return [layer for record in records for layer in record.capmoe["layers"]]
+    return [layer for record in records for layer in record.layers]
 
 
 def by_layer(records: Sequence[Record]) -> list[list[Layer]]:
     """Return, for each layer of one model, that layer of every record."""
-    return [list(same) for same in zip(*(r.capmoe["layers"] for r in records), strict=True)]
+    return [list(same) for same in zip(*(r.layers for r in records), strict=True)]
 
 
 @dataclass(frozen=True)
@@ -45,16 +47,16 @@ def pooled_grid(layers: Sequence[Layer]) -> Grid:
     A record holds shares. The slots behind a share of padding follow from it: what was kept,
     assignments · (1 - drop rate), fills the share 1 - padding waste of them.
     """
-    gammas = tuple(float(gamma) for gamma in layers[0]["grid"]["gamma"])
+    gammas = tuple(layers[0].grid.gamma)
     drops: list[float] = []
     wastes: list[float | None] = []
-    total = sum(layer["assignments"] for layer in layers)
+    total = sum(layer.assignments for layer in layers)
     for i in range(len(gammas)):
         dropped = kept = slots = 0.0
         for layer in layers:
-            drop, waste = layer["grid"]["drop_rate"][i], layer["grid"]["pad_waste"][i]
-            own = layer["assignments"] * (1 - drop)
-            dropped += layer["assignments"] * drop
+            drop, waste = layer.grid.drop_rate[i], layer.grid.pad_waste[i]
+            own = layer.assignments * (1 - drop)
+            dropped += layer.assignments * drop
             kept += own
             slots += own / (1 - waste) if waste is not None and waste < 1 else 0.0
         drops.append(dropped / total)
@@ -62,10 +64,10 @@ def pooled_grid(layers: Sequence[Layer]) -> Grid:
     return Grid(gammas, tuple(drops), tuple(wastes))
 
 
-def normalised(layer: Layer, which: str = "load_before") -> list[float]:
-    """Return the load of each expert over the mean load N̄ that the router asked for."""
-    mean = layer["assignments"] / layer["n_experts"]
-    return [load / mean for load in layer[which]]
+def normalised(layer: Layer, when: Literal["before", "after"] = "before") -> list[float]:
+    """Return each expert's load before or after drops, over the mean load N̄ asked for [E]."""
+    mean = layer.assignments / layer.n_experts
+    return [n / mean for n in (layer.load_before if when == "before" else layer.load_after)]
 
 
 def busiest_first(load: Sequence[float]) -> list[int]:
@@ -113,7 +115,7 @@ def mean_load(records: Sequence[Record], tasks: Iterable[str], field: str) -> fl
     """Return the mean of a field of ``load`` over tasks, seeds first; None where one is missing."""
     means = []
     for task in tasks:
-        found = [record.capmoe["load"].get(field) for record in records if record.task == task]
+        found = [getattr(record.load, field) for record in records if record.task == task]
         known = [float(value) for value in found if value is not None]
         if not known:
             return None

@@ -155,8 +155,8 @@ def _unserved(records: Sequence[Record], tasks: Iterable[str]) -> float:
     shares = []
     for task in tasks:
         layers = layers_of(record for record in records if record.task == task)
-        computed = sum(sum(layer["load_after"]) for layer in layers)
-        shares.append(1 - computed / float(sum(layer["assignments"] for layer in layers)))
+        computed = sum(sum(layer.load_after) for layer in layers)
+        shares.append(1 - computed / float(sum(layer.assignments for layer in layers)))
     return statistics.fmean(shares)
 
 
