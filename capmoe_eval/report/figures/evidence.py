@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-
-from omegaconf import DictConfig
+from dataclasses import dataclass
 
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.experiment.commands import sweeps
@@ -78,7 +76,6 @@ class FigureRecords(Sources):
         return by_key(self.of(part), lambda record: self.models[record.model])
 
 
-@dataclass
 class FigurePlans:
     """The composed experiment ``figures``; its parts are planned once, when first asked for.
 
@@ -89,19 +86,14 @@ class FigurePlans:
         UsageError: If ``experiment=`` is among them.
     """
 
-    overrides: Sequence[str] = ()
-    _plans: dict[str, list[Plan]] = field(default_factory=dict)
-    reader: Reader = field(default_factory=Reader)
-
-    def __post_init__(self) -> None:
-        refuse_experiment(self.overrides)
-        self.config: DictConfig = composed(["experiment=figures", *self.overrides])
+    def __init__(self, overrides: Sequence[str] = ()) -> None:
+        refuse_experiment(overrides)
+        self.overrides = overrides
+        self.config = composed(["experiment=figures", *overrides])
         grids(self.config)
-
-    @property
-    def profile(self) -> str:
-        """Name of the profile."""
-        return profile_name(self.config)
+        self.profile = profile_name(self.config)
+        self.reader = Reader()
+        self._plans: dict[str, list[Plan]] = {}
 
     @property
     def models(self) -> list[str]:

@@ -34,26 +34,9 @@ _PRINTED_PEAKS: Final = {
 }
 
 
-def draw_bars(
-    axes: Axes, asked: Sequence[float], served: Sequence[float] | None, gamma: float | None
-) -> None:
-    """Draw one bar for each expert: its load over N̄ as asked for and, inside it, as computed.
-
-    Args:
-        axes: Where to.
-        asked: Loads that the router asked for, in the order of the bars.
-        served: Loads that the experts computed; None where no capacity was set.
-        gamma: The capacity factor, drawn as a line where it is below the fullest expert.
-    """
-    places = range(len(asked))
-    axes.bar(places, asked, color="#c8c8c8", width=0.9, label="asked for by the router")
-    if served is not None:
-        axes.bar(places, served, color="#1f4e79", width=0.55, label="computed by the experts")
-    if gamma is not None and gamma < max(asked):
-        axes.axhline(gamma, color="black", linewidth=0.8, linestyle="--")
-        axes.annotate(
-            gamma_suffix(gamma, "γ = "), (len(asked) - 0.5, gamma), ha="right", va="bottom"
-        )
+def draw_bars(axes: Axes, asked: Sequence[float]) -> None:
+    """Draw one bar for each expert: its load over N̄ as the router asked for it, in this order."""
+    axes.bar(range(len(asked)), asked, color="#c8c8c8", width=0.9, label="asked for by the router")
     axes.set(xlabel="experts, busiest first", ylabel="load / mean load")
     axes.set(xticks=[], xlim=(-0.7, len(asked) - 0.3))
     axes.spines[["top", "right"]].set_visible(False)
@@ -85,7 +68,7 @@ def draw_one_layer(numbers: Numbers) -> Figure:
     figure = style.new_figure(style.COLUMN, 1.75)
     axes = figure.subplots()
     load = numbers["load"]
-    draw_bars(axes, load, None, None)
+    draw_bars(axes, load)
     # The busiest bar stands at the left; what is said of the peaks has room at the right.
     axes.axhline(1.0, color=BLACK, linewidth=0.7, linestyle="--")
     axes.annotate("mean load N̄", (len(load) - 0.5, 1.0), ha="right", va="bottom", fontsize=6.5)

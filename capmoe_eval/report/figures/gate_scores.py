@@ -63,15 +63,8 @@ def draw_scores(numbers: Numbers) -> Figure:
     figure, axes = style.panels(len(models), 1.65, same_scale=False)
     for ax, model in zip(axes, models, strict=True):
         ranks = range(1, len(model["mean"]) + 1)
-        ax.fill_between(
-            ranks,
-            model["lowest_layer"],
-            model["highest_layer"],
-            color=style.SKY,
-            alpha=0.5,
-            linewidth=0,
-            label="lowest to highest layer",
-        )
+        band, label = (model["lowest_layer"], model["highest_layer"]), "lowest to highest layer"
+        ax.fill_between(ranks, *band, color=style.SKY, alpha=0.5, linewidth=0, label=label)
         ax.plot(ranks, model["mean"], color=style.BLUE, marker="o", markersize=1.8, label="mean")
         ax.axvline(model["top_k"] + 0.5, color=BLACK, linestyle="--", linewidth=0.7)
         lines = [f"k = {model['top_k']}"]

@@ -79,31 +79,17 @@ def draw_curve(numbers: Numbers) -> Figure:
         shown += gammas
     if mean:
         gammas = column(mean, "gamma")
-        upper.errorbar(
-            gammas,
-            column(mean, "value"),
-            yerr=_errors(mean),
-            color=BLACK,
-            linewidth=1.4,
-            elinewidth=0.7,
-            capsize=1.5,
-            label="mean ± 1.96 SE",
-        )
+        look = {"color": BLACK, "linewidth": 1.4, "elinewidth": 0.7, "capsize": 1.5}
+        values = column(mean, "value")
+        upper.errorbar(gammas, values, _errors(mean), **look, label="mean ± 1.96 SE")
         lower.plot(gammas, percent(column(mean, "drop_rate")), color=BLACK, marker="o")
     if numbers["baseline"]:
         look = {"color": BLACK, "linestyle": (0, (1, 2))}
         upper.axhline(numbers["baseline"]["value"], **look, label="mean, no limit")
     if published:
-        upper.plot(
-            published["gamma"],
-            published["value"],
-            color=BLACK,
-            linestyle="none",
-            marker="*",
-            markersize=6,
-            markerfacecolor="white",
-            label="mean, paper's Table 1",
-        )
+        look = {"color": BLACK, "markersize": 6, "markerfacecolor": "white"}
+        label = "mean, paper's Table 1"
+        upper.plot(published["gamma"], published["value"], "*", **look, label=label)
     upper.set(ylabel="score (%)", title=f"{numbers['model']}, {TITLES['score']}")
     upper.grid()
     lower.set(ylabel="dropped (%)", ylim=(0, 105))
@@ -166,26 +152,19 @@ def draw_rounds(numbers: Numbers) -> Figure:
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
     points = numbers["points"]
     rounds = column(points, "rounds")
-    upper.errorbar(
-        rounds,
-        column(points, "value"),
-        yerr=_errors(points),
-        color=style.BLUE,
-        marker="o",
-        elinewidth=0.7,
-        capsize=2,
-        label=f"{TITLES['token_reroute']} ± 1.96 SE",
-    )
+    look: Numbers = {"color": style.BLUE, "marker": "o", "elinewidth": 0.7, "capsize": 2}
+    label = f"{TITLES['token_reroute']} ± 1.96 SE"
+    upper.errorbar(rounds, column(points, "value"), _errors(points), **look, label=label)
     if numbers["baseline"]:
         upper.axhline(numbers["baseline"]["value"], color=BLACK, linestyle=":", label="no limit")
     upper.set_ylabel("mean score (%)")
     upper.margins(y=0.15)
     upper.grid(axis="y")
-    for field, look, colour, label in (
+    for field, line, colour, label in (
         ("drop_rate", "s--", style.VERMILLION, "top-k pairs dropped"),
         ("unserved", "^-", style.BLUE, "of them not replaced"),
     ):
-        lower.plot(rounds, percent(column(points, field)), look, color=colour, label=label)
+        lower.plot(rounds, percent(column(points, field)), line, color=colour, label=label)
     lower.margins(y=0.2)
     lower.set(ylim=(0, None), xlabel="rounds", ylabel="share (%)")
     lower.grid(axis="y")
@@ -256,24 +235,17 @@ def draw_methods(numbers: Numbers) -> Figure:
     axes = figure.subplots()
     points = sorted(numbers["points"], key=lambda point: point["peak"])
     front = [point for point in points if point["on_front"]]
-    axes.plot(
-        column(front, "peak"),
-        column(front, "value"),
-        color=style.GREY,
-        alpha=0.45,
-        linewidth=4,
-        solid_capstyle="round",
-        zorder=1,
-        label="Pareto front",
-    )
+    look: Numbers = {"color": style.GREY, "alpha": 0.45, "linewidth": 4, "solid_capstyle": "round"}
+    peaks, values = column(front, "peak"), column(front, "value")
+    axes.plot(peaks, values, zorder=1, **look, label="Pareto front")
     for method, look in _LOOKS.items():
         own = [point for point in points if point["method"] == method]
         if own:
             axes.plot(column(own, "peak"), column(own, "value"), **look, label=_TITLES[method])
     for point in points:
         if point["method"] == "baseline":
-            look = {"color": BLACK, "marker": "*", "markersize": 7, "linestyle": "none"}
-            axes.plot(point["peak"], point["value"], **look, label=_TITLES["baseline"])
+            look = {"color": BLACK, "markersize": 7, "label": _TITLES["baseline"]}
+            axes.plot(point["peak"], point["value"], "*", **look)
     axes.set(xlabel="mean peak load of an expert / mean load", ylabel="mean score (%)")
     axes.grid()
     axes.set_title(f"{numbers['model']}, {len(numbers['tasks'])} tasks")

@@ -32,14 +32,7 @@ _LOOKS: Final = (
     (style.ORANGE, style.HATCHES[2]),
     (style.VERMILLION, ""),
 )
-_STAR: Final[Numbers] = {
-    "linestyle": "none",
-    "color": BLACK,
-    "marker": "*",
-    "markersize": 5.5,
-    "markerfacecolor": "white",
-    "markeredgewidth": 0.6,
-}
+_STAR: Final[Numbers] = {"markersize": 5.5, "markerfacecolor": "white", "markeredgewidth": 0.6}
 PRINT_NOTE: Final = (
     f"Stars: what the paper prints, measured on {MACHINE} with other code. No emulation and no "
     "other machine can confirm these values; the direction and the order can be compared."
@@ -188,7 +181,8 @@ def _bars(axis: Axes, bars: Sequence[Mapping[str, Any]]) -> None:
                 label = "one MoE layer (fig4)"
                 axis.hlines(b["layer"], *ends, BLACK, linestyle=dots, linewidth=0.9, label=label)
             if b["published"] is not None:
-                axis.plot(place, b["published"], **_STAR, label=f"paper, {MACHINE}")
+                label = f"paper, {MACHINE}"
+                axis.plot(place, b["published"], "*", color=BLACK, **_STAR, label=label)
     axis.axhline(1, color=BLACK, linewidth=0.6)
     axis.set_xticks(range(len(gammas)), list(map(gamma_number, gammas)))
     axis.tick_params(axis="x", length=0)

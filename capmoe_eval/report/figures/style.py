@@ -83,18 +83,15 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def panels(
-    count: int, height: float, *, across: int = 4, same_scale: bool = True
-) -> tuple[Figure, list[Axes]]:
-    """Return a figure with panels in rows over both columns; one panel takes one column.
+def panels(count: int, height: float, *, same_scale: bool = True) -> tuple[Figure, list[Axes]]:
+    """Return a figure with panels in rows of four over both columns; one takes one column.
 
     Args:
         count: Number of panels.
         height: Of one row, inches.
-        across: Most panels in a row.
         same_scale: Whether all have one vertical axis.
     """
-    rows = math.ceil(count / across)
+    rows = math.ceil(count / 4)
     columns = math.ceil(count / rows)
     width = COLUMN if columns == 1 else PAGE
     figure = new_figure(width, height * rows)
