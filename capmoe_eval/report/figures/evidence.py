@@ -19,7 +19,7 @@ from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import Reader
 from capmoe_eval.experiment.selection import composed, refuse_experiment
 from capmoe_eval.report.figures.pooling import by_key
-from capmoe_eval.report.figures.spec import Sources, Spec
+from capmoe_eval.report.figures.spec import Sources, Spec, because
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,22 +35,6 @@ class FigureRecords(Sources):
     records: Mapping[str, Sequence[Record]]
     models: Mapping[str, str]
     tasks: Mapping[str, str]
-    unit = "records"
-
-    @property
-    def digests(self) -> list[str]:
-        """Digests of the records' cells."""
-        return [record.cell.digest for record in self.of(*self.records)]
-
-    @property
-    def names(self) -> Mapping[str, str]:
-        """Title of the model, a field of the template of the title."""
-        return {"model": self.title}
-
-    @property
-    def nothing(self) -> str:
-        """Error for a figure without any record."""
-        return f"none of its {self.planned} records is there{self.why}; measure them"
 
     @property
     def model(self) -> str:
@@ -140,6 +124,9 @@ def gather(spec: Spec, experiment: FigurePlans) -> FigureRecords:
     return FigureRecords(
         profile=experiment.profile,
         planned=len(planned),
+        digests=[record.cell.digest for record in read.values()],
+        nothing=f"none of its {len(planned)} records is there{because(broken)}; measure them",
+        names={"model": next(iter(titles.values()), "")},
         n_absent=len(absent),
         absent=sweeps(absent, experiment.overrides),
         notes=(*broken, *model_notes(planned.values(), titles.__getitem__)),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,49 +27,40 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sources(ABC):
+class Sources:
     """What a figure is made from, and what of it is missing.
 
     Attributes:
         profile: Name of the profile, under which the figure is written.
         planned: Number of records, or of models with a run, that there should be.
-        n_absent: How many of them are missing, those that cannot be read included.
+        digests: Digests of what was read; empty where there is nothing to draw from.
+        nothing: Error where there is nothing to draw from; the command that helps follows it.
+        names: Fields of the template of the title.
+        unit: What is counted, in the plural.
+        n_absent: How many are missing, those that cannot be read included.
         absent: Commands that measure what is missing.
         notes: Of each file that cannot be read, and of what a reader must know besides.
-        unit: What is counted, in the plural.
     """
 
     profile: str
     planned: int
+    digests: Sequence[str] = ()
+    nothing: str = ""
+    names: Mapping[str, str] = field(default_factory=dict)
+    unit: str = "records"
     n_absent: int = 0
     absent: Sequence[str] = ()
     notes: Sequence[str] = ()
-    unit: ClassVar[str]
-
-    @property
-    @abstractmethod
-    def digests(self) -> list[str]:
-        """Digests of what was read; empty where there is nothing to draw from."""
-
-    @property
-    @abstractmethod
-    def names(self) -> Mapping[str, str]:
-        """Fields of the template of the title."""
-
-    @property
-    @abstractmethod
-    def nothing(self) -> str:
-        """Error where there is nothing to draw from; the command that helps follows it."""
 
     @property
     def left_out(self) -> list[str]:
         """Notes of files that cannot be read."""
         return [note for note in self.notes if note.startswith("Left out")]
 
-    @property
-    def why(self) -> str:
-        """First file that cannot be read, in brackets; empty where there is none."""
-        return f" ({self.left_out[0].rstrip('.')})" if self.left_out else ""
+
+def because(broken: Sequence[str]) -> str:
+    """Return the first file that cannot be read, in brackets; nothing where there is none."""
+    return f" ({broken[0].rstrip('.')})" if broken else ""
 
 
 @dataclass(frozen=True)

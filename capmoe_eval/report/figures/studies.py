@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from capmoe_eval.experiment.names import method_title
 from capmoe_eval.experiment.timings.names import bench_command
 from capmoe_eval.paper.benchmarks import Bench, Shown
 from capmoe_eval.paper.printed import deployment
-from capmoe_eval.report.figures.spec import Measured, Numbers, Sources, Spec
+from capmoe_eval.report.figures.spec import Measured, Numbers, Sources, Spec, because
 
 if TYPE_CHECKING:
     from capmoe_eval.experiment.timings.schema import Label, Point, Timing
@@ -22,40 +21,14 @@ class FigureStudies(Sources):
     """The runs that a figure shows.
 
     Attributes:
-        study: The study.
-        folder: Where its files should lie.
         shown: The runs, in the order of the paper.
     """
 
-    study: str
-    folder: Path
     shown: Sequence[Shown]
-    unit = "runs"
-
-    @property
-    def digests(self) -> list[str]:
-        """Digests of the files."""
-        return list(dict.fromkeys(one.study.digest for one in self.shown))
-
-    @property
-    def names(self) -> Mapping[str, str]:
-        """How the runs were timed, a field of the template of the title."""
-        return {"kind": self.kind}
-
-    @property
-    def nothing(self) -> str:
-        """Error for a figure without any run."""
-        return f"no file of study {self.study} in {self.folder}{self.why}; measure it"
-
-    @property
-    def kind(self) -> str:
-        """How the runs were timed, as a title says it."""
-        kinds = {one.kind for one in self.shown}
-        return "partly EMULATED" if len(kinds) == 2 else kinds.pop()
 
     def measured(self, panels: Sequence[Numbers], notes: Sequence[str]) -> Measured:
         """Return what a figure shows: its panels, and how their runs were timed."""
-        return Measured({"kind": self.kind, "panels": panels}, notes)
+        return Measured({**self.names, "panels": panels}, notes)
 
 
 def gather_study(spec: Spec, bench: Bench, profile: str) -> FigureStudies:
@@ -66,18 +39,21 @@ def gather_study(spec: Spec, bench: Bench, profile: str) -> FigureStudies:
         names = [found.name if (found := deployment(one.run.model)) else "" for one in shown]
         shown = [one for one, name in zip(shown, names, strict=True) if name in spec.models]
         lacking = [name for name in spec.models if name not in names]
-    notes = [f"Left out: {line}." for line in bench.broken_of(spec.study)]
-    notes += [*_circumstances(shown), *_others(shown, bench.runs(spec.study))]
+    broken = [f"Left out: {line}." for line in bench.broken_of(spec.study)]
+    kinds = {one.kind for one in shown}
+    notes = [*broken, *_circumstances(shown), *_others(shown, bench.runs(spec.study))]
     if lacking and shown:
         notes.append(f"No run of {', '.join(lacking)}.")
     return FigureStudies(
         profile=profile,
         planned=len(spec.models) or 1,
+        digests=list(dict.fromkeys(one.study.digest for one in shown)),
+        nothing=f"no file of study {spec.study} in {bench.folder}{because(broken)}; measure it",
+        names={"kind": "partly EMULATED" if len(kinds) == 2 else "".join(kinds)},
+        unit="runs",
         n_absent=len(lacking),
         absent=[bench_command(spec.study)] if lacking else [],
         notes=notes,
-        study=spec.study,
-        folder=bench.folder,
         shown=shown,
     )
 
