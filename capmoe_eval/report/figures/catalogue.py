@@ -1,4 +1,4 @@
-"""Every figure: what `catalogue.yaml` declares, and the functions that measure and draw it."""
+"""All figures: the data of `catalogue.yaml` with the functions for each."""
 
 from __future__ import annotations
 

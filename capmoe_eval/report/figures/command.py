@@ -1,4 +1,4 @@
-"""``python -m capmoe_eval.figures fig7 profile=zoo``: figures from finished records."""
+"""Command ``python -m capmoe_eval.figures``: draw figures from finished results."""
 
 from __future__ import annotations
 

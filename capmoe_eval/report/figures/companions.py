@@ -1,4 +1,4 @@
-"""How much an answer depends on its batch: the same documents in batches of other kinds."""
+"""Answers that change with the batch: the same documents in other batches."""
 
 from __future__ import annotations
 

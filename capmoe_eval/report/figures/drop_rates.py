@@ -1,4 +1,4 @@
-"""Drop rate by γ: by dataset (Figure 7), by layer (17 to 20), and against padding waste."""
+"""Drop rates by γ: of datasets (Figure 7), of layers (17 to 20); padding waste."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The records of a figure: which there should be, which there are, and how to get the others."""
+"""Records of a figure: planned, there, and missing with the commands for them."""
 
 from __future__ import annotations
 

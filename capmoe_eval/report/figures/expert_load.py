@@ -1,4 +1,4 @@
-"""Load of the experts: Figures 1 and 2, under a capacity (9), and of all layers (13 to 16)."""
+"""Load of experts: in one layer (Figures 1, 2, 9) and in all layers (13 to 16)."""
 
 from __future__ import annotations
 

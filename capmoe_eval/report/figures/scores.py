@@ -1,4 +1,4 @@
-"""Mean scores by γ (Figure 12), by rounds (Figure 7 of v1), and against the peak load."""
+"""Mean scores by γ (Figure 12), by rounds (Figure 7 of v1), and by peak load."""
 
 from __future__ import annotations
 

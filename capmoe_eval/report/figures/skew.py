@@ -1,4 +1,4 @@
-"""Speedup by how uneven the load is, and by how the experts are placed; both beside the ideal."""
+"""Speedup by peak load and by experts per rank, beside the ideal."""
 
 from __future__ import annotations
 

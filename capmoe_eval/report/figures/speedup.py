@@ -1,4 +1,4 @@
-"""Speedup over dropless routing: Figure 4 (a layer), Figure 5 (a model), and by granularity."""
+"""Speedup over dropless routing: Figure 4 (a layer), 5 (a model), granularity."""
 
 from __future__ import annotations
 

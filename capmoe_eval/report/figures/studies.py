@@ -1,4 +1,4 @@
-"""The runs of a figure that shows benchmarks: which there are, and how to get the others."""
+"""Benchmark runs of a figure: there, and missing with the command for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How every figure looks: sizes of a two-column paper, for grey print and colour-blind readers."""
+"""Sizes, fonts, colours and legends, for grey print and colour-blind readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A figure as files: SVG, PDF and PNG for readers, JSON for everything else."""
+"""Write a figure as SVG, PDF and PNG for readers, as JSON for everything else."""
 
 from __future__ import annotations
 
