@@ -19,7 +19,7 @@ from capmoe_eval.experiment.record import PROOFS, SCHEMA, Record, read_record, s
 from capmoe_eval.experiment.record_part import Proofs, RecordPart
 from capmoe_eval.experiment.results import Reader, read_results, record_paths, result_directories
 from capmoe_eval.experiment.selection import finished
-from capmoe_eval.paper.claims.evidence import read_evidence
+from capmoe_eval.paper.evidence import read_evidence
 from capmoe_eval.report.figures.evidence import FigurePlans
 from capmoe_eval.report.site.inventory import take_inventory
 from capmoe_eval.routing.method import Method

@@ -1,7 +1,7 @@
-"""Arithmetic over the printed tables: what the paper's own numbers say of its sentences.
+"""Checks of the paper's sentences by arithmetic over its printed tables.
 
-Every function is one fact that a claim can name (``printed: {fact: difference, …}``). It returns a
-:class:`Finding` with the numbers; nothing here was measured by this suite.
+Every function is one fact that a claim can name (``printed: {fact: difference, …}``). It returns
+its numbers with an outcome; nothing here was measured by this suite.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.paper.claims import drawn
-from capmoe_eval.paper.claims.finding import Finding, in_print, listed
+from capmoe_eval.paper.claims.result import CheckResult, in_print, listed, tallied
 from capmoe_eval.paper.printed import (
     AVERAGE,
     FIELDS,
@@ -43,7 +45,7 @@ def truncated(value: float, decimals: int) -> float:
     return math.floor(value * scale + _EPSILON) / scale
 
 
-def averages(where: Where, decimals: int = 1) -> Finding:
+def averages(where: Where, decimals: int = 1) -> CheckResult:
     """Whether printed averages are the rounded means of their rows."""
     rows = [row for row in find_rows(where) if AVERAGE in row.values]
     wrong = []
@@ -53,13 +55,12 @@ def averages(where: Where, decimals: int = 1) -> Finding:
             continue
         how = "truncated" if abs(truncated(row.mean, decimals) - printed) < _EPSILON else "wrong"
         wrong.append(f"{row.label}: mean {row.mean:.3f}, printed {printed:.{decimals}f} ({how})")
-    text = f"{len(rows) - len(wrong)} of {len(rows)} averages are the rounded mean of their row."
-    return in_print(not wrong, listed(text, wrong))
+    return tallied("{fit} of {all} averages are the rounded mean of their row.", wrong, len(rows))
 
 
 def difference(
     a: Where, b: Where, stated: float, column: str = AVERAGE, decimals: int = 1
-) -> Finding:
+) -> CheckResult:
     """Whether the difference of two rows is the stated one, as points or as a percentage."""
     first, second = find_row(a), find_row(b)
     exact = first.number(column) - second.number(column)
@@ -69,16 +70,16 @@ def difference(
         abs(abs(rounded(value, decimals)) - stated) < _EPSILON for value in (abs(exact), printed)
     )
     as_percent = abs(rounded(abs(relative), decimals) - stated) < _EPSILON
-    unit = "points" if as_points else "relative percent" if as_percent else "neither"
+    fits = "points" if as_points else "relative percent" if as_percent else ""
     text = (
         f"{first.label} against {second.label}, {column}: {exact:+.2f} points "
         f"({relative:+.2f} % relative; printed averages differ by {printed:+.1f}). "
     )
-    ending = {"neither": f"Neither is {stated:g}."}
-    return in_print(unit != "neither", text + ending.get(unit, f"{stated:g} fits as {unit}."))
+    text += f"{stated:g} fits as {fits}." if fits else f"Neither is {stated:g}."
+    return in_print(bool(fits), text)
 
 
-def nearest(stated: float, a: Where, b: Where, decimals: int = 1) -> Finding:
+def nearest(stated: float, a: Where, b: Where, decimals: int = 1) -> CheckResult:
     """Which pair of rows the stated difference of averages would fit."""
     found = [(x, y, x.mean - y.mean) for x, y in pairs(a, b)]
     fits = [
@@ -91,39 +92,39 @@ def nearest(stated: float, a: Where, b: Where, decimals: int = 1) -> Finding:
 
 def ranking(
     higher: Where, lower: Where, columns: str = AVERAGE, margin: float = 0.0, strict: bool = True
-) -> Finding:
-    """Whether rows lie above others by more than a margin (a negative one: at most so far below).
+) -> CheckResult:
+    """Whether rows lie above others, or at most a margin below them.
 
     Args:
         higher: The rows that are said to be higher.
         lower: The others; rows pair by the fields that neither names.
         columns: A column, or "each" for every task.
-        margin: Points by which the rows must lie higher.
+        margin: Points by which the rows may lie lower, negative; 0 for none.
         strict: Whether a difference of just ``margin`` is too small.
     """
-    failed, total, gaps = [], 0, []
+    failed, gaps = [], []
     for row, other in pairs(higher, lower):
         for column in row.tasks if columns == "each" else [columns]:
             if column not in row.values or column not in other.values:
                 continue
             gap = row.number(column) - other.number(column)
-            total += 1
             gaps.append(gap)
             if gap < margin - _EPSILON or (strict and abs(gap - margin) < _EPSILON):
                 failed.append(
                     f"{row.label} {column} {row.values[column]:g} "
                     f"against {other.method} {other.values[column]:g}"
                 )
-    relation = "are higher" if not margin else f"are at least {margin:g} higher"
-    relation = f"are at most {-margin:g} lower" if margin < 0 else relation
+    relation = f"at most {-margin:g} lower" if margin < 0 else "higher"
     text = (
-        f"{total - len(failed)} of {total} printed pairs {relation}; differences from "
+        f"{{fit}} of {{all}} printed pairs are {relation}; differences from "
         f"{min(gaps):+.2f} to {max(gaps):+.2f}."
     )
-    return in_print(not failed, listed(text, failed))
+    return tallied(text, failed, len(gaps))
 
 
-def same(a: Where, b: Where, expect: bool = True, columns: Sequence[str] | None = None) -> Finding:
+def same(
+    a: Where, b: Where, expect: bool = True, columns: Sequence[str] | None = None
+) -> CheckResult:
     """Whether rows are equal, number by number; ``expect`` says what the claim needs."""
     differing, cells, changed = [], 0, 0
     found = pairs(a, b)
@@ -142,7 +143,7 @@ def same(a: Where, b: Where, expect: bool = True, columns: Sequence[str] | None 
     return in_print((not differing) == expect, listed(text, differing))
 
 
-def best_against(of: Where, against: Where, stated: float = 0.0) -> Finding:
+def best_against(of: Where, against: Where, stated: float = 0.0) -> CheckResult:
     """Whether the best row of several lies more than ``stated`` points above another row."""
     rows, other = find_rows(of), find_row(against)
     best = max(rows, key=lambda row: row.mean)
@@ -162,7 +163,7 @@ def grain(
     scale: float = 100.0,
     besides: Sequence[str] = (),
     version: str = "v2",
-) -> Finding:
+) -> CheckResult:
     """Whether printed values are possible for one run: a whole number of ``documents``, over all.
 
     Args:
@@ -174,20 +175,18 @@ def grain(
         version: Version of the paper.
     """
     shares = [scale * k / documents for k in range(documents + 1)]
-    possible = {mode(share, decimals) for share in shares for mode in (rounded, truncated)}
-    exact = {rounded(share, decimals) for share in shares}
     rows = [r for r in find_rows({"version": version}) if column in r.values]
     rows = [row for row in rows if row.method not in besides]
 
-    def within(value: float, values: set[float]) -> bool:
-        return any(abs(value - other) < _EPSILON for other in values)
+    def without(
+        values: Sequence[PrintedRow], mode: Callable[[float, int], float]
+    ) -> list[PrintedRow]:
+        possible = np.array([mode(share, decimals) for share in shares])
+        return [r for r in values if np.abs(possible - r.values[column]).min() >= _EPSILON]
 
-    impossible = [r for r in rows if not within(r.values[column], possible)]
-    cut = [
-        r
-        for r in rows
-        if within(r.values[column], possible) and not within(r.values[column], exact)
-    ]
+    unrounded = without(rows, rounded)
+    impossible = without(unrounded, truncated)
+    cut = [row for row in unrounded if row not in impossible]
     text = (
         f"{len(impossible)} of {len(rows)} printed {column} values are no k/{documents}, rounded "
         f"or truncated; {len(cut)} only truncated."
@@ -197,14 +196,14 @@ def grain(
     return in_print(not impossible, listed(text, values))
 
 
-def columns(table: int, stated: Sequence[str]) -> Finding:
+def columns(table: int, stated: Sequence[str]) -> CheckResult:
     """Whether a table has the columns that the text gives it."""
     printed = list(find_rows({"table": table})[0].tasks)
     text = f"Table {table} prints {', '.join(printed)}; the text says {', '.join(stated)}."
     return in_print(printed == list(stated), text)
 
 
-def noise(a: Where, b: Where, documents: int) -> Finding:
+def noise(a: Where, b: Where, documents: int) -> CheckResult:
     """Whether differences of fractions exceed what sampling alone does (unpaired, two errors)."""
     worst, where, largest = 0.0, "", 0.0
     for row, other in pairs(a, b):
@@ -222,7 +221,7 @@ def noise(a: Where, b: Where, documents: int) -> Finding:
     return in_print(abs(worst) < 1.96, text)
 
 
-def one_factor(a: Where, b: Where) -> Finding:
+def one_factor(a: Where, b: Where) -> CheckResult:
     """Whether two rows that are compared differ in one thing only."""
     first, second = find_row(a), find_row(b)
     names = [f for f in FIELDS if getattr(first, f) != getattr(second, f)]
@@ -230,14 +229,15 @@ def one_factor(a: Where, b: Where) -> Finding:
     return in_print(len(names) <= 1, f"The rows differ in {' and '.join(changes)}.")
 
 
-def rising(where: Where, columns: str = AVERAGE) -> Finding:
+def rising(where: Where, columns: str = AVERAGE) -> CheckResult:
     """Whether values do not fall as γ grows, for each method of a table."""
     series: dict[tuple[Any, ...], list[PrintedRow]] = {}
     for row in find_rows(where):
         if row.gamma is not None:
             key = tuple(getattr(row, f) for f in FIELDS if f != "gamma")
             series.setdefault(key, []).append(row)
-    falls, steps = [], 0
+    falls: list[str] = []
+    steps = 0
     for rows in series.values():
         rows.sort(key=lambda row: row.gamma or 0.0)
         for low, high in itertools.pairwise(rows):
@@ -249,33 +249,28 @@ def rising(where: Where, columns: str = AVERAGE) -> Finding:
                         f"({gamma_suffix(low.gamma, 'γ=')}) but "
                         f"{high.values[column]:g} ({gamma_suffix(high.gamma, 'γ=')})"
                     )
-    text = f"{steps - len(falls)} of {steps} steps to a larger γ do not lower the value."
-    return in_print(not falls, listed(text, falls))
+    return tallied("{fit} of {all} steps to a larger γ do not lower the value.", falls, steps)
 
 
-def workload(table: int = 10) -> Finding:
+def workload(table: int = 10) -> CheckResult:
     """Whether a heavier workload (batch × prompt) never has a smaller speedup."""
     points = []
     for row in find_rows({"table": table}):
-        batch, prompt = (part.split()[-1] for part in row.variant.split(" x "))
-        tokens = _thousands(batch) * _thousands(prompt)
-        points.append((tokens, row.values["Speedup"], row.variant))
-    points.sort()
-    ordered = [(x, y) for i, x in enumerate(points) for y in points[i + 1 :] if x[0] < y[0]]
-    against = [f"{y[2]} {y[1]:g}× below {x[2]} {x[1]:g}×" for x, y in ordered if y[1] < x[1]]
+        # "batch 1K x prompt 2K"
+        batch, prompt = (float(part.split()[-1][:-1]) for part in row.variant.split(" x "))
+        points.append((batch * prompt, row.values["Speedup"], row.variant))
+    two = itertools.combinations(sorted(points), 2)
+    ordered = [(light, heavy) for light, heavy in two if light[0] < heavy[0]]
+    against = [
+        f"{heavy[2]} {heavy[1]:g}× below {light[2]} {light[1]:g}×"
+        for light, heavy in ordered
+        if heavy[1] < light[1]
+    ]
     text = f"In {len(against)} of {len(ordered)} pairs the heavier workload gains less."
     return in_print(not against, listed(text, against))
 
 
-def total(parts: Sequence[float], stated: float) -> Finding:
-    """Whether parts add up."""
-    return in_print(
-        abs(sum(parts) - stated) < _EPSILON,
-        f"{' + '.join(f'{p:g}' for p in parts)} = {sum(parts):g}; printed {stated:g}.",
-    )
-
-
-def floor_capacity(tokens: int, experts: int, top_k: int, gamma: float) -> Finding:
+def floor_capacity(tokens: int, experts: int, top_k: int, gamma: float) -> CheckResult:
     """Whether the printed code's capacity, ``int(γ·N·k/E)``, is at least γN̄ of the text."""
     exact = gamma * tokens * top_k / experts
     text = (
@@ -286,14 +281,14 @@ def floor_capacity(tokens: int, experts: int, top_k: int, gamma: float) -> Findi
     return in_print(int(exact) == math.ceil(exact), text)
 
 
-def candidates(top_k: int, local: int, multiples: Sequence[int]) -> Finding:
+def candidates(top_k: int, local: int, multiples: Sequence[int]) -> CheckResult:
     """Whether m = 2k, 3k … can be the number of experts on a device."""
     values = [k * top_k for k in multiples]
     text = f"k = {top_k}: m = {', '.join(map(str, values))}; a device holds {local} experts."
     return in_print(local in values, text)
 
 
-def check(arguments: Mapping[str, Any]) -> Finding:
+def check(arguments: Mapping[str, Any]) -> CheckResult:
     """Return what a printed fact says.
 
     Where the threshold or the reading is ours (``ours: true``), the paper does not contradict
@@ -311,16 +306,11 @@ def check(arguments: Mapping[str, Any]) -> Finding:
     except TypeError as error:
         raise ValueError(f"printed: fact {name}: {error}") from error
     found = FACTS[name](**rest)
-    if ours and found.outcome is Outcome.FAILS:
-        return dataclasses.replace(found, outcome=Outcome.UNDECIDED)
-    return found
+    undecided = ours and found.outcome is Outcome.FAILS
+    return dataclasses.replace(found, outcome=Outcome.UNDECIDED) if undecided else found
 
 
-def _thousands(text: str) -> float:
-    return float(text.removesuffix("K")) * 1000
-
-
-FACTS: Final[Mapping[str, Callable[..., Finding]]] = {
+FACTS: Final[Mapping[str, Callable[..., CheckResult]]] = {
     fact.__name__: fact
     for fact in (
         averages,
@@ -335,7 +325,6 @@ FACTS: Final[Mapping[str, Callable[..., Finding]]] = {
         one_factor,
         rising,
         workload,
-        total,
         floor_capacity,
         candidates,
     )

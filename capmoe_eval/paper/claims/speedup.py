@@ -15,11 +15,15 @@ from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.experiment.timings.names import DROPLESS, bench_command
 from capmoe_eval.experiment.timings.quartiles import Spread
 from capmoe_eval.paper.benchmarks import Bench, Shown
-from capmoe_eval.paper.claims.finding import EMULATED, Detail, Finding, listed
-from capmoe_eval.paper.verdicts import Outcome
+from capmoe_eval.paper.claims.result import CheckResult, listed
+from capmoe_eval.paper.verdicts import Finding, Outcome
 
 if TYPE_CHECKING:
     from capmoe_eval.experiment.timings.schema import Label, Timing
+
+
+EMULATED: Final = "in direction, emulated"
+"""Scope of a verdict on timings that are not all of real ranks."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Pair:
         return f"{self.label} ({_said(self.higher)} against {_said(self.lower)})"
 
 
-def check(raw: Mapping[str, Any], bench: Bench) -> Finding:
+def check(raw: Mapping[str, Any], bench: Bench) -> CheckResult:
     """Return whether every comparison of a fact goes the way it must.
 
     It holds where the quartiles of all lie apart on the right side, fails where all lie apart on
@@ -66,7 +70,7 @@ def check(raw: Mapping[str, Any], bench: Bench) -> Finding:
     pairs = list(fact(shown))
     if not pairs:
         text = f"No file of study {study} that says it: {bench_command(study)}."
-        return Finding("speedup", Outcome.ABSENT, text)
+        return CheckResult("speedup", Outcome.ABSENT, text)
     how = _how([pair.source for pair in pairs])
     outcomes = [pair.outcome for pair in pairs]
     fits = outcomes.count(Outcome.HOLDS)
@@ -82,9 +86,10 @@ def check(raw: Mapping[str, Any], bench: Bench) -> Finding:
         outcome = outcomes[0]
     emulated = any(pair.source.study.emulated for pair in pairs)
     unit = "× (EMULATED)" if emulated else "× (measured)"
-    details = tuple(
-        Detail(
+    findings = tuple(
+        Finding(
             pair.label,
+            pair.outcome,
             pair.higher.median / pair.lower.median,
             unit=unit,
             records=(str(pair.source.study.path),),
@@ -93,7 +98,7 @@ def check(raw: Mapping[str, Any], bench: Bench) -> Finding:
         if pair.lower.median > 0
     )
     scope = EMULATED if emulated else f"in direction, {how}"
-    return Finding("speedup", outcome, text, details, scope=scope)
+    return CheckResult("speedup", outcome, text, findings, scope=scope)
 
 
 def _how(sources: Sequence[Shown]) -> str:

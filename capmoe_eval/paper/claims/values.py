@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from capmoe_eval.experiment.names import METHODS
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.claims.evidence import Choice, Evidence
-from capmoe_eval.paper.claims.finding import Detail, Finding
+from capmoe_eval.paper.claims.result import CheckResult
+from capmoe_eval.paper.evidence import Evidence, Side
 from capmoe_eval.paper.printed import PrintedRow, find_rows
 from capmoe_eval.paper.tables import ALL_TASKS
-from capmoe_eval.paper.verdicts import Outcome
+from capmoe_eval.paper.verdicts import Finding, Outcome
 
 MODELS: Final = {
     "OLMoE": "olmoe",
@@ -27,7 +27,7 @@ _TASKS: Final = {column.heading: column.task for column in ALL_TASKS}
 _BEYOND: Final = 1.96
 
 
-def check(where: Mapping[str, Any], evidence: Evidence) -> Finding:
+def check(where: Mapping[str, Any], evidence: Evidence) -> CheckResult:
     """Compare rows of a printed table with records of the same checkpoints, number by number.
 
     z is the difference over the standard error of a difference of two runs, each with ours: the
@@ -39,13 +39,13 @@ def check(where: Mapping[str, Any], evidence: Evidence) -> Finding:
     rows = find_rows(where)
     if evidence.profile != "paper":
         names = ", ".join(dict.fromkeys(row.model for row in rows))
-        return Finding(
+        return CheckResult(
             "value", Outcome.IMPOSSIBLE, f"Needs the weights of {names}: profile=paper compares."
         )
     compared: list[tuple[float, str, float, float, Record]] = []
     for row in rows:
-        choice, model = _choice(row), MODELS[row.model]
-        found = evidence.find(choice, model)
+        side, model = _side(row), MODELS[row.model]
+        found = evidence.find(side, model)
         for heading, printed in row.tasks.items():
             records = found.get(_TASKS[heading], [])
             if not records or any(record.stderr is None for record in records):
@@ -56,7 +56,7 @@ def check(where: Mapping[str, Any], evidence: Evidence) -> Finding:
             compared.append((z, f"{row.label} {heading}", ours, printed, records[0]))
     cells = sum(len(row.tasks) for row in rows)
     if not compared:
-        return Finding("value", Outcome.ABSENT, f"None of {cells} numbers has a record.")
+        return CheckResult("value", Outcome.ABSENT, f"None of {cells} numbers has a record.")
     beyond = [item for item in compared if abs(item[0]) >= _BEYOND]
     worst = max(compared, key=lambda item: abs(item[0]))
     text = (
@@ -64,16 +64,17 @@ def check(where: Mapping[str, Any], evidence: Evidence) -> Finding:
         f"standard errors or more, {0.05 * len(compared):.1f} would by chance. Furthest: "
         f"{worst[1]}, ours {worst[2]:.1f}, printed {worst[3]:g}, z = {worst[0]:+.1f}."
     )
-    details = tuple(
-        Detail(
+    findings = tuple(
+        Finding(
             f"{label}: printed {printed:g}, z = {z:+.2f}",
+            Outcome.UNDECIDED,
             ours,
             unit="percent",
             records=(str(record.path),),
         )
         for z, label, ours, printed, record in compared
     )
-    return Finding("value", _outcome(len(beyond), len(compared), cells), text, details)
+    return CheckResult("value", _outcome(len(beyond), len(compared), cells), text, findings)
 
 
 def _outcome(beyond: int, compared: int, cells: int) -> Outcome:
@@ -86,8 +87,8 @@ def _outcome(beyond: int, compared: int, cells: int) -> Outcome:
     return Outcome.HOLDS if tail >= 0.05 else Outcome.FAILS
 
 
-def _choice(row: PrintedRow) -> Choice:
-    """Return the runs that a printed row speaks of.
+def _side(row: PrintedRow) -> Side:
+    """Return the side that a printed row is of.
 
     Raises:
         LookupError: If the row's method or model has no counterpart here.
@@ -103,4 +104,4 @@ def _choice(row: PrintedRow) -> Choice:
         knobs = {"candidates": "ranked", "m": row.variant.split(",")[0].removeprefix("m=")}
         if row.variant.endswith("w/ max"):
             knobs["max_k"] = True
-    return Choice(method, gamma, knobs)
+    return Side(method=method, gamma=gamma, **knobs)

@@ -15,8 +15,8 @@ from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.paper.claims.entries import paper_claims
-from capmoe_eval.paper.claims.evidence import Evidence, Home, read_evidence
 from capmoe_eval.paper.claims.ledger import ledger
+from capmoe_eval.paper.evidence import Evidence, Home, read_evidence
 from capmoe_eval.report.claims.render import RENDERERS, Report
 
 _KEYS = ("profile", "results_dir")

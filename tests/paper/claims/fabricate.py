@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.claims.evidence import Evidence, Home
+from capmoe_eval.paper.evidence import Evidence, Home
 from capmoe_eval.routing.method import Method
 from tests import records
 
