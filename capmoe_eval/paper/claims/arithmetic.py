@@ -13,8 +13,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-import numpy as np
-
 from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.paper.claims import drawn
 from capmoe_eval.paper.claims.result import CheckResult, in_print, listed, tallied
@@ -33,7 +31,7 @@ from capmoe_eval.paper.verdicts import Outcome
 _EPSILON: Final = 1e-9
 
 
-def rounded(value: float, decimals: int) -> float:
+def rounded(value: float, decimals: int = 1) -> float:
     """Return ``value`` rounded half up, as print does."""
     scale = 10.0**decimals
     return math.floor(value * scale + 0.5 + _EPSILON) / scale
@@ -46,75 +44,69 @@ def truncated(value: float, decimals: int) -> float:
 
 
 def averages(where: Where, decimals: int = 1) -> CheckResult:
-    """Whether printed averages are the rounded means of their rows."""
+    """Check that printed averages are the rounded means of their rows."""
     rows = [row for row in find_rows(where) if AVERAGE in row.values]
     wrong = []
     for row in rows:
         printed = row.values[AVERAGE]
-        if abs(rounded(row.mean, decimals) - printed) < _EPSILON:
-            continue
-        how = "truncated" if abs(truncated(row.mean, decimals) - printed) < _EPSILON else "wrong"
-        wrong.append(f"{row.label}: mean {row.mean:.3f}, printed {printed:.{decimals}f} ({how})")
+        if rounded(row.mean, decimals) != printed:
+            how = "truncated" if truncated(row.mean, decimals) == printed else "wrong"
+            wrong.append(
+                f"{row.label}: mean {row.mean:.3f}, printed {printed:.{decimals}f} ({how})"
+            )
     return tallied("{fit} of {all} averages are the rounded mean of their row.", wrong, len(rows))
 
 
-def difference(
-    a: Where, b: Where, stated: float, column: str = AVERAGE, decimals: int = 1
-) -> CheckResult:
-    """Whether the difference of two rows is the stated one, as points or as a percentage."""
+def difference(a: Where, b: Where, stated: float) -> CheckResult:
+    """Check that two averages differ as stated, in points or in percent."""
     first, second = find_row(a), find_row(b)
-    exact = first.number(column) - second.number(column)
-    relative = 100 * exact / second.number(column)
-    printed = first.values[column] - second.values[column]
-    as_points = any(
-        abs(abs(rounded(value, decimals)) - stated) < _EPSILON for value in (abs(exact), printed)
-    )
-    as_percent = abs(rounded(abs(relative), decimals) - stated) < _EPSILON
-    fits = "points" if as_points else "relative percent" if as_percent else ""
+    exact = first.mean - second.mean
+    relative = 100 * exact / second.mean
+    printed = first.values[AVERAGE] - second.values[AVERAGE]
+    fits = ""
+    if rounded(abs(relative)) == stated:
+        fits = "relative percent"
+    if stated in (rounded(abs(exact)), rounded(abs(printed))):
+        fits = "points"
     text = (
-        f"{first.label} against {second.label}, {column}: {exact:+.2f} points "
+        f"{first.label} against {second.label}, {AVERAGE}: {exact:+.2f} points "
         f"({relative:+.2f} % relative; printed averages differ by {printed:+.1f}). "
     )
     text += f"{stated:g} fits as {fits}." if fits else f"Neither is {stated:g}."
     return in_print(bool(fits), text)
 
 
-def nearest(stated: float, a: Where, b: Where, decimals: int = 1) -> CheckResult:
-    """Which pair of rows the stated difference of averages would fit."""
-    found = [(x, y, x.mean - y.mean) for x, y in pairs(a, b)]
-    fits = [
-        f"{x.model} ({d:.2f})"
-        for x, y, d in found
-        if abs(rounded(abs(d), decimals) - stated) < _EPSILON
-    ]
+def nearest(stated: float, a: Where, b: Where) -> CheckResult:
+    """Name the pairs of rows whose averages differ by the stated number; decides nothing."""
+    gaps = [(row.model, row.mean - other.mean) for row, other in pairs(a, b)]
+    fits = [f"{model} ({gap:.2f})" for model, gap in gaps if rounded(abs(gap)) == stated]
     return in_print(None, f"{stated:g} points fits {', '.join(fits) or 'no pair of rows'}.")
 
 
 def ranking(
-    higher: Where, lower: Where, columns: str = AVERAGE, margin: float = 0.0, strict: bool = True
+    higher: Where, lower: Where, columns: str = AVERAGE, margin: float = 0.0
 ) -> CheckResult:
-    """Whether rows lie above others, or at most a margin below them.
+    """Check that rows lie above others, or at most a margin below them.
 
     Args:
         higher: The rows that are said to be higher.
         lower: The others; rows pair by the fields that neither names.
         columns: A column, or "each" for every task.
-        margin: Points by which the rows may lie lower, negative; 0 for none.
-        strict: Whether a difference of just ``margin`` is too small.
+        margin: Points by which the rows may lie lower, negative; 0 if they must lie higher.
     """
+    least = margin - _EPSILON if margin else _EPSILON
     failed, gaps = [], []
     for row, other in pairs(higher, lower):
         for column in row.tasks if columns == "each" else [columns]:
             if column not in row.values or column not in other.values:
                 continue
-            gap = row.number(column) - other.number(column)
-            gaps.append(gap)
-            if gap < margin - _EPSILON or (strict and abs(gap - margin) < _EPSILON):
+            gaps.append(row.number(column) - other.number(column))
+            if gaps[-1] < least:
                 failed.append(
                     f"{row.label} {column} {row.values[column]:g} "
                     f"against {other.method} {other.values[column]:g}"
                 )
-    relation = f"at most {-margin:g} lower" if margin < 0 else "higher"
+    relation = f"at most {-margin:g} lower" if margin else "higher"
     text = (
         f"{{fit}} of {{all}} printed pairs are {relation}; differences from "
         f"{min(gaps):+.2f} to {max(gaps):+.2f}."
@@ -125,7 +117,7 @@ def ranking(
 def same(
     a: Where, b: Where, expect: bool = True, columns: Sequence[str] | None = None
 ) -> CheckResult:
-    """Whether rows are equal, number by number; ``expect`` says what the claim needs."""
+    """Check that rows are equal, number by number; ``expect: false`` asks that they are not."""
     differing, cells, changed = [], 0, 0
     found = pairs(a, b)
     for row, other in found:
@@ -143,8 +135,8 @@ def same(
     return in_print((not differing) == expect, listed(text, differing))
 
 
-def best_against(of: Where, against: Where, stated: float = 0.0) -> CheckResult:
-    """Whether the best row of several lies more than ``stated`` points above another row."""
+def best_against(of: Where, against: Where) -> CheckResult:
+    """Check that the best of several rows has a higher mean than another row."""
     rows, other = find_rows(of), find_row(against)
     best = max(rows, key=lambda row: row.mean)
     gain = round(best.mean - other.mean, 9) + 0.0  # no negative zero
@@ -153,7 +145,7 @@ def best_against(of: Where, against: Where, stated: float = 0.0) -> CheckResult:
         f"{other.mean:.3f}: {gain:+.3f} points. Printed averages: {best.values[AVERAGE]:g} and "
         f"{other.values[AVERAGE]:g}."
     )
-    return in_print(gain > stated + _EPSILON, text)
+    return in_print(gain > 0, text)
 
 
 def grain(
@@ -162,9 +154,8 @@ def grain(
     decimals: int = 1,
     scale: float = 100.0,
     besides: Sequence[str] = (),
-    version: str = "v2",
 ) -> CheckResult:
-    """Whether printed values are possible for one run: a whole number of ``documents``, over all.
+    """Check that printed values are possible for one run: a whole number of right answers.
 
     Args:
         column: The task.
@@ -172,57 +163,47 @@ def grain(
         decimals: Printed decimals.
         scale: 100 for percent, 1 for fractions.
         besides: Methods that are left out, because their values are means over seeds.
-        version: Version of the paper.
     """
-    shares = [scale * k / documents for k in range(documents + 1)]
-    rows = [r for r in find_rows({"version": version}) if column in r.values]
-    rows = [row for row in rows if row.method not in besides]
-
-    def without(
-        values: Sequence[PrintedRow], mode: Callable[[float, int], float]
-    ) -> list[PrintedRow]:
-        possible = np.array([mode(share, decimals) for share in shares])
-        return [r for r in values if np.abs(possible - r.values[column]).min() >= _EPSILON]
-
-    unrounded = without(rows, rounded)
-    impossible = without(unrounded, truncated)
-    cut = [row for row in unrounded if row not in impossible]
+    shares = [scale * right / documents for right in range(documents + 1)]
+    round_, cut = ({mode(s, decimals) for s in shares} for mode in (rounded, truncated))
+    rows = [r for r in find_rows({}) if column in r.values and r.method not in besides]
+    values = [(row.values[column], f"{row.label} {row.values[column]:g}") for row in rows]
+    impossible = [said for value, said in values if value not in round_ | cut]
+    only_cut = [f"{said} (truncated)" for value, said in values if value in cut - round_]
     text = (
         f"{len(impossible)} of {len(rows)} printed {column} values are no k/{documents}, rounded "
-        f"or truncated; {len(cut)} only truncated."
+        f"or truncated; {len(only_cut)} only truncated."
     )
-    values = [f"{row.label} {row.values[column]:g}" for row in impossible]
-    values += [f"{row.label} {row.values[column]:g} (truncated)" for row in cut]
-    return in_print(not impossible, listed(text, values))
+    return in_print(not impossible, listed(text, impossible + only_cut))
 
 
 def columns(table: int, stated: Sequence[str]) -> CheckResult:
-    """Whether a table has the columns that the text gives it."""
+    """Check that a table has the columns that the text gives it."""
     printed = list(find_rows({"table": table})[0].tasks)
     text = f"Table {table} prints {', '.join(printed)}; the text says {', '.join(stated)}."
     return in_print(printed == list(stated), text)
 
 
 def noise(a: Where, b: Where, documents: int) -> CheckResult:
-    """Whether differences of fractions exceed what sampling alone does (unpaired, two errors)."""
-    worst, where, largest = 0.0, "", 0.0
+    """Check that fractions differ by less than chance alone makes them (unpaired, 1.96 errors)."""
+    found = []
     for row, other in pairs(a, b):
         for column, value in row.tasks.items():
-            p = (value + other.values[column]) / 2
-            error = math.sqrt(2 * p * (1 - p) / documents)
-            gap = value - other.values[column]
-            largest = max(largest, math.sqrt(p * (1 - p) / documents))
-            if abs(gap) / error > abs(worst):
-                worst, where = gap / error, f"{row.label} {column} ({gap:+.2f})"
+            gap, p = value - other.values[column], (value + other.values[column]) / 2
+            error = math.sqrt(p * (1 - p) / documents)
+            z = abs(gap) / (math.sqrt(2) * error)
+            found.append((z, error, f"{row.label} {column} ({gap:+.2f})"))
+    largest = max(error for _, error, _ in found)
+    z, _, where = max(found, key=lambda item: item[0])
     text = (
         f"With n = {documents} a standard error is up to {largest:.3f}; the largest difference, "
-        f"{where}, is {abs(worst):.1f} standard errors of a difference."
+        f"{where}, is {z:.1f} standard errors of a difference."
     )
-    return in_print(abs(worst) < 1.96, text)
+    return in_print(z < 1.96, text)
 
 
 def one_factor(a: Where, b: Where) -> CheckResult:
-    """Whether two rows that are compared differ in one thing only."""
+    """Check that two rows that are compared differ in one field only."""
     first, second = find_row(a), find_row(b)
     names = [f for f in FIELDS if getattr(first, f) != getattr(second, f)]
     changes = [f"{f} ({getattr(first, f)} against {getattr(second, f)})" for f in names]
@@ -230,32 +211,27 @@ def one_factor(a: Where, b: Where) -> CheckResult:
 
 
 def rising(where: Where, columns: str = AVERAGE) -> CheckResult:
-    """Whether values do not fall as γ grows, for each method of a table."""
-    series: dict[tuple[Any, ...], list[PrintedRow]] = {}
-    for row in find_rows(where):
-        if row.gamma is not None:
-            key = tuple(getattr(row, f) for f in FIELDS if f != "gamma")
-            series.setdefault(key, []).append(row)
-    falls: list[str] = []
-    steps = 0
-    for rows in series.values():
-        rows.sort(key=lambda row: row.gamma or 0.0)
-        for low, high in itertools.pairwise(rows):
-            for column in low.tasks if columns == "each" else [columns]:
-                steps += 1
-                if high.number(column) < low.number(column) - _EPSILON:
-                    falls.append(
-                        f"{low.method} {column} {low.values[column]:g} "
-                        f"({gamma_suffix(low.gamma, 'γ=')}) but "
-                        f"{high.values[column]:g} ({gamma_suffix(high.gamma, 'γ=')})"
-                    )
+    """Check that the values of each method do not fall as γ grows."""
+    methods: dict[str, list[PrintedRow]] = {}
+    for row in sorted(find_rows(where), key=lambda row: row.gamma or 0.0):
+        methods.setdefault(row.method, []).append(row)
+    falls, steps = [], 0
+    for low, high in itertools.chain(*map(itertools.pairwise, methods.values())):
+        for column in low.tasks if columns == "each" else [columns]:
+            steps += 1
+            if high.number(column) < low.number(column) - _EPSILON:
+                falls.append(
+                    f"{low.method} {column} {low.values[column]:g} "
+                    f"({gamma_suffix(low.gamma, 'γ=')}) but "
+                    f"{high.values[column]:g} ({gamma_suffix(high.gamma, 'γ=')})"
+                )
     return tallied("{fit} of {all} steps to a larger γ do not lower the value.", falls, steps)
 
 
-def workload(table: int = 10) -> CheckResult:
-    """Whether a heavier workload (batch × prompt) never has a smaller speedup."""
+def workload() -> CheckResult:
+    """Check that in Table 10 a heavier workload (batch × prompt) never has a smaller speedup."""
     points = []
-    for row in find_rows({"table": table}):
+    for row in find_rows({"table": 10}):
         # "batch 1K x prompt 2K"
         batch, prompt = (float(part.split()[-1][:-1]) for part in row.variant.split(" x "))
         points.append((batch * prompt, row.values["Speedup"], row.variant))
@@ -271,7 +247,7 @@ def workload(table: int = 10) -> CheckResult:
 
 
 def floor_capacity(tokens: int, experts: int, top_k: int, gamma: float) -> CheckResult:
-    """Whether the printed code's capacity, ``int(γ·N·k/E)``, is at least γN̄ of the text."""
+    """Check that the printed code's capacity, ``int(γ·N·k/E)``, is at least γN̄ of the text."""
     exact = gamma * tokens * top_k / experts
     text = (
         f"T={tokens}, E={experts}, k={top_k}{gamma_suffix(gamma, ', γ=')}: γN̄ = {exact:g}, "
@@ -282,7 +258,7 @@ def floor_capacity(tokens: int, experts: int, top_k: int, gamma: float) -> Check
 
 
 def candidates(top_k: int, local: int, multiples: Sequence[int]) -> CheckResult:
-    """Whether m = 2k, 3k … can be the number of experts on a device."""
+    """Check that the number of experts on a device is among m = 2k, 3k …"""
     values = [k * top_k for k in multiples]
     text = f"k = {top_k}: m = {', '.join(map(str, values))}; a device holds {local} experts."
     return in_print(local in values, text)

@@ -19,7 +19,7 @@ _LAYER: Final = "fig4_layer_speedup"
 def relation(
     values: Mapping[str, Any], holds: tuple[str, str, str], text: str, tolerance: float = _EPSILON
 ) -> CheckResult:
-    """Whether a relation holds between two numbers.
+    """Check that a relation holds between two numbers.
 
     Args:
         values: Numbers by name: typed in, or a path in the figures, or one of :data:`_TAKE` of what
@@ -57,7 +57,7 @@ _TAKE: Final[Mapping[str, Callable[[Any], float]]] = {
 
 
 def series(path: Sequence[str | int], higher: int, lower: int, margin: float = 0.0) -> CheckResult:
-    """Whether one series of a bar chart is nowhere lower than another by more than ``-margin``.
+    """Check that one series of a bar chart is nowhere more than ``-margin`` below another.
 
     Args:
         path: A figure of groups, each a list of values.
@@ -74,7 +74,7 @@ def series(path: Sequence[str | int], higher: int, lower: int, margin: float = 0
 
 
 def faster_when_tighter() -> CheckResult:
-    """Whether every model and method of Figure 4 gains more the smaller γ is."""
+    """Check that every model and method of Figure 4 gains more the smaller γ is."""
     series = {
         f"{model} {method}": [speedups[gamma] for gamma in sorted(speedups, key=float)]
         for model, methods in figure(_LAYER).items()
@@ -85,9 +85,9 @@ def faster_when_tighter() -> CheckResult:
     return tallied("{fit} of {all} series rise as γ falls.", failed, len(series))
 
 
-def straggler(model: str, method: str = "TD", peak: float | None = None) -> CheckResult:
-    """Whether layer speedups fit L ∝ max N_i: with a peak p, at most p/γ, so speedup·γ ≤ p."""
-    speedups = figure(_LAYER, model, method)
+def straggler(model: str, peak: float | None = None) -> CheckResult:
+    """Check layer speedups against L ∝ max N_i: with a peak p, at most p/γ, so speedup·γ ≤ p."""
+    speedups = figure(_LAYER, model, "TD")
     products = {float(gamma): value * float(gamma) for gamma, value in speedups.items()}
     said = ", ".join(f"{p:.2f} ({gamma_suffix(gamma, 'γ=')})" for gamma, p in products.items())
     text = f"{model}: speedup × γ is {said}; were latency the highest load alone, it would be the "
@@ -98,7 +98,7 @@ def straggler(model: str, method: str = "TD", peak: float | None = None) -> Chec
 
 
 def below_ideal(models: Sequence[str], figure_5: Mapping[str, Sequence[str]]) -> CheckResult:
-    """Whether end-to-end speedups stay below those of the layer, and what share that implies.
+    """Check that end-to-end speedups are possible with those of the layer, at some share of time.
 
     Amdahl's law: with a share f of the time in MoE layers, 1/end-to-end = 1 − f + f/layer.
 
