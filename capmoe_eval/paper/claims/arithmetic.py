@@ -258,7 +258,7 @@ def floor_capacity(tokens: int, experts: int, top_k: int, gamma: float) -> Check
 
 
 def candidates(top_k: int, local: int, multiples: Sequence[int]) -> CheckResult:
-    """Check that the number of experts on a device is among m = 2k, 3k …"""
+    """Check that a device can hold as many experts as m, a multiple of k."""
     values = [k * top_k for k in multiples]
     text = f"k = {top_k}: m = {', '.join(map(str, values))}; a device holds {local} experts."
     return in_print(local in values, text)

@@ -97,18 +97,16 @@ def straggler(model: str, peak: float | None = None) -> CheckResult:
     return in_print(max(products.values()) <= peak, f"{text} The stated peak is {peak:g}.")
 
 
-def below_ideal(models: Sequence[str], figure_5: Mapping[str, Sequence[str]]) -> CheckResult:
+def below_ideal(figure_5: Mapping[str, Sequence[str]]) -> CheckResult:
     """Check that end-to-end speedups are possible with those of the layer, at some share of time.
 
     Amdahl's law: with a share f of the time in MoE layers, 1/end-to-end = 1 − f + f/layer.
 
     Args:
-        models: Names in Figure 4.
-        figure_5: For each, path of the same setting in Figure 5 and its γ.
+        figure_5: By name in Figure 4, the path of the same setting in Figure 5 and its γ.
     """
     texts, holds = [], True
-    for model in models:
-        *path, gamma = figure_5[model]
+    for model, (*path, gamma) in figure_5.items():
         for method in ("TD", "ED"):
             layer = figure(_LAYER, model, method, gamma)
             whole = figure("fig5_e2e_speedup", *path, method, 0)
