@@ -77,20 +77,12 @@ class Side(BaseModel):
         return self
 
     def routing(self, home: Home, top_k: int) -> Method:
-        """Return the method that a model's records must have.
-
-        Raises:
-            ValueError: If a method or a knob does not exist.
-        """
+        """Return the method that a model's records must have."""
         knobs = {"ep_size": home.ep_size, **self.knobs}
         m = knobs.get("m")
         if isinstance(m, str):
             knobs["m"] = int(m.removesuffix("k") or 1) * top_k
-        gamma = home.gamma if self.gamma == "own" else self.gamma
-        try:
-            return Method(self.method, gamma, **knobs)
-        except TypeError as error:
-            raise ValueError(f"{self.method}: {error}") from error
+        return Method(self.method, home.gamma if self.gamma == "own" else self.gamma, **knobs)
 
     def __str__(self) -> str:
         """Return the side in a few words."""
