@@ -16,12 +16,6 @@ from capmoe_eval.paper.verdicts import LEVEL, Finding, Outcome
 MARGIN: Final = 1.0
 """Points of accuracy that a method may lose and still be ``close``."""
 
-_BOUNDS: Final = {
-    "greater": (0.0, math.inf),
-    "less": (-math.inf, 0.0),
-    "close": (-MARGIN, math.inf),
-}
-
 
 @dataclass(frozen=True)
 class Expectation:
@@ -41,20 +35,18 @@ class Expectation:
         Raises:
             ValueError: If it is none.
         """
-        if isinstance(raw, str) and raw in _BOUNDS:
-            return cls(*_BOUNDS[raw])
-        if isinstance(raw, Mapping) and len(raw) == 1:
-            [(name, bound)] = raw.items()
-            if name == "within" and bound > 0:
-                return cls(-bound, bound)
-            if name == "at_least":
-                return cls(bound, math.inf)
-            if name == "at_most":
-                return cls(-math.inf, bound)
-        raise ValueError(
-            f"expect: {raw!r} is none of {', '.join(_BOUNDS)}, within: POINTS, at_least: POINTS, "
-            "at_most: POINTS"
-        )
+        [(name, bound)] = raw.items() if isinstance(raw, Mapping) else [(raw, 0.0)]
+        bounds = {
+            "greater": (0.0, math.inf),
+            "less": (-math.inf, 0.0),
+            "close": (-MARGIN, math.inf),
+            "within": (-bound, bound),
+            "at_least": (bound, math.inf),
+            "at_most": (-math.inf, bound),
+        }
+        if name not in bounds:
+            raise ValueError(f"expect: {name!r} is none of {', '.join(bounds)}")
+        return cls(*bounds[name])
 
     @property
     def is_direction(self) -> bool:
@@ -124,28 +116,27 @@ def judge(
             have a p and count in its correction.
     """
     effects = [evidence.effect(asked.first, asked.second) for asked in contrasts]
-    tested = [test_margins or asked.expect.is_direction for asked in contrasts]
-    found = [effect.comparison for effect, _ in effects]
-    corrected = iter(holm([c.p for c, yes in zip(found, tested, strict=True) if c and yes]))
+    tested = [
+        effect.comparison.p
+        for asked, (effect, _) in zip(contrasts, effects, strict=True)
+        if effect.comparison and (test_margins or asked.expect.is_direction)
+    ]
+    corrected = iter(holm(tested))
     findings = []
-    for asked, yes, (effect, records) in zip(contrasts, tested, effects, strict=True):
-        comparison = effect.comparison
-        if comparison is None:
+    for asked, (effect, records) in zip(contrasts, effects, strict=True):
+        found = effect.comparison
+        if found is None:
             findings.append(Finding(str(asked), Outcome.ABSENT, unit="points"))
             continue
-        p = next(corrected) if yes else None
+        p = next(corrected) if test_margins or asked.expect.is_direction else None
+        outcome = asked.expect.judge(found.low, found.high, p)
+        numbers = found.effect, found.low, found.high, p
         findings.append(
             Finding(
-                str(asked),
-                asked.expect.judge(comparison.low, comparison.high, p),
-                comparison.effect,
-                comparison.low,
-                comparison.high,
-                p,
-                "points",
-                effect.models,
-                comparison.documents,
-                records,
+                *(str(asked), outcome, *numbers, "points"),
+                models=effect.models,
+                documents=found.documents,
+                records=records,
             )
         )
     return findings

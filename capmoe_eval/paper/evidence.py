@@ -35,7 +35,7 @@ four tasks. ``sized``: batches of four tasks by length, of several sizes."""
 
 @dataclass(frozen=True)
 class Home:
-    """How a model is deployed where a claim says nothing: its ``conf/model`` settings.
+    """The deployment of a model where a claim names none: its ``conf/model`` settings.
 
     Attributes:
         ep_size: Its expert-parallel ranks.
@@ -180,10 +180,11 @@ class Evidence:
         cells = [record.cell for record in self._by_model.get(model, ())]
         if not cells:
             return None
-        sizes = [c.method.ep_size for c in cells if "ep_size" in c.method.identity()]
-        gammas = [c.method.gamma for c in cells if c.method.gamma is not None]
-        batch_sizes = [cell.batch_size for cell in cells]
-        return Home(_most(sizes, 1), _most(batch_sizes, 1), _most(gammas, 1.0))
+        return Home(
+            _most([cell.method.ep_size for cell in cells if cell.method.uses_ranks], 1),
+            _most([cell.batch_size for cell in cells], 1),
+            _most([cell.method.gamma for cell in cells if cell.method.gamma is not None], 1.0),
+        )
 
     @cached_property
     def _by_side(self) -> dict[tuple[object, ...], dict[str, list[Record]]]:

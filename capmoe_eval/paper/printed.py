@@ -250,7 +250,7 @@ _ABBREVIATIONS: Final = MappingProxyType({"score": "TD", "expanded_drop": "ED"})
 """Our methods by their abbreviations in Figures 4 and 5."""
 
 MACHINE: Final = "eight H20 GPUs"
-"""What the paper's efficiency was measured on (six of them for Qwen1.5-MoE)."""
+"""The machine of the paper's efficiency measurements (six of them for Qwen1.5-MoE)."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ SCOPES: Final[Mapping[str, str]] = {
     "zoo": "at toy scale",
     "tiny": "on untrained models",
 }
-"""What a measured verdict speaks of, by profile."""
+"""The models that a measured verdict speaks of, by profile."""
 _IN_PRINT: Final = "in print"
 
 # The first source that decides is the verdict's. A replication report has contrasts made for one

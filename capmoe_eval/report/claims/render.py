@@ -59,7 +59,7 @@ _LINKS: Final = 3
 
 @dataclass(frozen=True)
 class Report:
-    """What a ledger shows.
+    """The content of a ledger.
 
     Attributes:
         verdicts: In the order of the paper.
@@ -81,7 +81,7 @@ class Report:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many claims have each verdict; those without a claim are there with 0."""
+        """The number of claims with each verdict, 0 included."""
         words = [verdict.word for verdict in self.verdicts]
         return {word: words.count(word) for word in WORDS}
 
