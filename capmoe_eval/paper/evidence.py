@@ -213,13 +213,12 @@ class Evidence:
         return {model: tuple(max(sets.items(), key=rank)[1]) for model, sets in groups.items()}
 
 
-def read_evidence(root: Path, profile: str, homes: Mapping[str, Home]) -> Evidence:
+def read_evidence(root: Path, profile: str) -> Evidence:
     """Read every record under a results directory; broken files are listed and left out.
 
     Args:
         root: The directory, ``results/<profile>``, which may hold a report of the replication.
         profile: Name of the profile.
-        homes: Each model's own settings.
     """
     found = read_results(root)
     try:
@@ -229,7 +228,7 @@ def read_evidence(root: Path, profile: str, homes: Mapping[str, Home]) -> Eviden
         replication, broken = None, (*found.broken, str(error))
     # Models differ in their tasks; the order must not depend on the model that comes first.
     order = tuple(sorted(_TASKS))
-    return Evidence(profile, found.records, broken, homes, replication, tasks=order)
+    return Evidence(profile, found.records, broken, replication=replication, tasks=order)
 
 
 def _batches(record: Record) -> Batches | None:

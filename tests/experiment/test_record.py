@@ -280,7 +280,7 @@ def test_every_reader_refuses_the_same_files_in_the_same_words(
     )
     assert read_results(root).broken == (line,)
     assert finished(["experiment=replicate", *words]).broken == [f"left out: {line}"]
-    assert read_evidence(root, "zoo", {}).broken == (line,)
+    assert read_evidence(root, "zoo").broken == (line,)
     assert take_inventory(["profile=zoo"]).broken == (line,)
     assert FigurePlans().record(baseline) == line
     with pytest.warns(UserWarning) as told:

@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.claims.entries import read_claims
-from capmoe_eval.paper.claims.ledger import Verdict, conclude, ledger, replicated
+from capmoe_eval.paper.claims.ledger import conclude, ledger
 from capmoe_eval.paper.claims.result import CheckResult
-from capmoe_eval.paper.contrasts import Expectation
-from capmoe_eval.paper.evidence import Evidence, Side, read_evidence
+from capmoe_eval.paper.evidence import Evidence
 from capmoe_eval.paper.printed import find_row
 from capmoe_eval.paper.tables import MULTIPLE_CHOICE
-from capmoe_eval.paper.verdict_file import read_verdicts
 from capmoe_eval.paper.verdicts import Outcome, combine
-from tests.paper.claims.fabricate import HOME, evidence, record
-
-HEAD = "{id: one, version: v2, section: S, place: P, quote: q, kind: effect, check: %s}"
-
-
-def judge(check: str, found: Evidence) -> Verdict:
-    [verdict] = ledger(read_claims(f"- {HEAD % check}"), found)
-    return verdict
-
+from tests.paper.fabricate import HEAD, evidence, judge, record
 
 CONTRAST = """{measured: {contrasts: [
   {label: c, a: {method: score, gamma: 1.0}, b: {method: random, gamma: 1.0}, expect: %s}]}}"""
@@ -168,79 +153,6 @@ def test_what_a_contrast_found_is_judged_by_each_claim_that_names_it() -> None:
     entries = [f"- {(HEAD % check).replace('one', f'n{i}')}" for i, check in enumerate(checks)]
     words = [verdict.word for verdict in ledger(read_claims("\n".join(entries)), found)]
     assert words == ["contradicted", "confirmed"]
-
-
-def test_expectations_are_intervals() -> None:
-    assert Expectation.of("greater") == Expectation(0.0, math.inf)
-    assert str(Expectation.of({"at_least": -1})) == "≥ -1"
-    assert Expectation.of({"within": 1}).judge(-0.5, 1.5, 0.9) is Outcome.UNDECIDED
-    assert Expectation.of({"within": 1}).judge(1.5, 2.5, 0.9) is Outcome.FAILS
-    assert Expectation.of("greater").judge(0.1, 2.0, 0.06) is Outcome.UNDECIDED
-    with pytest.raises(ValueError, match="expect"):
-        Expectation.of({"within": 1, "at_least": 2})
-
-
-@given(
-    st.sampled_from(["greater", "less"]) | st.floats(0.1, 5),
-    st.floats(-9, 9),
-    st.floats(0, 9),
-    st.floats(0, 1),
-)
-def test_an_expectation_and_its_mirror_image_agree(
-    raw: str | float, low: float, width: float, p: float
-) -> None:
-    mirrored = {"greater": "less", "less": "greater"}
-    expect = Expectation.of({"at_least": -raw} if isinstance(raw, float) else raw)
-    mirror = Expectation.of({"at_most": raw} if isinstance(raw, float) else mirrored[raw])
-    high = low + width
-    assert expect.judge(low, high, p) is mirror.judge(-high, -low, p)
-    # A wider interval never decides what a narrower one left open.
-    if expect.judge(low, high, p) is Outcome.UNDECIDED:
-        assert expect.judge(low - 1, high + 1, p) is Outcome.UNDECIDED
-
-
-# Choices among records.
-
-
-def test_a_choice_takes_the_model_s_own_settings_and_no_others() -> None:
-    own = record("score", 1.5)
-    strangers = [
-        record("score", 1.5, ep_size=1),
-        record("score", 1.5, cell={"batch_size": 4}),
-        record("score", 1.5, cell={"shuffle": 3}),  # asked for by no side
-        record("score", 1.5, count_padding=True),
-        record("score", 1.0),
-        record("baseline"),
-    ]
-    found = evidence(own, *strangers)
-    assert found.find(Side(method="score", gamma="own"), "zoo_olmoe") == {"obqa": [own]}
-    one_rank = Side(method="score", gamma=1.5, ep_size=1)
-    assert found.find(one_rank, "zoo_olmoe") == {"obqa": [strangers[0]]}
-    assert found.find(Side(method="baseline"), "zoo_olmoe") == {"obqa": [strangers[5]]}
-    assert found.find(Side(method="baseline"), "zoo_other") == {}
-
-
-def test_the_unlimited_evaluation_goes_before_a_trial() -> None:
-    whole, trial = record("baseline"), record("baseline", cell={"limit": 4})
-    second = record("score", 1.0, cell={"limit": 4})
-    found = evidence(whole, trial, second)
-    assert found.find(Side(method="baseline"), "zoo_olmoe") == {"obqa": [whole]}
-    assert found.find(Side(method="score", gamma=1.0), "zoo_olmoe") == {}
-
-
-def test_m_is_a_multiple_of_the_models_top_k() -> None:
-    ranked = record("expanded_drop", 1.0, candidates="ranked", m=6, layer={"top_k": 3})
-    side = Side(method="expanded_drop", gamma=1.0, candidates="ranked", m="2k")
-    assert evidence(ranked).find(side, "zoo_olmoe") == {"obqa": [ranked]}
-
-
-def test_settings_are_guessed_only_where_none_are_known() -> None:
-    records = (record("score", 1.0, ep_size=4), record("score", 1.5, ep_size=4))
-    found = Evidence("zoo", (*records, record("score", 1.5, ep_size=1)))
-    home = found.home("zoo_olmoe")
-    assert home is not None and (home.ep_size, home.batch_size, home.gamma) == (4, 16, 1.5)
-    assert found.home("zoo_other") is None
-    assert evidence(*records).home("zoo_olmoe") is HOME
 
 
 # Loads and promises.
@@ -408,69 +320,3 @@ def test_parts_of_a_claim_must_all_hold() -> None:
 def test_a_measured_verdict_says_of_what(profile: str, label: str) -> None:
     found = evidence(record("score", 1.0, WRONG), record("random", 1.0, RIGHT), profile=profile)
     assert judge(CONTRAST % "greater", found).label == label
-
-
-# The replication report.
-
-REPORT: dict[str, Any] = {
-    "profile": "zoo",
-    "claims": [
-        {
-            "id": "a",
-            "verdict": "confirmed",
-            "contrasts": [
-                {"label": "x", "effect": 2.5, "low": 1, "high": 4, "p": 0.01,
-                 "models": {"zoo_b": 3, "zoo_a": 2}},
-                {"label": "not measured", "effect": None, "models": {}},
-            ],
-        },
-        {"id": "b", "verdict": "it depends"},
-    ]
-}  # fmt: skip
-
-
-def test_a_replication_report_is_taken_at_its_word(tmp_path: Path) -> None:
-    (tmp_path / "replication.json").write_text(json.dumps(REPORT))
-    found = read_evidence(tmp_path, "zoo", {})
-    assert not found.broken
-    assert judge("{replication: {id: a}}", found).label == "confirmed at toy scale"
-    assert judge("{replication: {id: b}}", found).label == "not shown at toy scale"
-    assert judge("{replication: {id: c}}", found).label == "not measured"
-    detail = replicated("a", found.replication).findings[0]
-    assert (detail.effect, detail.low, detail.high) == (2.5, 1.0, 4.0)
-    assert list(detail.models.items()) == [("zoo_a", 2.0), ("zoo_b", 3.0)]
-    assert len(replicated("a", found.replication).findings) == 1
-
-
-@pytest.mark.parametrize(("of", "asked"), [("zoo", "tiny"), ("zoo", "paper"), ("tiny", "zoo")])
-def test_verdicts_of_another_profile_are_refused(tmp_path: Path, of: str, asked: str) -> None:
-    (tmp_path / "replication.json").write_text(json.dumps(REPORT | {"profile": of}))
-    found = read_evidence(tmp_path, asked, {})
-    assert found.replication is None
-    assert found.broken == (
-        f"{tmp_path / 'replication.json'}: verdicts of profile {of}, not of {asked}; run "
-        f"`python -m capmoe_eval.replication profile={asked}`",
-    )
-    assert judge("{replication: {id: a}}", found).label == "not measured"
-
-
-def test_verdicts_beside_the_results_directory_are_of_no_profile(tmp_path: Path) -> None:
-    (tmp_path / "zoo").mkdir()
-    (tmp_path / "replication.json").write_text(json.dumps(REPORT))
-    assert read_evidence(tmp_path / "zoo", "zoo", {}).replication is None
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"claims": [{"id": "a"}]}', '{"claims": 3}'])
-def test_a_damaged_replication_report_is_named(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "replication.json"
-    path.write_text(text)
-    with pytest.raises(UsageError, match="no replication report") as error:
-        read_verdicts(path, "zoo")
-    assert read_evidence(tmp_path, "zoo", {}).broken == (str(error.value),)
-
-
-def test_contrasts_without_records_are_none() -> None:
-    effect, records = Evidence("zoo").effect(
-        Side(method="score", gamma=1.0), Side(method="order", gamma=1.0)
-    )
-    assert effect.comparison is None and not records
