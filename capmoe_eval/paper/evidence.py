@@ -128,8 +128,7 @@ class Evidence:
         home = self.home(model)
         if home is None:
             return {}
-        layers = (layer for r in self._by_model[model] for layer in r.capmoe["layers"])
-        top_k = next((layer["top_k"] for layer in layers), 1)
+        top_k = next((record.layers[0].top_k for record in self._by_model.get(model, ())), 1)
         batch_size = home.batch_size if side.batches == "single" else None
         key = model, side.batches, batch_size, side.routing(home, top_k)
         return self._by_side.get(key, {})

@@ -3,45 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.experiment.record import Record
+from capmoe_eval.experiment.record_part import Proofs
 from capmoe_eval.paper.claims.result import CheckResult
 from capmoe_eval.paper.evidence import Evidence, Side
 from capmoe_eval.paper.verdicts import Finding, Outcome, combine, unanimous
 
 
-def _field(name: str) -> Callable[[Record], float | None]:
-    return lambda record: record.capmoe["load"].get(name)
-
-
-def _share(record: Record, pairs: float) -> float | None:
+def _share(record: Record, pairs: float) -> float:
     """Return some pairs over all pairs of the tokens' top-k."""
-    total = sum(int(layer["assignments"]) for layer in record.capmoe["layers"])
-    return pairs / total if total else None
+    return pairs / sum(layer.assignments for layer in record.layers)
 
 
-def added_share(record: Record) -> float | None:
+def added_share(record: Record) -> float:
     """Return computed pairs beyond a token's own top-k, over all its top-k pairs."""
-    return _share(record, record.capmoe["load"]["added"])
+    return _share(record, record.load.added)
 
 
-def computed_share(record: Record) -> float | None:
+def computed_share(record: Record) -> float:
     """Return computed pairs over those of the dropless model."""
-    load = record.capmoe["load"]
-    change = _share(record, load["added"] - load["dropped"])
-    return None if change is None else 1 + change
+    return 1 + _share(record, record.load.added - record.load.dropped)
 
 
 def rank_ratio(record: Record) -> float | None:
     """Return the mean gate score of rank k+1 over rank k's, averaged over layers (Figure 8)."""
     ratios = []
-    for layer in record.capmoe["layers"]:
-        scores, k = layer.get("score_by_rank"), layer.get("top_k")
-        if scores and k and k < len(scores) and scores[k - 1]:
+    for layer in record.layers:
+        scores, k = layer.score_by_rank, layer.top_k
+        if scores and k < len(scores) and scores[k - 1]:
             ratios.append(scores[k] / scores[k - 1])
     return _mean(ratios)
 
@@ -51,12 +46,10 @@ def share_dropped_at(gamma: float) -> Callable[[Record], float | None]:
 
     def read(record: Record) -> float | None:
         dropped = 0.0
-        for layer in record.capmoe["layers"]:
-            grid = layer.get("grid") or {}
-            if gamma not in grid.get("gamma", []):
+        for layer in record.layers:
+            if gamma not in layer.grid.gamma:
                 return None
-            share = grid["drop_rate"][grid["gamma"].index(gamma)]
-            dropped += share * layer["assignments"]
+            dropped += layer.grid.drop_rate[layer.grid.gamma.index(gamma)] * layer.assignments
         return _share(record, dropped)
 
     return read
@@ -64,7 +57,8 @@ def share_dropped_at(gamma: float) -> Callable[[Record], float | None]:
 
 QUANTITIES: Final[Mapping[str, Callable[[Record], float | None]]] = {
     **{
-        name: _field(name) for name in ("drop_rate", "pad_waste", "peak_before", "mean_peak_before")
+        name: attrgetter(f"load.{name}")
+        for name in ("drop_rate", "pad_waste", "peak_before", "mean_peak_before")
     },
     "added_share": added_share,
     "computed_share": computed_share,
@@ -211,8 +205,14 @@ def _groups(question: LoadQuestion, values: Mapping[str, float]) -> tuple[list[b
 
 
 def check_promise(name: str, evidence: Evidence) -> CheckResult:
-    """Return whether a promise was kept by every record to which it applies."""
-    passed = [(r.capmoe["proofs"].get(name, {}).get("passed"), r) for r in evidence.records]
+    """Return whether a promise was kept by every record to which it applies.
+
+    Raises:
+        ValueError: If no record can have such a promise.
+    """
+    if name not in Proofs.model_fields:
+        raise ValueError(f"promise: {name!r} is none of {', '.join(Proofs.model_fields)}")
+    passed = [(getattr(record.proofs, name).passed, record) for record in evidence.records]
     kept = sum(yes is True for yes, _ in passed)
     broken = tuple(str(record.path) for yes, record in passed if yes is False)
     if not kept and not broken:

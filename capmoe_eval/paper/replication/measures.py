@@ -63,8 +63,8 @@ def decay(evidence: Evidence, _trainings: Trainings) -> list[Finding]:
     for model in evidence.models:
         steps, inside = [], []
         for record in itertools.chain(*evidence.find(Side(method="baseline"), model).values()):
-            for layer in record.capmoe["layers"]:
-                scores, k = layer["score_by_rank"], layer["top_k"]
+            for layer in record.layers:
+                scores, k = layer.score_by_rank, layer.top_k
                 if scores and k > 1 and scores[k] > 0:
                     steps.append(math.log(scores[k - 1] / scores[k]))
                     inside.append(math.log(scores[0] / scores[k - 1]) / (k - 1))
