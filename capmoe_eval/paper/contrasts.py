@@ -1,4 +1,4 @@
-"""Contrasts: two sides, what a claim expects of their difference, and the findings."""
+"""Contrasts: two sides, the expected difference, and what the records say."""
 
 from __future__ import annotations
 

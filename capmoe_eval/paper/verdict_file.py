@@ -1,7 +1,8 @@
-"""The file ``replication.json``: the replication's verdicts, written and read by one schema."""
+"""The file ``replication.json``: one schema for its writer and its readers."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,16 +41,11 @@ class WrittenFinding(_Part):
     @classmethod
     def of(cls, finding: Finding) -> WrittenFinding:
         """Return a finding as it is written."""
-        numbers = {name: getattr(finding, name) for name in ("effect", "low", "high", "p")}
-        return cls(
-            label=finding.label,
-            verdict=WORD[finding.outcome],
-            unit=finding.unit,
-            **{name: None if n is None else round(n, 5) for name, n in numbers.items()},
-            models={model: round(value, 5) for model, value in finding.models.items()},
-            documents=finding.documents,
-            note=finding.note,
-        )
+        content = dataclasses.asdict(finding) | {"verdict": WORD[finding.outcome]}
+        for name in ("effect", "low", "high", "p"):
+            content[name] = None if content[name] is None else round(content[name], 5)
+        content["models"] = {model: round(value, 5) for model, value in finding.models.items()}
+        return cls.model_validate(content)
 
 
 class WrittenClaim(_Part):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
@@ -74,7 +75,7 @@ class LoadQuestion(BaseModel):
         quantity: One of :data:`QUANTITIES`, or "drop_rate_at".
         of: The side.
         against: The side whose value is subtracted, or None.
-        above: The value must lie above; None for no bound.
+        above: The value must lie above.
         below: The value must lie below.
         gamma: Of "drop_rate_at".
         higher: Models (beginnings of their names) that must each lie above every one of ``lower``.
@@ -86,8 +87,8 @@ class LoadQuestion(BaseModel):
     quantity: str
     of: Side = Side(method="baseline")
     against: Side | None = None
-    above: float | None = None
-    below: float | None = None
+    above: float = -math.inf
+    below: float = math.inf
     gamma: float | None = None
     higher: tuple[str, ...] = ()
     lower: tuple[str, ...] = ()
@@ -97,7 +98,7 @@ class LoadQuestion(BaseModel):
         known = (*QUANTITIES, "drop_rate_at")
         if self.quantity not in known:
             raise ValueError(f"quantity {self.quantity!r} is none of {', '.join(known)}")
-        if self.above is None and self.below is None and not self.higher:
+        if not (self.higher or math.isfinite(self.above) or math.isfinite(self.below)):
             raise ValueError("needs above, below, or higher and lower")
         return self
 
@@ -157,10 +158,7 @@ def check(raw: Mapping[str, Any], evidence: Evidence) -> CheckResult:
     if not found:
         return CheckResult("load", Outcome.ABSENT, f"No records of: {question}.")
     values = {model: value for model, (value, _) in found.items()}
-    if question.higher:
-        fits, text = _groups(question, values)
-    else:
-        fits, text = _bounds(question, values)
+    fits, text = (_groups if question.higher else _bounds)(question, values)
     # True of some models only is undecided, and so are groups of which one has no records.
     outcome = combine([unanimous(fits)]) if fits else Outcome.UNDECIDED
     finding = Finding(
@@ -179,17 +177,10 @@ def _listed(values: Mapping[str, float]) -> str:
 
 
 def _bounds(question: LoadQuestion, values: Mapping[str, float]) -> tuple[list[bool], str]:
-    above, below = question.above, question.below
-    fits = [
-        (above is None or value > above) and (below is None or value < below)
-        for value in values.values()
-    ]
-    bounds = [f"> {above:g}"] if above is not None else []
-    bounds += [f"< {below:g}"] if below is not None else []
-    return fits, (
-        f"{_listed(values)}; asked {' and '.join(bounds)}, true of {sum(fits)} of {len(fits)} "
-        "models."
-    )
+    fits = [question.above < value < question.below for value in values.values()]
+    bounds = [("> ", question.above), ("< ", question.below)]
+    asked = " and ".join(f"{sign}{bound:g}" for sign, bound in bounds if math.isfinite(bound))
+    return fits, f"{_listed(values)}; asked {asked}, true of {sum(fits)} of {len(fits)} models."
 
 
 def _groups(question: LoadQuestion, values: Mapping[str, float]) -> tuple[list[bool], str]:

@@ -1,4 +1,4 @@
-"""``python -m capmoe_eval.claims profile=zoo``: every claim of the paper with its verdict."""
+"""The command ``claims``: write every claim of the paper with its verdict."""
 
 from __future__ import annotations
 

@@ -43,14 +43,10 @@ _SCOPE_NOTE: Final = {
     "tiny": "Measured verdicts are of untrained models, whose answers are guesses.",
     "paper": "Measured verdicts are of the paper's checkpoints.",
 }
+# Checks that are shown under another name.
 _SOURCES: Final = {
     "printed": "in print",
     "agree": "in print",
-    "measured": "measured",
-    "load": "load",
-    "promise": "promise",
-    "value": "value",
-    "replication": "replication",
     "speedup": "expert parallelism",
     "none": "not tested",
 }
@@ -165,7 +161,7 @@ def _result(result: CheckResult, report: Report) -> dict[str, object]:
     paths = _records(result)
     rest = len(paths) - _LINKS
     return {
-        "origin": f"{_SOURCES[result.source]}, {result.outcome.value}",
+        "origin": f"{_SOURCES.get(result.source, result.source)}, {result.outcome.value}",
         "text": " ".join([result.text, *_models(result)]),
         "records": [
             {"href": quote(report.link(path), safe="/.-_~"), "text": Path(path).name}

@@ -1,4 +1,4 @@
-"""``python -m capmoe_eval.replication profile=zoo``: verdicts from the finished records."""
+"""The command ``replication``: write the verdicts on an experiment's records."""
 
 from __future__ import annotations
 
