@@ -1,18 +1,19 @@
-"""One MoE layer of any size with random weights, and what a rank does with its tokens in it."""
+"""An MoE layer of any size with random weights, and one rank's work in it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from transformers import OlmoeConfig
 from transformers.models.olmoe.modeling_olmoe import OlmoeExperts
 
-from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.bench.ep.clock import Lap
+from capmoe_eval.errors import bad_choice
+from capmoe_eval.experiment.timings.schema import Shape
 from capmoe_eval.routing.assign import Scores, assign, expert_load
 from capmoe_eval.routing.capacity import BatchShare, TokenGroups, experts_per_rank, group_tokens
 from capmoe_eval.routing.method import Method
@@ -20,65 +21,23 @@ from capmoe_eval.wrapper.parallel.dispatch import Packed, combine_rows, pack
 
 # Shape suffixes: T tokens of a rank, E experts, K = top-k, S slots, H hidden size, P kept pairs.
 
-Lap = Callable[[str], AbstractContextManager[None]]
-"""Times the block under a phase's name."""
-
-
-@dataclass(frozen=True)
-class LayerShape:
-    """The sizes of an MoE layer.
-
-    Attributes:
-        hidden: Hidden size H.
-        intermediate: Width of an expert.
-        n_experts: Routed experts E.
-        top_k: Experts K per token.
-        shared: Width of the shared experts, which every token passes through, as one gated MLP; 0
-            where there are none.
-    """
-
-    hidden: int
-    intermediate: int
-    n_experts: int
-    top_k: int
-    shared: int = 0
-
-    def scaled(self, scale: int) -> LayerShape:
-        """Return the layer with all widths divided; experts and top-k stay.
-
-        Raises:
-            UsageError: If a width is no multiple of it.
-        """
-        widths = {"hidden": self.hidden, "intermediate": self.intermediate, "shared": self.shared}
-        if scale < 1 or any(width % scale for width in widths.values()):
-            said = ", ".join(f"{name} {width}" for name, width in widths.items())
-            raise UsageError(f"scale={scale}: it must divide the layer's widths ({said})")
-        return replace(self, **{name: width // scale for name, width in widths.items()})
-
-    @property
-    def pair_flops(self) -> int:
-        """Floating-point operations of an expert on one token: three products, H × width each."""
-        return 6 * self.hidden * self.intermediate
-
-
 SHAPES = {
-    "olmoe": LayerShape(2048, 1024, 64, 8),
-    "qwen1_5_moe": LayerShape(2048, 1408, 60, 4, shared=5632),
-    "deepseek_v2_lite": LayerShape(2048, 1408, 64, 6, shared=2816),
-    "mixtral": LayerShape(4096, 14336, 8, 2),
-    "qwen3_30b": LayerShape(2048, 768, 128, 8),
-    "small": LayerShape(256, 256, 64, 8),
-    "small_mixtral": LayerShape(256, 896, 8, 2),
+    shape.name: shape
+    for shape in (
+        Shape("olmoe", 2048, 1024, 64, 8, 0),
+        Shape("qwen1_5_moe", 2048, 1408, 60, 4, 5632),
+        Shape("deepseek_v2_lite", 2048, 1408, 64, 6, 2816),
+        Shape("mixtral", 4096, 14336, 8, 2, 0),
+        Shape("qwen3_30b", 2048, 768, 128, 8, 0),
+        Shape("small", 256, 256, 64, 8, 0),
+        Shape("small_mixtral", 256, 896, 8, 2, 0),
+    )
 }
 """The MoE layers of the paper's models, as in their published configurations, and two for a CPU."""
 
 
-def find_shape(name: str, field: str = "shape") -> LayerShape:
-    """Return the shape of a name.
-
-    Args:
-        name: A key of :data:`SHAPES`.
-        field: The option that it was said with.
+def find_shape(name: str, field: str = "shape") -> Shape:
+    """Return the shape of a name, which was said with the option ``field``.
 
     Raises:
         UsageError: If there is none of that name.
@@ -90,7 +49,7 @@ def find_shape(name: str, field: str = "shape") -> LayerShape:
 
 @dataclass(frozen=True)
 class LayerSetting:
-    """How a layer is set up for timing.
+    """A layer as it is timed.
 
     Attributes:
         shape: Its sizes.
@@ -100,7 +59,7 @@ class LayerSetting:
         seed: Seed of weights and hidden states.
     """
 
-    shape: LayerShape
+    shape: Shape
     ranks: int
     device: torch.device
     dtype: torch.dtype = torch.float32
@@ -165,7 +124,7 @@ def shared_experts(setting: LayerSetting) -> SharedExperts | None:
 
 @dataclass(frozen=True)
 class RankTokens:
-    """What a rank has before the layer.
+    """The input of the layer on one rank.
 
     Attributes:
         hidden_TH: Its tokens' hidden states.
@@ -215,7 +174,7 @@ class Routed:
 
     @property
     def dropped(self) -> int:
-        """Pairs of the tokens' own top-k that are not."""
+        """Pairs of the tokens' own top-k that are not kept."""
         return int((~self.packed.keep_TS[:, : self.top_k]).sum())
 
 
@@ -229,9 +188,7 @@ class Router:
 
     def __init__(self, setting: LayerSetting, total: Callable[[Tensor], Tensor]) -> None:
         shape = setting.shape
-        self._shape = shape
-        self._size = setting.ranks
-        self._total = total
+        self._shape, self._size, self._total = shape, setting.ranks, total
         generator = torch.Generator().manual_seed(0)
         weight = torch.randn(shape.n_experts, shape.hidden, generator=generator)
         self._weight_EH = weight.to(device=setting.device, dtype=setting.dtype)

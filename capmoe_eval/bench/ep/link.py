@@ -1,4 +1,4 @@
-"""How long an exchange between ranks is taken to be where it is not run."""
+"""Modelled time of an exchange between ranks."""
 
 from __future__ import annotations
 
@@ -20,12 +20,7 @@ NODE = Link(200e9, 20e-6, "stated")
 
 
 def exchange_seconds(link: Link, bytes_RR: Tensor) -> float:
-    """Return the time of an exchange.
-
-    Args:
-        link: The link.
-        bytes_RR: Bytes from each rank (rows) to each rank (columns); what stays is free.
-    """
+    """Return the time of an exchange of bytes [R, R] from each rank to each; what stays is free."""
     moving_RR = bytes_RR.double().clone()
     moving_RR.fill_diagonal_(0)
     busiest = max(float(moving_RR.sum(dim=0).max()), float(moving_RR.sum(dim=1).max()))

@@ -1,4 +1,4 @@
-"""How long one MoE layer takes over ranks, phase by phase.
+"""Time of one MoE layer over ranks, phase by phase.
 
 Two ways: :class:`RankedLayer`, on real processes, and
 :class:`capmoe_eval.bench.ep.emulation.EmulatedLayer`, in one. Both give the same :class:`Pass`.
@@ -15,11 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from capmoe_eval.bench.ep.clock import Clock, from_ends, untimed
+from capmoe_eval.bench.ep.clock import Clock, Lap, from_ends, untimed
 from capmoe_eval.bench.ep.layer import (
-    Lap,
     LayerSetting,
-    LayerShape,
     RankTokens,
     Router,
     finished,
@@ -33,12 +31,8 @@ from capmoe_eval.wrapper.parallel.dispatch import announce, run_experts, send_ba
 from capmoe_eval.wrapper.parallel.world import World
 
 PHASES = ("gate", "decide", "permute", "dispatch", "experts", "return", "combine", "shared")
-"""What a layer consists of, in order; Figure 6 shows the first two, and the exchanges, as one."""
-
-
-def phases_of(shape: LayerShape) -> tuple[str, ...]:
-    """Return a layer's phases: ``shared`` only where it has shared experts."""
-    return PHASES if shape.shared else PHASES[:-1]
+"""The phases of a layer, in order; only one with shared experts has the last. Figure 6 shows the
+first two, and the exchanges, as one."""
 
 
 @dataclass(frozen=True)
@@ -55,19 +49,6 @@ class Pass:
     output_TH: Tensor
 
 
-def summed(loads: Sequence[Load]) -> Load:
-    """Return the load of several layers with as many tokens each."""
-    return Load(
-        kept=sum(load.kept for load in loads),
-        dropped_share=sum(load.dropped_share for load in loads) / len(loads),
-        expert_load=[sum(of) for of in zip(*(load.expert_load for load in loads), strict=True)],
-        rank_load=[sum(of) for of in zip(*(load.rank_load for load in loads), strict=True)],
-        sent_bytes=sum(load.sent_bytes for load in loads),
-        fullest_expert=sum(load.fullest_expert for load in loads),
-        fullest_rank=sum(load.fullest_rank for load in loads),
-    )
-
-
 class Layer(Protocol):
     """A layer that can be timed under a method."""
 
@@ -75,7 +56,7 @@ class Layer(Protocol):
         """Pass the batch through the layer once."""
 
     def load(self, method: Method) -> Load:
-        """Return what the method leaves to be sent and computed."""
+        """Return the pairs that the method leaves to be sent and computed, over all ranks."""
 
 
 class RankedLayer:
@@ -100,16 +81,17 @@ class RankedLayer:
     @torch.no_grad()
     def run(self, method: Method) -> Pass:
         """Pass the batch through the layer."""
-        clock = Clock(self.setting.device)
-        self.begin(clock)
+        clock = self.begun()
         output_TH = self.forward(method, clock.lap)
         return Pass(together(clock, self.world), output_TH)
 
-    def begin(self, clock: Clock) -> None:
-        """Wait for all ranks and start the clock."""
+    def begun(self) -> Clock:
+        """Return a clock that starts when all ranks are ready."""
+        clock = Clock(self.setting.device)
         clock.wait()
         dist.barrier(group=self.world.group)
         clock.start()
+        return clock
 
     def forward(self, method: Method, lap: Lap, hidden_TH: Tensor | None = None) -> Tensor:
         """Return the layer's output for this rank's tokens [T, H].
@@ -135,7 +117,7 @@ class RankedLayer:
 
     @torch.no_grad()
     def load(self, method: Method) -> Load:
-        """Return what the method leaves to be sent and computed, over all ranks."""
+        """Return the pairs that the method leaves to be sent and computed, over all ranks."""
         world = self.world
         routed = self._router(self._tokens, method, untimed)
         own_RL = routed.packed.counts_RL
@@ -149,13 +131,21 @@ def together(clock: Clock, world: World) -> dict[str, float]:
     """Return the phases of all ranks, given this one's clock: each ends with the last rank."""
     ends = clock.ends()
     own = torch.tensor(list(ends.values()), dtype=torch.float64, device=clock.device)
-    return from_ends(list(ends), world.highest(own).tolist())
+    return from_ends(dict(zip(ends, world.highest(own).tolist(), strict=True)))
 
 
 def load_of(
     counts_RL: Tensor, dropped: int, sent: int, setting: LayerSetting, tokens: RankTokens
 ) -> Load:
-    """Return the load of all ranks from sums over them."""
+    """Return the load of all ranks from sums over them.
+
+    Args:
+        counts_RL: Pairs of every expert, by rank.
+        dropped: Pairs of the tokens' own top-k that are not kept.
+        sent: Pairs that leave any rank.
+        setting: The layer.
+        tokens: The tokens of any rank.
+    """
     expert_load, rank_load = counts_RL.reshape(-1).tolist(), counts_RL.sum(dim=1).tolist()
     return Load(
         kept=sum(expert_load),
@@ -165,4 +155,17 @@ def load_of(
         sent_bytes=sent * setting.row_bytes,
         fullest_expert=max(expert_load),
         fullest_rank=max(rank_load),
+    )
+
+
+def summed(loads: Sequence[Load]) -> Load:
+    """Return the load of several layers with as many tokens each."""
+    return Load(
+        kept=sum(load.kept for load in loads),
+        dropped_share=sum(load.dropped_share for load in loads) / len(loads),
+        expert_load=[sum(of) for of in zip(*(load.expert_load for load in loads), strict=True)],
+        rank_load=[sum(of) for of in zip(*(load.rank_load for load in loads), strict=True)],
+        sent_bytes=sum(load.sent_bytes for load in loads),
+        fullest_expert=sum(load.fullest_expert for load in loads),
+        fullest_rank=sum(load.fullest_rank for load in loads),
     )

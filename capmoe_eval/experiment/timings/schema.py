@@ -1,10 +1,10 @@
-"""What the files of ``results/bench/`` say: one schema, by which they are written and read."""
+"""The types of a benchmark file, for its writer and its readers."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -12,11 +12,11 @@ from pydantic import (
     AfterValidator,
     ConfigDict,
     Field,
-    PlainSerializer,
     ValidationInfo,
     field_validator,
 )
 
+from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.timings.file import Count, File, Machine, Part, read_file
 from capmoe_eval.experiment.timings.names import DROPLESS, bench_command, evaluation_command
 from capmoe_eval.experiment.timings.quartiles import Spread
@@ -27,7 +27,6 @@ _LEAST_SPEEDUP: Final = 1e-9  # a time that is none
 
 Positive = Annotated[int, Field(ge=1)]
 Amount = Annotated[float, Field(ge=0)]
-Factor = Annotated[float, Field(ge=1, multiple_of=1), PlainSerializer(int)]
 
 
 def _ordered(spread: Spread) -> Spread:
@@ -36,10 +35,16 @@ def _ordered(spread: Spread) -> Spread:
     return spread
 
 
-def _of_some_time(spread: Spread) -> Spread:
+def _above_0(spread: Spread) -> Spread:
     if spread.low < _LEAST_SPEEDUP:
         raise ValueError(f"low {spread.low:g} is no speedup")
     return spread
+
+
+def _with_total(seconds: dict[str, Spread]) -> dict[str, Spread]:
+    if "total" not in seconds:
+        raise ValueError("they have no total")
+    return seconds
 
 
 Quartiles = Annotated[Spread, AfterValidator(_ordered)]
@@ -64,7 +69,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Load:
-    """What a method leaves to be sent and computed, over all ranks.
+    """The pairs that a method leaves to be sent and computed, over all ranks.
 
     Attributes:
         kept: Pairs that are computed.
@@ -93,7 +98,7 @@ class Timing(Part):
         label: The method; None for dropless.
         seconds: Of every phase and of the total; a measured prefill has the total alone.
         speedup: Of the total, over the dropless pass of the same round.
-        load: What is sent and computed.
+        load: The pairs that are sent and computed.
         ideal_expert: The fullest expert's load before over that after: N_max / max(C, …), the
             speedup of a rank with one expert that does nothing else.
         ideal_rank: The same of the fullest rank's experts together.
@@ -102,19 +107,12 @@ class Timing(Part):
 
     method: str
     label: Label | None
-    seconds: dict[str, Quartiles]
-    speedup: Annotated[Quartiles, AfterValidator(_of_some_time)]
+    seconds: Annotated[dict[str, Quartiles], AfterValidator(_with_total)]
+    speedup: Annotated[Quartiles, AfterValidator(_above_0)]
     load: Load
     ideal_expert: Amount
     ideal_rank: Amount
     reached: float | None
-
-    @field_validator("seconds")
-    @classmethod
-    def _have_a_total(cls, seconds: dict[str, Spread]) -> dict[str, Spread]:
-        if "total" not in seconds:
-            raise ValueError("they have no total")
-        return seconds
 
     @property
     def dropped_share(self) -> float:
@@ -133,10 +131,10 @@ Timings = Annotated[tuple[Timing, ...], AfterValidator(_with_dropless)]
 
 
 class Routing(Part):
-    """Where the routing came from.
+    """The routing of a point.
 
     Attributes:
-        source: Such as ``figure 1`` or the name of a record.
+        source: ``figure 1``, ``peak``, or the name of a record's layer.
         wanted_peak: The peak that was asked for, where one was.
         together: Whether one rank has the popular experts.
         peak: The fullest expert's load over the mean load N̄.
@@ -149,7 +147,7 @@ class Routing(Part):
 
 
 class Prefill(Part):
-    """The same over a whole model: ``layers`` MoE layers with what lies between them."""
+    """Timings of a whole model: ``layers`` MoE layers with attention and norms between them."""
 
     layers: Positive
     prompt: Positive
@@ -172,21 +170,21 @@ class Link:
 
 
 class Miss(Part):
-    """By what share an emulation says more (or less) than was measured."""
+    """Shares by which an emulation is above (or below) the measurement."""
 
     total: float
     speedup: float
 
 
 class Comparison(Part):
-    """Emulated rows, and by what share each misses the measured one, by method."""
+    """Emulated rows, and how far each is from the measured one, by method."""
 
     errors: dict[str, Miss]
     timings: Timings
 
 
 class Validation(Part):
-    """An emulation of what was measured: of one layer, and of the prefill where there is one."""
+    """An emulation beside a measurement: of one layer, and of the prefill where there is one."""
 
     note: str
     link: Link
@@ -204,7 +202,7 @@ class Point(Part):
         prompt: Tokens of each sequence.
         place: The workload of the paper that it stands for, as ``batch 8K x prompt 512``; None for
             none. Batch and prompt may be smaller than that.
-        routing: Who asks for which expert.
+        routing: Where the tokens' choices of experts are from.
         validation: The emulation beside it, where one was timed.
         timings: Of one layer, by method.
         prefill: Of a whole model, where it was timed.
@@ -220,8 +218,19 @@ class Point(Part):
     prefill: Prefill | None = None
 
 
-class Shape(Part):
-    """The sizes of the layer, after scaling; ``shared`` is the shared experts' width."""
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of an MoE layer; in a file, after scaling.
+
+    Attributes:
+        name: Of the layer.
+        hidden: Hidden size H.
+        intermediate: Width of an expert.
+        n_experts: Routed experts E.
+        top_k: Experts K per token.
+        shared: Width of the shared experts, which every token passes through, as one gated MLP; 0
+            where there are none.
+    """
 
     name: str
     hidden: Positive
@@ -229,6 +238,28 @@ class Shape(Part):
     n_experts: Positive
     top_k: Positive
     shared: Count
+
+    def scaled(self, scale: int) -> Shape:
+        """Return the layer with all widths divided; experts and top-k stay.
+
+        Raises:
+            UsageError: If a width is no multiple of it.
+        """
+        hidden, intermediate, shared = self.hidden, self.intermediate, self.shared
+        if hidden % scale or intermediate % scale or shared % scale:
+            said = f"hidden {hidden}, intermediate {intermediate}, shared {shared}"
+            raise UsageError(f"scale={scale}: it must divide the layer's widths ({said})")
+        return replace(
+            self,
+            hidden=hidden // scale,
+            intermediate=intermediate // scale,
+            shared=shared // scale,
+        )
+
+    @property
+    def pair_flops(self) -> int:
+        """Floating-point operations of an expert on one token: three products, H × width each."""
+        return 6 * self.hidden * self.intermediate
 
 
 class Run(Part):
@@ -291,7 +322,7 @@ class Study(File):
     dtype: str
     repeats: Positive
     warmup: Count
-    scale: Factor
+    scale: Positive
     batch_divisor: Positive | None = None
     runs: Annotated[tuple[Run, ...], Field(min_length=1)]
 
