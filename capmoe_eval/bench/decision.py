@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,7 +53,7 @@ def run(given: argparse.Namespace) -> None:
         for name in _LISTINGS:
             row = _measure(name, problem, given.rounds, device)
             targets += _targets(shape.name, row, layer, device.type)
-            details.append({"shape": shape.name, **vars(row), "layer_seconds": layer})
+            details.append({"shape": shape.name, **row, "layer_seconds": layer})
     finish(
         given,
         device,
@@ -106,25 +107,13 @@ def _problem(shape: Shape, tokens: int, ranks: int, device: torch.device) -> _Pr
     )
 
 
-@dataclass(frozen=True)
-class _Row:
-    """The measurements of one decision.
+def _measure(name: str, problem: _Problem, rounds: int, device: torch.device) -> dict[str, Any]:
+    """Return the seconds of both sides, whether they keep the same pairs, and the most memory.
 
-    Attributes:
-        name: The method.
-        seconds: Of both sides, round by round.
-        equal: Whether both keep the same pairs.
-        extra_matrices: The most memory beyond inputs, result and one index per slot, in score
-            matrices [T, E] of float32.
+    That is memory beyond inputs, result and one index per slot, in score matrices [T, E] of
+    float32.
     """
 
-    name: str
-    seconds: dict[str, list[float]]
-    equal: bool
-    extra_matrices: float
-
-
-def _measure(name: str, problem: _Problem, rounds: int, device: torch.device) -> _Row:
     def side(decide: Callable[[str], object]) -> Callable[[], float]:
         return lambda: timed(lambda: decide(name), Clock(device).wait)
 
@@ -141,7 +130,8 @@ def _measure(name: str, problem: _Problem, rounds: int, device: torch.device) ->
     indices = result.keep_TS.nbytes + 8 * result.keep_TS.numel()  # one order of the slots
     if result.index_TS is not problem.scores.topk_TK:
         indices += result.index_TS.nbytes
-    return _Row(name, seconds, equal, (peak - indices) / score_TE.nbytes)
+    extra = (peak - indices) / score_TE.nbytes
+    return {"name": name, "seconds": seconds, "equal": equal, "extra_matrices": extra}
 
 
 def _layer_seconds(
@@ -176,13 +166,13 @@ def _layer_seconds(
     return total
 
 
-def _targets(shape: str, row: _Row, layer_seconds: float, device: str) -> list[Target]:
-    ours = row.seconds["ours"]
-    listing = _LISTINGS[row.name]
-    same = "the same pairs" if row.equal else "NOT the same pairs (ties fall otherwise)"
+def _targets(shape: str, row: dict[str, Any], layer_seconds: float, device: str) -> list[Target]:
+    name, ours = row["name"], row["seconds"]["ours"]
+    listing = _LISTINGS[name]
+    same = "the same pairs" if row["equal"] else "NOT the same pairs (ties fall otherwise)"
     return [
         Target(
-            f"{shape}: {row.name} of the layer's time",
+            f"{shape}: {name} of the layer's time",
             "Time of the decision over that of the stock layer",
             Spread.of([spent / layer_seconds for spent in ours]),
             _SHARE.get(device),
@@ -190,15 +180,15 @@ def _targets(shape: str, row: _Row, layer_seconds: float, device: str) -> list[T
             unit="share",
         ),
         Target(
-            f"{shape}: {row.name} against {listing}",
+            f"{shape}: {name} against {listing}",
             f"Time of the paper's {listing}, rank by rank, over ours; {same} are kept",
-            ratio(row.seconds["paper"], ours),
+            ratio(row["seconds"]["paper"], ours),
             1.0,
         ),
         Target(
-            f"{shape}: {row.name}, extra memory",
+            f"{shape}: {name}, extra memory",
             "Peak of live tensors beyond inputs, result and one index per slot, in score matrices",
-            Spread.of([row.extra_matrices]),
+            Spread.of([row["extra_matrices"]]),
             _MATRICES,
             at_least=False,
         ),

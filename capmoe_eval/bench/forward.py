@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
@@ -21,30 +20,17 @@ from capmoe_eval.experiment.timings.targets import Target
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.session import capacity_aware
 
-
-@dataclass(frozen=True)
-class Side:
-    """A method under which the model runs.
-
-    Attributes:
-        method: The method.
-        target: The least throughput over that of the stock model.
-        what: What it stands for.
-    """
-
-    method: Method
-    target: float
-    what: str
-
-
 SIDES = {
-    "baseline": Side(Method("baseline"), 0.98, "meter and proofs alone"),
-    "score, γ=1000": Side(Method("score", 1000.0), 0.98, "a whole decision that drops nothing"),
-    "score, γ=1": Side(Method("score", 1.0), 1.05, "dropped pairs are not computed"),
-    f"expanded_drop local, γ=1, {RANKS} ranks": Side(
-        Method("expanded_drop", 1.0, ep_size=RANKS), 0.95, "free slots are filled again"
+    "baseline": (Method("baseline"), 0.98, "meter and proofs alone"),
+    "score, γ=1000": (Method("score", 1000.0), 0.98, "a whole decision that drops nothing"),
+    "score, γ=1": (Method("score", 1.0), 1.05, "dropped pairs are not computed"),
+    f"expanded_drop local, γ=1, {RANKS} ranks": (
+        Method("expanded_drop", 1.0, ep_size=RANKS),
+        0.95,
+        "free slots are filled again",
     ),
 }
+"""Each method, the least throughput over that of the stock model, and what it stands for."""
 _MIN_DROP = 0.15
 """A speedup is a target only for a router that makes the method drop at least this share."""
 
@@ -78,10 +64,10 @@ def run(given: argparse.Namespace) -> None:
     def forward() -> None:
         built.model(input_ids=built.tokens_BS, use_cache=False)
 
-    def under(name: str) -> Callable[[], float]:
+    def under(name: str, method: Method) -> Callable[[], float]:
         def side() -> float:
             # Entering and leaving the wrapper is not timed: an evaluation does it once.
-            with capacity_aware(built.model, SIDES[name].method, verify=False) as meter:
+            with capacity_aware(built.model, method, verify=False) as meter:
                 spent = timed(forward, wait)
             drops[name] = meter.summary()["drop_rate"]
             return spent
@@ -89,7 +75,8 @@ def run(given: argparse.Namespace) -> None:
         return side
 
     seconds = alternate(
-        {"stock": lambda: timed(forward, wait)} | {name: under(name) for name in SIDES},
+        {"stock": lambda: timed(forward, wait)}
+        | {name: under(name, method) for name, (method, *_) in SIDES.items()},
         rounds=given.rounds,
         warmup=given.warmup,
         title="forward",
@@ -97,12 +84,12 @@ def run(given: argparse.Namespace) -> None:
     targets = [
         Target(
             f"{name} over stock",
-            f"Forward throughput under {name} over that of the stock model: {side.what} "
+            f"Forward throughput under {name} over that of the stock model: {what} "
             f"({100 * drops[name]:.1f} % dropped)",
             ratio(seconds["stock"], seconds[name]),
-            side.target if side.target <= 1 or drops[name] >= _MIN_DROP else None,
+            target if target <= 1 or drops[name] >= _MIN_DROP else None,
         )
-        for name, side in SIDES.items()
+        for name, (_, target, what) in SIDES.items()
     ]
     finish(
         given,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import subprocess
 import sys
@@ -32,14 +33,45 @@ def run(given: argparse.Namespace) -> None:
         UsageError: For a value that cannot be, or a process that fails.
     """
     check_names(given.model, given.tasks)
+    tasks = f"tasks=[{','.join(given.tasks)}]"
     with tempfile.TemporaryDirectory() as scratch:
-        sides = _Sides(given, Path(scratch))
+        say("suite: saving the model and the tasks for plain lm-eval")
+        planned = plans(composed([f"model={given.model}", tasks]))
+        _save_model(planned[0], Path(scratch, "model"))
+        names = _save_tasks(planned, Path(scratch, "tasks"))
+        runs = itertools.count()
+
+        def ours(*words: str) -> float:
+            common = [f"model={given.model}", "method=score", f"limit={given.limit}"]
+            results = f"results_dir={scratch}/results-{next(runs)}"
+            return _run(["capmoe_eval", *words, *common, results])
+
+        def plain(task: str) -> float:
+            options = {
+                "model": "hf",
+                "model_args": f"pretrained={scratch}/model,dtype=float32",
+                "tasks": task,
+                "include_path": f"{scratch}/tasks",
+                "batch_size": planned[0].cell.batch_size,
+                "limit": given.limit,
+                "device": "cpu",
+                "output_path": f"{scratch}/plain-{next(runs)}",
+            }
+            words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
+            return _run(["lm_eval", *words])
+
+        def plain_grid() -> float:
+            """Run plain lm-eval for every cell; or once for each task, counted for its cells."""
+            if given.every_cell:
+                return sum(plain(name) for name in names for _ in GAMMAS)
+            return len(GAMMAS) * sum(plain(name) for name in names)
+
         seconds = alternate(
             {
-                "grid, ours": sides.our_grid,
-                "grid, plain": sides.plain_grid,
-                "cell, ours": sides.our_cell,
-                "cell, plain": sides.plain_cell,
+                "grid, ours": lambda: ours("-m", f"gamma={','.join(map(str, GAMMAS))}", tasks),
+                "grid, plain": plain_grid,
+                "cell, ours": lambda: ours("gamma=1.0", f"tasks={given.tasks[0]}"),
+                "cell, plain": lambda: plain(names[0]),
                 "help": lambda: _run(["capmoe_eval", "--help"]),
                 "tables": lambda: _run(["capmoe_eval.tables", "table2", "--out", scratch]),
             },
@@ -91,61 +123,6 @@ def run(given: argparse.Namespace) -> None:
         every_plain_cell_ran=given.every_cell,
         seconds=seconds,
     )
-
-
-class _Sides:
-    """Both ways to compute the same cells, in a directory of their own."""
-
-    def __init__(self, given: argparse.Namespace, scratch: Path) -> None:
-        self._given = given
-        self._scratch = scratch
-        self._runs = 0
-        say("suite: saving the model and the tasks for plain lm-eval")
-        planned = plans(composed([f"model={given.model}", f"tasks=[{','.join(given.tasks)}]"]))
-        self._batch_size = planned[0].cell.batch_size
-        _save_model(planned[0], scratch / "model")
-        self._plain_names = _save_tasks(planned, scratch / "tasks")
-
-    def our_grid(self) -> float:
-        """Compute the grid in one process."""
-        gammas = ",".join(map(str, GAMMAS))
-        return self._ours(["-m", f"gamma={gammas}", f"tasks=[{','.join(self._given.tasks)}]"])
-
-    def our_cell(self) -> float:
-        """Compute one cell in a process of its own."""
-        return self._ours(["gamma=1.0", f"tasks={self._given.tasks[0]}"])
-
-    def plain_grid(self) -> float:
-        """Run plain lm-eval for every cell; or once for each task, and count it for its cells."""
-        names = self._plain_names
-        if self._given.every_cell:
-            return sum(self._plain(name) for name in names for _ in GAMMAS)
-        return len(GAMMAS) * sum(self._plain(name) for name in names)
-
-    def plain_cell(self) -> float:
-        """Run plain lm-eval for one cell."""
-        return self._plain(self._plain_names[0])
-
-    def _ours(self, words: Sequence[str]) -> float:
-        self._runs += 1
-        results = self._scratch / f"results-{self._runs}"
-        common = [f"model={self._given.model}", "method=score", f"limit={self._given.limit}"]
-        return _run(["capmoe_eval", *words, *common, f"results_dir={results}"])
-
-    def _plain(self, task: str) -> float:
-        self._runs += 1
-        given = {
-            "model": "hf",
-            "model_args": f"pretrained={self._scratch / 'model'},dtype=float32",
-            "tasks": task,
-            "include_path": self._scratch / "tasks",
-            "batch_size": self._batch_size,
-            "limit": self._given.limit,
-            "device": "cpu",
-            "output_path": self._scratch / f"plain-{self._runs}",
-        }
-        words = [word for key, value in given.items() for word in (f"--{key}", str(value))]
-        return _run(["lm_eval", *words])
 
 
 def _run(words: list[str]) -> float:

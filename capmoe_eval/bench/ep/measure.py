@@ -16,7 +16,7 @@ from capmoe_eval.bench.ep.emulation import EmulatedLayer, balanced
 from capmoe_eval.bench.ep.jobs import Job
 from capmoe_eval.bench.ep.layer import LayerSetting
 from capmoe_eval.bench.ep.link import NODE, Machine, measured_link
-from capmoe_eval.bench.ep.prefill import EmulatedPrefill, FirstLayer, RankedPrefill
+from capmoe_eval.bench.ep.prefill import EmulatedPrefill, RankedPrefill
 from capmoe_eval.bench.ep.routing import Routing
 from capmoe_eval.bench.ep.skew import peak_load
 from capmoe_eval.bench.ep.timing import Layer, RankedLayer
@@ -118,13 +118,11 @@ class Bench:
             emulated = [EmulatedLayer(setting, each, link) for each in logits]
             layers.append(emulated[0])
             if job.layers:
-                prefill = EmulatedPrefill(emulated, tokens, batch.prompt)
-                prefills.append(prefill)
-        if self.world or not prefills:
-            rows, whole = self._time(job, *layers), self._time(job, *prefills)
-        else:
-            *whole, first = self._time(job, prefill, FirstLayer(prefill))
-            rows = [first]
+                prefills.append(EmulatedPrefill(emulated, tokens, batch.prompt))
+        rows, whole = (
+            time_layers(each, job.methods, repeats=self.repeats, warmup=self.warmup)
+            for each in (layers, prefills)
+        )
         found: dict[str, Any] = {"timings": rows[0]}
         if whole:
             found["prefill"] = schema.Prefill(
@@ -148,9 +146,6 @@ class Bench:
             routing=schema.Routing(**said, peak=peak_load(logits[0], shape.top_k)),
             **found,
         )
-
-    def _time(self, job: Job, *layers: Layer) -> list[tuple[Timing, ...]]:
-        return time_layers(layers, job.methods, repeats=self.repeats, warmup=self.warmup)
 
 
 def time_layers(

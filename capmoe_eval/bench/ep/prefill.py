@@ -34,41 +34,29 @@ class _Block(nn.Module):
 
     def forward(self, hidden_BSH: Tensor) -> Tensor:
         """Return the layer's output [B, S, H]."""
-        hidden_TH = hidden_BSH.reshape(-1, hidden_BSH.shape[-1])
-        return self._run(hidden_TH).view(hidden_BSH.shape)
+        return self._run(hidden_BSH.flatten(0, 1)).view(hidden_BSH.shape)
 
 
-class _Dense:
-    """A model with random weights whose MoE layers are functions, and a rank's sequences for it."""
-
-    def __init__(
-        self,
-        setting: LayerSetting,
-        blocks: Sequence[Callable[[Tensor], Tensor]],
-        tokens: int,
-        prompt: int,
-    ) -> None:
-        config = OlmoeConfig(
-            vocab_size=_VOCABULARY,
-            hidden_size=setting.shape.hidden,
-            intermediate_size=8,  # of the experts that are replaced
-            num_hidden_layers=len(blocks),
-            num_attention_heads=max(1, setting.shape.hidden // _HEAD),
-            num_experts=2,
-            num_experts_per_tok=1,
-            eos_token_id=None,
-        )
-        with torch.random.fork_rng(devices=[]), torch.device(setting.device):
-            model: Any = OlmoeForCausalLM(config).to(setting.dtype).eval().requires_grad_(False)
-            self._tokens_BS = (torch.arange(tokens) * 7919 % _VOCABULARY).view(-1, prompt)
-        for layer, block in zip(model.model.layers, blocks, strict=True):
-            layer.mlp = _Block(block)
-        self._model = model
-
-    def __call__(self) -> Tensor:
-        """Run the model and return the logits [B, 1, V]."""
-        logits: Tensor = self._model(self._tokens_BS, use_cache=False, logits_to_keep=1).logits
-        return logits
+def _model(
+    setting: LayerSetting, blocks: Sequence[Callable[[Tensor], Tensor]], tokens: int, prompt: int
+) -> Callable[[], Tensor]:
+    """Return a run of a random model, whose MoE layers are functions, on a rank's sequences."""
+    config = OlmoeConfig(
+        vocab_size=_VOCABULARY,
+        hidden_size=setting.shape.hidden,
+        intermediate_size=8,  # of the experts that are replaced
+        num_hidden_layers=len(blocks),
+        num_attention_heads=max(1, setting.shape.hidden // _HEAD),
+        num_experts=2,
+        num_experts_per_tok=1,
+        eos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]), torch.device(setting.device):
+        model: Any = OlmoeForCausalLM(config).to(setting.dtype).eval().requires_grad_(False)
+        tokens_BS = (torch.arange(tokens) * 7919 % _VOCABULARY).view(-1, prompt)
+    for layer, block in zip(model.model.layers, blocks, strict=True):
+        layer.mlp = _Block(block)
+    return lambda: model(tokens_BS, use_cache=False, logits_to_keep=1).logits
 
 
 class RankedPrefill:
@@ -84,7 +72,7 @@ class RankedPrefill:
         self._layers = layers
         self._method = Method("baseline")
         blocks = [self._through(layer) for layer in layers]
-        self._dense = _Dense(layers[0].setting, blocks, tokens, prompt)
+        self._model = _model(layers[0].setting, blocks, tokens, prompt)
 
     def _through(self, layer: RankedLayer) -> Callable[[Tensor], Tensor]:
         return lambda hidden_TH: layer.forward(self._method, untimed, hidden_TH)
@@ -95,7 +83,7 @@ class RankedPrefill:
         self._method = method
         clock = self._layers[0].begun()
         with clock.lap("all"):
-            logits = self._dense()
+            logits = self._model()
         return Pass({"total": together(clock, self._layers[0].world)["total"]}, logits)
 
     def load(self, method: Method) -> Load:
@@ -110,48 +98,24 @@ class EmulatedPrefill:
         layers: The MoE layers.
         tokens: Tokens of a rank.
         prompt: Tokens of a sequence.
-
-    Attributes:
-        passes: The layers' passes of the last run.
     """
 
     def __init__(self, layers: Sequence[EmulatedLayer], tokens: int, prompt: int) -> None:
-        self.layers = layers
-        self.passes: Sequence[Pass] = ()
+        self._layers = layers
         blocks = [lambda hidden_TH: hidden_TH] * len(layers)
-        self._dense = _Dense(layers[0].setting, blocks, tokens, prompt)
+        self._model = _model(layers[0].setting, blocks, tokens, prompt)
 
     @torch.no_grad()
     def run(self, method: Method) -> Pass:
         """Run the dense part and every MoE layer, and put the total together."""
-        clock = Clock(self.layers[0].setting.device)
+        clock = Clock(self._layers[0].setting.device)
         clock.wait()
         with clock.lap("dense"):
-            logits = self._dense()
+            logits = self._model()
         dense = clock.seconds()["dense"]
-        self.passes = [layer.run(method) for layer in self.layers]
-        moe = sum(each.seconds["total"] for each in self.passes)
+        moe = sum(layer.run(method).seconds["total"] for layer in self._layers)
         return Pass({"dense": dense, "moe": moe, "total": dense + moe}, logits)
 
     def load(self, method: Method) -> Load:
         """Return the pairs that the method leaves to be sent and computed in all layers."""
-        return summed([layer.load(method) for layer in self.layers])
-
-
-class FirstLayer:
-    """The first layer of an emulated prefill, timed by the passes of the whole.
-
-    Args:
-        prefill: Timed beside it, and before it.
-    """
-
-    def __init__(self, prefill: EmulatedPrefill) -> None:
-        self._prefill = prefill
-
-    def run(self, _method: Method) -> Pass:
-        """Return the first layer's part of the prefill's last pass."""
-        return self._prefill.passes[0]
-
-    def load(self, method: Method) -> Load:
-        """Return the pairs that the method leaves to be sent and computed in the first layer."""
-        return self._prefill.layers[0].load(method)
+        return summed([layer.load(method) for layer in self._layers])

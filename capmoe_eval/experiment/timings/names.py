@@ -1,4 +1,4 @@
-"""The commands of the benchmarks, and where they write."""
+"""The commands of the benchmarks, and the folder of their files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Final
 
 FOLDER: Final = Path("results/bench")
-"""Where the benchmarks write."""
+"""The folder that the benchmarks write to."""
 
 EVALUATIONS: Final = MappingProxyType(
     {

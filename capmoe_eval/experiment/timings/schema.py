@@ -91,7 +91,7 @@ class Load:
 
 
 class Timing(Part):
-    """One method's times and what it gains over dropless routing.
+    """One method's times and its gain over dropless routing.
 
     Attributes:
         method: The row's name.
@@ -267,9 +267,7 @@ class Run(Part):
 
     Attributes:
         model: The paper's model of this shape, or None.
-        shape: The layer.
-        ranks: Number of ranks.
-        experts_per_rank: Routed experts of each.
+        experts_per_rank: Routed experts of each rank.
         why: Why this routing, or empty.
         link: The stated exchange; None where it was measured.
         points: Timings by batch and routing.
@@ -297,16 +295,12 @@ class Study(File):
         place: The paper's place.
         why: Why these sizes.
         kind: ``measured`` on real ranks, or ``emulated``: each rank's work in turn on one device.
-        note: What must be said of an emulation; None where it was measured.
-        date: When, ISO 8601.
-        machine: Where.
-        backend: What connects the ranks; None where it was emulated.
-        dtype: Precision.
-        repeats: Counted rounds.
-        warmup: Rounds before them.
+        note: The warning of an emulation; None where it was measured.
+        date: ISO 8601.
+        backend: The library that connects the ranks; None where it was emulated.
+        repeats: Counted rounds; ``warmup`` is the number of rounds before them.
         scale: Hidden and intermediate widths are the model's divided by this.
         batch_divisor: Batches are the paper's divided by this; None where that is not said.
-        runs: What was timed.
     """
 
     SCHEMA = 2

@@ -1,4 +1,4 @@
-"""What a benchmark of the evaluation promises, and reached."""
+"""Targets of the evaluation's benchmarks, and the numbers that were reached."""
 
 from __future__ import annotations
 
