@@ -1,4 +1,4 @@
-"""Time several computations in turn, and write their ratios beside their targets."""
+"""Time computations in turn; write their ratios beside their targets."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def finish(
 
     Args:
         given: The command line; its ``command`` and ``out`` name the file.
-        device: Where it was measured.
-        targets: What was measured.
-        more: What else the file says.
+        device: The device of the measurement.
+        targets: The measured numbers with their targets.
+        more: Further fields of the file.
     """
     file = Evaluation(
         schema=Evaluation.SCHEMA,

@@ -52,11 +52,11 @@ def skewed_model(
 
     Args:
         shape: Sizes of the MoE layers; with 8 experts a Mixtral, else an OLMoE.
-        layers: How many.
+        layers: Their number.
         batch: Sequences of the batch.
         prompt: Tokens of each.
         peak: Highest load of an expert over the mean load.
-        device: Where it runs.
+        device: The device of the model.
         dtype: Precision.
     """
     generator = torch.Generator().manual_seed(0)

@@ -26,7 +26,7 @@ class Shown:
 
     @property
     def kind(self) -> str:
-        """How it was timed, in one word; EMULATED cannot be overlooked."""
+        """``measured`` or ``EMULATED``, which cannot be overlooked."""
         return "EMULATED" if self.study.emulated else "measured"
 
     @property
@@ -37,13 +37,13 @@ class Shown:
 
     @property
     def widths(self) -> str:
-        """How wide the layer is, against the model's own."""
+        """The layer's widths, against the model's own."""
         scale = self.study.scale
         return "full widths" if scale == 1 else f"widths 1/{scale:g}"
 
     @property
     def as_deployed(self) -> bool:
-        """Whether it has as many ranks as the paper has GPUs for this model."""
+        """True if it has as many ranks as the paper has GPUs for this model."""
         found = deployment(self.run.model)
         return found is not None and found.ranks == self.run.ranks
 
@@ -56,7 +56,7 @@ class Bench:
         folder: The directory.
         studies: Whole files of efficiency studies, in the order of their names.
         evaluations: Whole files of benchmarks of the evaluation.
-        broken: What is wrong with each other file, one line each.
+        broken: The error of each other file, one line each.
     """
 
     folder: Path = FOLDER

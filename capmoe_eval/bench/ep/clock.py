@@ -21,7 +21,7 @@ class Clock:
     they are the time of day.
 
     Attributes:
-        device: Where the work is done.
+        device: The device that does the work.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -74,7 +74,7 @@ class Clock:
 
 @contextlib.contextmanager
 def untimed(_phase: str) -> Iterator[None]:
-    """Stand in for :meth:`Clock.lap` where nothing is timed."""
+    """Time nothing, in place of :meth:`Clock.lap`."""
     yield
 
 

@@ -1,4 +1,4 @@
-"""EMULATED timing: every rank's work in turn on one device, and a stated all-to-all.
+"""EMULATED timing: all ranks in turn on one device, a stated all-to-all.
 
 Gate, decision, packing, experts, combination and shared experts of each rank are measured, alone on
 the device; the slowest rank counts, as it would between two exchanges. The exchanges are not run:
@@ -16,15 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from capmoe_eval.bench.ep.clock import Clock, from_ends, untimed
-from capmoe_eval.bench.ep.layer import (
-    LayerSetting,
-    Router,
-    SharedExperts,
-    finished,
-    random_experts,
-    rank_tokens,
-    shared_experts,
-)
+from capmoe_eval.bench.ep.layer import LayerSetting, Rank, SharedExperts, random_experts
 from capmoe_eval.bench.ep.link import Machine, exchange_seconds
 from capmoe_eval.bench.ep.timing import Pass, load_of
 from capmoe_eval.experiment.timings.schema import Link, Load
@@ -49,21 +41,23 @@ class EmulatedLayer:
     def __init__(self, setting: LayerSetting, logits: Tensor, link: Link) -> None:
         self.setting = setting
         self._link = link
-        self._experts, self._shared = _weights(setting)
-        self._tokens = [rank_tokens(setting, logits, rank) for rank in range(setting.ranks)]
         # Expert Drop's load is that of the whole batch, whoever asks.
         chosen = logits.topk(setting.shape.top_k, dim=1).indices.reshape(-1)
         load_E = torch.bincount(chosen, minlength=setting.shape.n_experts).to(setting.device)
-        self._router = Router(setting, lambda _own: load_E)
+        experts, shared = _weights(setting)
+        self._ranks = [
+            Rank(setting, logits, number, own, shared, lambda _own: load_E)
+            for number, own in enumerate(experts)
+        ]
 
     @torch.no_grad()
     def run(self, method: Method) -> Pass:
         """Pass the batch through the layer rank by rank."""
-        clocks = [Clock(self.setting.device) for _ in self._tokens]
+        clocks = [Clock(self.setting.device) for _ in self._ranks]
         routed = []
-        for tokens, clock in zip(self._tokens, clocks, strict=True):
+        for rank, clock in zip(self._ranks, clocks, strict=True):
             clock.wait()
-            routed.append(self._router(tokens, method, clock.lap))
+            routed.append(rank.route(method, clock.lap))
         counts_RRL = torch.stack([one.packed.counts_RL for one in routed])  # [source, rank, L]
         pairs_RR = counts_RRL.sum(dim=2).cpu()
         parts = [
@@ -71,20 +65,19 @@ class EmulatedLayer:
             for one, pairs in zip(routed, pairs_RR.tolist(), strict=True)
         ]
         done = []
-        for rank, clock in enumerate(clocks):
-            arrived_AH = torch.cat([part[rank] for part in parts])
-            received = pairs_RR[:, rank].tolist()
-            exchange = Exchange(counts_RRL[:, rank], [], received)
+        for number, clock in enumerate(clocks):
+            arrived_AH = torch.cat([part[number] for part in parts])
+            received = pairs_RR[:, number].tolist()
+            exchange = Exchange(counts_RRL[:, number], [], received)
             clock.wait()
             with clock.lap("experts"):
-                done_AH = run_experts(self._experts[rank], arrived_AH, exchange)
+                done_AH = run_experts(self._ranks[number].experts, arrived_AH, exchange)
             done.append(torch.split(done_AH, received))
         outputs = []
-        for rank, clock in enumerate(clocks):
-            rows_PH = torch.cat([there[rank] for there in done])
+        for number, clock in enumerate(clocks):
+            rows_PH = torch.cat([there[number] for there in done])
             clock.wait()
-            hidden_TH = self._tokens[rank].hidden_TH
-            outputs.append(finished(rows_PH, routed[rank], hidden_TH, self._shared, clock.lap))
+            outputs.append(self._ranks[number].finish(rows_PH, routed[number], clock.lap))
         spent = [clock.seconds() for clock in clocks]
         return Pass(self._seconds(spent, pairs_RR), torch.cat(outputs))
 
@@ -102,15 +95,14 @@ class EmulatedLayer:
     @torch.no_grad()
     def load(self, method: Method) -> Load:
         """Return the pairs that the method leaves to be sent and computed, over all ranks."""
-        routed = [self._router(tokens, method, untimed) for tokens in self._tokens]
+        routed = [rank.route(method, untimed) for rank in self._ranks]
         counts_RRL = torch.stack([one.packed.counts_RL for one in routed])
         pairs_RR = counts_RRL.sum(dim=2)
         return load_of(
             counts_RRL.sum(dim=0),
             sum(one.dropped for one in routed),
             int(pairs_RR.sum() - pairs_RR.diagonal().sum()),
-            self.setting,
-            self._tokens[0],
+            self._ranks[0],
         )
 
 
@@ -118,7 +110,7 @@ class EmulatedLayer:
 def _weights(setting: LayerSetting) -> tuple[list[nn.Module], SharedExperts | None]:
     """Return every rank's experts, and the shared ones."""
     experts = [random_experts(setting, rank) for rank in range(setting.ranks)]
-    return experts, shared_experts(setting)
+    return experts, SharedExperts.of(setting)
 
 
 def _slowest(
@@ -143,8 +135,8 @@ def balanced(layer: EmulatedLayer, machine: Machine, *, width: int, tokens: floa
     Args:
         layer: The layer, on its device.
         machine: The machine.
-        width: What the layer's widths were divided by.
-        tokens: What the number of its tokens was divided by.
+        width: The divisor of the layer's widths.
+        tokens: The divisor of the number of its tokens.
     """
     setting, dropless = layer.setting, Method("baseline")
     times = [layer.run(dropless).seconds["experts"] for _ in range(_PASSES + 1)][1:]

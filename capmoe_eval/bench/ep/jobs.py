@@ -29,12 +29,12 @@ class Job:
         shape: The layer that is timed.
         ranks: Ranks R.
         why: Why this routing.
-        routings: Where the router logits are from.
+        routings: The sources of the router logits.
         batches: The batches; every rank gets as many sequences.
         methods: The methods; dropless is beside them.
         layers: MoE layers of the prefill; 0 leaves it out.
-        scale: What the model's widths were divided by.
-        fewer_tokens: What the number of tokens was divided by.
+        scale: The divisor of the model's widths.
+        fewer_tokens: The divisor of the number of tokens.
     """
 
     model: str | None
@@ -58,8 +58,8 @@ def study_jobs(
         study: The study.
         processes: Real ranks; every model is then spread over these, and one whose experts cannot
             be is left out.
-        scale: What widths and prompts are divided by.
-        batch_divisor: What batches are divided by.
+        scale: The divisor of widths and prompts.
+        batch_divisor: The divisor of batches.
         results: Directory of the records whose loads are taken.
 
     Raises:

@@ -32,7 +32,7 @@ class Machine:
     """A machine whose communication is to be emulated on a slower device.
 
     Attributes:
-        name: What it is.
+        name: For the file.
         flops: Floating-point operations per second that its experts' kernel reaches in bfloat16.
         bandwidth: Bytes per second that a rank sends, and at the same time receives.
         latency: Seconds of an exchange of nothing.
@@ -61,8 +61,7 @@ MACHINES = {
 def measured_link(world: World, device: torch.device, *, repeats: int = 30) -> Link:
     """Measure an all-to-all between the processes, into memory that is asked for as in a layer.
 
-    Returns:
-        Its latency, from tiny messages, and its bandwidth, from large ones.
+    Its latency is that of tiny messages, its bandwidth that of large ones.
     """
 
     def seconds(rows: int) -> float:

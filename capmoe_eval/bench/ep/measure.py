@@ -42,7 +42,7 @@ class Bench:
 
     Attributes:
         world: The processes, or None.
-        device: Where this one computes.
+        device: The device of this process.
         dtype: Precision.
         link: The emulated link, or the machine whose balance it shall have.
         repeats: Rounds.

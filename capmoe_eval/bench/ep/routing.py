@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,16 +16,6 @@ from capmoe_eval.experiment.timings.studies import FIGURE_1
 from capmoe_eval.paper.printed import figure
 
 _FIGURE_1_TOP_K = 8  # of OLMoE
-
-
-class Routing(Protocol):
-    """Gives every layer of a model its router logits."""
-
-    def logits(self, n_tokens: int, n_experts: int, top_k: int, layer: int = 0) -> Tensor:
-        """Return router logits [T, E] of a layer; the first is the one that is timed alone."""
-
-    def said(self) -> dict[str, Any]:
-        """Return where the routing is from, for the file."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +31,7 @@ class Skew:
     together: bool = False
 
     def logits(self, n_tokens: int, n_experts: int, top_k: int, layer: int = 0) -> Tensor:
-        """Return router logits [T, E]; see :class:`Routing`."""
+        """Return router logits [T, E] of a layer; the first is the one that is timed alone."""
         return skewed_logits(
             n_tokens, n_experts, top_k, self.peak, together=self.together, seed=layer
         )
@@ -56,7 +46,7 @@ class Trace:
     """Loads that a model's experts have been seen with; a timed layer has as many experts.
 
     Attributes:
-        source: Where they were seen.
+        source: The name of that layer, for the file.
         loads: The load of every expert, for each layer that was seen.
         top_k: Experts K per token of that model.
     """
@@ -71,7 +61,7 @@ class Trace:
         return len(self.loads[0])
 
     def logits(self, n_tokens: int, n_experts: int, top_k: int, layer: int = 0) -> Tensor:
-        """Return router logits [T, E]; see :class:`Routing`.
+        """Return router logits [T, E] of a layer; the first is the one that is timed alone.
 
         Layers beyond those that were seen have the same loads over other experts, shuffled.
         """
@@ -84,6 +74,10 @@ class Trace:
     def said(self) -> dict[str, Any]:
         """Return where the loads were seen."""
         return {"source": self.source}
+
+
+Routing = Skew | Trace
+"""Gives every layer of a model its router logits, and says in the file where they are from."""
 
 
 def figure_1() -> Trace:

@@ -40,8 +40,8 @@ def check_peak(peak: float, n_experts: int, top_k: int) -> None:
 
 def popularity(n_experts: int) -> Tensor:
     """Return the experts' popularities [E]: quantiles of a normal distribution, lowest first."""
-    popular_E: Tensor = torch.special.ndtri((torch.arange(n_experts) + 0.5) / n_experts)
-    return popular_E
+    quantile_E: Tensor = torch.special.ndtri((torch.arange(n_experts) + 0.5) / n_experts)
+    return quantile_E
 
 
 def strength(peak: float, peak_at: Callable[[float], float]) -> float:

@@ -6,7 +6,6 @@ Two ways: :class:`RankedLayer`, on real processes, and
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,15 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from capmoe_eval.bench.ep.clock import Clock, Lap, from_ends, untimed
-from capmoe_eval.bench.ep.layer import (
-    LayerSetting,
-    RankTokens,
-    Router,
-    finished,
-    random_experts,
-    rank_tokens,
-    shared_experts,
-)
+from capmoe_eval.bench.ep.layer import LayerSetting, Rank, SharedExperts, random_experts
 from capmoe_eval.experiment.timings.schema import Load
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.parallel.dispatch import announce, run_experts, send_back, send_rows
@@ -73,10 +64,9 @@ class RankedLayer:
     def __init__(self, setting: LayerSetting, logits: Tensor, world: World) -> None:
         self.world = world
         self.setting = setting
-        self._router = Router(setting, world.total)
-        self._experts = random_experts(setting, world.rank)
-        self._shared = shared_experts(setting)
-        self._tokens = rank_tokens(setting, logits, world.rank)
+        experts = random_experts(setting, world.rank)
+        shared = SharedExperts.of(setting)
+        self._rank = Rank(setting, logits, world.rank, experts, shared, world.total)
 
     @torch.no_grad()
     def run(self, method: Method) -> Pass:
@@ -101,30 +91,27 @@ class RankedLayer:
             lap: Times each phase.
             hidden_TH: Hidden states in place of the layer's own random ones.
         """
-        tokens = self._tokens
-        if hidden_TH is not None:
-            tokens = dataclasses.replace(tokens, hidden_TH=hidden_TH)
         group = self.world.group
-        routed = self._router(tokens, method, lap)
+        routed = self._rank.route(method, lap, hidden_TH)
         with lap("dispatch"):
             exchange = announce(routed.packed.counts_RL, group)
             arrived_AH = send_rows(routed.packed.rows_PH, exchange, group)
         with lap("experts"):
-            done_AH = run_experts(self._experts, arrived_AH, exchange)
+            done_AH = run_experts(self._rank.experts, arrived_AH, exchange)
         with lap("return"):
             rows_PH = send_back(done_AH, exchange, group)
-        return finished(rows_PH, routed, tokens.hidden_TH, self._shared, lap)
+        return self._rank.finish(rows_PH, routed, lap)
 
     @torch.no_grad()
     def load(self, method: Method) -> Load:
         """Return the pairs that the method leaves to be sent and computed, over all ranks."""
         world = self.world
-        routed = self._router(self._tokens, method, untimed)
+        routed = self._rank.route(method, untimed)
         own_RL = routed.packed.counts_RL
         sent = own_RL.sum() - own_RL[world.rank].sum()
         dropped = torch.tensor(routed.dropped, device=own_RL.device)
         counts_RL, dropped, sent = world.totals(own_RL, dropped, sent)
-        return load_of(counts_RL, int(dropped), int(sent), self.setting, self._tokens)
+        return load_of(counts_RL, int(dropped), int(sent), self._rank)
 
 
 def together(clock: Clock, world: World) -> dict[str, float]:
@@ -134,25 +121,22 @@ def together(clock: Clock, world: World) -> dict[str, float]:
     return from_ends(dict(zip(ends, world.highest(own).tolist(), strict=True)))
 
 
-def load_of(
-    counts_RL: Tensor, dropped: int, sent: int, setting: LayerSetting, tokens: RankTokens
-) -> Load:
+def load_of(counts_RL: Tensor, dropped: int, sent: int, rank: Rank) -> Load:
     """Return the load of all ranks from sums over them.
 
     Args:
         counts_RL: Pairs of every expert, by rank.
         dropped: Pairs of the tokens' own top-k that are not kept.
         sent: Pairs that leave any rank.
-        setting: The layer.
-        tokens: The tokens of any rank.
+        rank: Any rank of the layer.
     """
     expert_load, rank_load = counts_RL.reshape(-1).tolist(), counts_RL.sum(dim=1).tolist()
     return Load(
         kept=sum(expert_load),
-        dropped_share=dropped / (tokens.groups.n_tokens * setting.shape.top_k),
+        dropped_share=dropped / (rank.groups.n_tokens * rank.setting.shape.top_k),
         expert_load=expert_load,
         rank_load=rank_load,
-        sent_bytes=sent * setting.row_bytes,
+        sent_bytes=sent * rank.setting.row_bytes,
         fullest_expert=max(expert_load),
         fullest_rank=max(rank_load),
     )

@@ -1,1 +1,1 @@
-"""The files of ``results/bench/``, read and checked; only `schema` and `file` need pydantic."""
+"""The files of ``results/bench/``; `schema` and `file` alone need pydantic."""

@@ -45,7 +45,7 @@ class File(Part):
     """A whole file.
 
     Attributes:
-        path: Where it lies, once it was read.
+        path: The file it was read from.
         digest: Beginning of the SHA-256 of its bytes.
     """
 
@@ -75,7 +75,7 @@ def read_file(kind: type[FileT], path: Path, again: str) -> FileT:
 
     Args:
         kind: Its type.
-        path: Where it lies.
+        path: The file.
         again: The command that makes it anew.
 
     Raises:

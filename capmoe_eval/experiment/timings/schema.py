@@ -12,6 +12,7 @@ from pydantic import (
     AfterValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
     ValidationInfo,
     field_validator,
 )
@@ -27,6 +28,7 @@ _LEAST_SPEEDUP: Final = 1e-9  # a time that is none
 
 Positive = Annotated[int, Field(ge=1)]
 Amount = Annotated[float, Field(ge=0)]
+Divisor = Annotated[float, Field(ge=1, multiple_of=1), PlainSerializer(int)]
 
 
 def _ordered(spread: Spread) -> Spread:
@@ -57,7 +59,7 @@ class Label:
     Attributes:
         name: Its key (``method=``).
         gamma: Capacity factor; None where it has none.
-        granularity: What a capacity bounds: ``expert`` or ``device``.
+        granularity: ``expert`` or ``device``, which a capacity bounds.
         candidates: Which experts ``expanded_drop`` adds.
     """
 
@@ -102,7 +104,7 @@ class Timing(Part):
         ideal_expert: The fullest expert's load before over that after: N_max / max(C, …), the
             speedup of a rank with one expert that does nothing else.
         ideal_rank: The same of the fullest rank's experts together.
-        reached: How much of the gain of ``ideal_rank`` the speedup has; None if that is too small.
+        reached: The speedup's share of the gain of ``ideal_rank``; None if that is too small.
     """
 
     method: str
@@ -161,7 +163,7 @@ class Link:
     Attributes:
         bandwidth: Bytes per second that a rank sends, and at the same time receives.
         latency: Seconds of an exchange of nothing.
-        source: Where these two are from, in plain words.
+        source: The origin of these two, in plain words.
     """
 
     bandwidth: Amount
@@ -197,15 +199,11 @@ class Point(Part):
     """The timings of one batch under one routing.
 
     Attributes:
-        tokens_per_rank: Tokens of each rank.
-        batch: Sequences over all ranks.
-        prompt: Tokens of each sequence.
+        batch: Sequences over all ranks; ``prompt`` is the number of tokens of each.
         place: The workload of the paper that it stands for, as ``batch 8K x prompt 512``; None for
             none. Batch and prompt may be smaller than that.
-        routing: Where the tokens' choices of experts are from.
         validation: The emulation beside it, where one was timed.
-        timings: Of one layer, by method.
-        prefill: Of a whole model, where it was timed.
+        timings: Of one layer, by method; ``prefill`` has those of a whole model.
     """
 
     tokens_per_rank: Positive
@@ -223,11 +221,9 @@ class Shape:
     """The sizes of an MoE layer; in a file, after scaling.
 
     Attributes:
-        name: Of the layer.
         hidden: Hidden size H.
         intermediate: Width of an expert.
-        n_experts: Routed experts E.
-        top_k: Experts K per token.
+        n_experts: Routed experts E, of which a token chooses ``top_k``, K.
         shared: Width of the shared experts, which every token passes through, as one gated MLP; 0
             where there are none.
     """
@@ -245,16 +241,13 @@ class Shape:
         Raises:
             UsageError: If a width is no multiple of it.
         """
-        hidden, intermediate, shared = self.hidden, self.intermediate, self.shared
-        if hidden % scale or intermediate % scale or shared % scale:
-            said = f"hidden {hidden}, intermediate {intermediate}, shared {shared}"
+        widths: dict[str, Any] = {
+            name: getattr(self, name) for name in ("hidden", "intermediate", "shared")
+        }
+        if any(width % scale for width in widths.values()):
+            said = ", ".join(f"{name} {width}" for name, width in widths.items())
             raise UsageError(f"scale={scale}: it must divide the layer's widths ({said})")
-        return replace(
-            self,
-            hidden=hidden // scale,
-            intermediate=intermediate // scale,
-            shared=shared // scale,
-        )
+        return replace(self, **{name: width // scale for name, width in widths.items()})
 
     @property
     def pair_flops(self) -> int:
@@ -316,7 +309,7 @@ class Study(File):
     dtype: str
     repeats: Positive
     warmup: Count
-    scale: Positive
+    scale: Divisor
     batch_divisor: Positive | None = None
     runs: Annotated[tuple[Run, ...], Field(min_length=1)]
 
@@ -336,7 +329,7 @@ class Study(File):
 
     @property
     def emulated(self) -> bool:
-        """Whether no real ranks exchanged anything."""
+        """True if no real ranks exchanged anything."""
         return self.kind == "emulated"
 
     @property
@@ -370,7 +363,7 @@ class Evaluation(File):
 
     @property
     def machine(self) -> str:
-        """Where it was timed, in a few words."""
+        """The machine in a few words."""
         return f"{self.machine_.device}: {self.machine_.name}"
 
 

@@ -31,7 +31,7 @@ class ModelCase:
         ranks: Ranks that it is spread over.
         routing: :data:`FIGURE_1`, the name of a record's model, or None.
         peaks: Without a routing: the fullest expert's load over the mean.
-        why: Where these are from.
+        why: The reason for the loads.
         share: Of the study's batch, in which it runs: models whose tokens cost more get fewer.
     """
 
@@ -80,15 +80,15 @@ class Plan:
 
     Attributes:
         name: As ``--study`` takes it.
-        about: What it shows.
+        about: The question in a few words.
         place: The paper's place.
         why: Why these sizes.
         models: The models.
         limits: The methods; dropless is beside them.
         workloads: The batches, as the paper has them.
-        batch_divisor: What batches are divided by.
+        batch_divisor: The divisor of batches.
         layers: MoE layers of the prefill; 0 leaves it out.
-        scale: What widths and prompts are divided by, where nothing is said.
+        scale: The divisor of widths and prompts, where ``--scale`` gives none.
     """
 
     name: str

@@ -46,17 +46,17 @@ def setting(ranks: int = 2, shape: Shape = SHAPE) -> LayerSetting:
 def by_hand(timed: EmulatedLayer, method: Method) -> Tensor:
     """Return the layer's output by a loop over ranks, tokens and experts."""
     outputs = []
-    for tokens in timed._tokens:
-        score_TE = tokens.logits_TE.softmax(dim=1)
-        routed = timed._router(tokens, method, lambda _: _nothing())
+    for rank in timed._ranks:
+        score_TE = rank.logits_TE.softmax(dim=1)
+        routed = rank.route(method, lambda _: _nothing())
         kept_TS, weight_TS = routed.packed.keep_TS, routed.weight_TS
-        out_TH = torch.zeros_like(tokens.hidden_TH)
+        out_TH = torch.zeros_like(rank.hidden_TH)
         for token, (keep_S, weight_S) in enumerate(zip(kept_TS, weight_TS, strict=True)):
             for keep, weight in zip(keep_S, weight_S, strict=True):
                 if keep:
                     (expert,) = (score_TE[token] == weight).nonzero()[0].tolist()
-                    out_TH[token] += weight * run_expert(timed, expert, tokens.hidden_TH[token])
-        outputs.append(out_TH + run_shared(timed, tokens.hidden_TH))
+                    out_TH[token] += weight * run_expert(timed, expert, rank.hidden_TH[token])
+        outputs.append(out_TH + run_shared(timed, rank.hidden_TH))
     return torch.cat(outputs)
 
 
@@ -67,14 +67,14 @@ class _nothing:  # noqa: N801 - reads as a statement
 
 
 def run_expert(timed: EmulatedLayer, expert: int, hidden_H: Tensor) -> Tensor:
-    local = 8 // len(timed._experts)
-    owner = timed._experts[expert // local]
+    local = 8 // len(timed._ranks)
+    owner = timed._ranks[expert // local].experts
     gate, up = (owner.gate_up_proj[expert % local] @ hidden_H).chunk(2)  # type: ignore[index]
     return owner.down_proj[expert % local] @ (nn.functional.silu(gate) * up)  # type: ignore[index]
 
 
 def run_shared(timed: EmulatedLayer, hidden_TH: Tensor) -> Tensor:
-    shared = timed._shared
+    shared = timed._ranks[0].shared
     assert shared is not None
     gate_TI, up_TI = hidden_TH @ shared.gate_up[:8].T, hidden_TH @ shared.gate_up[8:].T
     return (nn.functional.silu(gate_TI) * up_TI) @ shared.down.T
