@@ -94,10 +94,7 @@ class RankedPrefill:
 class EmulatedPrefill:
     """EMULATED: the dense part of one rank, and the emulated MoE layers.
 
-    Args:
-        layers: The MoE layers.
-        tokens: Tokens of a rank.
-        prompt: Tokens of a sequence.
+    Its arguments are those of :class:`RankedPrefill`.
     """
 
     def __init__(self, layers: Sequence[EmulatedLayer], tokens: int, prompt: int) -> None:
