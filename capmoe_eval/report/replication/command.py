@@ -20,7 +20,8 @@ from capmoe_eval.paper.replication.claims import find, judged, replication_claim
 from capmoe_eval.paper.replication.measures import Trainings
 from capmoe_eval.paper.verdict_file import VerdictFile
 from capmoe_eval.paper.verdicts import LEVEL
-from capmoe_eval.report.replication.render import draw, to_markdown, to_png
+from capmoe_eval.report.replication.picture import draw, to_png
+from capmoe_eval.report.replication.render import to_markdown
 
 #: Where the balance of the trained tiny models of several training seeds is kept.
 TRAININGS = Path("results/training_seeds.json")
