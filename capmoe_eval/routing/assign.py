@@ -67,18 +67,34 @@ class Assignment:
 
 
 def bucket_limits(
-    method: Method, groups: TokenGroups, *, top_k: int, n_experts: int
-) -> list[int] | None:
-    """Return the capacity of an expert (or a device) in each capacity group [G].
+    method: Method,
+    groups: TokenGroups,
+    *,
+    top_k: int,
+    n_experts: int,
+    gamma: float | None = None,
+) -> list[int]:
+    """Return the capacity of an expert (or of a device) in each capacity group [G].
 
-    None if the method bounds nothing.
+    Args:
+        method: The method.
+        groups: The capacity groups.
+        top_k: Experts K per token.
+        n_experts: Routed experts E.
+        gamma: Capacity factor; None for the method's own, which it must have.
     """
-    if method.bound is None:
-        return None
-    assert method.gamma is not None
-    shared = 1 if method.bound == "expert" else experts_per_rank(n_experts, method.ep_size)
+    gamma = method.gamma if gamma is None else gamma
+    assert gamma is not None
+    per_rank = experts_per_rank(n_experts, method.ep_size)
     return [
-        capacity(method.gamma, tokens, top_k, n_experts, rounding=method.rounding, experts=shared)
+        capacity(
+            gamma,
+            tokens,
+            top_k,
+            n_experts,
+            rounding=method.rounding,
+            experts=per_rank if method.granularity == "device" else 1,
+        )
         for tokens in groups.tokens
     ]
 
@@ -216,7 +232,6 @@ class _Keeper:
         n_experts = scores.score_TE.shape[1]
         device = scores.score_TE.device
         limits = bucket_limits(method, groups, top_k=scores.topk_TK.shape[1], n_experts=n_experts)
-        assert limits is not None
         self._buckets_per_group = n_experts if method.bound == "expert" else n_experts // local
         self._limit_G = torch.tensor(limits, device=device)
         self._base_T = groups.group_T * self._buckets_per_group

@@ -17,11 +17,6 @@ def read_call(
 ) -> tuple[dict[str, Any], Tensor]:
     """Return the arguments of a forward by name, and its tokens or their embeddings [B, S, …].
 
-    Args:
-        signature: The signature of the model's forward.
-        args: The positional arguments of the call.
-        kwargs: The keyword arguments of the call.
-
     Raises:
         UsageError: If the call has neither ``input_ids`` nor ``inputs_embeds``.
     """
@@ -33,12 +28,6 @@ def read_call(
     if tokens is None:
         raise UsageError("model: call it with input_ids or inputs_embeds")
     return given, tokens
-
-
-def cached_positions(given: dict[str, Any]) -> int:
-    """Return the number of positions of each sequence that are in the call's cache."""
-    cache = given.get("past_key_values")
-    return 0 if cache is None else int(cache.get_seq_length())
 
 
 def new_columns(mask: Any, tokens: Tensor, n_cached: int) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.routing.assign import Assignment, Scores, assign, expert_load
 from capmoe_eval.routing.method import Method
-from capmoe_eval.wrapper.call import cached_positions, new_columns, read_call
+from capmoe_eval.wrapper.call import new_columns, read_call
 from capmoe_eval.wrapper.generation import Generation
 from capmoe_eval.wrapper.kernel import kept_pairs_kernel
 from capmoe_eval.wrapper.layer_meter import LayerMeter
@@ -63,24 +63,18 @@ class _ForwardHooks:
 
     def install(self) -> Iterator[Any]:
         """Register the hooks and yield their handles."""
-        before, after = self._unless_aside(self._before_forward, self._after_forward)
-        yield self._model.register_forward_pre_hook(before, with_kwargs=True)
-        yield self._model.register_forward_hook(after)
-        for number, layer in enumerate(self._layers):
-            meter = self._meter.layers[number]
-            router, experts = self._unless_aside(
-                self._router_hook(number, layer, meter), self._experts_hook(number, layer, meter)
-            )
-            yield layer.router.register_forward_hook(router)
-            yield layer.experts.register_forward_pre_hook(experts, with_kwargs=True)
 
-    def _unless_aside(self, *hooks: Callable[..., Any]) -> list[Callable[..., Any]]:
-        """Return the hooks, disabled inside :meth:`Meter.aside`."""
-
-        def guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
+        def unless_aside(hook: Callable[..., Any]) -> Callable[..., Any]:
             return lambda *call: None if self._meter.is_aside else hook(*call)
 
-        return [guarded(hook) for hook in hooks]
+        before, after = unless_aside(self._before_forward), unless_aside(self._after_forward)
+        yield self._model.register_forward_pre_hook(before, with_kwargs=True)
+        yield self._model.register_forward_hook(after)
+        for number, meter in enumerate(self._meter.layers):
+            router = unless_aside(self._router_hook(number, meter))
+            experts = unless_aside(self._experts_hook(number, meter))
+            yield meter.layer.router.register_forward_hook(router)
+            yield meter.layer.experts.register_forward_pre_hook(experts, with_kwargs=True)
 
     # The forward of the whole model.
 
@@ -88,7 +82,9 @@ class _ForwardHooks:
         self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         given, tokens = read_call(self._signature, args, kwargs)
-        step, n_cached = self.generation.take_step(), cached_positions(given)
+        cache = given.get("past_key_values")
+        n_cached = 0 if cache is None else int(cache.get_seq_length())
+        step = self.generation.take_step()
         decode = not step.first if step else tokens.shape[1] == 1 and n_cached > 0
         mask = given.get("attention_mask")
         if step and getattr(mask, "ndim", None) != 2:
@@ -147,10 +143,8 @@ class _ForwardHooks:
 
     # The forward of one layer.
 
-    def _router_hook(
-        self, number: int, layer: MoeLayer, meter: LayerMeter
-    ) -> Callable[..., RouterOutput | None]:
-        method = self._meter.method
+    def _router_hook(self, number: int, meter: LayerMeter) -> Callable[..., RouterOutput | None]:
+        method, layer = self._meter.method, meter.layer
         experts: Any = layer.experts
         kept_pairs = hasattr(experts, "capmoe_untouched")
 
@@ -161,22 +155,24 @@ class _ForwardHooks:
                 experts.capmoe_untouched = True
             if not plan.constrained:
                 return None
-            logits_NE, _, topk_NK = output
+            logits_NE, weight_NK, topk_NK = output
             groups = plan.groups_on(topk_NK.device)
             if len(topk_NK) != groups.n_rows:
                 raise EnforcementError(
                     f"{layer.name}: {len(topk_NK)} rows for {groups.n_rows} tokens"
                 )
-            everyone = groups.every_row_counts
-            logits_TE, weight_TK, topk_TK = output
-            if not everyone:
-                logits_TE, weight_TK, topk_TK = (
-                    part.index_select(0, groups.rows_T) for part in output
-                )
+            everyone, rows_T = groups.every_row_counts, groups.rows_T
+            logits_TE, weight_TK, topk_TK = (
+                part if everyone else part.index_select(0, rows_T)
+                for part in (logits_NE, weight_NK, topk_NK)
+            )
             scores = layer.gate.scores(logits_TE, topk_TK)
-            if again:
-                _check_same_choice(layer, plan.choices[number], topk_TK)
-            else:
+            if again and not torch.equal(plan.choices[number], topk_TK):
+                raise EnforcementError(
+                    f"{layer.name}: the backward pass computes another forward again than the last "
+                    "one; with gradient checkpointing, go backward after every forward"
+                )
+            if not again:
                 plan.choices[number] = topk_TK
                 with torch.no_grad():  # not part of the graph of a backward pass
                     deviation = layer.gate.deviation(scores, weight_TK, topk_TK)
@@ -202,14 +198,14 @@ class _ForwardHooks:
             if not everyone:
                 shape = (groups.n_rows, dropped_TS.shape[1])
                 nowhere_NS = index_NS.new_full(shape, layer.n_experts)
-                index_NS = nowhere_NS.index_copy_(0, groups.rows_T, index_NS)
-                weight_NS = weight_NS.new_zeros(shape).index_copy_(0, groups.rows_T, weight_NS)
+                index_NS = nowhere_NS.index_copy_(0, rows_T, index_NS)
+                weight_NS = weight_NS.new_zeros(shape).index_copy_(0, rows_T, weight_NS)
             return logits_NE, weight_NS, index_NS
 
         return hook
 
-    def _experts_hook(self, number: int, layer: MoeLayer, meter: LayerMeter) -> Callable[..., None]:
-        signature = inspect.signature(type(layer.experts).forward)
+    def _experts_hook(self, number: int, meter: LayerMeter) -> Callable[..., None]:
+        signature = inspect.signature(type(meter.layer.experts).forward)
         index_name = list(signature.parameters)[2]  # (self, hidden, index, weights)
 
         def hook(experts: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -220,19 +216,6 @@ class _ForwardHooks:
             meter.note_experts(index_NS, plan)
 
         return hook
-
-
-def _check_same_choice(layer: MoeLayer, choice_TK: Tensor, again_TK: Tensor) -> None:
-    """Raise if a backward pass recomputes another forward than the last one.
-
-    Raises:
-        EnforcementError: If the router chose other experts than in the last forward.
-    """
-    if not torch.equal(choice_TK, again_TK):
-        raise EnforcementError(
-            f"{layer.name}: the backward pass computes another forward again than the last one; "
-            "with gradient checkpointing, go backward after every forward"
-        )
 
 
 def _combine_weights(

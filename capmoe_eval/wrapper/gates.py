@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -89,13 +89,6 @@ class ExpertTensor:
         return whole(operator.attrgetter(self.name)(self.owner)).detach().reshape(-1).float()
 
 
-@dataclass(frozen=True, eq=False)
-class _Assumed:
-    """The numbers [E] that a router was probed with in place of an :class:`ExpertTensor`."""
-
-    value_E: Tensor
-
-
 @dataclass(frozen=True)
 class Gate:
     """A router's recipe with the router's own parameters.
@@ -106,13 +99,18 @@ class Gate:
         bias: The bias for the choice, if the recipe has one.
         expert_scale: The factor of each expert, if the recipe has one.
         scale: Factor on all weights (DeepSeek's ``routed_scaling_factor``).
+        given: Numbers [E] to compute with in place of the tensors' own.
     """
 
     recipe: GateRecipe
     router: nn.Module
-    bias: ExpertTensor | _Assumed | None = None
-    expert_scale: ExpertTensor | _Assumed | None = None
+    bias: ExpertTensor | None = None
+    expert_scale: ExpertTensor | None = None
     scale: float = 1.0
+    given: Mapping[ExpertTensor, Tensor] = field(default_factory=dict, compare=False)
+
+    def _numbers(self, tensor: ExpertTensor) -> Tensor:
+        return self.given[tensor] if tensor in self.given else tensor.value_E
 
     def scores(self, logits_TE: Tensor, topk_TK: Tensor) -> Scores:
         """Return the scores that a capacity decides by, from this router's logits and top-k."""
@@ -120,7 +118,7 @@ class Gate:
         choice_TE = None
         if self.bias is not None:
             ranked_TE = score_TE if self.recipe.biased == "scores" else logits_TE.float()
-            choice_TE = ranked_TE + self.bias.value_E
+            choice_TE = ranked_TE + self._numbers(self.bias)
         eligible_TE = None
         if self.recipe.groups != "none":
             eligible_TE = self._eligible(score_TE if choice_TE is None else choice_TE)
@@ -157,7 +155,7 @@ class Gate:
             least = getattr(self.router, "norm_min", 1e-20)
             weight_TS = weight_TS / (total_T1 + self.recipe.epsilon).clamp_min(least)
         if self.expert_scale is not None:
-            weight_TS = weight_TS * self.expert_scale.value_E[index_TS]
+            weight_TS = weight_TS * self._numbers(self.expert_scale)[index_TS]
         return weight_TS * self.scale
 
     def deviation(self, scores: Scores, weight_TK: Tensor, topk_TK: Tensor) -> Tensor:
@@ -199,17 +197,14 @@ def find_gate(
         topk_TK: Its choice for them.
         fixed: Whether its choice does not depend on the hidden states.
     """
-    places: dict[object, ExpertTensor] = {}
-    assumed = [_Assumed(value_E) for value_E in given.values()]
-    places.update(zip(assumed, given, strict=True))
     for activation in _ACTIVATIONS:
         if activation == "none" and bool((logits_TE < 0).any()):
             continue  # scores are not negative
         fitting = []
-        for (normalises, epsilon), factor in itertools.product(_SUMS, (None, *assumed)):
+        for (normalises, epsilon), factor in itertools.product(_SUMS, (None, *given)):
             scales = factor is not None
             recipe = GateRecipe(activation, normalises, epsilon, scales=scales, fixed=fixed)
-            gate = Gate(recipe, router, expert_scale=factor)
+            gate = Gate(recipe, router, expert_scale=factor, given=given)
             # Neither groups nor a bias change the weight of a chosen expert.
             scores = gate.scores(logits_TE, topk_TK)
             scale = _scale(router, weight_TK, gate.weights(scores, topk_TK))
@@ -218,13 +213,9 @@ def find_gate(
             if deviation <= tolerance(weight_TK.dtype):
                 fitting.append((deviation, gate))
         for _, gate in sorted(fitting, key=lambda fit: fit[0]):
-            for choice in _choices(gate, assumed):
+            for choice in _choices(gate):
                 if fixed or _chooses(choice.scores(logits_TE, topk_TK), topk_TK):
-                    return dataclasses.replace(
-                        choice,
-                        bias=places.get(choice.bias),
-                        expert_scale=places.get(choice.expert_scale),
-                    )
+                    return dataclasses.replace(choice, given={})
     return None
 
 
@@ -235,12 +226,12 @@ def _scale(router: nn.Module, weight_TK: Tensor, expected_TK: Tensor) -> float:
     return min([1.0, *own, 1 / weight_TK.shape[1]], key=lambda number: abs(ratio / number - 1))
 
 
-def _choices(gate: Gate, assumed: list[_Assumed]) -> Iterator[Gate]:
+def _choices(gate: Gate) -> Iterator[Gate]:
     """Yield the gate with every combination of groups and bias for the choice."""
     grouped = (getattr(gate.router, "num_group", None) or 1) > 1
     groups: list[Groups] = ["none", "max", "top2"] if grouped else ["none"]
-    biases: list[tuple[Biased, _Assumed | None]] = [("none", None)]
-    for added in assumed:
+    biases: list[tuple[Biased, ExpertTensor | None]] = [("none", None)]
+    for added in gate.given:
         biases += [("scores", added), ("logits", added)]
     for group, (biased, bias) in itertools.product(groups, biases):
         recipe = dataclasses.replace(gate.recipe, groups=group, biased=biased)

@@ -1,4 +1,4 @@
-"""Follow ``generate``, to know which forward is the prompt's and the mask before it is changed."""
+"""Follow ``generate``: which forward computes the prompt, and the mask of the tokens."""
 
 from __future__ import annotations
 
@@ -67,6 +67,7 @@ def _replace(stack: ExitStack, model: Any, name: str, with_stock: Callable[..., 
     """Replace a method of one object until the stack closes."""
     stock, own = getattr(model, name), vars(model).get(name)
     setattr(model, name, functools.wraps(stock)(functools.partial(with_stock, stock)))
-    stack.callback(delattr, model, name) if own is None else stack.callback(
-        setattr, model, name, own
-    )
+    if own is None:
+        stack.callback(delattr, model, name)
+    else:
+        stack.callback(setattr, model, name, own)
