@@ -20,14 +20,14 @@ def read_call(
     Raises:
         UsageError: If the call has neither ``input_ids`` nor ``inputs_embeds``.
     """
-    given = signature.bind_partial(*args, **kwargs).arguments
-    given |= given.pop("kwargs", {})
-    tokens = given.get("input_ids")
+    arguments = signature.bind_partial(*args, **kwargs).arguments
+    arguments |= arguments.pop("kwargs", {})
+    tokens = arguments.get("input_ids")
     if tokens is None:
-        tokens = given.get("inputs_embeds")
+        tokens = arguments.get("inputs_embeds")
     if tokens is None:
         raise UsageError("model: call it with input_ids or inputs_embeds")
-    return given, tokens
+    return arguments, tokens
 
 
 def new_columns(mask: Any, tokens: Tensor, n_cached: int) -> Tensor:

@@ -32,11 +32,11 @@ RouterOutput = tuple[Tensor, Tensor, Tensor]  # logits [N, E], weights [N, K], i
 
 
 @contextmanager
-def hooked(model: nn.Module, layers: list[MoeLayer], meter: Meter) -> Iterator[None]:
+def hooked(model: nn.Module, meter: Meter) -> Iterator[None]:
     """Install hooks and kernels, and remove them on exit, also on an exception."""
-    hooks = _ForwardHooks(model, layers, meter)
+    hooks = _ForwardHooks(model, meter)
     with ExitStack() as stack:
-        for layer in layers:
+        for layer in (of_layer.layer for of_layer in meter.layers):
             setattr(layer.router, ACTIVE, True)
             stack.callback(delattr, layer.router, ACTIVE)
             # Experts that are spread over processes never get a dropped slot: it is not sent.
@@ -51,12 +51,11 @@ def hooked(model: nn.Module, layers: list[MoeLayer], meter: Meter) -> Iterator[N
 class _ForwardHooks:
     """The hooks of one :func:`hooked` block."""
 
-    def __init__(self, model: nn.Module, layers: list[MoeLayer], meter: Meter) -> None:
+    def __init__(self, model: nn.Module, meter: Meter) -> None:
         self._model = model
-        self._layers = layers
         self._meter = meter
         self._signature = inspect.signature(model.forward)
-        self._ranks = layers[0].ranks
+        self._ranks = meter.layers[0].layer.ranks
         self._plan: ForwardPlan | None = None
         self._last: ForwardPlan | None = None  # the forward that a backward pass may recompute
         self.generation = Generation()
@@ -81,12 +80,12 @@ class _ForwardHooks:
     def _before_forward(
         self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        given, tokens = read_call(self._signature, args, kwargs)
-        cache = given.get("past_key_values")
+        arguments, tokens = read_call(self._signature, args, kwargs)
+        cache = arguments.get("past_key_values")
         n_cached = 0 if cache is None else int(cache.get_seq_length())
         step = self.generation.take_step()
         decode = not step.first if step else tokens.shape[1] == 1 and n_cached > 0
-        mask = given.get("attention_mask")
+        mask = arguments.get("attention_mask")
         if step and getattr(mask, "ndim", None) != 2:
             mask = None if step.mask is None else self._ranks.own(step.mask)
         meter = self._meter
@@ -118,9 +117,10 @@ class _ForwardHooks:
     def _after_forward(self, _model: nn.Module, _args: Any, _output: Any) -> None:
         plan, self._plan = self._plan, None
         assert plan is not None
-        expected = [(n, part) for n in range(len(self._layers)) for part in ("router", "experts")]
+        names = [meter.layer.name for meter in self._meter.layers]
+        expected = [(n, part) for n in range(len(names)) for part in ("router", "experts")]
         if plan.seen != expected:
-            missing = [self._layers[n].name for n, part in expected if (n, part) not in plan.seen]
+            missing = [names[n] for n, part in expected if (n, part) not in plan.seen]
             raise EnforcementError(
                 f"not every MoE layer ran exactly once in a forward: {missing or 'some ran twice'}"
             )
@@ -191,15 +191,15 @@ class _ForwardHooks:
             if kept_pairs:
                 experts.capmoe_untouched = False
             weight_TS = _combine_weights(layer, method, scores, assignment, weight_TK, changed_T)
-            # A row that does not count is sent to no expert: it takes no slot.
             dropped_TS = ~assignment.keep_TS
-            index_NS = assignment.index_TS.masked_fill(dropped_TS, layer.n_experts)
-            weight_NS = weight_TS.masked_fill(dropped_TS, 0.0)
-            if not everyone:
-                shape = (groups.n_rows, dropped_TS.shape[1])
-                nowhere_NS = index_NS.new_full(shape, layer.n_experts)
-                index_NS = nowhere_NS.index_copy_(0, rows_T, index_NS)
-                weight_NS = weight_NS.new_zeros(shape).index_copy_(0, rows_T, weight_NS)
+            index_TS = assignment.index_TS.masked_fill(dropped_TS, layer.n_experts)
+            weight_TS = weight_TS.masked_fill(dropped_TS, 0.0)
+            if everyone:
+                return logits_NE, weight_TS, index_TS
+            # A row that does not count is sent to no expert: it takes no slot.
+            shape = (groups.n_rows, dropped_TS.shape[1])
+            index_NS = index_TS.new_full(shape, layer.n_experts).index_copy_(0, rows_T, index_TS)
+            weight_NS = weight_TS.new_zeros(shape).index_copy_(0, rows_T, weight_TS)
             return logits_NE, weight_NS, index_NS
 
         return hook

@@ -13,15 +13,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Step:
-    """One forward of a generation.
+    """One forward of a generation."""
 
-    Attributes:
-        first: Whether it computes the prompt; the other steps compute generated tokens.
-        mask: The 2-dimensional mask of prompt and generated tokens, before transformers converts it
-            for a static cache, where pads can no longer be read from it; None if there is none.
-    """
-
-    first: bool
+    first: bool  # it computes the prompt; the other steps compute generated tokens
+    # The 2-dimensional mask of prompt and generated tokens, before transformers converts it for a
+    # static cache, where pads can no longer be read from it; None if there is none.
     mask: Tensor | None
 
 

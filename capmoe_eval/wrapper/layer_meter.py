@@ -68,11 +68,11 @@ class LayerMeter:
     def note_router(
         self, topk_TK: Tensor, groups: TokenGroups, deviation: Tensor, dtype: torch.dtype
     ) -> None:
-        """Count the router's own choice, before any capacity.
+        """Count the router's own choice for the counted tokens, before any capacity.
 
         Args:
-            topk_TK: The router's choice for the counted tokens.
-            groups: Their capacity groups.
+            topk_TK: The choice.
+            groups: The tokens' capacity groups.
             deviation: Deviation of the recipe's weights from the router's, a scalar.
             dtype: Precision of the router's weights.
         """

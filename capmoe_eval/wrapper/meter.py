@@ -36,15 +36,13 @@ class Meter:
     def __init__(self, layers: list[MoeLayer], method: Method, expected_layers: int | None) -> None:
         self.method = method
         self.layers = [LayerMeter(layer, method) for layer in layers]
-        self.forwards = 0
-        self.decode_forwards = 0
+        self.forwards = self.decode_forwards = self._constrained = 0
         self.stock_at_infinity: dict[str, Any] = {"passed": None, "why": "not run"}
         self.kernel_agrees: dict[str, Any] = {"passed": None, "why": "not run"}
-        self._constrained = 0
-        self._empty = {"uncounted": 0, "all_pads": 0}
-        self._expected_layers = expected_layers
         self.real_tokens_BS: Tensor | None = None
         self.is_aside = False
+        self._empty = {"uncounted": 0, "all_pads": 0}  # forwards in which no token counted
+        self._expected_layers = expected_layers
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -75,10 +73,7 @@ class Meter:
     def note_forward(self, plan: ForwardPlan, *, decode: bool, mask: Tensor | None) -> None:
         """Count a forward, and whether any of its tokens counts.
 
-        Args:
-            plan: The plan of the forward.
-            decode: Whether it is a decode step.
-            mask: The mask of the real tokens with all its columns, or None if all are real.
+        ``mask`` marks the real tokens, with all its columns; None if all are real.
         """
         self.forwards += 1
         self.decode_forwards += decode

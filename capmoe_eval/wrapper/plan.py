@@ -18,24 +18,16 @@ GAMMA_GRID: tuple[float, ...] = tuple(step / 4 for step in range(17))
 
 @dataclass
 class ForwardPlan:
-    """The tokens, groups and capacities of one forward, shared by its layers.
-
-    Attributes:
-        method: The method.
-        number: Number of forwards before this one.
-        constrained: Whether this forward is under the capacity.
-        counted_BS: Boolean [B, S], True for the tokens that count and take slots.
-        groups: Their capacity groups.
-        seen: (layer, ``router`` or ``experts``) of each module that ran so far.
-        choices: The top-k of the counted tokens, by layer.
-    """
+    """The tokens, groups and capacities of one forward, shared by its layers."""
 
     method: Method
-    number: int
-    constrained: bool
-    counted_BS: Tensor
-    groups: TokenGroups
+    number: int  # forwards before this one
+    constrained: bool  # whether this forward is under the capacity
+    counted_BS: Tensor  # True for the tokens that count and take slots
+    groups: TokenGroups  # their capacity groups
+    # (layer, "router" or "experts") of each module that ran so far
     seen: list[tuple[int, str]] = field(default_factory=list)
+    # the top-k of the counted tokens, by layer
     choices: dict[int, Tensor] = field(default_factory=dict)
     _groups_on: dict[torch.device, TokenGroups] = field(default_factory=dict)
     _capacities: dict[object, Tensor] = field(default_factory=dict)
@@ -55,8 +47,7 @@ class ForwardPlan:
         Args:
             method: The method.
             number: Number of forwards before this one.
-            counted_BS: Boolean [B, S], True for the tokens that count; where several processes
-                share the batch, this process's part.
+            counted_BS: Boolean, True for the tokens that count, of this process's sequences.
             decode: Whether the forward is a decode step.
             ranks: The processes that share the experts.
         """

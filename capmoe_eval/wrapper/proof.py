@@ -37,12 +37,13 @@ One pair too many or too few gives a deviation of several tenths.
 _PROVEN: WeakKeyDictionary[nn.Module, tuple[Any, dict[str, Any]]] = WeakKeyDictionary()
 
 
-def prove_on_entry(model: nn.Module, layers: list[MoeLayer], meter: Meter) -> None:
+def prove_on_entry(model: nn.Module, meter: Meter) -> None:
     """Prove ``kernel_agrees`` and ``stock_at_infinity``, and note them in the meter.
 
     Raises:
         EnforcementError: If one of them does not hold.
     """
+    layers = [of_layer.layer for of_layer in meter.layers]
     with _evaluating(model), torch.no_grad():
         probe = _Probe(model, layers)
         meter.kernel_agrees = _prove_kernel(model, layers, probe)
@@ -86,7 +87,7 @@ class _Probe:
     def run_under(self, method: Method, real_BS: Tensor) -> Tensor:
         """Return the same under a method; ``real_BS`` marks the real tokens."""
         meter = Meter(self._layers, method, None)
-        with hooked(self._model, self._layers, meter), meter.real_tokens(real_BS):
+        with hooked(self._model, meter), meter.real_tokens(real_BS):
             return self.run()
 
 

@@ -69,15 +69,15 @@ def capacity_aware(
             f"of which is a rank; set ep_size={size}"
         )
     meter = Meter(layers, chosen, expected_moe_layers(model.config))
-    found = meter.proofs()["every_layer_hooked"]
-    if not found["passed"]:
+    layer_count = meter.proofs()["every_layer_hooked"]
+    if not layer_count["passed"]:
         raise UsageError(
-            f"model={type(model).__name__}: its configuration announces {found['expected']} MoE "
-            f"layers, {found['hooked']} were found; this architecture is not supported"
+            f"model={type(model).__name__}: its configuration announces {layer_count['expected']} "
+            f"MoE layers, {layer_count['hooked']} were found; this architecture is not supported"
         )
     if verify:
-        prove_on_entry(model, layers, meter)
-    with hooked(model, layers, meter):
+        prove_on_entry(model, meter)
+    with hooked(model, meter):
         yield meter
 
 

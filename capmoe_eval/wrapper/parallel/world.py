@@ -72,10 +72,9 @@ class World(Ranks):
         return str(dist.get_backend(self.group))
 
     def own(self, rows_B: Tensor) -> Tensor:
-        """Return this process's sequences of a batch that all of them were called with.
+        """Return this process's sequences of a batch; the first stands in where there are none.
 
-        Where there are none, the first sequence stands in, so that this process, too, takes part in
-        every exchange.
+        So every process takes part in every exchange.
         """
         if not self.splits:
             return rows_B
@@ -129,7 +128,7 @@ class World(Ranks):
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
     def agree(self, what: str, text: str, device: torch.device) -> None:
-        """Make sure that all processes were asked for the same.
+        """Check that all processes were asked for the same.
 
         Raises:
             UsageError: In all of them, if they differ.

@@ -1,4 +1,4 @@
-"""What the ranks compute, and what one process computes for comparison."""
+"""Compute the same cases on ranks and, for comparison, in one process."""
 
 from __future__ import annotations
 
