@@ -350,7 +350,7 @@ def test_it_needs_no_torch(site: Site, tmp_path: Path) -> None:
     shutil.copytree(site.root / "results", tmp_path / "results")
     code = (
         "import sys\n"
-        "from capmoe_eval.site import inventory, results\n"
+        "from capmoe_eval.report.site import inventory, results\n"
         "from capmoe_eval.site import main\n"
         "inventory.TABLES = results.TABLES = inventory.TABLES[:1]\n"
         "try: main(['profile=zoo'])\n"

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from capmoe_eval.paper.benchmarks import read_bench
+from capmoe_eval.report.tables.measured import measured_table
 from capmoe_eval.report.tables.render import to_csv, to_html, to_latex, to_markdown
 from capmoe_eval.report.tables.table import Entry, Missing
-from capmoe_eval.tables import measured_table
 from tests.experiment.timings import files
 
 COMMAND = "python -m capmoe_eval.bench ep --study workload"
