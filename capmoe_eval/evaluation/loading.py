@@ -55,28 +55,30 @@ def load_lm(model: ModelId, placement: Placement, batch_size: int | str) -> Capm
     if placement.threads is not None:
         torch.set_num_threads(placement.threads)
     tokenizer = _tokenizer(model)
-    if placement.parallel == "ep":
-        loaded = _spread(model, placement, tokenizer)
-    else:
-        loaded = _whole(model, placement, tokenizer, device)
+    load = _spread if placement.parallel == "ep" else _whole
+    loaded = load(model, placement, tokenizer, device)
     if model.attention is not None:
         with one_line("attention", model.attention):
             loaded.set_attn_implementation(model.attention)
+    return without_capacity(loaded, tokenizer, batch_size, model.max_length)
+
+
+def without_capacity(
+    model: Any, tokenizer: Any, batch_size: int | str, max_length: int | None = None
+) -> CapmoeLM:
+    """Return a loaded model as lm-eval's ``capmoe``, without a capacity yet and without bars."""
     with _quiet("lm_eval.models.huggingface"):
-        lm = CapmoeLM(
-            loaded, tokenizer=tokenizer, batch_size=batch_size, max_length=model.max_length
-        )
+        lm = CapmoeLM(model, tokenizer=tokenizer, batch_size=batch_size, max_length=max_length)
     lm.release()
     lm.quiet = True
     return lm
 
 
-def _spread(model: ModelId, placement: Placement, tokenizer: Any) -> Any:
+def _spread(model: ModelId, placement: Placement, tokenizer: Any, device: torch.device) -> Any:
     """Return this process's part of a model: its experts, and its sequences of every batch."""
     from capmoe_eval.wrapper.parallel.model import distributed_config, shard_experts, split_batches
     from capmoe_eval.wrapper.parallel.world import World
 
-    device = _device(placement.device)
     if device == torch.device("cuda"):  # none in particular
         device = _device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
         torch.cuda.set_device(device)

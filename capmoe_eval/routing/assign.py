@@ -300,9 +300,9 @@ def _at_most_k(scores: Scores, method: Method, index_TS: Tensor, keep_TS: Tensor
 # The two methods that are not one pass of candidates, keys and buckets.
 
 
-def expert_load(topk_TK: Tensor, n_experts: int) -> Tensor:
-    """Return the number of tokens that chose each expert [E]."""
-    flat = topk_TK.reshape(-1)
+def expert_load(index: Tensor, n_experts: int) -> Tensor:
+    """Return the number of pairs of each expert [E], from the experts of pairs in any shape."""
+    flat = index.reshape(-1)
     load_E = torch.zeros(n_experts, dtype=torch.long, device=flat.device)
     return load_E.scatter_add_(0, flat, torch.ones_like(flat))
 

@@ -37,9 +37,6 @@ def load_checkpoint(
         field: The setting that ``name`` came from, for messages.
         **settings: Arguments of ``from_pretrained``; ``trust_remote_code`` is false by default.
 
-    Returns:
-        The model.
-
     Raises:
         UsageError: If it cannot be loaded, or not whole; the line names the first tensors.
     """

@@ -17,8 +17,7 @@ import jinja2
 import torch
 
 from capmoe_eval.evaluation.evaluate import evaluate
-from capmoe_eval.evaluation.lm import CapmoeLM
-from capmoe_eval.evaluation.loading import quiet_libraries
+from capmoe_eval.evaluation.loading import quiet_libraries, without_capacity
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.datasource import DataSource
@@ -128,9 +127,7 @@ def measure(
         ``layers`` of the meter's report.
     """
     quiet_libraries()
-    lm = CapmoeLM(model, tokenizer=miniworld_tokenizer(), batch_size=BATCH_SIZE)
-    lm.release()
-    lm.quiet = True
+    lm = without_capacity(model, miniworld_tokenizer(), BATCH_SIZE)
     library, source = TaskLibrary(), DataSource("miniworld", root)
     identity = ModelId(name, f"zoo:{name}", dtype="float32")
     results = {}

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from transformers.distributed.expert_parallel import EPImplementation, EPImplementationInterface
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.routing.assign import expert_load
 from capmoe_eval.wrapper.kernel import combine
 from capmoe_eval.wrapper.parallel.world import World
 from capmoe_eval.wrapper.ranks import EXPERTS_RANKS
@@ -78,8 +79,7 @@ def pack(hidden_TH: Tensor, index_TS: Tensor, *, n_experts: int, size: int) -> P
     token_P = pair_P.index_select(0, order_P).div_(index_TS.shape[1], rounding_mode="floor")
     place_P = torch.empty_like(order_P)
     place_P[order_P] = torch.arange(len(order_P), device=order_P.device)
-    counts_E = torch.zeros(n_experts, dtype=torch.long, device=index_TS.device)
-    counts_E.scatter_add_(0, expert_P, torch.ones_like(expert_P))
+    counts_E = expert_load(expert_P, n_experts)
     return Packed(hidden_TH.index_select(0, token_P), place_P, keep_TS, counts_E.view(size, -1))
 
 

@@ -18,7 +18,7 @@ from capmoe_eval.wrapper.layers import find_moe_layers
 from capmoe_eval.wrapper.parallel.beams import follow_beams
 from capmoe_eval.wrapper.parallel.dispatch import IMPLEMENTATION, register
 from capmoe_eval.wrapper.parallel.world import World, own_rows
-from capmoe_eval.wrapper.ranks import ALONE, Ranks
+from capmoe_eval.wrapper.ranks import ALONE, ranks_in
 
 # The arguments of a forward whose first dimension is the batch.
 _IDS = ("input_ids", "inputs_embeds", "position_ids", "token_type_ids")
@@ -57,11 +57,11 @@ def shard_experts(model: Any, device_type: str = "cpu") -> World:
 
 
 def distributed_config(size: int) -> Any:
-    """Return what ``from_pretrained(distributed_config=…)`` takes to load a model spread.
+    """Return the ``distributed_config`` of ``from_pretrained`` that spreads a model on loading.
 
-    Every process then reads its own experts alone. transformers has no expert parallelism over
-    whole copies of the dense part: that one is spread, too (FSDP), and put together as it runs. The
-    numbers are the same; for timing, :func:`shard_experts` leaves the dense part whole.
+    Every process then reads its own experts alone. transformers spreads the dense part, too (FSDP),
+    and gathers it as it runs. The numbers are the same; for timing, :func:`shard_experts` leaves
+    the dense part whole.
     """
     from transformers.distributed import DistributedConfig
 
@@ -75,10 +75,10 @@ def world_of(model: nn.Module) -> World:
     Raises:
         UsageError: If they are not spread by our implementation.
     """
-    ranks: Ranks = find_moe_layers(model)[0].ranks
-    if not isinstance(ranks, World):
+    worlds: list[World] = ranks_in(model)
+    if not worlds:
         raise UsageError(f"model={type(model).__name__}: its experts are not spread over processes")
-    return ranks
+    return worlds[0]
 
 
 def split_batches(model: nn.Module) -> Callable[[], None]:
