@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from capmoe_eval.experiment.commands import DIRECTORY
+from capmoe_eval.experiment.commands import DIRECTORY, cell_command
 from capmoe_eval.experiment.names import gamma_text
 from capmoe_eval.experiment.record import Record
+from capmoe_eval.experiment.record_part import Layer
 from capmoe_eval.report.site import page
-from capmoe_eval.report.site.cell_command import Reproduction
 from capmoe_eval.report.site.inventory import Inventory
 from capmoe_eval.report.site.loose import shown, text
 from capmoe_eval.report.site.names import method_name
@@ -37,15 +37,6 @@ _LOAD: Final = (
     ("forwards", "Forwards under the method", "{:,.0f}", 1.0),
     ("decode_forwards", "Decode steps without a capacity", "{:,.0f}", 1.0),
 )
-_PROMISES: Final = {
-    "bound_holds": "No rank sends an expert (or a device) more than its capacity.",
-    "stock_at_infinity": "With γ = ∞ the method is the stock model, bit for bit.",
-    "pads_take_no_slot": "Pads take no slot.",
-    "overload_drops": "Where a load exceeds its bound, something was dropped.",
-    "every_layer_hooked": "Every MoE layer was under the method, once in every forward.",
-    "tokens_counted": "Every forward under the method had a token that counts, or only pads.",
-    "kernel_agrees": "The kernel of kept pairs computes what the stock kernel does, and no other.",
-}
 SHOWN: Final = 20
 """How many other seeds a page links to; a page of each of n seeds that lists all is n² links."""
 _STATES: Final = {True: "kept", False: "broken", None: "does not apply"}
@@ -121,7 +112,6 @@ def record_page(
     record: Record,
     inventory: Inventory,
     relatives: Relatives,
-    reproduction: Reproduction,
     address: Address,
 ) -> str:
     """Return a record's page."""
@@ -132,7 +122,6 @@ def record_page(
     knobs = ", ".join(f"{knob}={_word(value)}" for knob, value in record.knobs.items())
     if record.seed is not None:
         knobs += f", seed={record.seed}"
-    load = record.capmoe["load"]
     others = relatives.seeds(record)
     return render(
         "cell",
@@ -145,12 +134,15 @@ def record_page(
         baseline=_baseline(record, relatives, address),
         seeds=[_seed(other, address) for other in others.nearest],
         more_seeds=_more_seeds(others),
-        command=reproduction.command(record.cell, _AGAIN),
+        command=cell_command(record.cell, _AGAIN),
         again=_AGAIN,
         directory=DIRECTORY,
         task=repr(record.task),
-        load=[(name, shown(load[key], pattern, scale)) for key, name, pattern, scale in _LOAD],
-        layers=[_layer(layer) for layer in record.capmoe["layers"]],
+        load=[
+            (name, shown(getattr(record.load, key), pattern, scale))
+            for key, name, pattern, scale in _LOAD
+        ],
+        layers=[_layer(layer) for layer in record.layers],
         proofs=_proofs(record),
         identity=_flat(record.cell.identity()),
         provenance=_flat(record.capmoe["provenance"]),
@@ -187,24 +179,23 @@ def _more_seeds(others: Others) -> str:
     return f"{more:,} more; {mean}" if more else ""
 
 
-def _layer(layer: Mapping[str, Any]) -> dict[str, object]:
-    peak = layer["peak"]
+def _layer(layer: Layer) -> dict[str, object]:
     numbers = (
-        (layer["drop_rate"], "{:.1f}", 100.0),
-        (layer["pad_waste"], "{:.1f}", 100.0),
-        (peak["expert_before"]["mean"], "{:.2f}", 1.0),
-        (peak["expert_after"]["mean"], "{:.2f}", 1.0),
+        (layer.drop_rate, "{:.1f}", 100.0),
+        (layer.pad_waste, "{:.1f}", 100.0),
+        (layer.peak.expert_before.mean, "{:.2f}", 1.0),
+        (layer.peak.expert_after.mean, "{:.2f}", 1.0),
     )
     return {
-        "name": layer["name"],
+        "name": layer.name,
         "bars": _bars(layer),
         "numbers": [(shown(value, pattern, scale), value) for value, pattern, scale in numbers],
     }
 
 
-def _bars(layer: Mapping[str, Any]) -> dict[str, object]:
+def _bars(layer: Layer) -> dict[str, object]:
     """Return the drawing of each expert's load before and after, busiest first."""
-    before, after = layer["load_before"], layer["load_after"]
+    before, after = layer.load_before, layer.load_after
     top = max((*before, *after))
     order = sorted(range(len(before)), key=lambda expert: -before[expert])
     width, height = 4 * len(before), 48
@@ -232,13 +223,14 @@ def _proofs(record: Record) -> list[dict[str, str]]:
     return [
         {
             "name": name,
-            "state": _STATES[proof["passed"]],
-            "meaning": _PROMISES.get(name, ""),
+            "state": _STATES[promise.passed],
+            "meaning": field.description or "",
             "counted": ", ".join(
-                f"{key} {text(value)}" for key, value in sorted(proof.items()) if key != "passed"
+                f"{key} {text(value)}" for key, value in sorted((promise.model_extra or {}).items())
             ),
         }
-        for name, proof in sorted(record.capmoe["proofs"].items())
+        for name, field in sorted(type(record.proofs).model_fields.items())
+        for promise in [getattr(record.proofs, name)]
     ]
 
 

@@ -15,7 +15,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.configuration import Plan, model_notes, options, profile_name
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import Reader, read_results, record_paths
-from capmoe_eval.experiment.selection import composed, own_words, planned
+from capmoe_eval.experiment.selection import composed, planned, refuse_experiment
 from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.paper.benchmarks import Bench, read_bench
 from capmoe_eval.paper.layout import Layout, ModelSlot
@@ -86,13 +86,7 @@ class Inventory:
     @cached_property
     def broken_promises(self) -> tuple[Record, ...]:
         """The records in which a proof failed."""
-        return tuple(record for record in self.records if failed_proofs(record))
-
-
-def failed_proofs(record: Record) -> list[str]:
-    """Return the promises that a record did not keep."""
-    proofs = sorted(record.capmoe["proofs"].items())
-    return [name for name, proof in proofs if proof["passed"] is False]
+        return tuple(record for record in self.records if record.proofs.broken)
 
 
 def take_inventory(overrides: Sequence[str], bench: Path = FOLDER) -> Inventory:
@@ -106,7 +100,7 @@ def take_inventory(overrides: Sequence[str], bench: Path = FOLDER) -> Inventory:
         UsageError: For a value that cannot be.
         HydraException: For an override that does not exist.
     """
-    own_words(overrides)
+    refuse_experiment(overrides)
     config = composed([word for word in overrides if not word.startswith(GRIDS)])
     reader = Reader()
     layouts = [layout for layout in TABLES if isinstance(layout, Layout)]

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from capmoe_eval.experiment.configuration import load_option, profile_name
 from capmoe_eval.experiment.results import Reader
-from capmoe_eval.experiment.selection import LEFT_OUT, composed, finished, own_words
+from capmoe_eval.experiment.selection import LEFT_OUT, composed, finished, refuse_experiment
 from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.paper.benchmarks import Bench, read_bench
 from capmoe_eval.paper.layout import ModelSlot, SettingsLayout, WorkloadLayout
@@ -47,7 +47,7 @@ def measured_table(
         UsageError: For a table or an override that does not exist.
     """
     layout = find_layout(name)
-    own_words(overrides)
+    refuse_experiment(overrides)
     if isinstance(layout, SettingsLayout):
         config = composed([word for word in overrides if not word.startswith(_GRIDS)])
         return settings_table(layout, _settings(layout)), profile_name(config)
