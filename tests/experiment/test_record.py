@@ -19,7 +19,8 @@ from capmoe_eval.experiment.record import SCHEMA, Record, read_record, sealed
 from capmoe_eval.experiment.results import Reader, read_results, record_paths, result_directories
 from capmoe_eval.experiment.selection import finished
 from capmoe_eval.paper.evidence import read_evidence
-from capmoe_eval.report.figures.evidence import FigurePlans
+from capmoe_eval.report.figures.catalogue import get_figure
+from capmoe_eval.report.figures.evidence import FigurePlans, gather
 from capmoe_eval.report.site.inventory import take_inventory
 from capmoe_eval.routing.method import Method
 from tests.records import cell, forge, layer, planned, plausible, record, write_all
@@ -279,7 +280,7 @@ def test_every_reader_refuses_the_same_files_in_the_same_words(
     assert finished(["experiment=replicate", *words]).broken == [f"left out: {line}"]
     assert read_evidence(root, "zoo").broken == (line,)
     assert take_inventory(["profile=zoo"]).broken == (line,)
-    assert FigurePlans().record(baseline) == line
+    assert f"Left out: {line}." in gather(get_figure("fig2"), FigurePlans(["limit=2"])).notes
     with pytest.warns(UserWarning) as told:
         frame = capmoe_eval.load_frame(root)
     assert [str(one.message) for one in told] == [f"left out: {line}"]
