@@ -1,4 +1,4 @@
-"""Compute cells: finished cells are skipped, and a failed cell does not stop the others."""
+"""Compute missing cells, model by model; a failed cell does not stop the others."""
 
 from __future__ import annotations
 

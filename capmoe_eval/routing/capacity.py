@@ -1,4 +1,4 @@
-"""Compute the capacity of an expert, and the groups of tokens that each have a capacity."""
+"""Compute the capacity of an expert, and the groups of tokens that share one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find the MoE layers of a model and identify how their routers work, or refuse the model."""
+"""Find the MoE layers of a model and identify their routers, or refuse it."""
 
 from __future__ import annotations
 

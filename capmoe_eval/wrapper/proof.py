@@ -1,4 +1,4 @@
-"""Prove on entry, by a few small forwards, that γ=∞ is the stock model and the kernels agree."""
+"""Prove on entry that γ=∞ is the stock model and that the kernels agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generate synthetic documents: the suite's ten data sets in miniature, in simple English.
+"""Generate synthetic documents: the ten data sets in miniature, in simple English.
 
 Every document comes from a template over the words of ``words.yaml``, which determines its right
 answer. The columns are those of the real data sets; their types are in ``columns.yaml``. No

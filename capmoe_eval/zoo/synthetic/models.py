@@ -1,4 +1,4 @@
-"""Build tiny Mixture-of-Experts models: transformers' own classes with small random weights.
+"""Build tiny MoE models: transformers' own classes with small random weights.
 
 They are **untrained** and score as chance does. With them every command of the suite runs anywhere
 in seconds. Their routing is skewed like that of trained models, so that a capacity drops tokens.
