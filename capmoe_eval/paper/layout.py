@@ -194,17 +194,15 @@ class WorkloadLayout(PaperTable):
     Attributes:
         model: The model, as printed.
         method: The method's key (``method=``).
-        printed_method: The method, as printed.
         gamma: Its capacity factor.
-        workloads: (heading, workload as printed) of each column.
+        workloads: Heading of each column → workload as printed.
         decimals: Number of printed decimals.
     """
 
     model: str
     method: str
-    printed_method: str
     gamma: float
-    workloads: tuple[tuple[str, str], ...]
+    workloads: Mapping[str, str]
     decimals: int = 2
 
 

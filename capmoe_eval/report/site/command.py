@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             told.append(f"{len(inventory.broken)} files that are none")
         if inventory.bench.broken:
             told.append(f"{len(inventory.bench.broken)} unreadable files of benchmarks")
-        missing = sum(experiment.missing for experiment in inventory.experiments)
+        missing = sum(experiment.missing for experiment in inventory.experiments.values())
         if missing:
             told.append(f"{missing} cells of tables missing")
         if deleted:

@@ -12,9 +12,8 @@ from capmoe_eval.experiment.timings.targets import Target
 from capmoe_eval.paper.benchmarks import Bench
 from capmoe_eval.report.site import page
 from capmoe_eval.report.site.inventory import Inventory
-from capmoe_eval.report.site.loose import ABSENT
-from capmoe_eval.report.site.page import Address, Frame
-from capmoe_eval.report.templates import render
+from capmoe_eval.report.site.page import Address, render_page
+from capmoe_eval.report.templates.texts import ABSENT
 
 if TYPE_CHECKING:
     from capmoe_eval.experiment.timings.schema import Evaluation, Study
@@ -32,9 +31,11 @@ def efficiency_page(inventory: Inventory, address: Address) -> str:
         evaluation_command(n): about for n, about in EVALUATIONS.items() if n not in measured
     }
     emulated = any(study.emulated for study in studies)
-    return render(
+    return render_page(
         "efficiency",
-        frame=Frame(address, "Efficiency", inventory.profile),
+        address,
+        "Efficiency",
+        inventory.profile,
         broken=_broken(bench),
         figures=address.to(page.FIGURES),
         # Without a file the tables page has the table all the same, with the command.

@@ -6,32 +6,32 @@ from capmoe_eval.experiment.names import gamma_text
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.site import page
 from capmoe_eval.report.site.inventory import Inventory, failed_proofs
-from capmoe_eval.report.site.loose import shown
 from capmoe_eval.report.site.names import (
-    gamma_options,
+    gamma_filter,
     gamma_order,
-    knobs_text,
+    method_filter,
     method_name,
-    method_options,
+    name_filter,
 )
-from capmoe_eval.report.site.page import Address, Filter, Frame
-from capmoe_eval.report.templates import render
+from capmoe_eval.report.site.page import Address, render_page
+from capmoe_eval.report.templates.texts import shown
 
 
 def records_page(inventory: Inventory, address: Address) -> str:
     """Return the page that lists every record, and every file that is none."""
     records = inventory.records
-    choices = [
-        Filter("model", "Model", {name: name for name in sorted({r.model for r in records})}),
-        Filter("task", "Task", {name: name for name in sorted({r.task for r in records})}),
-        Filter("method", "Method", method_options(r.method for r in records)),
-        Filter("gamma", "γ", gamma_options(gamma_text(r.method, r.gamma) for r in records)),
-    ]
-    return render(
+    return render_page(
         "records",
-        frame=Frame(address, "Records", inventory.profile),
+        address,
+        "Records",
+        inventory.profile,
         broken=broken_files(inventory),
-        choices=choices,
+        choices=[
+            name_filter("model", "Model", (record.model for record in records)),
+            name_filter("task", "Task", (record.task for record in records)),
+            method_filter(record.method for record in records),
+            gamma_filter(gamma_text(record.method, record.gamma) for record in records),
+        ],
         records=[_row(record, address) for record in records],
     )
 
@@ -56,6 +56,7 @@ def _row(record: Record, address: Address) -> dict[str, object]:
         (shown(load["peak_before"], "{:.2f}"), load["peak_before"]),
         (shown(load["peak_after"], "{:.2f}"), load["peak_after"]),
     )
+    knobs = record.cell.label.split("-")[1:]
     return {
         "model": record.model,
         "task": record.task,
@@ -64,7 +65,7 @@ def _row(record: Record, address: Address) -> dict[str, object]:
         "href": address.to(page.cell_path(record)),
         "gamma": gamma,
         "gamma_order": gamma_order(gamma),
-        "knobs": knobs_text(record),
+        "knobs": " ".join(k for k in knobs if not k.startswith("g") or k == "global"),
         "numbers": [(text, None if value is None else float(value)) for text, value in numbers],
         "failed": failed_proofs(record),
     }

@@ -22,7 +22,7 @@ from capmoe_eval.paper.tables import TABLES
 from capmoe_eval.report.tables.measured import measured_table
 from capmoe_eval.report.tables.published import published_table
 from capmoe_eval.report.tables.render import to_markdown, write
-from capmoe_eval.report.tables.table import Entry, Missing, Table
+from capmoe_eval.report.tables.table import Table
 
 ALL = "all"
 _VERSIONS = ("v1", "v2")
@@ -103,10 +103,8 @@ def _wanted(name: str, published: str | None) -> list[tuple[str, str | None]]:
 
 def _summary(table: Table) -> str:
     """Say in one line how much of a table is there."""
-    cells = [cell for row in table.rows for cell in row.entries]
-    entries = sum(isinstance(cell, Entry) for cell in cells)
-    missing = sum(isinstance(cell, Missing) for cell in cells)
+    there, planned = len(table.entries), len(table.entries) + len(table.missing)
+    told = f"{there} of {planned} entries" if planned else "settings"
     broken = sum(note.startswith(LEFT_OUT) for note in table.notes)
-    told = f"{entries} of {entries + missing} entries" if entries + missing else "settings"
     noun = "record" if broken == 1 else "records"
     return f"{table.name}: {told}" + (f", {broken} {noun} left out" if broken else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from capmoe_eval.experiment.names import TITLES
 from capmoe_eval.experiment.timings.names import bench_command
 from capmoe_eval.paper.benchmarks import Bench, Shown
 from capmoe_eval.paper.layout import WorkloadLayout
@@ -29,8 +30,8 @@ def workload_table(layout: WorkloadLayout, bench: Bench, printed: Mapping[str, f
     one = found[0] if found else None
     missing = Missing(bench_command(STUDY))
     points = {p.place: p for p in one.run.points} if one else {}
-    columns = [points.get(place) for _, place in layout.workloads]
-    beside = [printed[place] for _, place in layout.workloads]
+    columns = [points.get(place) for place in layout.workloads.values()]
+    beside = [printed[place] for place in layout.workloads.values()]
 
     def row(name: str, timings: Sequence[Timing | None]) -> Row:
         cells = [
@@ -39,12 +40,12 @@ def workload_table(layout: WorkloadLayout, bench: Bench, printed: Mapping[str, f
         ]
         return Row((name,), tuple(cells))
 
-    layers = [None if point is None else _row(layout, point) for point in columns]
+    layers = [None if point is None else _timing(layout, point) for point in columns]
     rows = [row("one MoE layer", layers)]
     prefills = [point.prefill for point in points.values() if point.prefill]
     if prefills:
         parts = [None if point is None else point.prefill for point in columns]
-        timed = [None if part is None else _row(layout, part) for part in parts]
+        timed = [None if part is None else _timing(layout, part) for part in parts]
         count = prefills[0].layers
         rows.append(row(f"prefill, {count} MoE {'layer' if count == 1 else 'layers'}", timed))
     if any(layers):
@@ -56,8 +57,8 @@ def workload_table(layout: WorkloadLayout, bench: Bench, printed: Mapping[str, f
 
 def printed_workloads(layout: WorkloadLayout, printed: Mapping[str, float]) -> Table:
     """Lay out the same table as the paper prints it."""
-    cells = tuple(Entry(printed[place]) for _, place in layout.workloads)
-    return _table(layout, [Row((layout.printed_method,), cells)])
+    cells = tuple(Entry(printed[place]) for place in layout.workloads.values())
+    return _table(layout, [Row((TITLES[layout.method],), cells)])
 
 
 def _table(
@@ -68,14 +69,14 @@ def _table(
         title=layout.title.format(kind=kind),
         caption=layout.caption,
         label_headings=("Speedup of",),
-        columns=tuple(heading for heading, _ in layout.workloads),
+        columns=tuple(layout.workloads),
         blocks=tuple(Block((row,)) for row in rows),
         decimals=layout.decimals,
         notes=notes,
     )
 
 
-def _row(layout: WorkloadLayout, timed: Point | Prefill) -> Timing | None:
+def _timing(layout: WorkloadLayout, timed: Point | Prefill) -> Timing | None:
     """Return the row of the table's method, where a capacity bounds each expert."""
     for row in timed.timings:
         label = row.label

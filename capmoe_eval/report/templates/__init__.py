@@ -17,6 +17,8 @@ import functools
 import re
 from typing import TYPE_CHECKING
 
+from capmoe_eval.report.templates.texts import shown, text
+
 if TYPE_CHECKING:
     from jinja2 import Environment
 
@@ -57,9 +59,10 @@ def _environment() -> Environment:
         loader=PackageLoader("capmoe_eval.report"),
         autoescape=True,
         undefined=StrictUndefined,
+        auto_reload=False,
         extensions=[OneLine],
     )
-    environment.filters["kind"] = _kind
+    environment.filters |= {"kind": _kind, "shown": shown, "text": text}
     return environment
 
 
