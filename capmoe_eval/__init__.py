@@ -22,9 +22,9 @@ __all__ = ["METHODS", "Meter", "Method", "__version__", "capacity_aware", "load_
 
 _HOMES = {
     "METHODS": "capmoe_eval.routing.method",
-    "Meter": "capmoe_eval.wrapper",
+    "Meter": "capmoe_eval.wrapper.meter",
     "Method": "capmoe_eval.routing.method",
-    "capacity_aware": "capmoe_eval.wrapper",
+    "capacity_aware": "capmoe_eval.wrapper.session",
     "load_frame": "capmoe_eval.experiment.frame",
 }
 

@@ -14,18 +14,19 @@ from capmoe_eval.bench.ep.layer import SHAPES
 from capmoe_eval.bench.ep.measure import Job
 from capmoe_eval.bench.ep.routing import Skew, Trace, figure_1
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment import timings as efficiency
-from capmoe_eval.experiment.timings.studies import PLANS, find_studies
+from capmoe_eval.experiment.timings.names import EVALUATIONS
+from capmoe_eval.experiment.timings.studies import PLANS, STUDIES, find_studies
+from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.routing.assign import expert_load
 
-RESULTS = Path(__file__).parents[2] / "results" / "zoo"
+RESULTS = Path(__file__).parents[3] / "results" / "zoo"
 
 
 def test_the_committed_measurements_are_whole() -> None:
-    bench = efficiency.read_bench(RESULTS.parent / "bench")
+    bench = read_bench(RESULTS.parent / "bench")
     assert bench.broken == ()
-    assert {study.study for study in bench.studies} == set(efficiency.STUDIES)
-    assert {found.name for found in bench.evaluations} == set(efficiency.EVALUATIONS)
+    assert {study.study for study in bench.studies} == set(STUDIES)
+    assert {found.name for found in bench.evaluations} == set(EVALUATIONS)
     for read in (*bench.studies, *bench.evaluations):
         assert read.text() == read.path.read_text(), read.path  # nothing is lost or made up
     measured = [study for study in bench.studies if not study.emulated]
@@ -137,7 +138,7 @@ def test_traces_have_the_records_experts() -> None:
 
 
 def test_every_study_says_where_and_why() -> None:
-    assert len(efficiency.STUDIES) == len(PLANS) == 7
+    assert len(STUDIES) == len(PLANS) == 7
     for study in find_studies("all"):
         assert study.place and study.why and all(case.why for case in study.models)
         assert all(SHAPES[case.shape].scaled(study.scale) for case in study.models)

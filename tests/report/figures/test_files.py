@@ -91,7 +91,8 @@ def test_the_paper_has_these_figures() -> None:
 def test_another_process_writes_the_same_bytes(drawn: Path, results: Path, tmp_path: Path) -> None:
     code = (
         "from capmoe_eval.report.figures.evidence import FigurePlans, gather\n"
-        "from capmoe_eval.figures import get_figure, write_figure\n"
+        "from capmoe_eval.report.figures.catalogue import get_figure\n"
+        "from capmoe_eval.report.figures.write import write_figure\n"
         "from pathlib import Path\nimport sys\n"
         f"experiment = FigurePlans(['results_dir={results}'])\n"
         "for name in sys.argv[2:]:\n"

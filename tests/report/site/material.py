@@ -25,21 +25,15 @@ def odd_cell(model: str = HOSTILE, task: str = "piqa", **method: Any) -> Cell:
 
 
 COMPLETE = {"records": 0, "of": 3, "commands": []}
-ABOUT = {"title": "", "place": "", "caption": "", "notes": [], "missing": COMPLETE}
+ABOUT = {"place": "", "caption": "", "notes": [], "missing": COMPLETE}
 
 
 def write_figure(folder: Path, name: str, about: dict[str, Any] | None, drawn: bool = True) -> None:
     """Write what a figure consists of."""
     folder.mkdir(parents=True, exist_ok=True)
     if about is not None:
-        about = {
-            "title": name,
-            "place": "",
-            "caption": "",
-            "notes": [],
-            "missing": COMPLETE,
-        } | about
-        (folder / f"{name}.json").write_text(json.dumps(about), encoding="utf-8")
+        text = json.dumps(ABOUT | {"title": name} | about)
+        (folder / f"{name}.json").write_text(text, encoding="utf-8")
     if drawn:
         svg = '<svg xmlns="http://www.w3.org/2000/svg" width="90" height="40"></svg>'
         (folder / f"{name}.svg").write_text(svg, encoding="utf-8")
