@@ -9,15 +9,13 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from capmoe_eval.errors import bad_choice, writing
 from capmoe_eval.experiment.application import run_all, run_command
-from capmoe_eval.experiment.arguments import PATH, Parser
+from capmoe_eval.experiment.arguments import Parser, report_options
 from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.results import Reader
 from capmoe_eval.experiment.selection import LEFT_OUT
-from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.paper.tables import TABLES
 from capmoe_eval.report.tables.measured import measured_table
 from capmoe_eval.report.tables.published import published_table
@@ -41,15 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         metavar="VERSION",
         help=f"render the printed numbers instead: v1 (arXiv), v2 (ICLR 2026) or {ALL}",
     )
-    parser.add_argument(
-        "--out", type=PATH, default=Path("reports"), help="directory (default: reports)"
-    )
-    parser.add_argument(
-        "--bench", type=PATH, default=FOLDER, help="files of the benchmarks (default: %(default)s)"
-    )
-    parser.add_argument(
-        "overrides", nargs="*", help="as for python -m capmoe_eval, e.g. profile=paper limit=100"
-    )
+    report_options(parser)
     given = parser.parse_intermixed_args(arguments)
     reader = Reader()
 
