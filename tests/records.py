@@ -15,7 +15,8 @@ from typing import Any
 
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.configuration import Plan, plans
-from capmoe_eval.experiment.record import PROOFS, SCHEMA, Record, sealed
+from capmoe_eval.experiment.record import SCHEMA, Record, sealed
+from capmoe_eval.experiment.record_part import Proofs
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.routing.method import Method
 
@@ -141,7 +142,9 @@ def record(
             **(load or {}),
         },
         "layers": list(layers),
-        "proofs": {name: {"passed": name != broken_promise, "checked": 3} for name in PROOFS},
+        "proofs": {
+            name: {"passed": name != broken_promise, "checked": 3} for name in Proofs.model_fields
+        },
         "provenance": {
             "date": "2026-11-22T00:00:00+00:00",
             "seconds": 1.5,

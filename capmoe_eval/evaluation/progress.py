@@ -55,11 +55,10 @@ class Progress:
 
     def finish(self, record: Record) -> None:
         """Print the running cell's result."""
-        load, seconds = record.capmoe["load"], record.capmoe["provenance"]["seconds"]
         spread = "" if record.stderr is None else f" ± {100 * record.stderr:.1f}"
         self._end(
-            f"{100 * record.value:.1f}{spread}, dropped {100 * load['drop_rate']:.1f} %, "
-            f"{seconds:.1f} s"
+            f"{100 * record.value:.1f}{spread}, dropped {100 * record.load.drop_rate:.1f} %, "
+            f"{record.provenance.seconds:.1f} s"
         )
 
     def fail(self, cell: Cell, reason: str) -> None:

@@ -121,7 +121,7 @@ def _finished(plan: Plan) -> Record | None:
     if plan.overwrite or not plan.path.exists():
         return None
     record = read_record(plan.path, plan.root)
-    recorded = record.capmoe["provenance"].get("data_fingerprint")
+    recorded = record.provenance.data_fingerprint
     if fingerprint is not None and recorded != fingerprint:  # None: the hub's is not known yet
         raise UsageError(
             f"{plan.path}: computed from other documents (fingerprint {recorded}, now "

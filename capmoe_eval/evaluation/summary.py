@@ -32,8 +32,8 @@ def summary(records: Sequence[Record]) -> str:
 
 
 def _row(record: Record) -> tuple[str, ...]:
-    load = record.capmoe["load"]
-    before, after = load["peak_before"], load["peak_after"]
+    load = record.load
+    before, after = load.peak_before, load.peak_after
     return (
         record.task,
         record.model,
@@ -41,7 +41,7 @@ def _row(record: Record) -> tuple[str, ...]:
         f"{100 * record.value:.1f}",
         "" if record.stderr is None else f"{100 * record.stderr:.1f}",
         str(record.n),
-        f"{100 * load['drop_rate']:.1f} %",
-        "" if before is None else f"{before:.2f} → {after:.2f}",
+        f"{100 * load.drop_rate:.1f} %",
+        f"{before:.2f} → {after:.2f}",
         str(record.path),
     )

@@ -1,14 +1,19 @@
-"""Which command computes what: a row of a table, any cells in few sweeps, or one cell exactly."""
+"""Commands that compute a row of a table, some cells in few sweeps, or one cell."""
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
+from omegaconf import DictConfig, OmegaConf
+
 from capmoe_eval.experiment.cell import Cell
+from capmoe_eval.experiment.configuration import load_option, options
 from capmoe_eval.experiment.datasource import EMBEDDED
+from capmoe_eval.experiment.selection import composed
 from capmoe_eval.routing.method import Method
 
 PROGRAM: Final = "python -m capmoe_eval"
@@ -72,42 +77,40 @@ def row_command(
     return _line(words, overrides, program)
 
 
-def sweeps(
-    cells: Iterable[Cell],
-    defaults: Callable[[str], Mapping[str, Any]],
-    overrides: Sequence[str] = (),
-) -> list[str]:
+def sweeps(cells: Iterable[Cell], overrides: Sequence[str] = ()) -> list[str]:
     """Return commands that compute exactly these cells: few, since a sweep loads a model once.
 
     Args:
         cells: The cells of one experiment.
-        defaults: Returns the configuration of a model by its key.
         overrides: What was said on the command line of the experiment, such as ``limit=100``; what
             the cells say themselves is left out of it.
     """
-    found = [_swept_words(cell, defaults(cell.model.name)) for cell in cells]
+    found = [_swept_words(cell) for cell in cells]
     own = {key for words in found for key in words}
     kept = [
         word
         for word in overrides
-        if not _is_of_the_experiment(word) and word.lstrip("+").partition("=")[0] not in own
+        if not word.lstrip("+~").startswith(("grid", "parts", "profile"))  # the experiment's
+        and word.lstrip("+").partition("=")[0] not in own
     ]
     for key in _SWEPT:
         found = _joined(found, key)
-    return [_line(_without_defaults(words, defaults), kept) for words in found]
+    return [_line(_without_defaults(words), kept) for words in found]
 
 
-def cell_command(
-    cell: Cell, config: Mapping[str, Any], task: Mapping[str, Any], results: str
-) -> str:
+def cell_command(cell: Cell, results: str) -> str | None:
     """Return the command that computes one cell; what its defaults say already is left out.
 
     Args:
         cell: The cell.
-        config: The configuration of its model, or of model ``custom`` where it has none.
-        task: The settings of its task in ``conf/tasks/``.
         results: Where the record goes.
+
+    Returns:
+        One shell command line, or None if the cell's task is none of ``conf/tasks/``.
     """
+    config, task = _model_defaults(cell.model.name), _task_defaults(cell.task.name)
+    if task is None:
+        return None
     name, prefix = cell.model.name, f"tasks.{cell.task.name}."
     known = config["model"]["name"] == name
     words: dict[str, Any] = {"model": name} if known else {"model": "custom", "model.name": name}
@@ -123,6 +126,28 @@ def cell_command(
         words |= _data_words(cell.data)
     words["results_dir"] = results
     return _line({key: (value,) for key, value in words.items()})
+
+
+@functools.cache
+def _model_defaults(name: str) -> Mapping[str, Any]:
+    """Return the configuration of a model where nothing else is said; unknown ones are custom."""
+    if name not in options("model"):
+        return _model_defaults("custom")
+    if name == "custom":
+        return _plain(composed(["model=custom", "model.name=?", "model.pretrained=?"]))
+    config = composed([])  # as a grid does: composing anew for each model takes long
+    config.model = load_option("model", name)
+    return _plain(config)
+
+
+@functools.cache
+def _task_defaults(name: str) -> Mapping[str, Any] | None:
+    """Return the settings of a task in ``conf/tasks/``, or None if it is not there."""
+    return _plain(load_option("tasks", name))[name] if name in options("tasks") else None
+
+
+def _plain(config: DictConfig) -> Any:
+    return OmegaConf.to_container(config, resolve=True)
 
 
 def override(key: str, *values: object) -> str:
@@ -179,14 +204,11 @@ def _data_words(name: str) -> dict[str, Any]:
     return {"data.root": name} if name in EMBEDDED else {"data.root": DIRECTORY, "data.name": name}
 
 
-def _is_of_the_experiment(word: str) -> bool:
-    """Return whether an override only makes sense beside the experiment's grids."""
-    return word.lstrip("+~").startswith(("grid", "parts", "profile"))
-
-
-def _swept_words(cell: Cell, defaults: Mapping[str, Any]) -> Words:
+def _swept_words(cell: Cell) -> Words:
     """Return what sets a cell: what may be swept, and what is not by default what it is."""
-    words = {"model": cell.model.name} | _method_words(cell.method, defaults, _SWEPT)
+    words = {"model": cell.model.name} | _method_words(
+        cell.method, _model_defaults(cell.model.name), _SWEPT
+    )
     words |= {"batch_size": cell.batch_size, "shuffle": cell.shuffle, "tasks": cell.task.name}
     return {key: (value,) for key, value in words.items()}
 
@@ -205,8 +227,8 @@ def _joined(found: Iterable[Words], key: str) -> list[Words]:
     return list(groups.values())
 
 
-def _without_defaults(words: Words, defaults: Callable[[str], Mapping[str, Any]]) -> Words:
+def _without_defaults(words: Words) -> Words:
     """Leave out a shuffle and a batch size that every one of the models has by default."""
-    batches = {defaults(name)["batch_size"] for name in words["model"]}
+    batches = {_model_defaults(name)["batch_size"] for name in words["model"]}
     quiet = {"shuffle": {None}, "batch_size": batches if len(batches) == 1 else set()}
     return {key: values for key, values in words.items() if set(values) != quiet.get(key)}

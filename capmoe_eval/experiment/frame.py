@@ -34,7 +34,6 @@ def load_frame(root: Path | str) -> pd.DataFrame:
 
 
 def _row(record: Record) -> dict[str, object]:
-    part, load = record.capmoe, record.capmoe["load"]
     knobs = record.cell.method.identity()
     if "gamma" in knobs:
         knobs["gamma"] = float(knobs["gamma"])
@@ -46,8 +45,11 @@ def _row(record: Record) -> dict[str, object]:
         "value": record.value,
         "stderr": record.stderr,
         "n": record.n,
-        **{name: load[name] for name in ("drop_rate", "pad_waste", "peak_before", "peak_after")},
-        "proven": all(proof["passed"] is not False for proof in part["proofs"].values()),
-        "seconds": part["provenance"]["seconds"],
+        "drop_rate": record.load.drop_rate,
+        "pad_waste": record.load.pad_waste,
+        "peak_before": record.load.peak_before,
+        "peak_after": record.load.peak_after,
+        "proven": not record.proofs.broken,
+        "seconds": record.provenance.seconds,
         "path": str(record.path),
     }

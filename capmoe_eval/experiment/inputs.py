@@ -1,4 +1,4 @@
-"""Keep ``<results_dir>/inputs.json``: the weights and documents behind a directory's results.
+"""The weights and documents behind the results of a directory (``inputs.json``).
 
 A cell names a model and a dataset; the file records the hashes of their weights and documents, so
 that results of two versions under one name are never mixed. If the file is missing, it is made from
@@ -37,31 +37,32 @@ class _Subject:
     Attributes:
         section: Section of the file: ``models`` or ``datasets``.
         identity: The cell's fields that identify it, as JSON.
-        name: Its name in messages.
-        key: The setting that gives it another name.
     """
 
     section: str
     identity: str
-    name: str
-    key: str
+
+    def __str__(self) -> str:
+        """Return its name in messages."""
+        own = json.loads(self.identity)
+        if self.section == _MODELS:
+            return f"model {own['name']}"
+        return f"dataset {own['dataset']} of data {own['data']}"
 
 
 _Inputs = dict[_Subject, dict[str, Any]]
 
 
-def inputs_of(cell: Cell, provenance: Mapping[str, Any]) -> _Inputs:
-    """Return the inputs of a cell: its model and dataset, each with the fields of the file.
+def _subject(section: str, identity: Mapping[str, Any]) -> _Subject:
+    return _Subject(section, json.dumps(identity, sort_keys=True))
 
-    Args:
-        cell: The cell.
-        provenance: The provenance of its record; ``model`` may be missing before a model is loaded.
-    """
+
+def _inputs(cell: Cell, provenance: Mapping[str, Any]) -> _Inputs:
+    """Return the model and the dataset of a cell, each with the fields of the file."""
     found: _Inputs = {}
     if "model" in provenance:
-        identity = cell.identity()["model"]
         model = provenance["model"]
-        found[_model(identity)] = {
+        found[_subject(_MODELS, cell.model.identity())] = {
             **{field: model.get(field) for field in _DECISIVE[_MODELS]},
             "commit": model.get("commit"),
             "computed_by": {
@@ -72,9 +73,12 @@ def inputs_of(cell: Cell, provenance: Mapping[str, Any]) -> _Inputs:
                 "experts kernel": model.get("experts_implementation"),
             },
         }
-    dataset = _dataset({"data": cell.data, "dataset": cell.task.dataset})
-    found[dataset] = {"fingerprint": provenance["data_fingerprint"]}
-    return found
+    dataset = _subject(_DATASETS, {"data": cell.data, "dataset": cell.task.dataset})
+    return found | {dataset: {"fingerprint": provenance["data_fingerprint"]}}
+
+
+def _recorded(record: Record) -> _Inputs:
+    return _inputs(record.cell, record.capmoe["provenance"])
 
 
 def check(
@@ -85,7 +89,8 @@ def check(
     Args:
         root: The results directory.
         cell: The cell.
-        provenance: The provenance of its future record; ``model`` may be missing.
+        provenance: The provenance of its future record; ``model`` may be missing before a model
+            is loaded.
         finished: Records of the directory that were read before.
 
     Returns:
@@ -95,12 +100,8 @@ def check(
         UsageError: If a record there was computed with other weights, another tokenizer, attention
             or other documents.
     """
-    now = inputs_of(cell, provenance)
-    known = _known(root)
-    own = cell.path(root)
-    _refuse_records(root, now, finished, own)
-    if any(_conflicts(known, now)):
-        _refuse_records(root, now, read_results(root).records, own)
+    now, known = _inputs(cell, provenance), _known(root)
+    _refuse(root, known, now, finished, cell.path(root))
     return _warning(root, known, now)
 
 
@@ -115,11 +116,10 @@ def note(record: Record, root: Path) -> None:
         UsageError: If another process has meanwhile written results of other weights or documents,
             or the directory cannot be written.
     """
-    provenance = record.capmoe["provenance"]
-    now = inputs_of(record.cell, provenance)
+    now = _recorded(record)
     with _locked(root):
-        check(root, record.cell, provenance)
         known = _known(root)
+        _refuse(root, known, now, (), record.path)
         if any(known.get(subject) != fields for subject, fields in now.items()):
             write_text(root / FILE, _text(known | now))
 
@@ -151,10 +151,9 @@ def _known(root: Path) -> _Inputs:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["schema"] != _SCHEMA:
             raise ValueError(f"schema {content['schema']}, this version reads {_SCHEMA}")
-        makers = {_MODELS: _model, _DATASETS: _dataset}
         return {
-            make(entry["of"]): {key: value for key, value in entry.items() if key != "of"}
-            for section, make in makers.items()
+            _subject(section, entry.pop("of")): entry
+            for section in _DECISIVE
             for entry in content[section]
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -172,11 +171,11 @@ def _of_records(root: Path) -> _Inputs:
     known: _Inputs = {}
     origin: dict[_Subject, Record] = {}
     for record in read_results(root).records:
-        now = inputs_of(record.cell, record.capmoe["provenance"])
+        now = _recorded(record)
         for subject, field in _conflicts(known, now):
             raise UsageError(
                 f"{origin[subject].path} and {record.path}: computed with other {field} of "
-                f"{subject.name} ({known[subject][field]} and {now[subject][field]}); delete the "
+                f"{subject} ({known[subject][field]} and {now[subject][field]}); delete the "
                 "results of one of the two"
             )
         known |= now
@@ -204,17 +203,6 @@ def _text(known: _Inputs) -> str:
     return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
 
-def _model(identity: Mapping[str, Any]) -> _Subject:
-    text = json.dumps(identity, sort_keys=True)
-    return _Subject(_MODELS, text, f"model {identity['name']}", "model.name")
-
-
-def _dataset(identity: Mapping[str, Any]) -> _Subject:
-    text = json.dumps(identity, sort_keys=True)
-    name = f"dataset {identity['dataset']} of data {identity['data']}"
-    return _Subject(_DATASETS, text, name, "data.name")
-
-
 def _conflicts(then: _Inputs, now: _Inputs) -> Iterator[tuple[_Subject, str]]:
     """Yield the subjects and decisive fields that are known of both sides and differ."""
     for subject, fields in now.items():
@@ -225,27 +213,31 @@ def _conflicts(then: _Inputs, now: _Inputs) -> Iterator[tuple[_Subject, str]]:
                 yield subject, field
 
 
-def _refuse_records(root: Path, now: _Inputs, records: Iterable[Record], own: Path) -> None:
-    """Raise if one of the records has other inputs of the same name.
+def _refuse(
+    root: Path, known: _Inputs, now: _Inputs, finished: Iterable[Record], own: Path
+) -> None:
+    """Refuse inputs of a cell if a record has others of the same name.
 
     Args:
-        root: The results directory.
-        now: The inputs of a cell.
-        records: The records to compare with.
+        root: The results directory; all its records are compared where its file differs.
+        known: The content of its file.
+        now: The inputs of the cell.
+        finished: Records of the directory that were read before.
         own: Path of the cell's own record, which is replaced and not compared.
 
     Raises:
         UsageError: If a decisive field differs.
     """
-    for record in records:
-        if record.path == own:
-            continue
-        then = inputs_of(record.cell, record.capmoe["provenance"])
+    if any(_conflicts(known, now)):
+        finished = read_results(root).records
+    for record in finished:
+        then = _recorded(record) if record.path != own else {}
         for subject, field in _conflicts(then, now):
+            key = "model.name" if subject.section == _MODELS else "data.name"
             raise UsageError(
-                f"{root / FILE}: {subject.name} has other {field} than its results here, such as "
+                f"{root / FILE}: {subject} has other {field} than its results here, such as "
                 f"{record.path} ({field} {then[subject][field]}, now {now[subject][field]}); "
-                f"choose another results_dir or {subject.key}, or delete the old results"
+                f"choose another results_dir or {key}, or delete the old results"
             )
 
 
@@ -259,7 +251,7 @@ def _warning(root: Path, known: _Inputs, now: _Inputs) -> str | None:
                 if then.get(name) != value
             ]
             return (
-                f"the results of {subject.name} in {root} were computed under other conditions "
+                f"the results of {subject} in {root} were computed under other conditions "
                 f"({'; '.join(differing)}); numbers may differ in the last digits"
             )
     return None

@@ -12,29 +12,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from capmoe_eval.errors import UsageError, unwritable
+from capmoe_eval.errors import UsageError, field_problem, unwritable
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.files import write_bytes
 
 if TYPE_CHECKING:
-    from capmoe_eval.experiment.record_part import RecordPart
+    from capmoe_eval.experiment.record_part import Layer, Load, Proofs, Provenance, RecordPart
 
 SCHEMA = 3
 """Version of the record's ``capmoe`` part; ``docs/results.md`` describes it."""
 
 VERDICTS = "replication.json"
 """The file of a results directory that holds the replication's verdicts on its records."""
-
-PROOFS = (
-    "bound_holds",
-    "stock_at_infinity",
-    "pads_take_no_slot",
-    "overload_drops",
-    "every_layer_hooked",
-    "tokens_counted",
-    "kernel_agrees",
-)
-"""The names of the promises in every record; see ``docs/methods.md``."""
 
 # A list of numbers as json indents it. No string of JSON holds a bare line break.
 _NUMBERS = re.compile(r'\[\n([^\[\]{}"]+)\n *\]')
@@ -58,23 +47,47 @@ class Record:
 
     @property
     def capmoe(self) -> dict[str, Any]:
-        """The ``capmoe`` part."""
+        """The ``capmoe`` part as JSON, with fields that no type names."""
         part: dict[str, Any] = self.content["capmoe"]
         return part
 
     @cached_property
     def part(self) -> RecordPart:
-        """The ``capmoe`` part as types; validated when first used."""
+        """The ``capmoe`` part as types; validated when first used.
+
+        Raises:
+            ValidationError: If it is invalid.
+        """
         from capmoe_eval.experiment.record_part import RecordPart
 
         return RecordPart.model_validate(self.capmoe)
 
-    @cached_property
+    @property
     def cell(self) -> Cell:
         """The cell that produced it."""
-        return Cell.from_identity(self.capmoe["cell"])
+        return self.part.cell
 
-    # The protocol of tables (`capmoe_eval.report.tables.source.Measurement`).
+    @property
+    def load(self) -> Load:
+        """Load statistics over all layers and forwards."""
+        return self.part.load
+
+    @property
+    def layers(self) -> Sequence[Layer]:
+        """Load statistics of each MoE layer."""
+        return self.part.layers
+
+    @property
+    def proofs(self) -> Proofs:
+        """The promises, and which of them were kept."""
+        return self.part.proofs
+
+    @property
+    def provenance(self) -> Provenance:
+        """The conditions under which it was computed."""
+        return self.part.provenance
+
+    # For tables.
 
     @property
     def model(self) -> str:
@@ -116,24 +129,23 @@ class Record:
     @cached_property
     def documents(self) -> Mapping[str, tuple[str, Sequence[float]]]:
         """Per subtask, the hash over its documents and their scores."""
-        parts = sorted(self.capmoe["documents"].items())
-        return {name: (part["documents"], part["correct"]) for name, part in parts}
+        parts = sorted(self.part.documents.items())
+        return {name: (part.documents, part.correct) for name, part in parts}
 
     @property
     def value(self) -> float:
         """The task's metric as a fraction."""
-        return float(self.capmoe["value"])
+        return self.part.value
 
     @property
     def stderr(self) -> float | None:
         """Its standard error over documents, as a fraction."""
-        stderr = self.capmoe["stderr"]
-        return None if stderr is None else float(stderr)
+        return self.part.stderr
 
     @property
     def n(self) -> int:
         """Number of documents."""
-        return int(self.capmoe["n"])
+        return self.part.n
 
     def write(self) -> None:
         """Seal the record with its checksum and write it, whole or not at all.
@@ -209,9 +221,8 @@ def read_record(path: Path, root: Path | None = None) -> Record:
 
 def _parsed(data: bytes, path: Path, root: Path | None) -> Record | str:
     """Return the record that a file holds, or what is wrong with it."""
+    from pydantic import ValidationError
     from pydantic_core import from_json
-
-    from capmoe_eval.experiment.record_part import problem
 
     try:
         content = from_json(data, allow_inf_nan=False)
@@ -219,25 +230,20 @@ def _parsed(data: bytes, path: Path, root: Path | None) -> Record | str:
         return f"not a whole record ({error})"
     if not isinstance(content, dict) or not isinstance(content.get("capmoe"), dict):
         return "no record of this suite (it has no 'capmoe' part)"
-    part = content["capmoe"]
-    if part.get("schema") != SCHEMA:
-        return f"schema {str(part.get('schema'))[:40]}, this version reads {SCHEMA}"
-    wrong = problem(part)
-    if wrong:
-        return wrong
+    schema = content["capmoe"].get("schema")
+    if schema != SCHEMA:
+        return f"schema {str(schema)[:40]}, this version reads {SCHEMA}"
     record = Record(content, path)
     try:
-        cell = record.cell
-        digest = cell.digest
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        return f"its cell cannot be read ({error})"
-    if digest != part["digest"]:
-        return f"its cell has digest {digest}, the record says {part['digest'][:40]}"
-    own = _CHECKSUM % part["checksum"].encode()
-    blanked = data.replace(own, _CHECKSUM % _BLANK.encode())
-    if hashlib.sha256(blanked).hexdigest() != part["checksum"]:
+        checksum = record.part.checksum
+    except ValidationError as error:
+        return field_problem(error, "capmoe")
+    except OverflowError:
+        return "a number of 'capmoe' is too large"
+    blanked = data.replace(_CHECKSUM % checksum.encode(), _CHECKSUM % _BLANK.encode())
+    if hashlib.sha256(blanked).hexdigest() != checksum:
         return "it was changed after it was written (its checksum is another)"
-    home = cell.path(Path())
+    home = record.cell.path(Path())
     here = Path(path.name) if root is None else path.relative_to(root)
     if here != (Path(home.name) if root is None else home):
         return f"the record of another cell, whose place is {home}"

@@ -6,11 +6,11 @@ hold more than its readers need.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 
-from capmoe_eval.errors import field_problem
+from capmoe_eval.experiment.cell import Cell
 
 _BOUNDED = ("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match")
 """Metrics of lm-eval that are shares of documents; the others need only be finite."""
@@ -25,39 +25,11 @@ class _Part(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
 
 
-class Model(_Part):
-    """The model, as in :class:`capmoe_eval.experiment.cell.ModelId`."""
-
-    name: str
-    pretrained: str
-    revision: str
-    dtype: str
-    max_length: int | None
-    tokenizer: str | None
-
-
-class Task(_Part):
-    """The evaluation task, as in :class:`capmoe_eval.experiment.cell.TaskId`."""
-
-    name: str
-    lm_eval: str
-    dataset: str
-    fewshot: int | None
-    metric: str
-    filter: str
-
-
-class CellIdentity(_Part):
-    """The result of ``Cell.identity``; ``Method`` checks the knobs."""
-
-    model: Model
-    method: dict[str, str | bool | int | float]
-    task: Task
-    batch_size: int | str
-    limit: int | None
-    data: str
-    eval_seed: int
-    shuffle: int | None
+def _cell(identity: dict[str, object]) -> Cell:
+    try:
+        return Cell.from_identity(identity)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"cannot be read ({error})") from error
 
 
 class Documents(_Part):
@@ -145,21 +117,40 @@ class Layer(_Part):
 
 
 class Promise(_Part):
-    """The outcome of a promise: ``passed`` is None where it does not apply."""
+    """The outcome of a promise, and what it counted as further fields."""
 
+    model_config = ConfigDict(extra="allow")
     passed: bool | None
+    """Whether it was kept; None where it does not apply."""
 
 
 class Proofs(_Part):
-    """The seven promises of ``docs/methods.md``."""
+    """The seven promises of ``docs/methods.md``, each with its meaning."""
 
-    bound_holds: Promise
-    stock_at_infinity: Promise
-    pads_take_no_slot: Promise
-    overload_drops: Promise
-    every_layer_hooked: Promise
-    tokens_counted: Promise
-    kernel_agrees: Promise
+    bound_holds: Promise = Field(
+        description="No rank sends an expert (or a device) more than its capacity."
+    )
+    stock_at_infinity: Promise = Field(
+        description="With γ = ∞ the method is the stock model, bit for bit."
+    )
+    pads_take_no_slot: Promise = Field(description="Pads take no slot.")
+    overload_drops: Promise = Field(
+        description="Where a load exceeds its bound, something was dropped."
+    )
+    every_layer_hooked: Promise = Field(
+        description="Every MoE layer was under the method, once in every forward."
+    )
+    tokens_counted: Promise = Field(
+        description="Every forward under the method had a token that counts, or only pads."
+    )
+    kernel_agrees: Promise = Field(
+        description="The kernel of kept pairs computes what the stock kernel does, and no other."
+    )
+
+    @property
+    def broken(self) -> list[str]:
+        """Names of the promises that were not kept, sorted."""
+        return sorted(name for name, promise in self if promise.passed is False)
 
 
 class Seeds(_Part):
@@ -200,9 +191,7 @@ class Provenance(_Part):
 class RecordPart(_Part):
     """The whole ``capmoe`` part."""
 
-    schema_: Literal[3] = Field(alias="schema")
-    checksum: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    cell: CellIdentity
+    cell: Annotated[Cell, PlainValidator(_cell)]
     digest: str
     value: float
     stderr: Amount | None
@@ -212,9 +201,15 @@ class RecordPart(_Part):
     layers: Annotated[list[Layer], Field(min_length=1)]
     proofs: Proofs
     provenance: Provenance
+    checksum: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] = ""
+    """Of the file; empty before it is written."""
 
     @model_validator(mode="after")
     def _hangs_together(self) -> RecordPart:
+        if self.digest != self.cell.digest:
+            raise ValueError(
+                f"its cell has digest {self.cell.digest}, the record says {self.digest[:40]}"
+            )
         scores = sum(len(part.correct) for part in self.documents.values())
         if scores != self.n:
             raise ValueError(f"n is {self.n}, and documents has {scores} scores")
@@ -222,14 +217,3 @@ class RecordPart(_Part):
         if (metric in _BOUNDED or metric.startswith("pass@")) and not 0 <= self.value <= 1:
             raise ValueError(f"value is {self.value:g}, and {metric} is a share of the documents")
         return self
-
-
-def problem(part: dict[str, Any]) -> str | None:
-    """Return the first problem of a ``capmoe`` part, in one line that names the field, or None."""
-    try:
-        RecordPart.model_validate(part)
-    except ValidationError as error:
-        return field_problem(error, "capmoe")
-    except OverflowError:
-        return "a number of 'capmoe' is too large"
-    return None

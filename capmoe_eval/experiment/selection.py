@@ -1,18 +1,13 @@
-"""What is finished of an experiment: the records of its cells, no others.
-
-An evaluation with other settings that happens to lie in the results directory is not mixed in.
-Needs no torch.
-"""
+"""The cells of an experiment and the records of those that are finished, no others."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hydra import compose
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.configuration import (
@@ -20,7 +15,6 @@ from capmoe_eval.experiment.configuration import (
     check_overrides,
     composing,
     for_hydra,
-    load_option,
     model_notes,
     plans,
     register_resolvers,
@@ -32,8 +26,8 @@ LEFT_OUT = "left out"
 """How a note on a record that cannot be read begins."""
 
 
-def own_words(overrides: Sequence[str]) -> None:
-    """Refuse words of a command line that would make a report out of another experiment.
+def refuse_experiment(overrides: Sequence[str]) -> None:
+    """Refuse a word that names an experiment: a report names its own.
 
     Raises:
         UsageError: Naming the word.
@@ -120,20 +114,3 @@ def _composed(overrides: tuple[str, ...]) -> DictConfig:
     with composing():
         config: DictConfig = compose("config", overrides=for_hydra(overrides))
     return config
-
-
-@functools.cache
-def model_defaults(name: str) -> Mapping[str, Any]:
-    """Return the configuration of a model where nothing else is said; ``custom`` has no name."""
-    if name == "custom":
-        return plain(composed([f"model={name}", "model.name=?", "model.pretrained=?"]))
-    config = composed([])  # as a grid does: composing anew for each model takes long
-    config.model = load_option("model", name)
-    return plain(config)
-
-
-def plain(config: DictConfig) -> dict[str, Any]:
-    """Return a configuration as a dictionary, its interpolations resolved."""
-    resolved = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(resolved, dict)
-    return {str(key): value for key, value in resolved.items()}

@@ -94,11 +94,10 @@ def test_a_record_is_whole_and_can_be_read_again(
     again = read_record(record.path)
     assert again.content == record.content
     assert again.cell == record.cell
-    part = again.capmoe
-    assert all(proof["passed"] for proof in part["proofs"].values())
-    assert part["load"]["drop_rate"] > 0
-    assert part["n"] == 2 and len(part["documents"][task(name).lm_eval]["correct"]) == 2
-    assert part["provenance"]["data_fingerprint"] == source.fingerprint(task(name).dataset)
+    assert all(promise.passed for _, promise in again.proofs)
+    assert again.load.drop_rate > 0
+    assert again.n == 2 and len(again.documents[task(name).lm_eval][1]) == 2
+    assert again.provenance.data_fingerprint == source.fingerprint(task(name).dataset)
     assert again.content["results"][task(name).lm_eval]  # lm-eval's own result is there, too
     assert "samples" not in again.content
     text = json.dumps(again.content)
@@ -117,8 +116,8 @@ def test_a_score_does_not_depend_on_what_ran_before(
     again = run(lm, library, source, "winogrande", method)
     fresh = run(load_lm(TINY, Placement("cpu"), 4), TaskLibrary(), source, "winogrande", method)
     for other in (again, fresh):
-        assert other.capmoe["documents"] == first.capmoe["documents"]
-        assert other.capmoe["layers"] == first.capmoe["layers"]
+        assert other.documents == first.documents
+        assert other.layers == first.layers
 
 
 def cell(name: str, method: Method, fewshot: int | None = None, **changes: object) -> Cell:
@@ -221,9 +220,8 @@ def test_value_is_the_mean_over_the_documents(
     lm: CapmoeLM, library: TaskLibrary, hub: Path
 ) -> None:
     record = run(lm, library, DataSource("synthetic", hub), "mmlu", Method("baseline"))
-    documents = record.capmoe["documents"]
-    assert len(documents) == 57
-    correct = [score for part in documents.values() for score in part["correct"]]
+    assert len(record.documents) == 57
+    correct = [score for _, scores in record.documents.values() for score in scores]
     assert record.n == len(correct) == 57 * 2
     assert record.value == pytest.approx(sum(correct) / len(correct))
 
@@ -298,9 +296,9 @@ def test_real_documents(
     key = f"{cell.task.metric},{cell.task.filter}"
     assert baseline.value == expected["results"][cell.task.lm_eval][key]
     dropped = run(ours, library, source, name, Method("score", 1.0, ep_size=2), limit=limit)
-    assert dropped.capmoe["load"]["drop_rate"] > 0.01
+    assert dropped.load.drop_rate > 0.01
     assert dropped.n == baseline.n == (57 if name == "mmlu" else limit)
-    assert all(proof["passed"] for proof in dropped.capmoe["proofs"].values())
+    assert all(promise.passed for _, promise in dropped.proofs)
 
 
 @pytest.mark.real_data
@@ -342,10 +340,10 @@ def test_a_mixture_pools_the_requests_of_its_tasks(
     source = DataSource("synthetic", hub)
     method = Method("score", 0.5)
     record = run(lm, library, source, "zero_shot_mix", method, batch_size=8, shuffle=0)
-    assert set(record.capmoe["documents"]) == {"openbookqa", "piqa", "rte", "boolq"}
-    correct = [part["correct"] for part in record.capmoe["documents"].values()]
+    assert set(record.documents) == {"openbookqa", "piqa", "rte", "boolq"}
+    correct = [scores for _, scores in record.documents.values()]
     assert record.value == pytest.approx(sum(map(sum, correct)) / 8)
     singly = [run(lm, library, source, name, method, batch_size=8) for name in ("obqa", "rte")]
-    assert record.capmoe["load"]["forwards"] < 2 * len(correct)
+    assert record.load.forwards < 2 * len(correct)
     assert record.cell.shuffle == 0 and record.cell.digest != singly[0].cell.digest
-    assert record.capmoe["provenance"]["data_fingerprint"].count("+") == 3
+    assert (record.provenance.data_fingerprint or "").count("+") == 3

@@ -119,7 +119,7 @@ def test_threads_are_those_of_a_models_own_cells(tmp_path: Path) -> None:
         plan(tmp_path, Method("score", 1.0), threads=before + 2),
     ]
     try:
-        used = [r.capmoe["provenance"]["threads"] for r in run(plans).records]
+        used = [r.provenance.threads for r in run(plans).records]
         assert torch.get_num_threads() == before
     finally:
         torch.set_num_threads(before)
@@ -168,7 +168,10 @@ def test_a_model_that_cannot_be_loaded_fails_its_cells_once(tmp_path: Path) -> N
         ),
         (lambda text: text.replace('"proofs"', '"prooofs"'), "field 'capmoe.proofs' is missing"),
         (lambda text: text.replace('"digest": "', '"digest": "0'), "its cell has digest"),
-        (lambda text: text.replace('"gamma": 1.0', '"gamma": -1.0'), "its cell cannot be read"),
+        (
+            lambda text: text.replace('"gamma": 1.0', '"gamma": -1.0'),
+            "capmoe.cell.: cannot be read",
+        ),
     ],
 )
 def test_a_damaged_record_is_named_before_anything_is_computed(

@@ -39,7 +39,7 @@ def test_a_frame_has_a_row_per_record(records: list[Record]) -> None:
     assert frame.loc["score", "gamma"] == 1.0 and frame.loc["score", "ep_size"] == 2
     assert frame.loc["random", "seed"] == 1
     assert frame["gamma"].isna()["baseline"]
-    assert frame.loc["score", "drop_rate"] == records[1].capmoe["load"]["drop_rate"] > 0
+    assert frame.loc["score", "drop_rate"] == records[1].load.drop_rate > 0
     assert frame["proven"].all()
     assert list(frame["value"]) == [
         record.value for record in sorted(records, key=lambda record: record.path)
@@ -52,12 +52,12 @@ def test_a_frame_of_nothing_is_empty(tmp_path: Path) -> None:
 
 def test_the_load_is_drawn_as_it_was_counted(records: list[Record], tmp_path: Path) -> None:
     axes = loads.draw_load(records[1], 1).axes[0]
-    layer = records[1].capmoe["layers"][1]
-    mean = layer["assignments"] / layer["n_experts"]
+    layer = records[1].layers[1]
+    mean = layer.assignments / layer.n_experts
     heights = [patch.get_height() for patch in axes.patches]
-    asked, served = heights[: layer["n_experts"]], heights[layer["n_experts"] :]
-    assert asked == sorted((n / mean for n in layer["load_before"]), reverse=True)
-    assert sorted(served) == sorted(n / mean for n in layer["load_after"])
+    asked, served = heights[: layer.n_experts], heights[layer.n_experts :]
+    assert asked == sorted((n / mean for n in layer.load_before), reverse=True)
+    assert sorted(served) == sorted(n / mean for n in layer.load_after)
     out = tmp_path / "load.svg"
     with pytest.raises(SystemExit) as done:
         loads.main([str(records[1].path), str(out)])

@@ -117,13 +117,13 @@ def record_layers(path: Path, root: Path | None = None) -> list[Trace]:
         UsageError: If there is no such record.
     """
     record = read_record(path, root)
-    layers = record.capmoe["layers"]
-    loads = [tuple(layer["load_before"]) for layer in layers]
+    layers = record.layers
+    loads = [tuple(layer.load_before) for layer in layers]
     return [
         Trace(
-            f"{record.model} {record.task} {layer['name']}",
+            f"{record.model} {record.task} {layer.name}",
             (*loads[number:], *loads[:number]),
-            layer["top_k"],
+            layer.top_k,
         )
         for number, layer in enumerate(layers)
     ]

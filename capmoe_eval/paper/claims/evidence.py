@@ -205,10 +205,7 @@ def read_replication(path: Path, profile: str) -> tuple[dict[str, Mapping[str, A
 
 
 def _top_k(records: Iterable[Record]) -> int:
-    for record in records:
-        for layer in record.capmoe["layers"]:
-            return int(layer.get("top_k", 1))
-    return 1
+    return next((record.layers[0].top_k for record in records), 1)
 
 
 def _most(counts: Counter[Any], default: Any) -> Any:

@@ -4,41 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Final
 
 from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.experiment.record import Record
+from capmoe_eval.experiment.record_part import Proofs
 from capmoe_eval.paper.claims.evidence import Choice, Evidence
 from capmoe_eval.paper.claims.finding import Detail, Finding
 from capmoe_eval.paper.verdicts import Outcome
 
 
-def _field(name: str) -> Callable[[Record], float | None]:
-    return lambda record: record.capmoe["load"].get(name)
-
-
 def _assignments(record: Record) -> int:
-    return sum(int(layer["assignments"]) for layer in record.capmoe["layers"])
+    return sum(layer.assignments for layer in record.layers)
 
 
-def added_share(record: Record) -> float | None:
+def added_share(record: Record) -> float:
     """Return computed pairs beyond a token's own top-k, over all its top-k pairs."""
-    total = _assignments(record)
-    return float(record.capmoe["load"]["added"]) / total if total else None
+    return record.load.added / _assignments(record)
 
 
-def computed_share(record: Record) -> float | None:
+def computed_share(record: Record) -> float:
     """Return computed pairs over those of the dropless model."""
-    total, load = _assignments(record), record.capmoe["load"]
-    return (total - load["dropped"] + load["added"]) / total if total else None
+    total = _assignments(record)
+    return (total - record.load.dropped + record.load.added) / total
 
 
 def rank_ratio(record: Record) -> float | None:
     """Return the mean gate score of rank k+1 over rank k's, averaged over layers (Figure 8)."""
     ratios = []
-    for layer in record.capmoe["layers"]:
-        scores, k = layer.get("score_by_rank"), layer.get("top_k")
-        if scores and k and k < len(scores) and scores[k - 1]:
+    for layer in record.layers:
+        scores, k = layer.score_by_rank, layer.top_k
+        if scores and k < len(scores) and scores[k - 1]:
             ratios.append(scores[k] / scores[k - 1])
     return sum(ratios) / len(ratios) if ratios else None
 
@@ -48,21 +45,19 @@ def share_dropped_at(gamma: float) -> Callable[[Record], float | None]:
 
     def read(record: Record) -> float | None:
         dropped, total = 0.0, 0
-        for layer in record.capmoe["layers"]:
-            grid = layer.get("grid") or {}
-            if gamma not in grid.get("gamma", []):
+        for layer in record.layers:
+            if gamma not in layer.grid.gamma:
                 return None
-            share = grid["drop_rate"][grid["gamma"].index(gamma)]
-            dropped += share * layer["assignments"]
-            total += layer["assignments"]
-        return dropped / total if total else None
+            dropped += layer.grid.drop_rate[layer.grid.gamma.index(gamma)] * layer.assignments
+            total += layer.assignments
+        return dropped / total
 
     return read
 
 
 QUANTITIES: Final[Mapping[str, Callable[[Record], float | None]]] = {
     **{
-        name: _field(name)
+        name: attrgetter(f"load.{name}")
         for name in (
             "drop_rate",
             "pad_waste",
@@ -239,9 +234,11 @@ def check_promise(name: str, evidence: Evidence) -> Finding:
     Raises:
         ValueError: If no record can have such a promise.
     """
+    if name not in Proofs.model_fields:
+        raise ValueError(f"promise: {name!r} is none of {', '.join(Proofs.model_fields)}")
     kept, broken = 0, []
     for record in evidence.records:
-        passed = record.capmoe["proofs"].get(name, {}).get("passed")
+        passed = getattr(record.proofs, name).passed
         kept += passed is True
         broken += [str(record.path)] if passed is False else []
     if not kept and not broken:

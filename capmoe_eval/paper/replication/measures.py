@@ -41,7 +41,7 @@ def removed(evidence: SideRecords, _trainings: Trainings) -> list[Finding]:
 
 def _dropped(records: Sequence[Record]) -> float:
     """Return the dropped share of a model's records, tasks counting equally."""
-    return statistics.fmean(record.capmoe["load"]["drop_rate"] for record in records)
+    return statistics.fmean(record.load.drop_rate for record in records)
 
 
 def balance(_evidence: SideRecords, trainings: Trainings) -> list[Finding]:
@@ -73,8 +73,8 @@ def decay(evidence: SideRecords, _trainings: Trainings) -> list[Finding]:
     for model in evidence.models:
         steps, inside = [], []
         for record in evidence.of(model, BASELINE):
-            for layer in record.capmoe["layers"]:
-                scores, k = layer["score_by_rank"], layer["top_k"]
+            for layer in record.layers:
+                scores, k = layer.score_by_rank, layer.top_k
                 if scores and k > 1 and scores[k] > 0:
                     steps.append(math.log(scores[k - 1] / scores[k]))
                     inside.append(math.log(scores[0] / scores[k - 1]) / (k - 1))

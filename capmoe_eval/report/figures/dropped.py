@@ -27,16 +27,14 @@ def measure_by_task(evidence: FigureRecords) -> Measured:
     """Figure 7: for each model, the dropped share on each dataset and on all together."""
     found = []
     for model, records in by_key(evidence.of("routing"), lambda record: record.model).items():
-        everything = pooled_grid(layer for record in records for layer in record.capmoe["layers"])
+        everything = pooled_grid(layer for record in records for layer in record.layers)
         found.append(
             {
                 "model": evidence.models[model],
                 "gamma": list(everything.gamma),
                 "all": list(everything.drop_rate),
                 "tasks": {
-                    evidence.tasks[record.task]: list(
-                        pooled_grid(record.capmoe["layers"]).drop_rate
-                    )
+                    evidence.tasks[record.task]: list(pooled_grid(record.layers).drop_rate)
                     for record in records
                 },
             }
@@ -79,10 +77,10 @@ def measure_by_layer(evidence: FigureRecords) -> Measured:
     """Figures 17 to 20: for one model, the dropped share in each layer, over all datasets."""
     records = evidence.of("routing", model=evidence.model)
     layers = []
-    for number, first in enumerate(records[0].capmoe["layers"]):
-        grid = pooled_grid(record.capmoe["layers"][number] for record in records)
-        layers.append({"name": first["name"], "drop_rate": list(grid.drop_rate)})
-    everything = pooled_grid(layer for record in records for layer in record.capmoe["layers"])
+    for number, first in enumerate(records[0].layers):
+        grid = pooled_grid(record.layers[number] for record in records)
+        layers.append({"name": first.name, "drop_rate": list(grid.drop_rate)})
+    everything = pooled_grid(layer for record in records for layer in record.layers)
     return Measured(
         {
             "model": evidence.models[evidence.model],

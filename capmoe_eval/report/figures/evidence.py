@@ -19,7 +19,7 @@ from capmoe_eval.experiment.configuration import (
 )
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import Reader
-from capmoe_eval.experiment.selection import composed, model_defaults, own_words
+from capmoe_eval.experiment.selection import composed, refuse_experiment
 from capmoe_eval.report.figures.spec import FigureSpec
 
 
@@ -101,7 +101,7 @@ class FigurePlans:
     _reader: Reader = field(default_factory=Reader)
 
     def __post_init__(self) -> None:
-        own_words(self.overrides)
+        refuse_experiment(self.overrides)
         self.config: DictConfig = composed(["experiment=figures", *self.overrides])
         grids(self.config)
 
@@ -168,7 +168,7 @@ def gather(spec: FigureSpec, experiment: FigurePlans) -> FigureRecords:
         models=titles,
         tasks={cell.task.name: _task_title(experiment, cell.task.name) for cell in order},
         planned=len(planned),
-        absent=tuple(sweeps(absent, model_defaults, experiment.overrides)),
+        absent=tuple(sweeps(absent, experiment.overrides)),
         n_absent=len(absent),
         notes=(*broken, *model_notes(planned.values(), titles.__getitem__)),
     )

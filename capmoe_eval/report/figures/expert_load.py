@@ -62,20 +62,18 @@ def measure_one_layer(evidence: FigureRecords) -> Measured:
     """Figure 1: the load of each expert in the layer with the fullest one."""
     record = evidence.of("baseline", model=evidence.model)[0]
     number = busiest_layer([record])
-    layer = record.capmoe["layers"][number]
-    load = normalised(layer)
+    layer = record.layers[number]
+    load, peak = normalised(layer), layer.peak.expert_before
     order = sorted(range(len(load)), key=lambda expert: (-load[expert], expert))
     published = figure1_bars(record.model, len(load))
     numbers: Numbers = {
         "model": evidence.models[record.model],
         "task": evidence.tasks[record.task],
         "layer": number,
-        "name": layer["name"],
+        "name": layer.name,
         "experts": order,
         "load": [load[expert] for expert in order],
-        "peak_of_a_batch": {
-            which: layer["peak"]["expert_before"][which] for which in ("mean", "max")
-        },
+        "peak_of_a_batch": {"mean": peak.mean, "max": peak.max},
         "published": published,
     }
     return Measured(numbers, (FIGURE1_NOTE,) if published else ())
@@ -120,7 +118,7 @@ def measure_by_task(evidence: FigureRecords) -> Measured:
     """Figure 2: the same layer on every dataset, its experts in one order for all."""
     records = evidence.of("baseline", model=evidence.model)
     number = busiest_layer(records)
-    layers = [record.capmoe["layers"][number] for record in records]
+    layers = [record.layers[number] for record in records]
     loads = [normalised(layer) for layer in layers]
     mean = [statistics.fmean(column) for column in zip(*loads, strict=True)]
     order = sorted(range(len(mean)), key=lambda expert: (-mean[expert], expert))
@@ -129,7 +127,7 @@ def measure_by_task(evidence: FigureRecords) -> Measured:
             "task": evidence.tasks[record.task],
             "load": [load[expert] for expert in order],
             "fullest": max(load),
-            "peak_of_a_batch": layer["peak"]["expert_before"]["max"],
+            "peak_of_a_batch": layer.peak.expert_before.max,
         }
         for record, layer, load in zip(records, layers, loads, strict=True)
     ]
@@ -183,13 +181,13 @@ def measure_after_drop(evidence: FigureRecords) -> Measured:
     number = busiest_layer(records)
     lines: list[dict[str, Any]] = []
     for record in records:
-        layer = record.capmoe["layers"][number]
-        load = sorted(normalised(layer, "load_after"), reverse=True)
+        layer = record.layers[number]
+        load = sorted(normalised(layer, "after"), reverse=True)
         lines.append(
             {
                 "label": _drop_label(record),
                 "load": load,
-                "unused": 1 - sum(layer["load_after"]) / layer["assignments"],
+                "unused": 1 - sum(layer.load_after) / layer.assignments,
             }
         )
     first = records[0]
@@ -198,7 +196,7 @@ def measure_after_drop(evidence: FigureRecords) -> Measured:
         "task": evidence.tasks[first.task],
         "layer": number,
         "gamma": first.gamma,
-        "asked": sorted(normalised(first.capmoe["layers"][number]), reverse=True),
+        "asked": sorted(normalised(first.layers[number]), reverse=True),
         "lines": lines,
     }
     return Measured(numbers)
@@ -208,7 +206,7 @@ def _drop_label(record: Record) -> str:
     method = record.cell.method
     if method.name == "score":
         return TITLES["score"]
-    top_k = record.capmoe["layers"][0]["top_k"]
+    top_k = record.layers[0].top_k
     if method.candidates == "global":
         return "Expanded, all experts"
     times, rest = divmod(method.m, top_k)

@@ -35,25 +35,20 @@ def measure_scores(evidence: FigureRecords) -> Measured:
 
 
 def _has_scores(record: Record) -> bool:
-    layers = record.capmoe["layers"]
-    return all(len(layer.get("score_by_rank") or ()) == layer["n_experts"] for layer in layers)
+    return all(layer.score_by_rank for layer in record.layers)
 
 
 def _by_rank(records: list[Record]) -> dict[str, Any]:
     """Return the mean over all layers, and the lowest and highest layer's mean, at each rank."""
     layers = []
-    for number in range(len(records[0].capmoe["layers"])):
-        same = [record.capmoe["layers"][number] for record in records]
-        tokens = sum(layer["tokens"] for layer in same)
-        layers.append(
-            [
-                sum(layer["score_by_rank"][rank] * layer["tokens"] for layer in same) / tokens
-                for rank in range(same[0]["n_experts"])
-            ]
-        )
+    for number in range(len(records[0].layers)):
+        same = [record.layers[number] for record in records]
+        tokens = sum(layer.tokens for layer in same)
+        sums = [[layer.tokens * score for score in layer.score_by_rank or ()] for layer in same]
+        layers.append([sum(scores) / tokens for scores in zip(*sums, strict=True)])
     ranks = list(zip(*layers, strict=True))
     mean = [sum(scores) / len(scores) for scores in ranks]
-    top_k = records[0].capmoe["layers"][0]["top_k"]
+    top_k = records[0].layers[0].top_k
     return {
         "top_k": top_k,
         "mean": mean,

@@ -27,17 +27,17 @@ def measure_layers(evidence: FigureRecords) -> Measured:
     """Average the experts' loads over tasks, layer by layer, and note the peaks of batches."""
     records = evidence.of("routing", model=evidence.model)
     layers = []
-    for number, first in enumerate(records[0].capmoe["layers"]):
-        same = [record.capmoe["layers"][number] for record in records]
+    for number, first in enumerate(records[0].layers):
+        same = [record.layers[number] for record in records]
         loads = [normalised(layer) for layer in same]
         mean = [statistics.fmean(column) for column in zip(*loads, strict=True)]
-        peaks = [layer["peak"]["expert_before"] for layer in same]
+        peaks = [layer.peak.expert_before for layer in same]
         layers.append(
             {
-                "name": first["name"],
+                "name": first.name,
                 "load": sorted(mean, reverse=True),
-                "peak_mean": statistics.fmean(peak["mean"] for peak in peaks),
-                "peak_max": max(peak["max"] for peak in peaks),
+                "peak_mean": statistics.fmean(peak.mean for peak in peaks),
+                "peak_max": max(peak.max for peak in peaks),
             }
         )
     printed = _PRINTED.get(evidence.model)

@@ -58,23 +58,21 @@ def draw_load(record: Record, layer: int | None = None) -> Figure:
     """
     from matplotlib.figure import Figure
 
-    layers = record.capmoe["layers"]
-    if not layers:
-        raise UsageError(f"{record.path}: has no MoE layers")
+    layers = record.layers
     if layer is None:
-        layer = max(range(len(layers)), key=lambda i: max(layers[i]["load_before"]))
+        layer = max(range(len(layers)), key=lambda i: max(layers[i].load_before))
     if not 0 <= layer < len(layers):
         raise UsageError(f"layer={layer}: the record has MoE layers 0 to {len(layers) - 1}")
     chosen = layers[layer]
-    asked, served = normalised(chosen), normalised(chosen, "load_after")
+    asked, served = normalised(chosen), normalised(chosen, "after")
     order = sorted(range(len(asked)), key=lambda expert: -asked[expert])
 
     figure = Figure(figsize=(6.4, 2.6), layout="constrained")
     axes = figure.subplots()
     draw_bars(axes, [asked[e] for e in order], [served[e] for e in order], record.gamma)
     axes.legend(frameon=False)
-    title = f"{record.model}, {record.task}, {chosen['name']}: {record.cell.label}"
+    title = f"{record.model}, {record.task}, {chosen.name}: {record.cell.label}"
     axes.set_title(
-        f"{title}, {100 * chosen['drop_rate']:.0f} % of assignments dropped", fontsize=9, loc="left"
+        f"{title}, {100 * chosen.drop_rate:.0f} % of assignments dropped", fontsize=9, loc="left"
     )
     return figure

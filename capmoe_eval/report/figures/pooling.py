@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from capmoe_eval.experiment.record import Record
 
-Layer = Mapping[str, Any]
+if TYPE_CHECKING:
+    from capmoe_eval.experiment.record_part import Layer
 
 
 @dataclass(frozen=True)
@@ -35,16 +36,16 @@ def pooled_grid(layers: Iterable[Layer]) -> Grid:
     assignments · (1 - drop rate), fills the share 1 - padding waste of them.
     """
     chosen = list(layers)
-    gammas = tuple(float(gamma) for gamma in chosen[0]["grid"]["gamma"])
+    gammas = tuple(chosen[0].grid.gamma)
     drops: list[float] = []
     wastes: list[float | None] = []
-    total = sum(layer["assignments"] for layer in chosen)
+    total = sum(layer.assignments for layer in chosen)
     for i in range(len(gammas)):
         dropped = kept = slots = 0.0
         for layer in chosen:
-            drop, waste = layer["grid"]["drop_rate"][i], layer["grid"]["pad_waste"][i]
-            own = layer["assignments"] * (1 - drop)
-            dropped += layer["assignments"] * drop
+            drop, waste = layer.grid.drop_rate[i], layer.grid.pad_waste[i]
+            own = layer.assignments * (1 - drop)
+            dropped += layer.assignments * drop
             kept += own
             slots += own / (1 - waste) if waste is not None and waste < 1 else 0.0
         drops.append(dropped / total)
@@ -52,17 +53,17 @@ def pooled_grid(layers: Iterable[Layer]) -> Grid:
     return Grid(gammas, tuple(drops), tuple(wastes))
 
 
-def normalised(layer: Layer, which: str = "load_before") -> list[float]:
-    """Return the load of each expert over the mean load N̄ that the router asked for."""
-    mean = layer["assignments"] / layer["n_experts"]
-    return [load / mean for load in layer[which]]
+def normalised(layer: Layer, when: Literal["before", "after"] = "before") -> list[float]:
+    """Return each expert's load before or after drops, over the mean load N̄ asked for [E]."""
+    mean = layer.assignments / layer.n_experts
+    return [n / mean for n in (layer.load_before if when == "before" else layer.load_after)]
 
 
 def busiest_layer(records: Sequence[Record]) -> int:
     """Return the number of the layer with the fullest expert, on average over the records."""
-    count = min(len(record.capmoe["layers"]) for record in records)
+    count = min(len(record.layers) for record in records)
     fullest = [
-        statistics.fmean(max(normalised(record.capmoe["layers"][i])) for record in records)
+        statistics.fmean(max(normalised(record.layers[i])) for record in records)
         for i in range(count)
     ]
     return max(range(count), key=lambda i: fullest[i])
@@ -104,7 +105,7 @@ def mean_load(records: Sequence[Record], tasks: Sequence[str], field: str) -> fl
     """Return the mean of a field of ``load`` over tasks, seeds first; None where one is missing."""
     means = []
     for task in tasks:
-        found = [record.capmoe["load"].get(field) for record in records if record.task == task]
+        found = [getattr(record.load, field) for record in records if record.task == task]
         known = [float(value) for value in found if value is not None]
         if not known:
             return None

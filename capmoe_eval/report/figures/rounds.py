@@ -63,9 +63,9 @@ def _unserved(records: Sequence[Record], tasks: Sequence[str]) -> float:
     """
     shares = []
     for task in tasks:
-        layers = [x for record in records if record.task == task for x in record.capmoe["layers"]]
-        computed = sum(sum(layer["load_after"]) for layer in layers)
-        shares.append(1 - computed / float(sum(layer["assignments"] for layer in layers)))
+        layers = [x for record in records if record.task == task for x in record.layers]
+        computed = sum(sum(layer.load_after) for layer in layers)
+        shares.append(1 - computed / float(sum(layer.assignments for layer in layers)))
     return statistics.fmean(shares)
 
 

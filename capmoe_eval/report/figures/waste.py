@@ -41,7 +41,7 @@ def measure_waste(evidence: FigureRecords) -> Measured:
     """Pool each model's grid over layers and tasks, and find the best γ by penalty."""
     models: list[Numbers] = []
     for model, records in by_key(evidence.of("routing"), lambda record: record.model).items():
-        grid = pooled_grid(layer for record in records for layer in record.capmoe["layers"])
+        grid = pooled_grid(layer for record in records for layer in record.layers)
         models.append(
             {
                 "model": evidence.models[model],

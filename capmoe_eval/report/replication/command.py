@@ -13,7 +13,7 @@ from capmoe_eval.experiment.arguments import PATH, Parser
 from capmoe_eval.experiment.configuration import profile_name
 from capmoe_eval.experiment.files import check_writable, write_bytes, write_text
 from capmoe_eval.experiment.record import VERDICTS
-from capmoe_eval.experiment.selection import finished, own_words
+from capmoe_eval.experiment.selection import finished, refuse_experiment
 from capmoe_eval.paper.replication.claims import CLAIMS
 from capmoe_eval.paper.replication.measures import MEASURES, Trainings
 from capmoe_eval.paper.replication.records import SideRecords
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
 
     def report() -> int:
-        own_words(given.overrides)
+        refuse_experiment(given.overrides)
         found = finished(["experiment=replicate", *given.overrides])
         profile = profile_name(found.config)
         if not found.records:

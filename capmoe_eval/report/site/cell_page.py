@@ -7,13 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from capmoe_eval.experiment.commands import DIRECTORY
+from capmoe_eval.experiment.commands import DIRECTORY, cell_command
 from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.site import page
-from capmoe_eval.report.site.cell_command import Reproduction
 from capmoe_eval.report.site.names import method_name
 from capmoe_eval.report.site.page import Address, Link, render_page
 from capmoe_eval.report.templates.texts import shown, text
@@ -22,6 +21,10 @@ _AGAIN: Final = "again"
 
 SHOWN: Final = 20
 """How many other seeds a page links to; a page of each of n seeds that lists all is n² links."""
+
+
+if TYPE_CHECKING:
+    from capmoe_eval.experiment.record_part import Layer, Proofs
 
 
 @dataclass(frozen=True)
@@ -76,13 +79,10 @@ def _home(record: Record) -> tuple[object, ...]:
     )
 
 
-def record_page(
-    record: Record, profile: str, others: Relatives, reproduction: Reproduction, address: Address
-) -> str:
+def record_page(record: Record, profile: str, others: Relatives, address: Address) -> str:
     """Return a record's page."""
     gamma = gamma_suffix(record.gamma, ", γ = ")
     knobs = record.knobs if record.seed is None else {**record.knobs, "seed": record.seed}
-    capmoe = record.capmoe
     return render_page(
         "cell",
         address,
@@ -94,14 +94,13 @@ def record_page(
         baseline=others.baseline and _baseline(record, others.baseline, address),
         seeds=[_link(other, address, f"seed {other.seed}") for other in others.nearest],
         more_seeds=_more_seeds(others),
-        command=reproduction.command(record.cell, _AGAIN),
+        command=cell_command(record.cell, _AGAIN),
         again=_AGAIN,
         directory=DIRECTORY,
-        load=capmoe["load"],
-        layers=[{**layer, "bars": _bars(layer)} for layer in capmoe["layers"]],
-        proofs=_proofs(capmoe["proofs"]),
+        layers=[(layer, _bars(layer)) for layer in record.layers],
+        proofs=_proofs(record.proofs),
         identity=_flat(record.cell.identity()),
-        provenance=_flat(capmoe["provenance"]),
+        provenance=_flat(record.capmoe["provenance"]),
         file=address.link_to_file(record.path, record.path.as_posix()),
     )
 
@@ -126,9 +125,9 @@ def _more_seeds(others: Relatives) -> str:
     return f"{more:,} more; mean of all {others.seeds:,}: {100 * others.mean:.2f} %" if more else ""
 
 
-def _bars(layer: Mapping[str, Any]) -> dict[str, object]:
+def _bars(layer: Layer) -> dict[str, object]:
     """Return the drawing of each expert's load before and after, busiest first."""
-    before, after = layer["load_before"], layer["load_after"]
+    before, after = layer.load_before, layer.load_after
     top = max((*before, *after))
     order = sorted(range(len(before)), key=lambda expert: -before[expert])
     width, height = 4 * len(before), 48
@@ -152,11 +151,12 @@ def _steps(heights: Sequence[float], base: int) -> str:
     return "".join(bars)
 
 
-def _proofs(proofs: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, bool | None, str]]:
-    """Yield each promise's name, whether it was kept, and what was counted."""
-    for name, proof in sorted(proofs.items()):
-        counted = [f"{key} {text(n)}" for key, n in sorted(proof.items()) if key != "passed"]
-        yield name, proof["passed"], ", ".join(counted)
+def _proofs(proofs: Proofs) -> Iterator[tuple[str, bool | None, str, str]]:
+    """Yield each promise's name, whether it was kept, its meaning, and what was counted."""
+    for name, field in sorted(type(proofs).model_fields.items()):
+        promise = getattr(proofs, name)
+        counted = ", ".join(f"{key} {text(n)}" for key, n in sorted(promise.model_extra.items()))
+        yield name, promise.passed, field.description or "", counted
 
 
 def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

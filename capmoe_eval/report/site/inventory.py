@@ -88,13 +88,7 @@ class Inventory:
     @cached_property
     def broken_promises(self) -> tuple[Record, ...]:
         """The records in which a proof failed."""
-        return tuple(record for record in self.records if failed_proofs(record))
-
-
-def failed_proofs(record: Record) -> list[str]:
-    """Return the promises that a record did not keep."""
-    proofs = sorted(record.capmoe["proofs"].items())
-    return [name for name, proof in proofs if proof["passed"] is False]
+        return tuple(record for record in self.records if record.proofs.broken)
 
 
 def take_inventory(overrides: Sequence[str], bench: Path = FOLDER) -> Inventory:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from capmoe_eval.experiment.names import gamma_text
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.site import page
-from capmoe_eval.report.site.inventory import Inventory, failed_proofs
+from capmoe_eval.report.site.inventory import Inventory
 from capmoe_eval.report.site.names import (
     gamma_filter,
     gamma_order,
@@ -46,15 +46,15 @@ def broken_files(inventory: Inventory) -> dict[str, object] | None:
 
 
 def _row(record: Record, address: Address) -> dict[str, object]:
-    load = record.capmoe["load"]
+    load = record.load
     gamma = gamma_text(record.method, record.gamma)
     numbers = (
         (f"{100 * record.value:.1f}", record.value),
         (shown(record.stderr, "{:.1f}", 100), record.stderr),
         (str(record.n), record.n),
-        (shown(load["drop_rate"], "{:.1f}", 100), load["drop_rate"]),
-        (shown(load["peak_before"], "{:.2f}"), load["peak_before"]),
-        (shown(load["peak_after"], "{:.2f}"), load["peak_after"]),
+        (shown(load.drop_rate, "{:.1f}", 100), load.drop_rate),
+        (shown(load.peak_before, "{:.2f}"), load.peak_before),
+        (shown(load.peak_after, "{:.2f}"), load.peak_after),
     )
     knobs = record.cell.label.split("-")[1:]
     return {
@@ -67,5 +67,5 @@ def _row(record: Record, address: Address) -> dict[str, object]:
         "gamma_order": gamma_order(gamma),
         "knobs": " ".join(k for k in knobs if not k.startswith("g") or k == "global"),
         "numbers": [(text, None if value is None else float(value)) for text, value in numbers],
-        "failed": failed_proofs(record),
+        "failed": record.proofs.broken,
     }

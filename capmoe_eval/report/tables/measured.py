@@ -14,7 +14,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from capmoe_eval.experiment.configuration import load_option, profile_name
 from capmoe_eval.experiment.results import Reader
-from capmoe_eval.experiment.selection import LEFT_OUT, Finished, composed, finished, own_words
+from capmoe_eval.experiment.selection import (
+    LEFT_OUT,
+    Finished,
+    composed,
+    finished,
+    refuse_experiment,
+)
 from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.paper.benchmarks import Bench, read_bench
 from capmoe_eval.paper.layout import Layout, ModelSlot, SettingsLayout, WorkloadLayout
@@ -38,7 +44,7 @@ def cell_config(overrides: Sequence[str]) -> DictConfig:
         UsageError: If it names an experiment.
         HydraException: For an override that does not exist.
     """
-    own_words(overrides)
+    refuse_experiment(overrides)
     return composed([word for word in overrides if not word.startswith(GRIDS)])
 
 
@@ -61,7 +67,7 @@ def measured_table(
     """
     layout = find_layout(key)
     if isinstance(layout, Layout):
-        own_words(overrides)
+        refuse_experiment(overrides)
         found = finished([f"experiment={key}", *overrides], reader)
         return results_table(layout, found, overrides), profile_name(found.config)
     profile = profile_name(cell_config(overrides))

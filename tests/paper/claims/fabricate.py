@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ HOME = Home(ep_size=2, batch_size=16, gamma=1.5)
 def record(
     method: str,
     gamma: float | None = None,
-    correct: Sequence[float] = (1, 0, 1, 1),
+    correct: records.Correct = (1, 0, 1, 1),
     *,
     model: str = "zoo_olmoe",
     task: str = "obqa",

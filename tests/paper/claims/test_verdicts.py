@@ -118,13 +118,10 @@ def test_other_documents_are_not_paired() -> None:
 
 def test_a_task_that_does_not_pair_is_left_out_and_named() -> None:
     """A part of its subtasks is no task: none is compared on fewer documents without a word."""
-    both = {"obqa_a": {"documents": "a", "correct": [1] * 20}}
-    more = both | {"obqa_b": {"documents": "b", "correct": [0] * 20}}
-    one, other = (record("score", 1.0, RIGHT), record("random", 1.0, RIGHT))
-    one.capmoe["documents"], other.capmoe["documents"] = both, more
+    both = {"obqa_a": [1] * 20}
     found = evidence(
-        one,
-        other,
+        record("score", 1.0, both),
+        record("random", 1.0, both | {"obqa_b": [0] * 20}),
         record("score", 1.0, RIGHT, task="rte"),
         record("random", 1.0, WRONG, task="rte"),
     )
@@ -254,10 +251,10 @@ def test_settings_are_guessed_only_where_none_are_known() -> None:
 # Loads and promises.
 
 
-def loads(first: float, second: float) -> list[Record]:
+def loads(first: float, second: float, model: str) -> list[Record]:
     return [
-        record("expert_drop", load={"drop_rate": first}),
-        record("score", 1.5, load={"drop_rate": second}),
+        record("expert_drop", load={"drop_rate": first}, model=model),
+        record("score", 1.5, load={"drop_rate": second}, model=model),
     ]
 
 
@@ -277,11 +274,7 @@ LOAD = """{load: {quantity: drop_rate, of: {method: expert_drop},
 def test_a_load_holds_if_it_does_for_every_model(
     pairs: list[tuple[float, float]], word: str
 ) -> None:
-    records = [
-        Record(json.loads(json.dumps(r.content).replace("zoo_olmoe", f"zoo_{i}")), Path(f"{i}{j}"))
-        for i, pair in enumerate(pairs)
-        for j, r in enumerate(loads(*pair))
-    ]
+    records = [one for i, pair in enumerate(pairs) for one in loads(*pair, model=f"zoo_{i}")]
     verdict = judge(LOAD, evidence(*records))
     assert verdict.word == word
     if word == "confirmed":
@@ -293,8 +286,8 @@ def test_quantities_are_those_of_the_record() -> None:
     layer = {
         "top_k": 2,
         "assignments": 100,
-        "score_by_rank": [0.5, 0.2, 0.15, 0.05],
-        "grid": {"gamma": [1.0, 2.0], "drop_rate": [0.3, 0.1]},
+        "score_by_rank": [0.5, 0.2, 0.15, 0.05, 0.04, 0.03, 0.02, 0.01],
+        "grid": {"gamma": [1.0, 2.0], "drop_rate": [0.3, 0.1], "pad_waste": [None, None]},
     }
     found = evidence(
         record("baseline", layer=layer),
@@ -330,6 +323,8 @@ def test_one_broken_promise_is_enough() -> None:
     verdict = judge(check, evidence(record("score", 1.0), broken))
     assert verdict.word == "contradicted"
     assert verdict.findings[0].details[0].records == (str(broken.path),)
+    with pytest.raises(ValueError, match="promise: 'bound_hold' is none of bound_holds, "):
+        judge("{promise: {name: bound_hold}}", evidence(broken))
 
 
 # Values of the paper's checkpoints.

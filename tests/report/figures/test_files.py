@@ -17,7 +17,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.commands import sweeps
 from capmoe_eval.experiment.configuration import config_directory, plans
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.selection import composed, model_defaults
+from capmoe_eval.experiment.selection import composed
 from capmoe_eval.report.figures import command
 from capmoe_eval.report.figures.catalogue import FIGURES, get_figure
 from capmoe_eval.report.figures.evidence import FigurePlans, gather
@@ -221,7 +221,7 @@ def test_a_command_says_the_candidates_that_are_not_as_usual(candidates: str, ep
             ["method=expanded_drop", f"candidates={candidates}", f"ep_size={ep_size}", "tasks=obqa"]
         )
     )
-    (line,) = sweeps([plan.cell], model_defaults)
+    (line,) = sweeps([plan.cell])
     assert ("candidates=global" in line) == (plan.cell.method.candidates == "global")
     words = shlex.split(line)[3:]
     (again,) = plans(composed(words))

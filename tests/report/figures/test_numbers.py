@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.record import Record
+from capmoe_eval.experiment.record_part import Layer
 from capmoe_eval.paper.printed import figure1_bars, table1_scores
 from capmoe_eval.report.figures import (
     companions,
@@ -270,7 +271,7 @@ loads = st.lists(st.integers(0, 40), min_size=4, max_size=4).filter(any)
 
 @given(st.lists(loads, min_size=1, max_size=4))
 def test_pooling_shares_is_summing_counts(many: list[list[int]]) -> None:
-    grid = pooled_grid([layer(one) for one in many])
+    grid = pooled_grid([Layer.model_validate(layer(one, top_k=1)) for one in many])
     for gamma, drop, empty in zip(grid.gamma, grid.drop_rate, grid.pad_waste, strict=True):
         dropped_pairs = unused = slots = 0
         for one in many:
@@ -284,7 +285,7 @@ def test_pooling_shares_is_summing_counts(many: list[list[int]]) -> None:
 
 @given(loads, st.sampled_from([0.0, 0.5, 1.0, 5.0, 20.0]))
 def test_the_best_gamma_is_that_of_a_loop(load: list[int], penalty: float) -> None:
-    grid = pooled_grid([layer(load)])
+    grid = pooled_grid([Layer.model_validate(layer(load, top_k=1))])
     best, least = None, float("inf")
     for i, gamma in enumerate(GAMMAS):
         empty = grid.pad_waste[i]

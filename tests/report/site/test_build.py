@@ -18,7 +18,6 @@ from capmoe_eval.experiment.names import gamma_text
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.site import page
 from capmoe_eval.report.site.build import build, write_site
-from capmoe_eval.report.site.cell_command import Reproduction
 from capmoe_eval.report.site.cell_page import record_page, relatives
 from capmoe_eval.report.site.claims import claims_page
 from capmoe_eval.report.site.efficiency import efficiency_page
@@ -162,7 +161,7 @@ def test_a_page_does_not_grow_with_the_number_of_seeds(tmp_path: Path) -> None:
 
 def page_of(found: list[Record], seed: int) -> str:
     record, others = found[seed], relatives(found)[found[seed].path]
-    return record_page(record, "zoo", others, Reproduction(), Address(page.cell_path(record)))
+    return record_page(record, "zoo", others, Address(page.cell_path(record)))
 
 
 def test_a_record_of_a_task_that_is_no_more_has_a_page(site: Site) -> None:

@@ -11,14 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capmoe_eval.experiment.cell import Cell
-from capmoe_eval.experiment.commands import DIRECTORY, override
+from capmoe_eval.experiment.commands import DIRECTORY, cell_command, override
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.selection import composed
-from capmoe_eval.report.site.cell_command import Reproduction
 from capmoe_eval.routing.method import Method
 from tests.report.site.material import odd_cell
-
-REPRODUCTION = Reproduction()
 
 
 def known(*words: str) -> Cell:
@@ -27,7 +24,7 @@ def known(*words: str) -> Cell:
 
 def again(cell: Cell, directory: Path | None = None) -> Cell:
     """The one cell of the command line that is given for a cell."""
-    command = REPRODUCTION.command(cell, "again")
+    command = cell_command(cell, "again")
     assert command is not None and command.startswith("python -m capmoe_eval ")
     words = [word.replace(DIRECTORY, str(directory)) for word in shlex.split(command)[3:]]
     found = plans(composed(words))
@@ -96,12 +93,12 @@ def test_a_model_of_ones_own_and_its_data(tmp_path: Path) -> None:
 
 
 def test_a_task_that_no_longer_exists_has_no_command() -> None:
-    assert REPRODUCTION.command(odd_cell(task="own_task"), "again") is None
+    assert cell_command(odd_cell(task="own_task"), "again") is None
 
 
 def test_defaults_are_not_said() -> None:
     cell = known("model=zoo_olmoe", "method=score", "gamma=1.0", "tasks=piqa")
-    assert REPRODUCTION.command(cell, "again") == (
+    assert cell_command(cell, "again") == (
         "python -m capmoe_eval model=zoo_olmoe method=score gamma=1.0 tasks=piqa results_dir=again"
     )
 
