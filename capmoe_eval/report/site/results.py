@@ -16,7 +16,7 @@ from capmoe_eval.report.site.inventory import Inventory
 from capmoe_eval.report.site.names import gamma_filter, method_filter, name_filter
 from capmoe_eval.report.site.page import Address, render_page
 from capmoe_eval.report.tables.measured import other_table, results_table
-from capmoe_eval.report.tables.render import cell_view, marked, origin
+from capmoe_eval.report.tables.render import cell_view, marked
 from capmoe_eval.report.tables.table import Cell, Entry, Row, Table
 
 
@@ -99,9 +99,6 @@ def _view(table: Table, folder: Path, address: Address) -> dict[str, object]:
 
 def _entry(cell: Cell, best: bool, decimals: int, address: Address) -> dict[str, object]:
     found = cell_view(cell, best, decimals)
-    if isinstance(cell, Entry):
-        found["sorts"] = repr(float(cell.value))
-        found["origin"] = "; ".join(origin(cell, decimals))
-        if cell.records:
-            found["href"] = address.to(page.cell_path(cell.records[0]))
+    if isinstance(cell, Entry) and cell.records:
+        found["href"] = address.to(page.cell_path(cell.records[0]))
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, TypeAlias
@@ -22,6 +23,47 @@ Line: TypeAlias = list[tuple[Cell, bool]]
 """The cells of a row, each with whether it is the best of its column in its block."""
 
 
+@dataclass(frozen=True)
+class _Format:
+    """A format of print: its escape, a missing cell, and what is put around parts of an entry."""
+
+    escape: Callable[[str], str]
+    missing: str
+    best: str
+    quartiles: str
+    stderr: str
+
+    def cell(self, cell: Cell, best: bool, decimals: int) -> str:
+        """Return a cell as text."""
+        if isinstance(cell, Missing):
+            return self.missing
+        if isinstance(cell, Text):
+            return self.escape(cell.text)
+        value = f"{cell.value:.{decimals}f}"
+        value = self.best.format(value) if best else value
+        value += self.escape(_MARKS[cell.test.verdict if cell.test else None])
+        if cell.quartiles is not None:
+            return value + self.quartiles.format(self.escape(_quartiles(cell.quartiles, decimals)))
+        if cell.stderr is None:
+            return value
+        return value + self.stderr.format(f"{cell.stderr:.{decimals}f}")
+
+    def rows(self, table: Table, block: Block) -> Iterator[tuple[list[str], Line]]:
+        """Yield the texts of each row of a block, and its cells; repeated labels are blank."""
+        above: tuple[str, ...] = ("",) * len(table.label_headings)
+        for row, line in zip(block.rows, marked(table, block), strict=True):
+            pairs = zip(row.labels, above, strict=True)
+            labels = ["" if label == previous else self.escape(label) for label, previous in pairs]
+            yield [*labels, *(self.cell(*cell, table.decimals) for cell in line)], line
+            above = row.labels
+
+
+_MARKDOWN: Final = _Format(markdown, "—", "**{}**", " {}", " ± {}")
+_LATEX: Final = _Format(
+    latex, "---", r"\textbf{{{}}}", r"{{\scriptsize\,{}}}", r"{{\scriptsize\,$\pm$\,{}}}"
+)
+
+
 def to_markdown(table: Table) -> str:
     """Return a GitHub-flavoured Markdown section.
 
@@ -29,25 +71,12 @@ def to_markdown(table: Table) -> str:
     errors follow as "± 2.2", quartiles as "(1.1–1.3)". What the paper prints for a row is a row
     below it. Below the table stand the commands that fill the missing entries, and the notes.
     """
-
-    def text(cell: Cell, best: bool) -> str:
-        if isinstance(cell, Missing):
-            return "—"
-        if isinstance(cell, Text):
-            return markdown(cell.text)
-        value = f"{cell.value:.{table.decimals}f}"
-        value = (f"**{value}**" if best else value) + _mark(cell)
-        if cell.quartiles is not None:
-            return f"{value} {quartiles(cell.quartiles, table.decimals)}"
-        return value if cell.stderr is None else f"{value} ± {cell.stderr:.{table.decimals}f}"
-
     rules = [":--"] * len(table.label_headings)
     rules += [":--" if words else "--:" for words in table.columns_of_words]
     rows = [[markdown(h) for h in (*table.label_headings, *table.columns)], rules]
     for block in table.blocks:
-        for labels, line in zip(_printed_labels(block), marked(table, block), strict=True):
-            rows.append([*map(markdown, labels), *(text(*cell) for cell in line)])
-            rows += _beside(table, line, {f"_{_BESIDE}_": _compared})
+        for texts, line in _MARKDOWN.rows(table, block):
+            rows += [texts, *_beside(table, line, {f"_{_BESIDE}_": _compared})]
     parts = [
         f"### {markdown(table.title)}",
         markdown(table.caption),
@@ -67,25 +96,18 @@ def to_latex(table: Table) -> str:
     set apart by ``\midrule``, standard errors and published numbers (below) are small. The
     commands that fill the missing entries are comments.
     """
-
-    def text(cell: Cell, best: bool) -> str:
-        if isinstance(cell, Missing):
-            return "---"
-        if isinstance(cell, Text):
-            return latex(cell.text)
-        value = f"{cell.value:.{table.decimals}f}"
-        value = (rf"\textbf{{{value}}}" if best else value) + latex(_mark(cell))
-        if cell.quartiles is not None:
-            return rf"{value}{{\scriptsize\,{latex(quartiles(cell.quartiles, table.decimals))}}}"
-        if cell.stderr is None:
-            return value
-        return rf"{value}{{\scriptsize\,$\pm$\,{cell.stderr:.{table.decimals}f}}}"
-
-    def line_of(cells: list[str]) -> str:
-        return " & ".join(cells) + r" \\"
-
     alignment = "l" * len(table.label_headings)
     alignment += "".join("l" if words else "r" for words in table.columns_of_words)
+    rows = [" & ".join(latex(h) for h in (*table.label_headings, *table.columns)) + r" \\"]
+    # Two short lines below a row, for a page is narrow.
+    below = {_BESIDE: _value, "difference, z": _difference}
+    for block in table.blocks:
+        rows.append(r"\midrule")
+        for texts, line in _LATEX.rows(table, block):
+            rows.append(" & ".join(texts) + r" \\")
+            for small in _beside(table, line, below):
+                cells = [rf"{{\scriptsize {latex(text)}}}" if text else "" for text in small]
+                rows.append(" & ".join(cells) + r" \\")
     lines = [
         r"\begin{table}[t]",
         r"\centering",
@@ -93,21 +115,14 @@ def to_latex(table: Table) -> str:
         rf"\label{{tab:{table.name}}}",
         rf"\begin{{tabular}}{{{alignment}}}",
         r"\toprule",
-        line_of([latex(h) for h in (*table.label_headings, *table.columns)]),
+        *rows,
+        r"\bottomrule",
+        r"\end{tabular}",
+        *(rf"\par\smallskip{{\footnotesize {latex(note)}}}" for note in table.notes),
+        *(f"% missing: {one_line(command)}" for command in table.missing_commands),
+        r"\end{table}",
     ]
-    # Two short lines below a row, for a page is narrow.
-    below = {_BESIDE: _value, "difference, z": _difference}
-    for block in table.blocks:
-        lines.append(r"\midrule")
-        for labels, line in zip(_printed_labels(block), marked(table, block), strict=True):
-            lines.append(line_of([*map(latex, labels), *(text(*cell) for cell in line)]))
-            for texts in _beside(table, line, below):
-                small = [rf"{{\scriptsize {latex(text)}}}" if text else "" for text in texts]
-                lines.append(line_of(small))
-    lines += [r"\bottomrule", r"\end{tabular}"]
-    lines += [rf"\par\smallskip{{\footnotesize {latex(note)}}}" for note in table.notes]
-    lines += [f"% missing: {one_line(command)}" for command in table.missing_commands]
-    return "\n".join([*lines, r"\end{table}"]) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def to_csv(table: Table) -> str:
@@ -124,21 +139,6 @@ def to_csv(table: Table) -> str:
         suffixes += [" published", " difference", " z"]
     if any(entry.test for entry in table.entries):
         suffixes += [" effect", " p", " p corrected"]
-
-    def numbers(entry: Entry) -> dict[str, float | None]:
-        found = {"": entry.value, " stderr": entry.stderr}
-        if entry.quartiles:
-            found |= dict(zip((" low", " high"), entry.quartiles, strict=True))
-        if there := entry.published:
-            found |= {
-                " published": there.value,
-                " difference": there.difference,
-                " z": there.z,
-            }
-        if test := entry.test:
-            found |= {" effect": test.effect, " p": test.p, " p corrected": test.corrected}
-        return found
-
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     columns = list(zip(table.columns, table.columns_of_words, strict=True))
@@ -153,10 +153,22 @@ def to_csv(table: Table) -> str:
             if words:
                 cells.append(cell.text if isinstance(cell, Text) else None)
             else:
-                found = numbers(cell) if isinstance(cell, Entry) else {}
+                found = _numbers(cell) if isinstance(cell, Entry) else {}
                 cells += [found.get(suffix) for suffix in suffixes]
         writer.writerow(cells)
     return buffer.getvalue()
+
+
+def _numbers(entry: Entry) -> dict[str, float | None]:
+    """Return the numbers of an entry by the suffix of their column."""
+    found = {"": entry.value, " stderr": entry.stderr}
+    if entry.quartiles:
+        found[" low"], found[" high"] = entry.quartiles
+    if there := entry.published:
+        found |= {" published": there.value, " difference": there.difference, " z": there.z}
+    if test := entry.test:
+        found |= {" effect": test.effect, " p": test.p, " p corrected": test.corrected}
+    return found
 
 
 def to_html(table: Table) -> str:
@@ -166,17 +178,9 @@ def to_html(table: Table) -> str:
     what the paper prints stands below in ``<small>``. The tooltip (``title``) of an entry tells its
     standard error, seeds, documents and test, that of a missing one the command that fills it.
     """
-
-    def view(cell: Cell, best: bool) -> dict[str, object]:
-        found = cell_view(cell, best, table.decimals)
-        if isinstance(cell, Entry):
-            error = [f"± {found['stderr']} standard error"] if found["stderr"] else []
-            found["origin"] = "; ".join([*error, *origin(cell, table.decimals)])
-        return found
-
     blocks = [
         [
-            {"labels": row.labels, "entries": [view(*cell) for cell in line]}
+            {"labels": row.labels, "entries": [cell_view(*cell, table.decimals) for cell in line]}
             for row, line in zip(block.rows, marked(table, block), strict=True)
         ]
         for block in table.blocks
@@ -199,11 +203,13 @@ def cell_view(cell: Cell, best: bool, decimals: int) -> dict[str, object]:
         return {"command": cell.command}
     return {
         "value": f"{cell.value:.{decimals}f}",
+        "number": float(cell.value),
         "best": best,
         "verdict": cell.test and cell.test.verdict,
-        "quartiles": cell.quartiles and quartiles(cell.quartiles, decimals),
+        "quartiles": cell.quartiles and _quartiles(cell.quartiles, decimals),
         "stderr": None if cell.stderr is None else f"{cell.stderr:.{decimals}f}",
         "published": cell.published and _compared(cell.published, decimals),
+        "origin": _origin(cell, decimals),
     }
 
 
@@ -240,7 +246,7 @@ def marked(table: Table, block: Block) -> Iterator[Line]:
         yield [(cell, index in rows) for cell, rows in zip(row.entries, best, strict=True)]
 
 
-def origin(entry: Entry, decimals: int) -> list[str]:
+def _origin(entry: Entry, decimals: int) -> list[str]:
     """Return what an entry rests on: its seeds, its documents and its paired test."""
     parts = []
     if entry.seeds:
@@ -257,13 +263,9 @@ def origin(entry: Entry, decimals: int) -> list[str]:
     return parts
 
 
-def quartiles(bounds: tuple[float, float], decimals: int) -> str:
+def _quartiles(bounds: tuple[float, float], decimals: int) -> str:
     """Return quartiles in brackets."""
     return f"({bounds[0]:.{decimals}f}–{bounds[1]:.{decimals}f})"
-
-
-def _mark(entry: Entry) -> str:
-    return _MARKS[entry.test.verdict if entry.test else None]
 
 
 def _beside(
@@ -297,11 +299,3 @@ def _signed(number: float, decimals: int) -> str:
     if not float(text):
         return text
     return f"{'−' if number < 0 else '+'}{text}"
-
-
-def _printed_labels(block: Block) -> Iterator[list[str]]:
-    """Yield each row's labels as print has them: blank where they repeat the row above."""
-    above: tuple[str, ...] = ()
-    for row in block.rows:
-        yield ["" if above and label == above[i] else label for i, label in enumerate(row.labels)]
-        above = row.labels
