@@ -15,12 +15,10 @@ ALPHA = 0.05
 
 @dataclass(frozen=True)
 class Published:
-    """What the paper prints for the same model and task, in the entry's units.
+    """The number that the paper prints for the same, our difference to it, and the z of that.
 
-    Attributes:
-        value: The printed number.
-        difference: Ours minus the printed one.
-        z: The difference over its standard error, or None where ours is not known.
+    The difference is ours minus the printed one, in the entry's units; z is None where our standard
+    error is not known.
     """
 
     value: float
