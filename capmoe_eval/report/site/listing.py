@@ -14,7 +14,6 @@ from capmoe_eval.report.site.names import (
     name_filter,
 )
 from capmoe_eval.report.site.page import Address, render_page
-from capmoe_eval.report.templates.texts import shown
 
 
 def records_page(inventory: Inventory, address: Address) -> str:
@@ -32,7 +31,7 @@ def records_page(inventory: Inventory, address: Address) -> str:
             method_filter(record.method for record in records),
             gamma_filter(gamma_text(record.method, record.gamma) for record in records),
         ],
-        records=[_row(record, address) for record in records],
+        rows=[_row(record, address) for record in records],
     )
 
 
@@ -46,26 +45,13 @@ def broken_files(inventory: Inventory) -> dict[str, object] | None:
 
 
 def _row(record: Record, address: Address) -> dict[str, object]:
-    load = record.load
     gamma = gamma_text(record.method, record.gamma)
-    numbers = (
-        (f"{100 * record.value:.1f}", record.value),
-        (shown(record.stderr, "{:.1f}", 100), record.stderr),
-        (str(record.n), record.n),
-        (shown(load.drop_rate, "{:.1f}", 100), load.drop_rate),
-        (shown(load.peak_before, "{:.2f}"), load.peak_before),
-        (shown(load.peak_after, "{:.2f}"), load.peak_after),
-    )
     knobs = record.cell.label.split("-")[1:]
     return {
-        "model": record.model,
-        "task": record.task,
-        "method": record.method,
+        "record": record,
         "method_name": method_name(record.method),
         "href": address.to(page.cell_path(record)),
         "gamma": gamma,
         "gamma_order": gamma_order(gamma),
         "knobs": " ".join(k for k in knobs if not k.startswith("g") or k == "global"),
-        "numbers": [(text, None if value is None else float(value)) for text, value in numbers],
-        "failed": record.proofs.broken,
     }
