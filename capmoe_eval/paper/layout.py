@@ -151,7 +151,7 @@ class Layout(PaperTable):
 
 @dataclass(frozen=True)
 class Setting:
-    """How the paper evaluates a task (``tasks=``): its name, shots and metric as printed."""
+    """The paper's settings of a task (``tasks=``): its name, shots and metric as printed."""
 
     task: str
     heading: str

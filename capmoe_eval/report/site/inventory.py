@@ -43,7 +43,7 @@ class Experiment:
 
     @property
     def counts(self) -> tuple[int, int, int, int]:
-        """How many cells there are: planned, finished, unreadable, and missing."""
+        """Numbers of cells: planned, finished, unreadable, and missing."""
         if self.found is None:
             return 0, 0, 0, 0
         planned, whole = len(self.found.plans), len(self.found.records)
@@ -52,7 +52,7 @@ class Experiment:
 
     @property
     def missing(self) -> int:
-        """How many cells nobody has computed."""
+        """The number of cells that nobody has computed."""
         return self.counts[-1]
 
 
@@ -82,7 +82,7 @@ class Inventory:
 
     @cached_property
     def notes(self) -> list[str]:
-        """What must be said of the models' numbers."""
+        """Sentences on the models' numbers that every page of results shows."""
         return model_notes(plan for one in self.experiments.values() for plan in one.plans)
 
     @cached_property

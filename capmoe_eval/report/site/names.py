@@ -1,4 +1,4 @@
-"""How methods and capacity factors are shown, sorted and offered in filters."""
+"""Methods and capacity factors as shown, and the filters of a page."""
 
 from __future__ import annotations
 

@@ -38,12 +38,12 @@ _NAVIGATION: Final = (
 )
 
 Link: TypeAlias = dict[str, str]
-"""Where a link leads (``href``), and its text."""
+"""The target of a link (``href``), and its text."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a page is, and how others are reached from it.
+    """The place of a page, from which links lead to others.
 
     Attributes:
         page: Its path below the directory of the report, with forward slashes.

@@ -67,28 +67,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _wanted(name: str, published: str | None) -> list[tuple[str, str | None]]:
-    """Return the tables asked for: measured ones by key, published ones by name and version.
-
-    Raises:
-        UsageError: For a table or a version that does not exist.
-    """
+    """Return the tables asked for: measured ones by key, published ones by name and version."""
     if published is None:
         return [(layout.key, None) for layout in TABLES] if name == ALL else [(name, None)]
     if published not in (*_VERSIONS, ALL):
         raise bad_choice("--published", published, (*_VERSIONS, ALL))
-    if ALL not in (name, published):
-        return [(name, published)]
-    names = [layout.name for layout in TABLES]
-    if name not in (*names, ALL):
-        raise bad_choice("table", name, dict.fromkeys((*names, ALL)))
     found: list[tuple[str, str | None]] = [
         (layout.name, layout.version)
         for layout in TABLES
         if name in (layout.name, ALL) and published in (layout.version, ALL)
     ]
-    if not found:
-        raise bad_choice(f"{name} --published", published, _VERSIONS)
-    return found
+    return found or [(name, published)]  # which is refused when it is rendered
 
 
 def _summary(table: Table) -> str:

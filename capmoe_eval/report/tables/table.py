@@ -42,7 +42,7 @@ class PairedTest:
 
     @property
     def verdict(self) -> Literal["better", "worse"] | None:
-        """Whether the entry differs significantly from its baseline, and how."""
+        """The direction of a significant difference to the baseline, or None."""
         if self.corrected is None or not self.corrected < ALPHA or not self.effect:
             return None
         return "better" if self.effect > 0 else "worse"
@@ -97,7 +97,7 @@ class Text:
 
 
 Cell: TypeAlias = Entry | Missing | Text
-"""What may stand in a column."""
+"""A cell of a column."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class Table:
 
     @property
     def columns_of_words(self) -> tuple[bool, ...]:
-        """Whether each column has words rather than numbers."""
+        """For each column, True if it has words rather than numbers."""
         return tuple(
             any(isinstance(row.entries[index], Text) for row in self.rows)
             for index in range(len(self.columns))
