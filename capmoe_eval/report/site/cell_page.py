@@ -20,7 +20,7 @@ from capmoe_eval.report.templates.texts import shown, text
 _AGAIN: Final = "again"
 
 SHOWN: Final = 20
-"""The number of other seeds that a page links to; a page of each of n seeds that lists all is n² links."""
+"""The number of other seeds that a page links to; n pages that list all n would have n² links."""
 
 
 if TYPE_CHECKING:
