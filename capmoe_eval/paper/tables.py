@@ -53,7 +53,10 @@ def _read() -> tuple[AnyLayout, ...]:
 TABLES: Final = _read()
 """Every table, those of v2 first."""
 
-ALL_TASKS: Final = next(t.tasks for t in TABLES if isinstance(t, Layout) and t.key == "table2")
+LAYOUTS: Final = tuple(table for table in TABLES if isinstance(table, Layout))
+"""Those of results."""
+
+ALL_TASKS: Final = next(layout.tasks for layout in LAYOUTS if layout.key == "table2")
 """The columns of Table 2: the eight multiple-choice tasks, and GSM8K."""
 
 

@@ -10,7 +10,7 @@ import pytest
 from capmoe_eval.errors import UsageError
 from capmoe_eval.paper.layout import Layout, SettingsLayout
 from capmoe_eval.paper.printed import lookup, printed_rows
-from capmoe_eval.paper.tables import TABLES, find_layout
+from capmoe_eval.paper.tables import LAYOUTS, TABLES, find_layout
 from capmoe_eval.report.tables.entries import Measured
 from capmoe_eval.report.tables.fill import fill
 from capmoe_eval.report.tables.published import published_table
@@ -19,7 +19,6 @@ from capmoe_eval.report.tables.settings import settings_table
 from capmoe_eval.report.tables.table import Entry, Table, Text
 
 GOLDEN = Path(__file__).parent / "golden"
-LAYOUTS = [layout for layout in TABLES if isinstance(layout, Layout)]
 TABLE5 = find_layout("table5")
 assert isinstance(TABLE5, SettingsLayout)
 
