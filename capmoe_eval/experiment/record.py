@@ -87,7 +87,7 @@ class Record:
         """The conditions under which it was computed."""
         return self.part.provenance
 
-    # The protocol of tables (`capmoe_eval.report.tables.source.Measurement`).
+    # For tables.
 
     @property
     def model(self) -> str:
