@@ -1,4 +1,4 @@
-"""Run commands: print results, turn errors into one line, and return an exit status."""
+"""Run commands: errors become one line and an exit status."""
 
 from __future__ import annotations
 
@@ -70,12 +70,7 @@ def run_all(commands: Iterable[Callable[[], int | None]]) -> int:
 def _status(
     command: Callable[[], int | None], *, apart: tuple[type[Exception], ...] = (BrokenPipeError,)
 ) -> int:
-    """Call a command and return its status; print a user's mistake in one line.
-
-    Args:
-        command: The command.
-        apart: Exceptions that are raised instead of printed.
-    """
+    """Call a command and return its status; print a user's mistake, or raise what is ``apart``."""
     try:
         return command() or 0
     except apart:

@@ -32,6 +32,10 @@ TASK_CHECKS: dict[str, Check] = {
     "fewshot": whole(0).or_null("null for what the lm-eval task says"),
     "filter": TEXT,
 }
+MODEL_FIELDS = tuple(MODEL_CHECKS)
+"""Fields of a model that are those of ``model`` in the configuration."""
+TASK_FIELDS = tuple(field for field in TASK_CHECKS if field != "name")
+"""Fields of a task that are those of ``tasks.<name>`` in the configuration."""
 CHECKS: dict[str, Check] = {
     "batch_size": Check(
         f"{_BATCH.rule}, or auto for the baseline",

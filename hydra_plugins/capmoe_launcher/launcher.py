@@ -55,15 +55,7 @@ class CellLauncher(Launcher):
         status = execute(share(merge(batches), self._config.shard))
         if status:
             raise SystemExit(status)
-        return [_completed(overrides) for overrides in job_overrides]
-
-
-def _completed(overrides: Sequence[str]) -> JobReturn:
-    done = JobReturn()
-    done.overrides = list(overrides)
-    done.status = JobStatus.COMPLETED
-    done.return_value = None
-    return done
+        return [JobReturn(list(words), status=JobStatus.COMPLETED) for words in job_overrides]
 
 
 _store: Any = ConfigStore.instance()

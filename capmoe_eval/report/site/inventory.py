@@ -15,7 +15,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.configuration import Plan, model_notes, options, profile_name
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import Reader, read_results, record_paths
-from capmoe_eval.experiment.selection import composed, planned, refuse_experiment
+from capmoe_eval.experiment.selection import composed, planned, read_finished, refuse_experiment
 from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.paper.benchmarks import Bench, read_bench
 from capmoe_eval.paper.layout import Layout, ModelSlot
@@ -130,14 +130,8 @@ def _experiment(layout: Layout, overrides: Sequence[str], reader: Reader) -> Exp
         slots = model_slots(config, layout.key)
     except (UsageError, HydraException, OmegaConfBaseException) as error:
         return Experiment(layout, problem=" ".join(str(error).split()))
-    records, broken = [], 0
-    for plan in cells:
-        if plan.path.exists():
-            try:
-                records.append(reader(plan.path, plan.root))
-            except UsageError:
-                broken += 1
-    return Experiment(layout, slots, tuple(cells), tuple(records), broken)
+    found = read_finished(cells, reader)
+    return Experiment(layout, slots, tuple(cells), found.records, len(found.broken))
 
 
 def _profiles(profile: str, roots: set[Path]) -> dict[str, int]:
