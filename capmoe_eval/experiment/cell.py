@@ -1,4 +1,4 @@
-"""Define a cell: one point of a grid, with everything that can change its result, and no more."""
+"""A cell, one point of a grid: all that can change its result, and no more."""
 
 from __future__ import annotations
 

@@ -109,9 +109,9 @@ def cell_command(cell: Cell, results: str) -> str | None:
         words[f"{prefix if own else ''}batch_size"] = cell.batch_size
     words |= _different(config, cell, ("limit", "eval_seed", "shuffle"))
     if cell.data != (config["data"]["root"] or HUB):
-        words["data.root"] = {HUB: None}.get(cell.data, cell.data)
-        if cell.data not in (HUB, *EMBEDDED):
-            words |= {"data.root": DIRECTORY, "data.name": cell.data}
+        local = cell.data not in (HUB, *EMBEDDED)
+        words["data.root"] = DIRECTORY if local else None if cell.data == HUB else cell.data
+        words |= {"data.name": cell.data} if local else {}
     words["results_dir"] = results
     return _line({key: (value,) for key, value in words.items()})
 
@@ -131,7 +131,7 @@ def _model_defaults(name: str) -> Mapping[str, Any]:
 @functools.cache
 def _task_defaults(name: str) -> Mapping[str, Any] | None:
     """Return the settings of a task in ``conf/tasks/``, or None if it is not there."""
-    return _plain(load_option("tasks", name))[name] if name in options("tasks") else None
+    return _plain(load_option("tasks", name)).get(name) if name in options("tasks") else None
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def _different(
 ) -> dict[str, Any]:
     """Return the fields in which something differs from the defaults."""
     values = {name: getattr(wanted, name) for name in fields}
-    return {prefix + name: value for name, value in values.items() if defaults[name] != value}
+    return {prefix + name: value for name, value in values.items() if defaults.get(name) != value}
 
 
 def _swept_words(cell: Cell) -> Words:

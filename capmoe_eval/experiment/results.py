@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import gc
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,12 +51,25 @@ class Reader:
     def all(self, places: Iterable[tuple[Path, Path]]) -> Results:
         """Return the records at some paths, each with its results directory, in their order."""
         records, broken = [], []
-        for path, root in places:
-            try:
-                records.append(self(path, root))
-            except UsageError as error:
-                broken.append(str(error))
+        with _without_collector():
+            for path, root in places:
+                try:
+                    records.append(self(path, root))
+                except UsageError as error:
+                    broken.append(str(error))
         return Results(tuple(records), tuple(broken))
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Pause the search for garbage: it would go through all records again and again, in vain."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 def record_paths(root: Path) -> list[Path]:

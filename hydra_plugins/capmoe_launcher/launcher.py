@@ -1,4 +1,4 @@
-"""A Hydra launcher that computes all jobs of a sweep in this process, each model loaded once.
+"""A Hydra launcher that computes a sweep in one process, each model loaded once.
 
 Hydra's own launcher runs job after job: it would load the model for each, and count nothing.
 ``hydra/launcher=submitit_slurm``, ``ray`` and others still work; they call the task function.
