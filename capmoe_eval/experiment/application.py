@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import yaml
 from hydra.errors import HydraException, MissingConfigException
@@ -113,13 +114,8 @@ def _signals() -> Iterator[None]:
 @contextmanager
 def _no_answers() -> Iterator[None]:
     """Replace standard input by an empty one, so that no library gets an answer from it."""
-    before = sys.stdin
-    with Path(os.devnull).open(encoding="utf-8") as nothing:
-        sys.stdin = nothing
-        try:
-            yield
-        finally:
-            sys.stdin = before
+    with Path(os.devnull).open() as nothing, mock.patch.object(sys, "stdin", nothing):
+        yield
 
 
 def _discard_output() -> None:

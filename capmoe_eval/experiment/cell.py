@@ -82,6 +82,8 @@ class ModelId:
     def __post_init__(self) -> None:
         for field, check in MODEL_CHECKS.items():
             check(f"model.{field}", getattr(self, field))
+        TEXT("dtype", self.dtype)
+        TEXT.or_null("null for the model's own")("attention", self.attention)
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,12 @@ class _Part(BaseModel):
 
 def _cell(identity: dict[str, object]) -> Cell:
     try:
-        return Cell.from_identity(identity)
+        cell = Cell.from_identity(identity)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"cannot be read ({error})") from error
+    if cell.identity() != identity:
+        raise ValueError("cannot be read (a field is missing or has no effect)")
+    return cell
 
 
 class Documents(_Part):
