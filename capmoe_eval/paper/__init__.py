@@ -1,4 +1,4 @@
-"""The paper: its printed values, its tables as data, its claims, and the statistics that test them.
+"""The paper: its printed values, its tables and claims as data, and their tests.
 
 Nothing here renders, and neither torch nor lm-eval may be imported.
 """

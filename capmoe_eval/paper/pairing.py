@@ -1,4 +1,4 @@
-"""Which documents two evaluations share: the one rule by which they are paired.
+"""The one rule by which the documents of two evaluations are paired.
 
 Two sides, each of one evaluation or of several seeds, pair if all of them answered the same
 documents of the same subtasks, every one with a number. Otherwise there is a reason why not, and

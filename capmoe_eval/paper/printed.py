@@ -1,36 +1,33 @@
-"""What the paper prints: the one reader of its tables, its figures and its deployments.
+"""The one reader of what the paper prints: its tables, figures and deployments.
 
-``data/tables.csv`` has every cell of the result tables, ``data/figures.json`` what could be read
-from the figures.
+``data/tables.csv`` has every cell of the result tables, ``data/figures.json`` the values that could
+be read from the figures.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from capmoe_eval.experiment.names import TITLES, gamma_suffix
 
 _DATA: Final = resources.files(__package__) / "data"
 
 AVERAGE: Final = "Avg."
-FIELDS: Final = ("version", "table", "model", "method", "variant", "gamma")
 
 Where = Mapping[str, Any]
 """Fields of rows and the values that they must have; ``version`` is v2 where nothing is said, a
 list allows several values."""
 
 
-@dataclass(frozen=True)
-class PrintedRow:
+class PrintedRow(NamedTuple):
     """One row of a printed table, named as in print.
 
     Attributes:
@@ -77,23 +74,21 @@ class PrintedRow:
         return self.mean if column == AVERAGE else self.values[column]
 
 
+FIELDS: Final = PrintedRow._fields[:-1]
+"""The fields that name a row."""
+
+
 @cache
 def printed_rows() -> tuple[PrintedRow, ...]:
     """Return every row of both versions, in the order of print."""
-    return tuple(PrintedRow(*key, values=values) for key, values in _values_by_row().items())
-
-
-@cache
-def _values_by_row() -> Mapping[tuple[str, int, str, str, str, float | None], dict[str, float]]:
-    """Return the values by column of each row, by its :data:`FIELDS`."""
-    rows: dict[tuple[str, int, str, str, str, float | None], dict[str, float]] = {}
+    rows: dict[tuple[Any, ...], dict[str, float]] = {}
     with (_DATA / "tables.csv").open(encoding="utf-8") as file:
         for line in csv.DictReader(file):
-            gamma = float(line["gamma"]) if line["gamma"] else None
+            table, gamma = int(line["table"]), float(line["gamma"]) if line["gamma"] else None
             names = line["model"], line["method"], line["variant"]
-            row = rows.setdefault((line["version"], int(line["table"]), *names, gamma), {})
-            row[line["column"]] = float(line["value"])
-    return rows
+            values = rows.setdefault((line["version"], table, *names, gamma), {})
+            values[line["column"]] = float(line["value"])
+    return tuple(PrintedRow._make((*key, values)) for key, values in rows.items())
 
 
 def lookup(
@@ -114,9 +109,10 @@ def lookup(
         LookupError: If the paper prints no such number.
     """
     for stated in (gamma, None):
-        row = _values_by_row().get((version, table, model, method, variant, stated), {})
-        if column in row:
-            return row[column]
+        name = version, table, model, method, variant, stated
+        for row in printed_rows():
+            if row[:-1] == name and column in row.values:
+                return row.values[column]
     raise LookupError(
         f"Table {table} of {version} prints no {column} for {method} on {model} "
         f"with gamma={gamma}, variant={variant!r}"
@@ -174,31 +170,26 @@ def pairs(a: Where, b: Where) -> list[tuple[PrintedRow, PrintedRow]]:
 
 
 def _is_open(where: Where, name: str) -> bool:
-    """Whether a choice leaves several values of a field."""
+    """Return True if a choice leaves several values of a field."""
     return isinstance(where.get(name), list) or (name not in where and name != "version")
 
 
 @cache
-def _figures() -> Mapping[str, Any]:
-    loaded: dict[str, Any] = json.loads((_DATA / "figures.json").read_text(encoding="utf-8"))
-    return loaded
+def _figures() -> Any:
+    return json.loads((_DATA / "figures.json").read_text(encoding="utf-8"))
 
 
 def figure(*path: str | int) -> Any:
-    """Return what could be read from a figure, under a path of keys; none gives all figures.
+    """Return the values read from a figure, under a path of keys; none gives all figures.
 
     Raises:
         LookupError: If nothing lies there.
     """
-    value: Any = _figures()
+    value = _figures()
     for key in path:
         value = value[key]
     return value
 
-
-# The checkpoints that the paper may have used for Figure 1; Table 1 is OLMoE's base model.
-_OLMOE: Final = ("olmoe", "olmoe_instruct")
-_TABLE1_MODEL: Final = "olmoe"
 
 FIGURE1_NOTE: Final = (
     "Published bars of Figure 1: heights in the vector graphic (read to 0.001), sorted. They "
@@ -217,7 +208,8 @@ TABLE1_NOTE: Final = (
 
 def figure1_bars(model: str, n_experts: int) -> list[float] | None:
     """Return the published bars, highest first, or None where the model is not the paper's."""
-    if model not in _OLMOE:
+    # The checkpoints that the paper may have used.
+    if model not in ("olmoe", "olmoe_instruct"):
         return None
     bars = sorted((float(bar) for bar in figure("fig1_load_svg_vector")), reverse=True)
     return bars if len(bars) == n_experts else None
@@ -234,23 +226,23 @@ def table1_scores(model: str, titles: Sequence[str]) -> dict[str, list[float]] |
         ``gamma`` and ``value`` (percent), and ``baseline`` with one number; None where the model is
         not Table 1's, or a task is not printed.
     """
-    if model != _TABLE1_MODEL:
+    if model != "olmoe":  # the base model
         return None
-    found: dict[float, dict[str, float]] = {}
-    baseline: dict[str, float] = {}
+    rows: dict[tuple[str, float], dict[str, float]] = {}
     # v2 comes after v1 and replaces it where both print a γ.
     for row in sorted(printed_rows(), key=lambda row: row.version):
-        if (row.table, row.method) == (1, "Score") and row.gamma is not None:
-            found.setdefault(row.gamma, {}).update(row.values)
-        elif (row.table, row.method) == (1, "Baseline"):
-            baseline.update(row.values)
-    if any(title not in scores for scores in (*found.values(), baseline) for title in titles):
+        if row.table == 1 and row.method in ("Score", "Baseline") and row.gamma is not None:
+            rows.setdefault((row.method, row.gamma), {}).update(row.values)
+    if any(title not in values for values in rows.values() for title in titles):
         return None
-    gammas = sorted(found)
+    means = {
+        row: statistics.fmean(values[title] for title in titles)
+        for row, values in sorted(rows.items())
+    }
     return {
-        "gamma": gammas,
-        "value": [statistics.fmean(found[gamma][title] for title in titles) for gamma in gammas],
-        "baseline": [statistics.fmean(baseline[title] for title in titles)],
+        "gamma": [gamma for method, gamma in means if method == "Score"],
+        "value": [mean for (method, _), mean in means.items() if method == "Score"],
+        "baseline": [mean for (method, _), mean in means.items() if method == "Baseline"],
     }
 
 
@@ -258,7 +250,7 @@ _ABBREVIATIONS: Final = MappingProxyType({"score": "TD", "expanded_drop": "ED"})
 """Our methods by their abbreviations in Figures 4 and 5."""
 
 MACHINE: Final = "eight H20 GPUs"
-"""What the paper's efficiency was measured on (six of them for Qwen1.5-MoE)."""
+"""The machine of the paper's efficiency measurements (six of them for Qwen1.5-MoE)."""
 
 
 @dataclass(frozen=True)
@@ -300,8 +292,8 @@ def layer_speedup(model: str | None, method: str, gamma: float | None) -> float 
     found = deployment(model)
     if found is None or found.layer is None or method not in _ABBREVIATIONS:
         return None
-    printed = figure("fig4_layer_speedup", found.layer, _ABBREVIATIONS[method])
-    return {float(key): float(value) for key, value in printed.items()}.get(gamma or 0.0)
+    printed: Mapping[str, float] = figure("fig4_layer_speedup", found.layer, _ABBREVIATIONS[method])
+    return printed.get(str(gamma))
 
 
 def model_speedup(
@@ -315,9 +307,8 @@ def model_speedup(
     if found is None or found.whole is None or method not in _ABBREVIATIONS:
         return None
     setting = "single" if experts_per_rank == 1 else "multi"
-    for key, values in figure("fig5_e2e_speedup", setting).items():
-        read = re.match(r"(\w+) g([\d.]+)", key)
-        if read and read[1] == found.whole and float(read[2]) == gamma:
+    for name, values in figure("fig5_e2e_speedup", setting).items():
+        if name.startswith(f"{found.whole} g{gamma}"):
             return float(values[_ABBREVIATIONS[method]][0])
     return None
 

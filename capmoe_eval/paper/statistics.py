@@ -33,7 +33,7 @@ _PART = 4_000_000
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a paired comparison found, in the unit of the scores.
+    """The result of a paired comparison, in the unit of the scores.
 
     Attributes:
         effect: Mean difference, tasks counting equally.

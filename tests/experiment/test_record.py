@@ -18,7 +18,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record import SCHEMA, Record, read_record, sealed
 from capmoe_eval.experiment.results import Reader, read_results, record_paths, result_directories
 from capmoe_eval.experiment.selection import finished
-from capmoe_eval.paper.claims.evidence import read_evidence
+from capmoe_eval.paper.evidence import read_evidence
 from capmoe_eval.report.figures.evidence import FigurePlans
 from capmoe_eval.report.site.inventory import take_inventory
 from capmoe_eval.routing.method import Method
@@ -281,7 +281,7 @@ def test_every_reader_refuses_the_same_files_in_the_same_words(
     )
     assert read_results(root).broken == (line,)
     assert finished(["experiment=replicate", *words]).broken == [f"left out: {line}"]
-    assert read_evidence(root, "zoo", {}).broken == (line,)
+    assert read_evidence(root, "zoo").broken == (line,)
     assert take_inventory(["profile=zoo"]).broken == (line,)
     assert FigurePlans().record(baseline) == line
     with pytest.warns(UserWarning) as told:

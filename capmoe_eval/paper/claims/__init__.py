@@ -1,1 +1,1 @@
-"""The claims ledger: every claim and number of the paper with a verdict (``docs/claims.md``)."""
+"""Every claim and number of the paper with a verdict (``docs/claims.md``)."""

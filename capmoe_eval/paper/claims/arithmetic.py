@@ -1,7 +1,7 @@
-"""Arithmetic over the printed tables: what the paper's own numbers say of its sentences.
+"""Checks of the paper's sentences by arithmetic over its printed tables.
 
-Every function is one fact that a claim can name (``printed: {fact: difference, …}``). It returns a
-:class:`Finding` with the numbers; nothing here was measured by this suite.
+Every function is one fact that a claim can name (``printed: {fact: difference, …}``). It returns
+its numbers with an outcome; nothing here was measured by this suite.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.paper.claims import drawn
-from capmoe_eval.paper.claims.finding import Finding, in_print, listed
+from capmoe_eval.paper.claims.result import CheckResult, in_print, listed, tallied
 from capmoe_eval.paper.printed import (
     AVERAGE,
     FIELDS,
@@ -31,7 +31,7 @@ from capmoe_eval.paper.verdicts import Outcome
 _EPSILON: Final = 1e-9
 
 
-def rounded(value: float, decimals: int) -> float:
+def rounded(value: float, decimals: int = 1) -> float:
     """Return ``value`` rounded half up, as print does."""
     scale = 10.0**decimals
     return math.floor(value * scale + 0.5 + _EPSILON) / scale
@@ -43,88 +43,81 @@ def truncated(value: float, decimals: int) -> float:
     return math.floor(value * scale + _EPSILON) / scale
 
 
-def averages(where: Where, decimals: int = 1) -> Finding:
-    """Whether printed averages are the rounded means of their rows."""
+def averages(where: Where, decimals: int = 1) -> CheckResult:
+    """Check that printed averages are the rounded means of their rows."""
     rows = [row for row in find_rows(where) if AVERAGE in row.values]
     wrong = []
     for row in rows:
         printed = row.values[AVERAGE]
-        if abs(rounded(row.mean, decimals) - printed) < _EPSILON:
-            continue
-        how = "truncated" if abs(truncated(row.mean, decimals) - printed) < _EPSILON else "wrong"
-        wrong.append(f"{row.label}: mean {row.mean:.3f}, printed {printed:.{decimals}f} ({how})")
-    text = f"{len(rows) - len(wrong)} of {len(rows)} averages are the rounded mean of their row."
-    return in_print(not wrong, listed(text, wrong))
+        if rounded(row.mean, decimals) != printed:
+            how = "truncated" if truncated(row.mean, decimals) == printed else "wrong"
+            wrong.append(
+                f"{row.label}: mean {row.mean:.3f}, printed {printed:.{decimals}f} ({how})"
+            )
+    return tallied("{fit} of {all} averages are the rounded mean of their row.", wrong, len(rows))
 
 
-def difference(
-    a: Where, b: Where, stated: float, column: str = AVERAGE, decimals: int = 1
-) -> Finding:
-    """Whether the difference of two rows is the stated one, as points or as a percentage."""
+def difference(a: Where, b: Where, stated: float) -> CheckResult:
+    """Check that two averages differ as stated, in points or in percent."""
     first, second = find_row(a), find_row(b)
-    exact = first.number(column) - second.number(column)
-    relative = 100 * exact / second.number(column)
-    printed = first.values[column] - second.values[column]
-    as_points = any(
-        abs(abs(rounded(value, decimals)) - stated) < _EPSILON for value in (abs(exact), printed)
-    )
-    as_percent = abs(rounded(abs(relative), decimals) - stated) < _EPSILON
-    unit = "points" if as_points else "relative percent" if as_percent else "neither"
+    exact = first.mean - second.mean
+    relative = 100 * exact / second.mean
+    printed = first.values[AVERAGE] - second.values[AVERAGE]
+    fits = ""
+    if rounded(abs(relative)) == stated:
+        fits = "relative percent"
+    if stated in (rounded(abs(exact)), rounded(abs(printed))):
+        fits = "points"
     text = (
-        f"{first.label} against {second.label}, {column}: {exact:+.2f} points "
+        f"{first.label} against {second.label}, {AVERAGE}: {exact:+.2f} points "
         f"({relative:+.2f} % relative; printed averages differ by {printed:+.1f}). "
     )
-    ending = {"neither": f"Neither is {stated:g}."}
-    return in_print(unit != "neither", text + ending.get(unit, f"{stated:g} fits as {unit}."))
+    text += f"{stated:g} fits as {fits}." if fits else f"Neither is {stated:g}."
+    return in_print(bool(fits), text)
 
 
-def nearest(stated: float, a: Where, b: Where, decimals: int = 1) -> Finding:
-    """Which pair of rows the stated difference of averages would fit."""
-    found = [(x, y, x.mean - y.mean) for x, y in pairs(a, b)]
-    fits = [
-        f"{x.model} ({d:.2f})"
-        for x, y, d in found
-        if abs(rounded(abs(d), decimals) - stated) < _EPSILON
-    ]
+def nearest(stated: float, a: Where, b: Where) -> CheckResult:
+    """Name the pairs of rows whose averages differ by the stated number; decides nothing."""
+    gaps = [(row.model, row.mean - other.mean) for row, other in pairs(a, b)]
+    fits = [f"{model} ({gap:.2f})" for model, gap in gaps if rounded(abs(gap)) == stated]
     return in_print(None, f"{stated:g} points fits {', '.join(fits) or 'no pair of rows'}.")
 
 
 def ranking(
-    higher: Where, lower: Where, columns: str = AVERAGE, margin: float = 0.0, strict: bool = True
-) -> Finding:
-    """Whether rows lie above others by more than a margin (a negative one: at most so far below).
+    higher: Where, lower: Where, columns: str = AVERAGE, margin: float = 0.0
+) -> CheckResult:
+    """Check that rows lie above others, or at most a margin below them.
 
     Args:
         higher: The rows that are said to be higher.
         lower: The others; rows pair by the fields that neither names.
         columns: A column, or "each" for every task.
-        margin: Points by which the rows must lie higher.
-        strict: Whether a difference of just ``margin`` is too small.
+        margin: Points by which the rows may lie lower, negative; 0 if they must lie higher.
     """
-    failed, total, gaps = [], 0, []
+    least = margin - _EPSILON if margin else _EPSILON
+    failed, gaps = [], []
     for row, other in pairs(higher, lower):
         for column in row.tasks if columns == "each" else [columns]:
             if column not in row.values or column not in other.values:
                 continue
-            gap = row.number(column) - other.number(column)
-            total += 1
-            gaps.append(gap)
-            if gap < margin - _EPSILON or (strict and abs(gap - margin) < _EPSILON):
+            gaps.append(row.number(column) - other.number(column))
+            if gaps[-1] < least:
                 failed.append(
                     f"{row.label} {column} {row.values[column]:g} "
                     f"against {other.method} {other.values[column]:g}"
                 )
-    relation = "are higher" if not margin else f"are at least {margin:g} higher"
-    relation = f"are at most {-margin:g} lower" if margin < 0 else relation
+    relation = f"at most {-margin:g} lower" if margin else "higher"
     text = (
-        f"{total - len(failed)} of {total} printed pairs {relation}; differences from "
+        f"{{fit}} of {{all}} printed pairs are {relation}; differences from "
         f"{min(gaps):+.2f} to {max(gaps):+.2f}."
     )
-    return in_print(not failed, listed(text, failed))
+    return tallied(text, failed, len(gaps))
 
 
-def same(a: Where, b: Where, expect: bool = True, columns: Sequence[str] | None = None) -> Finding:
-    """Whether rows are equal, number by number; ``expect`` says what the claim needs."""
+def same(
+    a: Where, b: Where, expect: bool = True, columns: Sequence[str] | None = None
+) -> CheckResult:
+    """Check that rows are equal, number by number; ``expect: false`` asks that they are not."""
     differing, cells, changed = [], 0, 0
     found = pairs(a, b)
     for row, other in found:
@@ -142,8 +135,8 @@ def same(a: Where, b: Where, expect: bool = True, columns: Sequence[str] | None 
     return in_print((not differing) == expect, listed(text, differing))
 
 
-def best_against(of: Where, against: Where, stated: float = 0.0) -> Finding:
-    """Whether the best row of several lies more than ``stated`` points above another row."""
+def best_against(of: Where, against: Where) -> CheckResult:
+    """Check that the best of several rows has a higher mean than another row."""
     rows, other = find_rows(of), find_row(against)
     best = max(rows, key=lambda row: row.mean)
     gain = round(best.mean - other.mean, 9) + 0.0  # no negative zero
@@ -152,7 +145,7 @@ def best_against(of: Where, against: Where, stated: float = 0.0) -> Finding:
         f"{other.mean:.3f}: {gain:+.3f} points. Printed averages: {best.values[AVERAGE]:g} and "
         f"{other.values[AVERAGE]:g}."
     )
-    return in_print(gain > stated + _EPSILON, text)
+    return in_print(gain > 0, text)
 
 
 def grain(
@@ -161,9 +154,8 @@ def grain(
     decimals: int = 1,
     scale: float = 100.0,
     besides: Sequence[str] = (),
-    version: str = "v2",
-) -> Finding:
-    """Whether printed values are possible for one run: a whole number of ``documents``, over all.
+) -> CheckResult:
+    """Check that printed values are possible for one run: a whole number of right answers.
 
     Args:
         column: The task.
@@ -171,112 +163,91 @@ def grain(
         decimals: Printed decimals.
         scale: 100 for percent, 1 for fractions.
         besides: Methods that are left out, because their values are means over seeds.
-        version: Version of the paper.
     """
-    shares = [scale * k / documents for k in range(documents + 1)]
-    possible = {mode(share, decimals) for share in shares for mode in (rounded, truncated)}
-    exact = {rounded(share, decimals) for share in shares}
-    rows = [r for r in find_rows({"version": version}) if column in r.values]
-    rows = [row for row in rows if row.method not in besides]
-
-    def within(value: float, values: set[float]) -> bool:
-        return any(abs(value - other) < _EPSILON for other in values)
-
-    impossible = [r for r in rows if not within(r.values[column], possible)]
-    cut = [
-        r
-        for r in rows
-        if within(r.values[column], possible) and not within(r.values[column], exact)
-    ]
+    shares = [scale * right / documents for right in range(documents + 1)]
+    round_, cut = ({mode(s, decimals) for s in shares} for mode in (rounded, truncated))
+    rows = [r for r in find_rows({}) if column in r.values and r.method not in besides]
+    values = [(row.values[column], f"{row.label} {row.values[column]:g}") for row in rows]
+    impossible = [said for value, said in values if value not in round_ | cut]
+    only_cut = [f"{said} (truncated)" for value, said in values if value in cut - round_]
     text = (
         f"{len(impossible)} of {len(rows)} printed {column} values are no k/{documents}, rounded "
-        f"or truncated; {len(cut)} only truncated."
+        f"or truncated; {len(only_cut)} only truncated."
     )
-    values = [f"{row.label} {row.values[column]:g}" for row in impossible]
-    values += [f"{row.label} {row.values[column]:g} (truncated)" for row in cut]
-    return in_print(not impossible, listed(text, values))
+    return in_print(not impossible, listed(text, impossible + only_cut))
 
 
-def columns(table: int, stated: Sequence[str]) -> Finding:
-    """Whether a table has the columns that the text gives it."""
+def columns(table: int, stated: Sequence[str]) -> CheckResult:
+    """Check that a table has the columns that the text gives it."""
     printed = list(find_rows({"table": table})[0].tasks)
     text = f"Table {table} prints {', '.join(printed)}; the text says {', '.join(stated)}."
     return in_print(printed == list(stated), text)
 
 
-def noise(a: Where, b: Where, documents: int) -> Finding:
-    """Whether differences of fractions exceed what sampling alone does (unpaired, two errors)."""
-    worst, where, largest = 0.0, "", 0.0
+def noise(a: Where, b: Where, documents: int) -> CheckResult:
+    """Check that fractions differ by less than chance alone makes them (unpaired, 1.96 errors)."""
+    found = []
     for row, other in pairs(a, b):
         for column, value in row.tasks.items():
-            p = (value + other.values[column]) / 2
-            error = math.sqrt(2 * p * (1 - p) / documents)
-            gap = value - other.values[column]
-            largest = max(largest, math.sqrt(p * (1 - p) / documents))
-            if abs(gap) / error > abs(worst):
-                worst, where = gap / error, f"{row.label} {column} ({gap:+.2f})"
+            gap, p = value - other.values[column], (value + other.values[column]) / 2
+            error = math.sqrt(p * (1 - p) / documents)
+            z = abs(gap) / (math.sqrt(2) * error)
+            found.append((z, error, f"{row.label} {column} ({gap:+.2f})"))
+    largest = max(error for _, error, _ in found)
+    z, _, where = max(found, key=lambda item: item[0])
     text = (
         f"With n = {documents} a standard error is up to {largest:.3f}; the largest difference, "
-        f"{where}, is {abs(worst):.1f} standard errors of a difference."
+        f"{where}, is {z:.1f} standard errors of a difference."
     )
-    return in_print(abs(worst) < 1.96, text)
+    return in_print(z < 1.96, text)
 
 
-def one_factor(a: Where, b: Where) -> Finding:
-    """Whether two rows that are compared differ in one thing only."""
+def one_factor(a: Where, b: Where) -> CheckResult:
+    """Check that two rows that are compared differ in one field only."""
     first, second = find_row(a), find_row(b)
     names = [f for f in FIELDS if getattr(first, f) != getattr(second, f)]
     changes = [f"{f} ({getattr(first, f)} against {getattr(second, f)})" for f in names]
     return in_print(len(names) <= 1, f"The rows differ in {' and '.join(changes)}.")
 
 
-def rising(where: Where, columns: str = AVERAGE) -> Finding:
-    """Whether values do not fall as γ grows, for each method of a table."""
-    series: dict[tuple[Any, ...], list[PrintedRow]] = {}
-    for row in find_rows(where):
-        if row.gamma is not None:
-            key = tuple(getattr(row, f) for f in FIELDS if f != "gamma")
-            series.setdefault(key, []).append(row)
+def rising(where: Where, columns: str = AVERAGE) -> CheckResult:
+    """Check that the values of each method do not fall as γ grows."""
+    methods: dict[str, list[PrintedRow]] = {}
+    for row in sorted(find_rows(where), key=lambda row: row.gamma or 0.0):
+        methods.setdefault(row.method, []).append(row)
     falls, steps = [], 0
-    for rows in series.values():
-        rows.sort(key=lambda row: row.gamma or 0.0)
-        for low, high in itertools.pairwise(rows):
-            for column in low.tasks if columns == "each" else [columns]:
-                steps += 1
-                if high.number(column) < low.number(column) - _EPSILON:
-                    falls.append(
-                        f"{low.method} {column} {low.values[column]:g} "
-                        f"({gamma_suffix(low.gamma, 'γ=')}) but "
-                        f"{high.values[column]:g} ({gamma_suffix(high.gamma, 'γ=')})"
-                    )
-    text = f"{steps - len(falls)} of {steps} steps to a larger γ do not lower the value."
-    return in_print(not falls, listed(text, falls))
+    for low, high in itertools.chain(*map(itertools.pairwise, methods.values())):
+        for column in low.tasks if columns == "each" else [columns]:
+            steps += 1
+            if high.number(column) < low.number(column) - _EPSILON:
+                falls.append(
+                    f"{low.method} {column} {low.values[column]:g} "
+                    f"({gamma_suffix(low.gamma, 'γ=')}) but "
+                    f"{high.values[column]:g} ({gamma_suffix(high.gamma, 'γ=')})"
+                )
+    return tallied("{fit} of {all} steps to a larger γ do not lower the value.", falls, steps)
 
 
-def workload(table: int = 10) -> Finding:
-    """Whether a heavier workload (batch × prompt) never has a smaller speedup."""
+def workload() -> CheckResult:
+    """Check that in Table 10 a heavier workload (batch × prompt) never has a smaller speedup."""
     points = []
-    for row in find_rows({"table": table}):
-        batch, prompt = (part.split()[-1] for part in row.variant.split(" x "))
-        tokens = _thousands(batch) * _thousands(prompt)
-        points.append((tokens, row.values["Speedup"], row.variant))
-    points.sort()
-    ordered = [(x, y) for i, x in enumerate(points) for y in points[i + 1 :] if x[0] < y[0]]
-    against = [f"{y[2]} {y[1]:g}× below {x[2]} {x[1]:g}×" for x, y in ordered if y[1] < x[1]]
+    for row in find_rows({"table": 10}):
+        # "batch 1K x prompt 2K"
+        batch, prompt = (float(part.split()[-1][:-1]) for part in row.variant.split(" x "))
+        points.append((batch * prompt, row.values["Speedup"], row.variant))
+    two = itertools.combinations(sorted(points), 2)
+    ordered = [(light, heavy) for light, heavy in two if light[0] < heavy[0]]
+    against = [
+        f"{heavy[2]} {heavy[1]:g}× below {light[2]} {light[1]:g}×"
+        for light, heavy in ordered
+        if heavy[1] < light[1]
+    ]
     text = f"In {len(against)} of {len(ordered)} pairs the heavier workload gains less."
     return in_print(not against, listed(text, against))
 
 
-def total(parts: Sequence[float], stated: float) -> Finding:
-    """Whether parts add up."""
-    return in_print(
-        abs(sum(parts) - stated) < _EPSILON,
-        f"{' + '.join(f'{p:g}' for p in parts)} = {sum(parts):g}; printed {stated:g}.",
-    )
-
-
-def floor_capacity(tokens: int, experts: int, top_k: int, gamma: float) -> Finding:
-    """Whether the printed code's capacity, ``int(γ·N·k/E)``, is at least γN̄ of the text."""
+def floor_capacity(tokens: int, experts: int, top_k: int, gamma: float) -> CheckResult:
+    """Check that the printed code's capacity, ``int(γ·N·k/E)``, is at least γN̄ of the text."""
     exact = gamma * tokens * top_k / experts
     text = (
         f"T={tokens}, E={experts}, k={top_k}{gamma_suffix(gamma, ', γ=')}: γN̄ = {exact:g}, "
@@ -286,14 +257,14 @@ def floor_capacity(tokens: int, experts: int, top_k: int, gamma: float) -> Findi
     return in_print(int(exact) == math.ceil(exact), text)
 
 
-def candidates(top_k: int, local: int, multiples: Sequence[int]) -> Finding:
-    """Whether m = 2k, 3k … can be the number of experts on a device."""
+def candidates(top_k: int, local: int, multiples: Sequence[int]) -> CheckResult:
+    """Check that a device can hold as many experts as m, a multiple of k."""
     values = [k * top_k for k in multiples]
     text = f"k = {top_k}: m = {', '.join(map(str, values))}; a device holds {local} experts."
     return in_print(local in values, text)
 
 
-def check(arguments: Mapping[str, Any]) -> Finding:
+def check(arguments: Mapping[str, Any]) -> CheckResult:
     """Return what a printed fact says.
 
     Where the threshold or the reading is ours (``ours: true``), the paper does not contradict
@@ -311,16 +282,11 @@ def check(arguments: Mapping[str, Any]) -> Finding:
     except TypeError as error:
         raise ValueError(f"printed: fact {name}: {error}") from error
     found = FACTS[name](**rest)
-    if ours and found.outcome is Outcome.FAILS:
-        return dataclasses.replace(found, outcome=Outcome.UNDECIDED)
-    return found
+    undecided = ours and found.outcome is Outcome.FAILS
+    return dataclasses.replace(found, outcome=Outcome.UNDECIDED) if undecided else found
 
 
-def _thousands(text: str) -> float:
-    return float(text.removesuffix("K")) * 1000
-
-
-FACTS: Final[Mapping[str, Callable[..., Finding]]] = {
+FACTS: Final[Mapping[str, Callable[..., CheckResult]]] = {
     fact.__name__: fact
     for fact in (
         averages,
@@ -335,7 +301,6 @@ FACTS: Final[Mapping[str, Callable[..., Finding]]] = {
         one_factor,
         rising,
         workload,
-        total,
         floor_capacity,
         candidates,
     )

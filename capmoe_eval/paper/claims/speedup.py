@@ -1,7 +1,7 @@
-"""Directions and orders in the efficiency studies: what is faster than what.
+"""Checks of directions and orders in the efficiency studies.
 
-A fact is a list of comparisons, each of which says what must be higher than what. The files are of
-other machines than the paper's, and most are emulations: no published number is ever compared.
+A fact is a list of comparisons of two timings or speedups, of which one must be higher. The files
+are of other machines than the paper's, and most are emulations: no published number is compared.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.experiment.timings.names import DROPLESS, bench_command
 from capmoe_eval.experiment.timings.quartiles import Spread
 from capmoe_eval.paper.benchmarks import Bench, Shown
-from capmoe_eval.paper.claims.finding import EMULATED, Detail, Finding, listed
-from capmoe_eval.paper.verdicts import Outcome
+from capmoe_eval.paper.claims.result import CheckResult, listed
+from capmoe_eval.paper.verdicts import Finding, Outcome
 
 if TYPE_CHECKING:
     from capmoe_eval.experiment.timings.schema import Label, Timing
+
+
+EMULATED: Final = "in direction, emulated"
+"""Scope of a verdict on timings that are not all of real ranks."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +44,20 @@ class Pair:
 
     @property
     def outcome(self) -> Outcome:
-        """Whether the quartiles lie apart, and on which side."""
+        """It holds if the quartiles lie apart, and fails if they do on the other side."""
         if self.higher.low > self.lower.high:
             return Outcome.HOLDS
         return Outcome.FAILS if self.higher.high < self.lower.low else Outcome.UNDECIDED
 
     def __str__(self) -> str:
         """Return it with its numbers."""
-        return f"{self.label} ({_said(self.higher)} against {_said(self.lower)})"
+        high, low = (
+            f"{s.median:.3g} [{s.low:.3g}, {s.high:.3g}]" for s in (self.higher, self.lower)
+        )
+        return f"{self.label} ({high} against {low})"
 
 
-def check(raw: Mapping[str, Any], bench: Bench) -> Finding:
+def check(raw: Mapping[str, Any], bench: Bench) -> CheckResult:
     """Return whether every comparison of a fact goes the way it must.
 
     It holds where the quartiles of all lie apart on the right side, fails where all lie apart on
@@ -66,7 +73,7 @@ def check(raw: Mapping[str, Any], bench: Bench) -> Finding:
     pairs = list(fact(shown))
     if not pairs:
         text = f"No file of study {study} that says it: {bench_command(study)}."
-        return Finding("speedup", Outcome.ABSENT, text)
+        return CheckResult("speedup", Outcome.ABSENT, text)
     how = _how([pair.source for pair in pairs])
     outcomes = [pair.outcome for pair in pairs]
     fits = outcomes.count(Outcome.HOLDS)
@@ -77,14 +84,13 @@ def check(raw: Mapping[str, Any], bench: Bench) -> Finding:
         rest,
         most=6,
     )
-    outcome = Outcome.UNDECIDED
-    if len(set(outcomes)) == 1:
-        outcome = outcomes[0]
+    outcome = outcomes[0] if len(set(outcomes)) == 1 else Outcome.UNDECIDED
     emulated = any(pair.source.study.emulated for pair in pairs)
     unit = "× (EMULATED)" if emulated else "× (measured)"
-    details = tuple(
-        Detail(
+    findings = tuple(
+        Finding(
             pair.label,
+            pair.outcome,
             pair.higher.median / pair.lower.median,
             unit=unit,
             records=(str(pair.source.study.path),),
@@ -93,22 +99,17 @@ def check(raw: Mapping[str, Any], bench: Bench) -> Finding:
         if pair.lower.median > 0
     )
     scope = EMULATED if emulated else f"in direction, {how}"
-    return Finding("speedup", outcome, text, details, scope=scope)
+    return CheckResult("speedup", outcome, text, findings, scope=scope)
 
 
 def _how(sources: Sequence[Shown]) -> str:
     """Return how the runs were timed, and on how many ranks."""
-    ranks = sorted({one.run.ranks for one in sources})
-    on = f"on {', '.join(map(str, ranks))} ranks"
+    on = f"on {', '.join(map(str, sorted({one.run.ranks for one in sources})))} ranks"
     kinds = {one.study.kind for one in sources}
     if kinds == {"measured"}:
         return f"measured {on}"
     machines = ", ".join(sorted({one.study.machine.device for one in sources}))
     return f"{'EMULATED' if len(kinds) == 1 else 'partly EMULATED'} {on} ({machines})"
-
-
-def _said(spread: Spread) -> str:
-    return f"{spread.median:.3g} [{spread.low:.3g}, {spread.high:.3g}]"
 
 
 _ONE: Final = Spread(1.0, 1.0, 1.0)
@@ -140,8 +141,8 @@ def rises(shown: Sequence[Shown]) -> Iterator[Pair]:
                 series.setdefault(label.name, {})[label.gamma] = row.speedup
         for name, speedups in series.items():
             tight, loose = min(speedups), max(speedups)
+            said = f"{one.run.title} {name}{gamma_suffix(tight)} against{gamma_suffix(loose)}"
             if tight != loose:
-                said = f"{one.run.title} {name}{gamma_suffix(tight)} against{gamma_suffix(loose)}"
                 yield Pair(said, speedups[tight], speedups[loose], one)
 
 
@@ -183,7 +184,7 @@ def phases_shrink(shown: Sequence[Shown]) -> Iterator[Pair]:
         dropless = next(row for row in rows if row.method == DROPLESS)
         for label, row in _methods(rows):
             if label.candidates == "local":
-                yield from _phases(one, _name(one, label), dropless, row, with_experts=True)
+                yield from _phases(one, label, dropless, row, *_EXCHANGE, "experts")
 
 
 def global_costs(shown: Sequence[Shown]) -> Iterator[Pair]:
@@ -197,17 +198,19 @@ def global_costs(shown: Sequence[Shown]) -> Iterator[Pair]:
         local = {label.gamma: row for label, row in rows if label.candidates == "local"}
         for label, row in rows:
             if label.candidates == "global" and label.gamma in local:
-                other = local[label.gamma]
-                yield from _phases(one, _name(one, label), row, other, with_experts=False)
+                yield from _phases(one, label, row, local[label.gamma], *_EXCHANGE)
+
+
+_EXCHANGE: Final = ("permute", "dispatch", "return")
 
 
 def _phases(
-    one: Shown, name: str, higher: Timing, lower: Timing, *, with_experts: bool
+    one: Shown, label: Label, higher: Timing, lower: Timing, *phases: str
 ) -> Iterator[Pair]:
-    phases = ("permute", "dispatch", "return", *(["experts"] if with_experts else []))
     for phase in phases:
         if phase in higher.seconds and phase in lower.seconds:
-            yield Pair(f"{name}, {phase}", higher.seconds[phase], lower.seconds[phase], one)
+            said = f"{_name(one, label)}, {phase}"
+            yield Pair(said, higher.seconds[phase], lower.seconds[phase], one)
 
 
 def device_gains_more(shown: Sequence[Shown]) -> Iterator[Pair]:
@@ -237,19 +240,15 @@ def slower_when_uneven(shown: Sequence[Shown]) -> Iterator[Pair]:
             yield Pair(f"{one.run.title}, {peaks}, seconds", slow, fast, one)
 
 
-_Fact = Callable[[Sequence[Shown]], Iterator[Pair]]
-
-FACTS: Final[Mapping[str, tuple[str, _Fact]]] = {
+FACTS: Final[Mapping[str, tuple[str, Callable[[Sequence[Shown]], Iterator[Pair]]]]] = {
     fact.__name__: (study, fact)
-    for study, fact in (
-        ("speedup", accelerates),
-        ("speedup", rises),
-        ("speedup", whole_model),
-        ("placement", fewer_experts),
-        ("breakdown", phases_shrink),
-        ("breakdown", global_costs),
-        ("granularity", device_gains_more),
-        ("skew", slower_when_uneven),
-    )
+    for study, facts in {
+        "speedup": (accelerates, rises, whole_model),
+        "placement": (fewer_experts,),
+        "breakdown": (phases_shrink, global_costs),
+        "granularity": (device_gains_more,),
+        "skew": (slower_when_uneven,),
+    }.items()
+    for fact in facts
 }
 """Each fact with the study that it is taken from."""

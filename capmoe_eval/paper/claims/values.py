@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from capmoe_eval.experiment.names import METHODS
-from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.claims.evidence import Choice, Evidence
-from capmoe_eval.paper.claims.finding import Detail, Finding
+from capmoe_eval.paper.claims.result import CheckResult
+from capmoe_eval.paper.evidence import Evidence, Side
+from capmoe_eval.paper.layout import OWN
 from capmoe_eval.paper.printed import PrintedRow, find_rows
-from capmoe_eval.paper.tables import ALL_TASKS
-from capmoe_eval.paper.verdicts import Outcome
+from capmoe_eval.paper.tables import ALL_TASKS, LAYOUTS
+from capmoe_eval.paper.verdicts import Finding, Outcome
 
-MODELS: Final = {
-    "OLMoE": "olmoe",
-    "OLMoE-Instruct": "olmoe_instruct",
-    "Qwen1.5-MoE-Chat": "qwen1_5_moe_chat",
-    "DeepSeek-V2-Lite-Chat": "deepseek_v2_lite_chat",
-    "Mixtral-8×7B-Instruct": "mixtral_8x7b_instruct",
-    "Qwen3-MoE": "qwen3_30b_a3b",
-}
-"""Printed name → key of the model in profile paper."""
 _TASKS: Final = {column.heading: column.task for column in ALL_TASKS}
 _BEYOND: Final = 1.96
 
 
-def check(where: Mapping[str, Any], evidence: Evidence) -> Finding:
+def check(where: Mapping[str, Any], evidence: Evidence) -> CheckResult:
     """Compare rows of a printed table with records of the same checkpoints, number by number.
 
     z is the difference over the standard error of a difference of two runs, each with ours: the
@@ -39,13 +30,13 @@ def check(where: Mapping[str, Any], evidence: Evidence) -> Finding:
     rows = find_rows(where)
     if evidence.profile != "paper":
         names = ", ".join(dict.fromkeys(row.model for row in rows))
-        return Finding(
+        return CheckResult(
             "value", Outcome.IMPOSSIBLE, f"Needs the weights of {names}: profile=paper compares."
         )
-    compared: list[tuple[float, str, float, float, Record]] = []
+    compared: list[tuple[float, str, Finding]] = []
     for row in rows:
-        choice, model = _choice(row), MODELS[row.model]
-        found = evidence.find(choice, model)
+        model, side = _asked(row)
+        found = evidence.find(side, model)
         for heading, printed in row.tasks.items():
             records = found.get(_TASKS[heading], [])
             if not records or any(record.stderr is None for record in records):
@@ -53,27 +44,26 @@ def check(where: Mapping[str, Any], evidence: Evidence) -> Finding:
             ours = 100 * sum(record.value for record in records) / len(records)
             error = 100 * sum(record.stderr or 0.0 for record in records) / len(records)
             z = (ours - printed) / (math.sqrt(2) * error) if error else math.inf
-            compared.append((z, f"{row.label} {heading}", ours, printed, records[0]))
+            finding = Finding(
+                f"{row.label} {heading}: printed {printed:g}, z = {z:+.2f}",
+                Outcome.UNDECIDED,
+                ours,
+                unit="percent",
+                records=(str(records[0].path),),
+            )
+            numbers = f"{row.label} {heading}, ours {ours:.1f}, printed {printed:g}, z = {z:+.1f}"
+            compared.append((abs(z), numbers, finding))
     cells = sum(len(row.tasks) for row in rows)
     if not compared:
-        return Finding("value", Outcome.ABSENT, f"None of {cells} numbers has a record.")
-    beyond = [item for item in compared if abs(item[0]) >= _BEYOND]
-    worst = max(compared, key=lambda item: abs(item[0]))
+        return CheckResult("value", Outcome.ABSENT, f"None of {cells} numbers has a record.")
+    beyond = sum(z >= _BEYOND for z, _, _ in compared)
+    _, worst, _ = max(compared, key=lambda item: item[0])
     text = (
-        f"{len(compared)} of {cells} numbers have records; {len(beyond)} differ by {_BEYOND} "
-        f"standard errors or more, {0.05 * len(compared):.1f} would by chance. Furthest: "
-        f"{worst[1]}, ours {worst[2]:.1f}, printed {worst[3]:g}, z = {worst[0]:+.1f}."
+        f"{len(compared)} of {cells} numbers have records; {beyond} differ by {_BEYOND} standard "
+        f"errors or more, {0.05 * len(compared):.1f} would by chance. Furthest: {worst}."
     )
-    details = tuple(
-        Detail(
-            f"{label}: printed {printed:g}, z = {z:+.2f}",
-            ours,
-            unit="percent",
-            records=(str(record.path),),
-        )
-        for z, label, ours, printed, record in compared
-    )
-    return Finding("value", _outcome(len(beyond), len(compared), cells), text, details)
+    findings = tuple(finding for _, _, finding in compared)
+    return CheckResult("value", _outcome(beyond, len(compared), cells), text, findings)
 
 
 def _outcome(beyond: int, compared: int, cells: int) -> Outcome:
@@ -86,21 +76,21 @@ def _outcome(beyond: int, compared: int, cells: int) -> Outcome:
     return Outcome.HOLDS if tail >= 0.05 else Outcome.FAILS
 
 
-def _choice(row: PrintedRow) -> Choice:
-    """Return the runs that a printed row speaks of.
+def _asked(row: PrintedRow) -> tuple[str, Side]:
+    """Return the model and the side that a printed row is of, by the layout of its table.
 
     Raises:
-        LookupError: If the row's method or model has no counterpart here.
+        LookupError: If no layout has the row.
     """
-    if row.method not in METHODS or row.model not in MODELS:
-        raise LookupError(f"{row.label}: no counterpart here")
-    method = METHODS[row.method]
-    gamma = None if method in ("baseline", "expert_drop") else row.gamma
-    knobs: dict[str, Any] = {}
-    if row.variant == "Device":
-        knobs["granularity"] = "device"
-    if row.variant.startswith("m="):
-        knobs = {"candidates": "ranked", "m": row.variant.split(",")[0].removeprefix("m=")}
-        if row.variant.endswith("w/ max"):
-            knobs["max_k"] = True
-    return Choice(method, gamma, knobs)
+    for layout in LAYOUTS:
+        if (layout.version, layout.number) != (row.version, row.table):
+            continue
+        for slot, spec in itertools.product(layout.paper_models, itertools.chain(*layout.blocks)):
+            gamma = slot.gamma if spec.gamma == OWN else spec.gamma
+            named = (slot.title, spec.name, spec.printed_variant)
+            if named == (row.model, row.method, row.variant) and (
+                gamma == row.gamma or spec.method == "baseline"
+            ):
+                asked = {"method": spec.method, "gamma": gamma, **spec.knobs}
+                return slot.key, Side.model_validate(asked)
+    raise LookupError(f"{row.label}: no counterpart here")

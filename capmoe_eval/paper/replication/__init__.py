@@ -1,1 +1,1 @@
-"""Tests of the claims on every model of a profile, from the records of ``experiment=replicate``."""
+"""Tests of the claims on every model of a profile (``experiment=replicate``)."""

@@ -1,4 +1,4 @@
-"""``python -m capmoe_eval.claims profile=zoo``: every claim of the paper with its verdict."""
+"""The command ``claims``: write every claim of the paper with its verdict."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.paper.claims.entries import paper_claims
-from capmoe_eval.paper.claims.evidence import Evidence, Home, read_evidence
 from capmoe_eval.paper.claims.ledger import ledger
+from capmoe_eval.paper.evidence import Home, read_evidence
 from capmoe_eval.report.claims.render import RENDERERS, Report
 
 _KEYS = ("profile", "results_dir")
@@ -70,21 +70,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def build(results: Path, profile: str, folder: Path, bench: Path = FOLDER) -> Report:
     """Return the ledger of a results directory, with links as seen from ``folder``."""
-    found, evidence = read_bench(bench), read_evidence(results, profile, {})
+    found, evidence = read_bench(bench), read_evidence(results, profile)
     evidence = dataclasses.replace(
         evidence,
         broken=(*evidence.broken, *found.broken),
-        homes=homes(evidence),
+        homes=homes(evidence.models),
         bench=found,
     )
     return Report(ledger(paper_claims(), evidence), evidence, folder)
 
 
-def homes(evidence: Evidence) -> dict[str, Home]:
-    """Return the settings of each model that has records and a file in ``conf/model``."""
-    configured = set(options("model"))
+def homes(models: Sequence[str]) -> dict[str, Home]:
+    """Return the settings of each model that has a file in ``conf/model``."""
     found = {}
-    for model in {record.model for record in evidence.records} & configured:
+    for model in set(models).intersection(options("model")):
         option = load_option("model", model)
         sizes = (option.ep_size, option.batch_size, option.gamma)
         if None not in sizes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -12,8 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from capmoe_eval.paper.claims.evidence import Evidence
-from capmoe_eval.paper.claims.finding import Detail, Finding, Verdict
+from capmoe_eval.paper.claims.ledger import Verdict
+from capmoe_eval.paper.claims.result import CheckResult
+from capmoe_eval.paper.evidence import Evidence
 from capmoe_eval.paper.verdicts import (
     CONFIRMED,
     CONTRADICTED,
@@ -22,8 +22,9 @@ from capmoe_eval.paper.verdicts import (
     NOT_SHOWN,
     NOT_TESTABLE,
     WORDS,
+    Finding,
 )
-from capmoe_eval.report.templates import render
+from capmoe_eval.report.templates import render, render_markdown
 
 _TITLE: Final = "Claims of “Capacity-Aware Inference”, one by one"
 _MEANING: Final = {
@@ -42,24 +43,19 @@ _SCOPE_NOTE: Final = {
     "tiny": "Measured verdicts are of untrained models, whose answers are guesses.",
     "paper": "Measured verdicts are of the paper's checkpoints.",
 }
+# Checks that are shown under another name.
 _SOURCES: Final = {
     "printed": "in print",
     "agree": "in print",
-    "measured": "measured",
-    "load": "load",
-    "promise": "promise",
-    "value": "value",
-    "replication": "replication",
     "speedup": "expert parallelism",
     "none": "not tested",
 }
 _LINKS: Final = 3
-_PUBLIC: Final = ("id", "version", "section", "place", "quote", "kind", "published", "note")
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a ledger shows.
+    """The content of a ledger.
 
     Attributes:
         verdicts: In the order of the paper.
@@ -81,7 +77,7 @@ class Report:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many claims have each verdict; those without a claim are there with 0."""
+        """The number of claims with each verdict, 0 included."""
         words = [verdict.word for verdict in self.verdicts]
         return {word: words.count(word) for word in WORDS}
 
@@ -106,9 +102,9 @@ class Report:
 def _shown(verdict: Verdict) -> tuple[str, str]:
     """Return the number beside the published one and its 95 % interval, empty where there is none.
 
-    It is the first of what the first finding with numbers has.
+    It is the first of the first result that has numbers.
     """
-    details = next((finding.details for finding in verdict.findings if finding.details), ())
+    details = next((result.findings for result in verdict.results if result.findings), ())
     if not details:
         return "", ""
     first, more = details[0], f" (first of {len(details)})" if details[1:] else ""
@@ -122,92 +118,36 @@ def _shown(verdict: Verdict) -> tuple[str, str]:
 
 def to_markdown(report: Report) -> str:
     """Return the ledger in GitHub-flavoured Markdown: tables by section, then what was found."""
-    lines = [f"# {_TITLE}", "", *_paragraphs(report.intro)]
-    lines += ["| Verdict | Claims | Meaning |", "|:--|--:|:--|"]
-    lines += [f"| {w} | {n} | {_md(_MEANING[w])} |" for w, n in report.counts.items()]
-    for section, verdicts in report.sections.items():
-        lines += ["", f"## {_md(section)}", ""]
-        lines += ["| Place | Claim | Published | Ours | 95 % interval | Verdict |"]
-        lines += ["|:--|:--|:--|--:|:--|:--|"]
-        lines += [_markdown_row(verdict) for verdict in verdicts]
-    lines += ["", "# What was found", ""]
-    for verdict in report.verdicts:
-        entry = verdict.entry
-        lines += [
-            f'<a id="{_id(entry.id)}"></a>',
-            f"**{_md(entry.place)}** ({entry.version}), {entry.kind}: “{_md(entry.quote)}” — "
-            f"*{verdict.label}*",
-            "",
-        ]
-        lines += [f"- {_markdown_finding(finding, report)}" for finding in verdict.findings]
-        lines += [f"- note: {_md(entry.note)}"] if entry.note else []
-        lines += [""]
-    if report.evidence.broken:
-        lines += ["# Files that could not be read", ""]
-        lines += [f"- {_md(line)}" for line in report.evidence.broken] + [""]
-    return "\n".join(lines).rstrip("\n") + "\n"
-
-
-def _paragraphs(texts: Sequence[str]) -> Iterator[str]:
-    for text in texts:
-        if text:
-            yield _md(text)
-            yield ""
-
-
-def _markdown_row(verdict: Verdict) -> str:
-    entry = verdict.entry
-    cells = [
-        f"{entry.place} ({entry.version})",
-        f"“{entry.quote}”",
-        str(entry.published or ""),
-        *_shown(verdict),
-    ]
-    label = f"[{verdict.label}](#{_id(entry.id)})"
-    return f"| {' | '.join(_md(cell) for cell in cells)} | {label} |"
-
-
-def _markdown_finding(finding: Finding, report: Report) -> str:
-    paths = _records(finding)
-    links = [f"[{_md(Path(p).name)}]({_url(report.link(p))})" for p in paths[:_LINKS]]
-    if len(paths) > _LINKS:
-        links.append(f"and {len(paths) - _LINKS} more in claims.json")
-    parts = [f"{_origin(finding)}: {_md(finding.text)}", *map(_md, _models(finding))]
-    return " ".join([*parts, *([f"Records: {', '.join(links)}."] if links else [])])
-
-
-def _by_model(detail: Detail) -> str:
-    pattern = "{:+.2f}" if detail.unit == "points" else "{:.3g}"
-    return ", ".join(f"{model} {pattern.format(value)}" for model, value in detail.models.items())
-
-
-def _records(finding: Finding) -> list[str]:
-    return list(dict.fromkeys(path for detail in finding.details for path in detail.records))
+    return render_markdown("ledger", **_content(report))
 
 
 def to_html(report: Report) -> str:
     """Return the ledger as one page that needs nothing besides: no script, no network."""
-    return render(
-        "ledger",
-        title=_TITLE,
-        intro=[text for text in report.intro if text],
-        counts=[(word, count, _MEANING[word]) for word, count in report.counts.items()],
-        sections={
-            section: [_html_claim(verdict, report) for verdict in verdicts]
+    return render("ledger", **_content(report))
+
+
+def _content(report: Report) -> dict[str, object]:
+    return {
+        "title": _TITLE,
+        "intro": [text for text in report.intro if text],
+        "counts": [(word, count, _MEANING[word]) for word, count in report.counts.items()],
+        "sections": {
+            section: [_claim(verdict, report) for verdict in verdicts]
             for section, verdicts in report.sections.items()
         },
-        broken=report.evidence.broken,
-    )
+        "broken": report.evidence.broken,
+    }
 
 
-def _html_claim(verdict: Verdict, report: Report) -> dict[str, object]:
+def _claim(verdict: Verdict, report: Report) -> dict[str, object]:
     entry, (value, bounds) = verdict.entry, _shown(verdict)
     return {
-        "id": _id(entry.id),
+        "id": re.sub(r"[^A-Za-z0-9-]", "-", entry.id),
         "place": entry.place,
         "version": entry.version,
         "quote": entry.quote,
-        "findings": [_html_finding(finding, report) for finding in verdict.findings],
+        "kind": entry.kind,
+        "findings": [_result(result, report) for result in verdict.results],
         "note": entry.note and f"note: {entry.note}",
         "published": entry.published or "",
         "ours": value,
@@ -217,64 +157,64 @@ def _html_claim(verdict: Verdict, report: Report) -> dict[str, object]:
     }
 
 
-def _html_finding(finding: Finding, report: Report) -> dict[str, object]:
-    paths = _records(finding)
+def _result(result: CheckResult, report: Report) -> dict[str, object]:
+    paths = _records(result)
     rest = len(paths) - _LINKS
     return {
-        "origin": _origin(finding),
-        "text": " ".join([finding.text, *_models(finding)]),
+        "origin": f"{_SOURCES.get(result.source, result.source)}, {result.outcome.value}",
+        "text": " ".join([result.text, *_models(result)]),
         "records": [
-            {"href": _url(report.link(path)), "text": Path(path).name} for path in paths[:_LINKS]
+            {"href": quote(report.link(path), safe="/.-_~"), "text": Path(path).name}
+            for path in paths[:_LINKS]
         ],
+        "rest": rest,
         "more": f" and {rest} more in claims.json." if rest > 0 else ".",
     }
 
 
-def _origin(finding: Finding) -> str:
-    return f"{_SOURCES[finding.source]}, {finding.outcome.value}"
+def _records(result: CheckResult) -> list[str]:
+    return list(dict.fromkeys(path for found in result.findings for path in found.records))
 
 
-def _models(finding: Finding) -> list[str]:
-    """Return a sentence on the models of each detail, where they were measured."""
-    if finding.source not in ("measured", "replication"):
-        return []
-    return [f"{d.label} by model: {_by_model(d)}." for d in finding.details if d.models]
-
-
-def _url(path: str) -> str:
-    return quote(path, safe="/.-_~")
+def _models(result: CheckResult) -> Iterator[str]:
+    """Yield a sentence on the models of each finding, where they were measured."""
+    if result.source in ("measured", "replication"):
+        for found in result.findings:
+            if found.models:
+                pattern = "{} {:+.2f}" if found.unit == "points" else "{} {:.3g}"
+                models = ", ".join(pattern.format(*item) for item in found.models.items())
+                yield f"{found.label} by model: {models}."
 
 
 def to_json(report: Report) -> str:
-    """Return the ledger as JSON; records are listed once and meant by their position."""
-    findings = [finding for verdict in report.verdicts for finding in verdict.findings]
-    paths = sorted({path for finding in findings for path in _records(finding)})
+    """Return the ledger as JSON; records are listed once and referred to by their position."""
+    results = [result for verdict in report.verdicts for result in verdict.results]
+    paths = sorted({path for result in results for path in _records(result)})
     position = {path: index for index, path in enumerate(paths)}
 
     def claim(verdict: Verdict) -> dict[str, Any]:
-        entry = dataclasses.asdict(verdict.entry)
         return {
-            **{name: entry[name] for name in _PUBLIC},
+            **verdict.entry.model_dump(exclude={"checks"}),
             "verdict": verdict.word,
             "scope": verdict.scope,
             "findings": [
                 {
-                    "source": finding.source,
-                    "outcome": finding.outcome.value,
-                    "text": finding.text,
-                    "details": [detail(item) for item in finding.details],
+                    "source": result.source,
+                    "outcome": result.outcome.value,
+                    "text": result.text,
+                    "details": [detail(found) for found in result.findings],
                 }
-                for finding in verdict.findings
+                for result in verdict.results
             ],
         }
 
-    def detail(item: Detail) -> dict[str, Any]:
+    def detail(found: Finding) -> dict[str, Any]:
         return {
-            "label": item.label,
-            **{name: _round(getattr(item, name)) for name in ("effect", "low", "high", "p")},
-            "unit": item.unit,
-            "models": {model: _round(value) for model, value in item.models.items()},
-            "records": [position[path] for path in item.records],
+            "label": found.label,
+            **{name: _round(getattr(found, name)) for name in ("effect", "low", "high", "p")},
+            "unit": found.unit,
+            "models": {model: _round(value) for model, value in found.models.items()},
+            "records": [position[path] for path in found.records],
         }
 
     content = {
@@ -295,11 +235,3 @@ def _round(value: float | None) -> float | None:
 
 
 RENDERERS: Final = {"md": to_markdown, "html": to_html, "json": to_json}
-
-
-def _id(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9-]", "-", text)
-
-
-def _md(text: str) -> str:
-    return re.sub(r"([\\`*_\[\]<>|~])", r"\\\1", " ".join(text.split()))

@@ -1,4 +1,4 @@
-"""``python -m capmoe_eval.replication profile=zoo``: verdicts from the finished records."""
+"""The command ``replication``: write the verdicts on an experiment's records."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from capmoe_eval.experiment.configuration import profile_name
 from capmoe_eval.experiment.files import check_writable, write_bytes, write_text
 from capmoe_eval.experiment.record import VERDICTS
 from capmoe_eval.experiment.selection import finished, refuse_experiment
-from capmoe_eval.paper.replication.claims import CLAIMS
-from capmoe_eval.paper.replication.measures import MEASURES, Trainings
-from capmoe_eval.paper.replication.records import SideRecords
-from capmoe_eval.paper.replication.verdict import Judgement, judge
-from capmoe_eval.report.replication.render import draw, to_json, to_markdown, to_png
+from capmoe_eval.paper.contrasts import MARGIN
+from capmoe_eval.paper.evidence import Evidence
+from capmoe_eval.paper.replication.claims import find, judged, replication_claims
+from capmoe_eval.paper.replication.measures import Trainings
+from capmoe_eval.paper.verdict_file import VerdictFile
+from capmoe_eval.paper.verdicts import LEVEL
+from capmoe_eval.report.replication.render import draw, to_markdown, to_png
 
 #: Where the balance of the trained tiny models of several training seeds is kept.
 TRAININGS = Path("results/training_seeds.json")
@@ -59,35 +61,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
         check_writable("--out", given.out)
         # Trained tiny models say nothing of other profiles, unless someone names them.
         trained = given.trainings or (TRAININGS if profile == _TRAINED else None)
-        evidence, trainings = SideRecords(found.records), _trainings(trained)
-        judgements = [
-            Judgement(
-                claim,
-                (
-                    *judge(evidence, claim),
-                    *(MEASURES[claim.measure](evidence, trainings) if claim.measure else ()),
-                ),
-            )
-            for claim in CLAIMS
-        ]
-        about = {
-            "profile": profile,
-            "models": list(evidence.models),
-            "records": len(found.records),
-            "missing": len(found.plans) - len(found.records),
-            "notes": [*found.notes, *found.broken],
-        }
+        evidence, trainings = Evidence(profile, tuple(found.records)), _trainings(trained)
+        file = VerdictFile(
+            profile=profile,
+            models=evidence.models,
+            records=len(found.records),
+            missing=len(found.plans) - len(found.records),
+            notes=(*found.notes, *found.broken),
+            level=LEVEL,
+            margin=MARGIN,
+            claims=tuple(
+                judged(claim, find(claim, evidence, trainings)) for claim in replication_claims()
+            ),
+        )
         with writing("--results", results):
-            write_text(results / VERDICTS, to_json(judgements, about))
-        folder = given.out / profile
-        text = to_markdown(judgements, about)
-        title = f"What routing costs: {len(evidence.models)} models, profile {profile}"
+            write_text(results / VERDICTS, file.to_json())
+        folder, text = given.out / profile, to_markdown(file)
         with writing("--out", given.out):
             write_text(folder / "replication.md", text)
-            write_bytes(folder / "replication.png", to_png(draw(judgements, title)))
+            write_bytes(folder / "replication.png", to_png(draw(file)))
         print(text.partition("\n## ")[0])
-        if about["missing"]:
-            print(f"{about['missing']} of {len(found.plans)} evaluations are missing")
+        if file.missing:
+            print(f"{file.missing} of {len(found.plans)} evaluations are missing")
         print(f"written: {results / VERDICTS}, {folder / 'replication.md'}, .png")
         return 0
 

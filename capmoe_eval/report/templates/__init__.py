@@ -1,7 +1,7 @@
-r"""The HTML of tables, ledger and site: Jinja templates, filled with plain values.
+r"""The HTML and Markdown of tables, ledger and site: Jinja templates, filled with plain values.
 
-Every value is escaped. A line break in a template is for its reader: beside a tag or a Jinja
-expression it is nothing, within a text or a tag one space. What is printed is ``{{ "\n" }}``.
+In HTML every value is escaped. A line break in a template is for its reader: beside a tag or a
+Jinja expression it is nothing, within a text or a tag one space. What is printed is ``{{ "\n" }}``.
 
 base       the frame of a page, which the pages of the site extend
 macros     pieces that several pages share
@@ -39,6 +39,19 @@ def _spelled(page: str) -> str:
     return page.replace("&#34;", "&quot;").replace("&#39;", "&#x27;")
 
 
+def render_markdown(template: str, **values: object) -> str:
+    """Return a filled Markdown template, which escapes what it puts through the filter ``md``.
+
+    Args:
+        template: Its file name without ``.md``.
+        values: What it shows.
+
+    Raises:
+        jinja2.UndefinedError: If it asks for a value that is not there.
+    """
+    return _environment().get_template(f"{template}.md").render(values).rstrip("\n") + "\n"
+
+
 @functools.cache
 def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -55,12 +68,20 @@ def _environment() -> Environment:
 
     environment = Environment(
         loader=PackageLoader("capmoe_eval.report"),
-        autoescape=True,
+        autoescape=lambda name: not (name or "").endswith(".md"),
         undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
         extensions=[OneLine],
     )
     environment.filters["kind"] = _kind
+    environment.filters["md"] = _markdown
     return environment
+
+
+def _markdown(text: object) -> str:
+    """Return a text on one line, with the signs escaped that Markdown would take for its own."""
+    return re.sub(r"([\\`*_\[\]<>|~])", r"\\\1", " ".join(str(text).split()))
 
 
 def _kind(word: str) -> str:

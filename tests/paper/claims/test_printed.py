@@ -6,9 +6,8 @@ import pytest
 
 from capmoe_eval.paper.claims.arithmetic import averages, check, grain, rounded, truncated
 from capmoe_eval.paper.claims.entries import paper_claims
-from capmoe_eval.paper.claims.evidence import Evidence
-from capmoe_eval.paper.claims.finding import Verdict
-from capmoe_eval.paper.claims.ledger import ledger
+from capmoe_eval.paper.claims.ledger import Verdict, ledger
+from capmoe_eval.paper.evidence import Evidence
 from capmoe_eval.paper.printed import find_row, find_rows, pairs
 from capmoe_eval.paper.verdicts import INCONSISTENT, Outcome
 
@@ -19,7 +18,7 @@ def verdicts() -> dict[str, Verdict]:
 
 
 def text(verdict: Verdict) -> str:
-    return " ".join(finding.text for finding in verdict.findings)
+    return " ".join(result.text for result in verdict.results)
 
 
 # Each line of the list of facts that the project keeps about the published numbers.

@@ -11,10 +11,10 @@ import pytest
 
 from capmoe_eval.claims import main
 from capmoe_eval.paper.claims.entries import paper_claims, read_claims
-from capmoe_eval.paper.claims.evidence import Evidence
 from capmoe_eval.paper.claims.ledger import ledger
+from capmoe_eval.paper.evidence import Evidence
 from capmoe_eval.report.claims.render import Report, to_html, to_json, to_markdown
-from tests.paper.claims.fabricate import evidence, record
+from tests.paper.fabricate import evidence, record
 
 NASTY = "</td><script>alert('&\"|*_[x](y)')</script>"
 

@@ -9,9 +9,9 @@ import pytest
 
 from capmoe_eval.paper.benchmarks import Bench, read_bench
 from capmoe_eval.paper.claims.entries import paper_claims
-from capmoe_eval.paper.claims.evidence import Evidence
 from capmoe_eval.paper.claims.ledger import ledger
 from capmoe_eval.paper.claims.speedup import FACTS, check
+from capmoe_eval.paper.evidence import Evidence
 from capmoe_eval.paper.verdicts import Outcome
 from tests.experiment.timings import files
 
@@ -87,7 +87,7 @@ def test_a_verdict_says_that_it_is_emulated(bench: Bench) -> None:
     finding = check({"fact": "rises"}, bench)
     assert "EMULATED on 6, 8 ranks (cpu)" in finding.text
     assert "in 8 of 8 comparisons" in finding.text
-    assert all("EMULATED" in detail.unit for detail in finding.details)
+    assert all("EMULATED" in detail.unit for detail in finding.findings)
     assert verdict("s51-faster-tighter", bench) == "confirmed in direction, emulated"
     assert verdict("s51-experts-per-gpu", bench) == "confirmed in direction, emulated"
     assert verdict("s51-accelerates", bench) == "not shown in direction, emulated"
@@ -116,10 +116,10 @@ def test_no_emulation_confirms_or_refutes_a_printed_number(tmp_path: Path, bench
     with_bench = ledger(paper_claims(), Evidence("zoo", bench=bench))
     without = ledger(paper_claims(), Evidence("zoo"))
     for new, old in zip(with_bench, without, strict=True):
-        timed = [f for f in new.findings if f.source == "speedup"]
+        timed = [f for f in new.results if f.source == "speedup"]
         if new.entry.kind == "number":
             assert new.word in (old.word, "not shown")
-            assert not any(finding.details for finding in timed)
+            assert not any(finding.findings for finding in timed)
         if timed:
             assert "emulated" in new.scope
 

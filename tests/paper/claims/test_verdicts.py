@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import math
-from pathlib import Path
-from typing import Any
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.claims.entries import read_claims
-from capmoe_eval.paper.claims.evidence import (
-    TASKS,
-    Choice,
-    Evidence,
-    read_evidence,
-    read_replication,
-)
-from capmoe_eval.paper.claims.finding import Finding, Verdict, combine, conclude
-from capmoe_eval.paper.claims.ledger import ledger, replicated
-from capmoe_eval.paper.claims.measured import Contrasts, Expectation
+from capmoe_eval.paper.claims.ledger import conclude, ledger
+from capmoe_eval.paper.claims.result import CheckResult
+from capmoe_eval.paper.evidence import Evidence
 from capmoe_eval.paper.printed import find_row
-from capmoe_eval.paper.verdicts import Outcome
-from tests.paper.claims.fabricate import HOME, evidence, record
-
-HEAD = "{id: one, version: v2, section: S, place: P, quote: q, kind: effect, check: %s}"
-
-
-def judge(check: str, found: Evidence) -> Verdict:
-    [verdict] = ledger(read_claims(f"- {HEAD % check}"), found)
-    return verdict
-
+from capmoe_eval.paper.tables import MULTIPLE_CHOICE
+from capmoe_eval.paper.verdicts import Outcome, combine
+from tests.paper.fabricate import HEAD, evidence, judge, record
 
 CONTRAST = """{measured: {contrasts: [
   {label: c, a: {method: score, gamma: 1.0}, b: {method: random, gamma: 1.0}, expect: %s}]}}"""
@@ -76,7 +55,7 @@ def test_an_effect_is_counted_in_points_and_tasks_count_equally() -> None:
         record("score", 1.0, [1] * 10, task="piqa"),
         record("random", 1.0, [1] * 9 + [0], task="piqa"),  # +10 points over 10
     )
-    detail = judge(CONTRAST % "greater", found).findings[0].details[0]
+    detail = judge(CONTRAST % "greater", found).results[0].findings[0]
     assert detail.effect == pytest.approx(30)
     assert detail.models == {"zoo_olmoe": pytest.approx(30)}
     assert detail.low is not None and detail.high is not None
@@ -89,7 +68,7 @@ def test_seeds_are_averaged_before_anything_is_compared() -> None:
         record("score", 1.0, [1, 1]),
         *(record("random", 1.0, [s % 2, 0], seed=s) for s in range(4)),
     )
-    detail = judge(CONTRAST % "greater", found).findings[0].details[0]
+    detail = judge(CONTRAST % "greater", found).results[0].findings[0]
     assert detail.effect == pytest.approx(75)  # document one: 1 − 1/2; document two: 1 − 0
 
 
@@ -99,9 +78,9 @@ def test_models_that_answered_the_same_documents_are_averaged() -> None:
         record("random", 1.0, [0, 1], model="zoo_a"),
         record("random", 1.0, [1, 1], model="zoo_b"),
     )
-    finding = judge(CONTRAST % "greater", found).findings[0]
-    assert finding.details[0].effect == pytest.approx(25)
-    assert finding.details[0].models == {"zoo_a": 50.0, "zoo_b": 0.0}
+    finding = judge(CONTRAST % "greater", found).results[0]
+    assert finding.findings[0].effect == pytest.approx(25)
+    assert finding.findings[0].models == {"zoo_a": 50.0, "zoo_b": 0.0}
     assert "2 documents" in finding.text  # not 4: they are the same two
 
 
@@ -111,7 +90,7 @@ def test_other_documents_are_not_paired() -> None:
     )
     verdict = judge(CONTRAST % "greater", found)
     assert verdict.label == "not measured"
-    text = verdict.findings[0].text
+    text = verdict.results[0].text
     assert "No records of: c" in text
     assert "Not paired and left out: zoo_olmoe obqa (other documents of obqa)." in text
 
@@ -125,8 +104,8 @@ def test_a_task_that_does_not_pair_is_left_out_and_named() -> None:
         record("score", 1.0, RIGHT, task="rte"),
         record("random", 1.0, WRONG, task="rte"),
     )
-    finding = judge(CONTRAST % "greater", found).findings[0]
-    assert finding.details[0].effect == pytest.approx(100)
+    finding = judge(CONTRAST % "greater", found).results[0]
+    assert finding.findings[0].effect == pytest.approx(100)
     assert "Not paired and left out: zoo_olmoe obqa (other subtasks: obqa_b)." in finding.text
 
 
@@ -141,20 +120,20 @@ def test_contrasts_of_a_claim_are_corrected_for_their_number() -> None:
     assert judge(one, evidence(score, *others)).word == "confirmed"
     verdict = judge(two, evidence(score, *others))
     assert verdict.word == "not shown"
-    assert verdict.findings[0].details[0].p == pytest.approx(0.0625)
+    assert verdict.results[0].findings[0].p == pytest.approx(0.0625)
     # Half of what the claim asks for is no confirmation either.
     partly = judge(two, evidence(score, others[0]))
     assert (
-        partly.word == "not shown" and "no records of: score γ=1 − order" in partly.findings[0].text
+        partly.word == "not shown" and "no records of: score γ=1 − order" in partly.results[0].text
     )
 
 
 def test_a_contrast_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from capmoe_eval.paper.claims import measured
+    from capmoe_eval.paper import evidence as module
 
     calls: list[object] = []
-    contrast = measured.contrast
-    monkeypatch.setattr(measured, "contrast", lambda *a: (calls.append(a), contrast(*a))[1])
+    contrast = module.contrast
+    monkeypatch.setattr(module, "contrast", lambda *a: (calls.append(a), contrast(*a))[1])
     found = evidence(record("score", 1.0, RIGHT), record("random", 1.0, WRONG))
     check = CONTRAST % "greater"
     ledger(read_claims(f"- {HEAD % check}\n- {(HEAD % check).replace('one', 'two')}"), found)
@@ -168,84 +147,6 @@ def test_what_a_contrast_found_is_judged_by_each_claim_that_names_it() -> None:
     entries = [f"- {(HEAD % check).replace('one', f'n{i}')}" for i, check in enumerate(checks)]
     words = [verdict.word for verdict in ledger(read_claims("\n".join(entries)), found)]
     assert words == ["contradicted", "confirmed"]
-
-
-def test_expectations_are_intervals() -> None:
-    assert Expectation.of("greater") == Expectation(0.0, math.inf)
-    assert str(Expectation.of({"at_least": -1})) == "≥ -1"
-    assert Expectation.of({"within": 1}).judge(-0.5, 1.5, 0.9) is Outcome.UNDECIDED
-    assert Expectation.of({"within": 1}).judge(1.5, 2.5, 0.9) is Outcome.FAILS
-    assert Expectation.of("greater").judge(0.1, 2.0, 0.06) is Outcome.UNDECIDED
-    with pytest.raises(ValueError, match="expect"):
-        Expectation.of({"within": 1, "at_least": 2})
-
-
-@given(
-    st.sampled_from(["greater", "less"]) | st.floats(0.1, 5),
-    st.floats(-9, 9),
-    st.floats(0, 9),
-    st.floats(0, 1),
-)
-def test_an_expectation_and_its_mirror_image_agree(
-    raw: str | float, low: float, width: float, p: float
-) -> None:
-    mirrored = {"greater": "less", "less": "greater"}
-    expect = Expectation.of({"at_least": -raw} if isinstance(raw, float) else raw)
-    mirror = Expectation.of({"at_most": raw} if isinstance(raw, float) else mirrored[raw])
-    high = low + width
-    assert expect.judge(low, high, p) is mirror.judge(-high, -low, p)
-    # A wider interval never decides what a narrower one left open.
-    if expect.judge(low, high, p) is Outcome.UNDECIDED:
-        assert expect.judge(low - 1, high + 1, p) is Outcome.UNDECIDED
-
-
-# Choices among records.
-
-
-def test_a_choice_takes_the_model_s_own_settings_and_no_others() -> None:
-    own = record("score", 1.5)
-    strangers = [
-        record("score", 1.5, ep_size=1),
-        record("score", 1.5, cell={"batch_size": 4}),
-        record("score", 1.5, cell={"shuffle": 3}),
-        record("score", 1.5, count_padding=True),
-        record("score", 1.0),
-        record("baseline"),
-    ]
-    found = evidence(own, *strangers)
-    assert found.find(Choice.of({"method": "score", "gamma": "own"}), "zoo_olmoe") == {
-        "obqa": [own]
-    }
-    ask = {"method": "score", "gamma": 1.5, "ep_size": 1}
-    assert found.find(Choice.of(ask), "zoo_olmoe") == {"obqa": [strangers[0]]}
-    assert found.find(Choice.of({**ask, "ep_size": 2, "shuffle": 3}), "zoo_olmoe") == {
-        "obqa": [strangers[2]]
-    }
-    assert found.find(Choice.of({"method": "baseline"}), "zoo_olmoe") == {"obqa": [strangers[5]]}
-    assert found.find(Choice.of({"method": "baseline"}), "zoo_other") == {}
-
-
-def test_the_unlimited_evaluation_goes_before_a_trial() -> None:
-    whole, trial = record("baseline"), record("baseline", cell={"limit": 4})
-    second = record("score", 1.0, cell={"limit": 4})
-    found = evidence(whole, trial, second)
-    assert found.find(Choice.of({"method": "baseline"}), "zoo_olmoe") == {"obqa": [whole]}
-    assert found.find(Choice.of({"method": "score", "gamma": 1.0}), "zoo_olmoe") == {}
-
-
-def test_m_is_a_multiple_of_the_models_top_k() -> None:
-    ranked = record("expanded_drop", 1.0, candidates="ranked", m=6, layer={"top_k": 3})
-    choice = Choice.of({"method": "expanded_drop", "gamma": 1.0, "candidates": "ranked", "m": "2k"})
-    assert evidence(ranked).find(choice, "zoo_olmoe") == {"obqa": [ranked]}
-
-
-def test_settings_are_guessed_only_where_none_are_known() -> None:
-    records = (record("score", 1.0, ep_size=4), record("score", 1.5, ep_size=4))
-    found = Evidence("zoo", (*records, record("score", 1.5, ep_size=1)))
-    home = found.home("zoo_olmoe")
-    assert home is not None and (home.ep_size, home.batch_size, home.gamma) == (4, 16, 1.5)
-    assert found.home("zoo_other") is None
-    assert evidence(*records).home("zoo_olmoe") is HOME
 
 
 # Loads and promises.
@@ -279,7 +180,7 @@ def test_a_load_holds_if_it_does_for_every_model(
     assert verdict.word == word
     if word == "confirmed":
         assert verdict.label == "confirmed at toy scale"
-        assert verdict.findings[0].details[0].effect == pytest.approx(-0.10)
+        assert verdict.results[0].findings[0].effect == pytest.approx(-0.10)
 
 
 def test_quantities_are_those_of_the_record() -> None:
@@ -295,7 +196,7 @@ def test_quantities_are_those_of_the_record() -> None:
     )
 
     def value(check: str) -> float:
-        return judge(f"{{load: {{{check}}}}}", found).findings[0].details[0].effect
+        return judge(f"{{load: {{{check}}}}}", found).results[0].findings[0].effect
 
     assert value("quantity: rank_ratio, above: 0.5") == pytest.approx(0.75)
     assert value("quantity: drop_rate_at, gamma: 2.0, below: 0.2") == pytest.approx(0.1)
@@ -322,7 +223,7 @@ def test_one_broken_promise_is_enough() -> None:
     broken = record("score", 1.5, broken_promise="bound_holds")
     verdict = judge(check, evidence(record("score", 1.0), broken))
     assert verdict.word == "contradicted"
-    assert verdict.findings[0].details[0].records == (str(broken.path),)
+    assert verdict.results[0].findings[0].records == (str(broken.path),)
     with pytest.raises(ValueError, match="promise: 'bound_hold' is none of bound_holds, "):
         judge("{promise: {name: bound_hold}}", evidence(broken))
 
@@ -334,13 +235,13 @@ def test_published_values_are_compared_with_their_own_checkpoint_only() -> None:
     check = "{value: {table: 1, method: Baseline}}"
     toy = judge(check, evidence(record("baseline")))
     assert toy.label == "not testable here"
-    assert "Needs the weights of OLMoE" in toy.findings[0].text
+    assert "Needs the weights of OLMoE" in toy.results[0].text
     # RTE 53.7 in print; ours 50.0 with a standard error of 1: z = −3.7/√2.
     row = record("baseline", None, [1, 0], model="olmoe", task="rte")
     partly = judge(check, evidence(row, profile="paper"))
     assert partly.label == "not shown on the paper's checkpoints"
-    assert "1 of 8 numbers have records" in partly.findings[0].text
-    assert "z = -2.62" in partly.findings[0].details[0].label
+    assert "1 of 8 numbers have records" in partly.results[0].text
+    assert "z = -2.62" in partly.results[0].findings[0].label
     assert judge(check, evidence(profile="paper")).word == "not measured"
 
 
@@ -348,7 +249,7 @@ def test_published_values_are_compared_with_their_own_checkpoint_only() -> None:
 def test_a_whole_table_is_judged_by_how_many_numbers_lie_beyond(shift: float, word: str) -> None:
     # Baseline of Table 1, with a standard error of 1 point: 5 points away is z = 3.5 in all eight.
     printed = find_row({"table": 1, "method": "Baseline"}).tasks
-    keys = dict(zip(printed, TASKS, strict=False))
+    keys = {column.heading: column.task for column in MULTIPLE_CHOICE}
     rows = [
         record("baseline", None, [(printed[name] + shift) / 100] * 2, model="olmoe", task=task)
         for name, task in keys.items()
@@ -360,8 +261,8 @@ def test_a_whole_table_is_judged_by_how_many_numbers_lie_beyond(shift: float, wo
 # Words from findings.
 
 
-def finding(source: str, outcome: Outcome) -> Finding:
-    return Finding(source, outcome, "")
+def result(source: str, outcome: Outcome) -> CheckResult:
+    return CheckResult(source, outcome, "")
 
 
 @pytest.mark.parametrize(
@@ -387,7 +288,8 @@ def finding(source: str, outcome: Outcome) -> Finding:
 )
 def test_findings_make_a_verdict(findings: list[tuple[str, Outcome]], label: str) -> None:
     [entry] = read_claims(f"- {HEAD % '{none: {reason: r}}'}")
-    assert conclude(entry, [finding(*f) for f in findings], "zoo").label == label
+    word, scope = conclude(entry, [result(*f) for f in findings], "zoo")
+    assert f"{word} {scope}".strip() == label
 
 
 def test_parts_of_a_claim_must_all_hold() -> None:
@@ -410,70 +312,3 @@ def test_parts_of_a_claim_must_all_hold() -> None:
 def test_a_measured_verdict_says_of_what(profile: str, label: str) -> None:
     found = evidence(record("score", 1.0, WRONG), record("random", 1.0, RIGHT), profile=profile)
     assert judge(CONTRAST % "greater", found).label == label
-
-
-# The replication report.
-
-REPORT: dict[str, Any] = {
-    "profile": "zoo",
-    "claims": [
-        {
-            "id": "a",
-            "verdict": "Confirmed",
-            "contrasts": [
-                {"label": "x", "effect": 2.5, "low": 1, "high": 4, "p": 0.01,
-                 "models": {"zoo_b": {"effect": 3}, "zoo_a": 2}},
-                {"label": "not measured", "effect": None, "models": {}},
-            ],
-        },
-        {"id": "b", "verdict": "it depends"},
-    ]
-}  # fmt: skip
-
-
-def test_a_replication_report_is_taken_at_its_word(tmp_path: Path) -> None:
-    (tmp_path / "replication.json").write_text(json.dumps(REPORT))
-    found = read_evidence(tmp_path, "zoo", {})
-    assert not found.broken
-    assert judge("{replication: {id: a}}", found).label == "confirmed at toy scale"
-    assert judge("{replication: {id: b}}", found).label == "not shown at toy scale"
-    assert judge("{replication: {id: c}}", found).label == "not measured"
-    detail = replicated("a", found.replication).details[0]
-    assert (detail.effect, detail.low, detail.high) == (2.5, 1.0, 4.0)
-    assert list(detail.models.items()) == [("zoo_a", 2.0), ("zoo_b", 3.0)]
-    assert len(replicated("a", found.replication).details) == 1
-
-
-@pytest.mark.parametrize(("of", "asked"), [("zoo", "tiny"), ("zoo", "paper"), ("tiny", "zoo")])
-def test_verdicts_of_another_profile_are_refused(tmp_path: Path, of: str, asked: str) -> None:
-    (tmp_path / "replication.json").write_text(json.dumps(REPORT | {"profile": of}))
-    found = read_evidence(tmp_path, asked, {})
-    assert found.replication == {}
-    assert found.broken == (
-        f"{tmp_path / 'replication.json'}: verdicts of profile {of}, not of {asked}; run "
-        f"`python -m capmoe_eval.replication profile={asked}`",
-    )
-    assert judge("{replication: {id: a}}", found).label == "not measured"
-
-
-def test_verdicts_beside_the_results_directory_are_of_no_profile(tmp_path: Path) -> None:
-    (tmp_path / "zoo").mkdir()
-    (tmp_path / "replication.json").write_text(json.dumps(REPORT))
-    assert read_evidence(tmp_path / "zoo", "zoo", {}).replication == {}
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"claims": [{"id": "a"}]}', '{"claims": 3}'])
-def test_a_damaged_replication_report_is_named(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "replication.json"
-    path.write_text(text)
-    claims, reason = read_replication(path, "zoo")
-    assert not claims and str(path) in reason
-    assert read_evidence(tmp_path, "zoo", {}).broken == (reason,)
-
-
-def test_contrasts_without_records_are_none() -> None:
-    from capmoe_eval.paper.claims.measured import Contrast
-
-    raw = {"a": {"method": "score", "gamma": 1.0}, "b": {"method": "baseline"}, "expect": "less"}
-    effect, records = Contrasts(Evidence("zoo")).result(Contrast.of(raw))
-    assert effect.comparison is None and not records

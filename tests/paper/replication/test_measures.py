@@ -8,8 +8,9 @@ import statistics
 import pytest
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.paper.evidence import Evidence
 from capmoe_eval.paper.replication.measures import balance, companions, decay, removed
-from capmoe_eval.paper.replication.records import SideRecords
+from capmoe_eval.paper.verdicts import Outcome
 from capmoe_eval.routing.method import Method
 from tests.records import layer, record_of
 
@@ -19,10 +20,11 @@ def test_the_share_that_expert_drop_removes_is_held_against_token_drops() -> Non
         record_of(Method("score", 1.0), [1.0], parts={"load": {"drop_rate": 0.3}}),
         record_of(Method("score", 1.0), [1.0], task="rte", parts={"load": {"drop_rate": 0.5}}),
         record_of(Method("expert_drop"), [1.0], parts={"load": {"drop_rate": 0.1}}),
+        record_of(Method("expert_drop"), [1.0], task="rte", parts={"load": {"drop_rate": 0.1}}),
     ]
-    one, *others = removed(SideRecords(records), [])
-    assert (one.verdict, one.effect) == ("confirmed", pytest.approx(30.0))
-    assert [finding.verdict for finding in others] == ["not measured"] * 2
+    one, *others = removed(Evidence("zoo", tuple(records)), [])
+    assert (one.outcome, one.effect) == (Outcome.HOLDS, pytest.approx(30.0))
+    assert [finding.outcome for finding in others] == [Outcome.ABSENT] * 2
 
 
 def trainings(scratch: list[float], upcycled: list[float]) -> list[dict[str, object]]:
@@ -34,41 +36,41 @@ def trainings(scratch: list[float], upcycled: list[float]) -> list[dict[str, obj
 
 
 def test_balance_has_students_interval_over_seeds() -> None:
-    (found,) = balance(SideRecords([]), trainings([4.0, 4.0, 4.3], [2.0, 2.1, 2.0]))
+    (found,) = balance(Evidence("zoo"), trainings([4.0, 4.0, 4.3], [2.0, 2.1, 2.0]))
     differences = [2.0, 1.9, 2.3]
     mean = sum(differences) / 3
     deviation = math.sqrt(sum((d - mean) ** 2 for d in differences) / 2)
     assert found.effect == pytest.approx(mean)
     assert found.low == pytest.approx(mean - 4.302652729749464 * deviation / math.sqrt(3))
-    assert found.verdict == "confirmed"
+    assert found.outcome == Outcome.HOLDS
     assert found.models["seed 2"] == pytest.approx(2.3)
-    (found,) = balance(SideRecords([]), trainings([2.0, 2.1, 2.0], [4.0, 4.0, 4.3]))
-    assert found.verdict == "contradicted"
-    (found,) = balance(SideRecords([]), trainings([2.0, 4.0, 3.0], [3.0, 3.0, 3.0]))
-    assert found.verdict == "not shown"
+    (found,) = balance(Evidence("zoo"), trainings([2.0, 2.1, 2.0], [4.0, 4.0, 4.3]))
+    assert found.outcome == Outcome.FAILS
+    (found,) = balance(Evidence("zoo"), trainings([2.0, 4.0, 3.0], [3.0, 3.0, 3.0]))
+    assert found.outcome == Outcome.UNDECIDED
 
 
 def test_nine_training_seeds_have_an_interval_too() -> None:
     """Eight degrees of freedom: t = 2.306."""
     scratch = [4.0, 4.1, 3.9, 4.2, 4.0, 4.3, 3.8, 4.0, 4.1]
-    (found,) = balance(SideRecords([]), trainings(scratch, [2.0] * 9))
+    (found,) = balance(Evidence("zoo"), trainings(scratch, [2.0] * 9))
     deviation = statistics.stdev(scratch)
-    assert found.verdict == "confirmed"
+    assert found.outcome == Outcome.HOLDS
     assert found.low == pytest.approx(found.effect - 2.306004135 * deviation / 3)
 
 
 def test_trainings_of_other_lengths_are_not_mixed() -> None:
     short = trainings([4.0, 4.0, 4.3], [2.0, 2.1, 2.0])
     long = [{**training, "steps": 900} for training in trainings([2.0, 2.1], [4.0, 4.0])]
-    found = balance(SideRecords([]), [*short, *long])
-    assert [finding.verdict for finding in found] == ["confirmed", "contradicted"]
+    found = balance(Evidence("zoo"), [*short, *long])
+    assert [finding.outcome for finding in found] == [Outcome.HOLDS, Outcome.FAILS]
     assert found[0].label.endswith("3 seeds of 600 steps")
 
 
 def test_balance_needs_two_seeds() -> None:
-    assert [f.verdict for f in balance(SideRecords([]), [])] == ["not measured"]
-    assert [f.verdict for f in balance(SideRecords([]), trainings([1.0], [2.0]))] == [
-        "not measured"
+    assert [f.outcome for f in balance(Evidence("zoo"), [])] == [Outcome.ABSENT]
+    assert [f.outcome for f in balance(Evidence("zoo"), trainings([1.0], [2.0]))] == [
+        Outcome.ABSENT
     ]
 
 
@@ -81,21 +83,20 @@ def test_flips_of_other_documents_are_not_counted() -> None:
         ),
     ]
     with pytest.raises(UsageError, match="task=piqa: records do not pair"):
-        companions(SideRecords(records), [])
+        companions(Evidence("zoo", tuple(records)), [])
 
 
 @pytest.mark.parametrize(
-    ("scores", "verdict"),
-    [([0.4, 0.2, 0.15, 0.1], "confirmed"), ([0.4, 0.3, 0.01], "contradicted")],
+    ("scores", "outcome"),
+    [([0.4, 0.2, 0.15, 0.1], Outcome.HOLDS), ([0.4, 0.3, 0.01], Outcome.FAILS)],
 )
 def test_decay_compares_the_step_behind_the_top_k_with_those_inside(
-    scores: list[float], verdict: str
+    scores: list[float], outcome: Outcome
 ) -> None:
     layers = [layer([8] * len(scores), scores=scores)]
-    (found,) = decay(
-        SideRecords([record_of(Method("baseline"), [1.0], parts={"layers": layers})]), []
-    )
-    assert found.verdict == verdict
+    baseline = record_of(Method("baseline"), [1.0], parts={"layers": layers})
+    (found,) = decay(Evidence("zoo", (baseline,)), [])
+    assert found.outcome == outcome
     inside, behind = math.log(scores[0] / scores[1]), math.log(scores[1] / scores[2])
     assert found.effect == pytest.approx(inside - behind)
     assert f"m {scores[2] / scores[1]:.2f}" in found.note
@@ -111,9 +112,9 @@ def test_flips_are_counted_between_batches_of_the_same_documents() -> None:
         record_of(Method("baseline"), {"piqa": [1.0, 1.0]}, shuffle=0, **mix),
         record_of(Method("baseline"), {"piqa": [1.0, 1.0]}, shuffle=1, **mix),
     ]
-    baseline, order = companions(SideRecords(records), [])
+    baseline, order = companions(Evidence("zoo", tuple(records)), [])
     # Pairs of batches differ in 1, 1 and 2 of 4 documents.
     assert order.effect == pytest.approx(100 * (1 + 1 + 2) / 3 / 4)
     assert order.label == "order γ=1: more than 1 % of the answers change with the company"
-    assert (order.verdict, baseline.verdict) == ("confirmed", "confirmed")
+    assert (order.outcome, baseline.outcome) == (Outcome.HOLDS, Outcome.HOLDS)
     assert baseline.effect == 0.0

@@ -103,7 +103,7 @@ def test_training_seeds_are_read_and_a_damaged_file_is_refused(
 def test_each_profile_has_its_own_verdicts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the trained models show is said of them alone, their training seeds included."""
+    """The verdicts on trained models, their training seeds included, are of them alone."""
     monkeypatch.chdir(tmp_path)
     peaks = {"scratch": 3.0, "upcycled": 2.0}
     seeds = [

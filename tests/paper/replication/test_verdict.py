@@ -6,40 +6,58 @@ import pytest
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.replication.claims import CLAIMS, Claim, Contrast, Side
-from capmoe_eval.paper.replication.records import SideRecords
-from capmoe_eval.paper.replication.verdict import Finding, Judgement, judge, label
+from capmoe_eval.paper.contrasts import MARGIN, Contrast
+from capmoe_eval.paper.evidence import Evidence, Side
+from capmoe_eval.paper.replication.claims import Claim, find, replication_claims
+from capmoe_eval.paper.verdicts import WORD, Finding, summarize
 from capmoe_eval.routing.method import Method
 from tests.records import record_of
 
-BASELINE, SCORE, ORDER = Side("baseline"), Side("score", 1.0), Side("order", 1.0)
-CLAIM = Claim("x", "Table 0", "Something.", (Contrast(SCORE, ORDER),))
+BASELINE, SCORE, ORDER = (
+    Side(method="baseline"),
+    Side(method="score", gamma=1.0),
+    Side(method="order", gamma=1.0),
+)
+
+
+def claim_of(*pairs: tuple[Side, Side], expect: str = "greater") -> Claim:
+    contrasts = [{"a": a, "b": b, "expect": expect} for a, b in pairs]
+    return Claim.model_validate(
+        {"id": "x", "place": "Table 0", "statement": "Something.", "contrasts": contrasts}
+    )
+
+
+CLAIM = claim_of((SCORE, ORDER))
 
 
 def method(name: str, **knobs: object) -> Method:
     return Method(name, None if name == "baseline" else 1.0, ep_size=8, **knobs)  # type: ignore[arg-type]
 
 
+def findings(records: list[Record], claim: Claim) -> list[Finding]:
+    return find(claim, Evidence("zoo", tuple(records)))
+
+
 def only(records: list[Record], claim: Claim = CLAIM) -> Finding:
-    (finding,) = judge(SideRecords(records), claim)
+    (finding,) = findings(records, claim)
     return finding
 
 
 def test_a_clear_difference_is_confirmed_and_its_opposite_contradicted() -> None:
     good, bad = [1.0] * 20, [0.0] * 12 + [1.0] * 8
     found = only([record_of(method("score"), good), record_of(method("order"), bad)])
-    assert (found.verdict, found.effect, found.documents) == ("confirmed", 60.0, 20)
+    assert (WORD[found.outcome], found.effect, found.documents) == ("confirmed", 60.0, 20)
     assert found.p == pytest.approx(2 / 2**12)
     assert found.models == {"m": 60.0}
     found = only([record_of(method("score"), bad), record_of(method("order"), good)])
-    assert (found.verdict, found.effect) == ("contradicted", -60.0)
+    assert (WORD[found.outcome], found.effect) == ("contradicted", -60.0)
 
 
 def test_a_small_difference_is_not_shown() -> None:
     found = only(
         [record_of(method("score"), [1.0] * 20), record_of(method("order"), [0.0] * 2 + [1.0] * 18)]
     )
-    assert (found.verdict, found.p) == ("not shown", 0.5)
+    assert (WORD[found.outcome], found.p) == ("not shown", 0.5)
 
 
 def test_p_is_corrected_for_the_contrasts_of_the_claim() -> None:
@@ -48,11 +66,11 @@ def test_p_is_corrected_for_the_contrasts_of_the_claim() -> None:
         record_of(method("order"), [0.0] * 6 + [1.0] * 14),
     ]
     assert only(six).p == pytest.approx(2 / 2**6)
-    assert only(six).verdict == "confirmed"
-    claim = Claim("x", "", "", (Contrast(SCORE, ORDER), Contrast(SCORE, BASELINE)))
-    both = judge(SideRecords([*six, record_of(method("baseline"), [1.0] * 20)]), claim)
+    assert WORD[only(six).outcome] == "confirmed"
+    claim = claim_of((SCORE, ORDER), (SCORE, BASELINE))
+    both = findings([*six, record_of(method("baseline"), [1.0] * 20)], claim)
     assert both[0].p == pytest.approx(4 / 2**6)
-    assert both[0].verdict == "not shown"
+    assert WORD[both[0].outcome] == "not shown"
 
 
 def test_seeds_are_averaged_and_ranks_are_the_models_own() -> None:
@@ -61,7 +79,7 @@ def test_seeds_are_averaged_and_ranks_are_the_models_own() -> None:
         record_of(method("random", seed=0), [1.0, 0.0]),
         record_of(method("random", seed=1), [0.0, 0.0]),
     ]
-    claim = Claim("x", "", "", (Contrast(SCORE, Side("random", 1.0)),))
+    claim = claim_of((SCORE, Side(method="random", gamma=1.0)))
     assert only(records, claim).effect == 75.0
 
 
@@ -87,7 +105,7 @@ def test_tasks_that_one_side_lacks_are_left_out() -> None:
         record_of(method("score"), [1.0], task="rte"),
     ]
     assert only(records).effect == 50.0
-    assert only(records[2:]).verdict == "not measured"
+    assert WORD[only(records[2:]).outcome] == "not measured"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +113,7 @@ def test_tasks_that_one_side_lacks_are_left_out() -> None:
 )
 def test_close_is_decided_by_the_interval(lost: int, verdict: str) -> None:
     """Of 1,000 documents: 0 lost is close, 20 % is not, 1.1 % may be."""
-    claim = Claim("x", "", "", (Contrast(SCORE, BASELINE, "close"),))
+    claim = claim_of((SCORE, BASELINE), expect="close")
     found = only(
         [
             record_of(method("baseline"), [1.0] * 1000),
@@ -103,14 +121,14 @@ def test_close_is_decided_by_the_interval(lost: int, verdict: str) -> None:
         ],
         claim,
     )
-    assert (found.verdict, found.p) == (verdict, None)
+    assert (WORD[found.outcome], found.p) == (verdict, None)
 
 
 def test_mixed_batches_are_another_comparison() -> None:
     mix = {"task": "zero_shot_mix"}
     answers = {"openbookqa": [1.0, 1.0], "piqa": [1.0, 1.0, 1.0, 1.0]}
     worse = {"openbookqa": [0.0, 1.0], "piqa": [1.0, 1.0, 1.0, 1.0]}
-    claim = Claim("x", "", "", (Contrast(SCORE, ORDER, batches="mixed"),))
+    claim = claim_of(tuple(side.model_copy(update={"batches": "mixed"}) for side in (SCORE, ORDER)))
     records = [
         record_of(method("score"), answers, shuffle=0, **mix),
         record_of(method("order"), worse, shuffle=0, **mix),
@@ -155,15 +173,17 @@ def test_models_that_answered_other_documents_are_further_units() -> None:
 
 def test_a_model_of_one_rank_has_other_canonical_forms() -> None:
     """With one rank, local candidates are all experts, and one device drops nothing at γ=1."""
-    one = {"candidates": "local"}
-    sides = (Side("expanded_drop", 1.0, one), Side("score", 1.0, {"granularity": "device"}))
-    claim = Claim("x", "", "", tuple(Contrast(side, ORDER) for side in sides))
+    sides = (
+        Side(method="expanded_drop", gamma=1.0, candidates="local"),
+        Side(method="score", gamma=1.0, granularity="device"),
+    )
+    claim = claim_of(*((side, ORDER) for side in sides))
     records = [
         record_of(Method("expanded_drop", 1.0, candidates="global"), [1.0, 1.0]),
         record_of(Method("baseline"), [1.0, 0.0]),
         record_of(Method("order", 1.0), [0.0, 0.0]),
     ]
-    assert [finding.effect for finding in judge(SideRecords(records), claim)] == [100.0, 50.0]
+    assert [finding.effect for finding in findings(records, claim)] == [100.0, 50.0]
 
 
 @pytest.mark.parametrize(
@@ -178,13 +198,29 @@ def test_a_model_of_one_rank_has_other_canonical_forms() -> None:
     ],
 )
 def test_a_claims_verdict(verdicts: list[str], expected: str) -> None:
-    findings = tuple(Finding("", verdict) for verdict in verdicts)
-    assert Judgement(CLAIM, findings).verdict == expected
+    outcomes = {word: outcome for outcome, word in WORD.items()}
+    assert WORD[summarize([outcomes[verdict] for verdict in verdicts])] == expected
 
 
 def test_every_claim_has_a_key_and_every_contrast_a_label_of_its_own() -> None:
-    assert len({claim.key for claim in CLAIMS}) == len(CLAIMS)
-    for claim in CLAIMS:
-        labels = [label(contrast) for contrast in claim.contrasts]
+    claims = replication_claims()
+    assert len({claim.id for claim in claims}) == len(claims)
+    for claim in claims:
+        labels = [contrast.label for contrast in claim.contrasts]
         assert len(set(labels)) == len(labels)
-    assert label(Contrast(SCORE, BASELINE, "close")) == "score γ=1 ≥ baseline - 1"
+
+
+@pytest.mark.parametrize(
+    "contrast", [contrast for claim in replication_claims() for contrast in claim.contrasts]
+)
+def test_a_label_says_what_is_compared(contrast: Contrast) -> None:
+    """Methods, γ, margin and batches of a label are those of the contrast."""
+    sign, margin = (" ≥ ", f" - {MARGIN:g}") if contrast.expect.low else (" > ", "")
+    first, second = contrast.label.removesuffix(", mixed batches").split(sign)
+    assert contrast.label.endswith(", mixed batches") is (contrast.first.batches == "mixed")
+    assert contrast.first.batches == contrast.second.batches
+    for said, side in ((first, contrast.first), (second.removesuffix(margin), contrast.second)):
+        assert second.endswith(margin)
+        gamma = "" if side.gamma is None else f" γ={side.gamma:g}"
+        knobs = "".join(f" {n if v is True else v}" for n, v in side.knobs.items())
+        assert said.replace("rounds=", "") == side.method.replace("_", " ") + gamma + knobs

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.claims.evidence import Evidence, Home
+from capmoe_eval.paper.claims.entries import read_claims
+from capmoe_eval.paper.claims.ledger import Verdict, ledger
+from capmoe_eval.paper.evidence import Evidence, Home
 from capmoe_eval.routing.method import Method
 from tests import records
 
@@ -52,3 +54,12 @@ def evidence(*records: Record, profile: str = "zoo", **rest: Any) -> Evidence:
     """Return evidence in which every model has the same settings."""
     homes = {found.model: HOME for found in records}
     return dataclasses.replace(Evidence(profile, records, homes=homes), **rest)
+
+
+HEAD = "{id: one, version: v2, section: S, place: P, quote: q, kind: effect, check: %s}"
+
+
+def judge(check: str, found: Evidence) -> Verdict:
+    """Return the verdict on a claim that has one check."""
+    [verdict] = ledger(read_claims(f"- {HEAD % check}"), found)
+    return verdict

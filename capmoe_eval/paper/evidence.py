@@ -1,0 +1,252 @@
+"""Finished records, and the selection of those that a claim compares."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.names import gamma_suffix
+from capmoe_eval.experiment.record import VERDICTS, Record
+from capmoe_eval.experiment.results import read_results
+from capmoe_eval.paper.benchmarks import Bench
+from capmoe_eval.paper.pairing import Documents
+from capmoe_eval.paper.statistics import Effect, contrast
+from capmoe_eval.paper.tables import ALL_TASKS
+from capmoe_eval.paper.verdict_file import VerdictFile, read_verdicts
+from capmoe_eval.routing.method import Method
+
+MIX: Final = "zero_shot_mix"
+"""The task whose requests, of four tasks, meet in one batch."""
+
+_TASKS: Final = {MIX, *(column.task for column in ALL_TASKS)}
+
+Batches = Literal["single", "mixed", "sized"]
+"""``single``: batches of one task, by length, as lm-eval makes them. ``mixed``: random batches of
+four tasks. ``sized``: batches of four tasks by length, of several sizes."""
+
+
+@dataclass(frozen=True)
+class Home:
+    """The deployment of a model where a claim names none: its ``conf/model`` settings.
+
+    Attributes:
+        ep_size: Its expert-parallel ranks.
+        batch_size: Sequences per forward.
+        gamma: The capacity factor of Table 2.
+    """
+
+    ep_size: int
+    batch_size: int | str
+    gamma: float
+
+
+class Side(BaseModel):
+    """One way to route. Every further field is a knob of :class:`Method` beside its default.
+
+    ``ep_size`` is the model's own where it is not among the knobs; ``m`` may be a multiple of the
+    model's top-k, as "2k". All seeds of ``random`` belong to one side.
+
+    Attributes:
+        method: A name of :data:`capmoe_eval.routing.method.METHODS`.
+        gamma: Capacity factor, "own" for the model's of Table 2, None for methods without one.
+        batches: The composition of its batches.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    method: str
+    gamma: float | Literal["own"] | None = None
+    batches: Batches = "single"
+
+    @property
+    def knobs(self) -> Mapping[str, Any]:
+        """The knobs that are given."""
+        return self.model_extra or {}
+
+    @model_validator(mode="after")
+    def _checked(self) -> Side:
+        self.routing(Home(1, 1, 1.0), 1)
+        return self
+
+    def routing(self, home: Home, top_k: int) -> Method:
+        """Return the method that a model's records must have."""
+        knobs = {"ep_size": home.ep_size, **self.knobs}
+        m = knobs.get("m")
+        if isinstance(m, str):
+            knobs["m"] = int(m.removesuffix("k") or 1) * top_k
+        return Method(self.method, home.gamma if self.gamma == "own" else self.gamma, **knobs)
+
+    def __str__(self) -> str:
+        """Return the side in a few words."""
+        gamma = "own γ" if self.gamma == "own" else gamma_suffix(self.gamma, "γ=")
+        knobs = [k if v is True else f"{k}={v}" for k, v in self.knobs.items()]
+        return " ".join(part for part in (self.method, gamma, *knobs) if part)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The material that claims are judged by.
+
+    Attributes:
+        profile: Name of the profile.
+        records: Whole records; models are shown in the order of their first record.
+        broken: One line for each file that is no whole record.
+        homes: Each model's own settings.
+        replication: The report of the replication, or None.
+        bench: The files of the benchmarks.
+        tasks: The order in which tasks are resampled; empty for that of the records.
+    """
+
+    profile: str
+    records: tuple[Record, ...] = ()
+    broken: tuple[str, ...] = ()
+    homes: Mapping[str, Home] = field(default_factory=dict)
+    replication: VerdictFile | None = None
+    bench: Bench = field(default_factory=Bench)
+    tasks: tuple[str, ...] = ()
+    _effects: dict[str, tuple[Effect, tuple[str, ...]]] = field(default_factory=dict, repr=False)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models that have records."""
+        return tuple(self._by_model)
+
+    def find(self, side: Side, model: str) -> dict[str, list[Record]]:
+        """Return a model's records of a side, by task; several of a task differ in their seed.
+
+        Of evaluations that differ in what no claim speaks of (limit, data, few-shot seed,
+        precision) one set is taken: the unlimited, else the largest.
+        """
+        home = self.home(model)
+        if home is None:
+            return {}
+        top_k = next((record.layers[0].top_k for record in self._by_model.get(model, ())), 1)
+        batch_size = home.batch_size if side.batches == "single" else None
+        key = model, side.batches, batch_size, side.routing(home, top_k)
+        return self._by_side.get(key, {})
+
+    def documents(self, side: Side, model: str) -> dict[str, list[Documents]]:
+        """Return a side's scores on a model, by task: one item for each seed and shuffle.
+
+        The subjects of MMLU are one task, those of a mixture are several.
+        """
+        found: dict[str, list[Documents]] = {}
+        for task, records in self.find(side, model).items():
+            for record in records:
+                if task == MIX:
+                    for name, part in record.documents.items():
+                        found.setdefault(name, []).append({name: part})
+                else:
+                    found.setdefault(task, []).append(record.documents)
+        return found
+
+    def effect(self, first: Side, second: Side) -> tuple[Effect, tuple[str, ...]]:
+        """Return the first side minus the second, and the paths of the records compared.
+
+        It is computed once, however many claims ask for it.
+        """
+        key = repr((first, second))
+        if key not in self._effects:
+            sides = (first, second)
+            answers = {
+                model: (self.documents(first, model), self.documents(second, model))
+                for model in self.models
+            }
+            effect = contrast(answers, self.tasks)
+            paths = {
+                str(record.path)
+                for model, tasks in effect.pairs.items()
+                for side in sides
+                for task, records in self.find(side, model).items()
+                for record in records
+                if task in tasks or task == MIX
+            }
+            self._effects[key] = effect, tuple(sorted(paths))
+        return self._effects[key]
+
+    def home(self, model: str) -> Home | None:
+        """Return a model's own settings; without them, the most frequent among its records."""
+        if model in self.homes:
+            return self.homes[model]
+        cells = [record.cell for record in self._by_model.get(model, ())]
+        if not cells:
+            return None
+        return Home(
+            _most([cell.method.ep_size for cell in cells if cell.method.uses_ranks], 1),
+            _most([cell.batch_size for cell in cells], 1),
+            _most([cell.method.gamma for cell in cells if cell.method.gamma is not None], 1.0),
+        )
+
+    @cached_property
+    def _by_side(self) -> dict[tuple[object, ...], dict[str, list[Record]]]:
+        found: dict[tuple[object, ...], dict[str, list[Record]]] = {}
+        for model, records in self._by_model.items():
+            for record in records:
+                cell, batches = record.cell, _batches(record)
+                if batches is not None and record.task in _TASKS:
+                    batch_size = cell.batch_size if batches == "single" else None
+                    method = dataclasses.replace(cell.method, seed=0)
+                    tasks = found.setdefault((model, batches, batch_size, method), {})
+                    tasks.setdefault(record.task, []).append(record)
+        return found
+
+    @cached_property
+    def _by_model(self) -> dict[str, tuple[Record, ...]]:
+        groups: dict[str, dict[tuple[Any, ...], list[Record]]] = {}
+        for record in self.records:
+            cell = record.cell
+            key = (cell.limit or float("inf"), cell.data, cell.eval_seed, repr(cell.model))
+            groups.setdefault(cell.model.name, {}).setdefault(key, []).append(record)
+
+        def rank(item: tuple[tuple[Any, ...], list[Record]]) -> tuple[Any, ...]:
+            return (item[0][0], len(item[1]), item[0][1:])
+
+        return {model: tuple(max(sets.items(), key=rank)[1]) for model, sets in groups.items()}
+
+
+def read_evidence(root: Path, profile: str) -> Evidence:
+    """Read every record under a results directory; broken files are listed and left out.
+
+    Args:
+        root: The directory, ``results/<profile>``, which may hold a report of the replication.
+        profile: Name of the profile.
+    """
+    found = read_results(root)
+    try:
+        replication = read_verdicts(root / VERDICTS, profile)
+        broken = found.broken
+    except UsageError as error:
+        replication, broken = None, (*found.broken, str(error))
+    # Models differ in their tasks; the order must not depend on the model that comes first.
+    order = tuple(sorted(_TASKS))
+    return Evidence(profile, found.records, broken, replication=replication, tasks=order)
+
+
+def _batches(record: Record) -> Batches | None:
+    """Return the composition of a record's batches, or None if no side asks for it."""
+    shuffled = record.cell.shuffle is not None
+    if record.task == MIX:
+        return "mixed" if shuffled else "sized"
+    return None if shuffled else "single"
+
+
+def _most(values: Sequence[Any], default: Any) -> Any:
+    """Return the most frequent value, the largest of equally frequent ones."""
+    counts = Counter(values)
+    return max(counts, key=lambda value: (counts[value], str(value))) if counts else default
+
+
+def not_paired(model: str, task: str, reason: str) -> UsageError:
+    """Return the error for records of an experiment that do not pair."""
+    return UsageError(
+        f"model={model}, task={task}: records do not pair ({reason}); run the experiment again "
+        "with one limit and one data.root"
+    )

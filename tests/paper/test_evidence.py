@@ -1,0 +1,54 @@
+"""Records of a side, among strangers that lie beside them."""
+
+from __future__ import annotations
+
+from capmoe_eval.paper.evidence import Evidence, Side
+from tests.paper.fabricate import HOME, evidence, record
+
+
+def test_a_choice_takes_the_model_s_own_settings_and_no_others() -> None:
+    own = record("score", 1.5)
+    strangers = [
+        record("score", 1.5, ep_size=1),
+        record("score", 1.5, cell={"batch_size": 4}),
+        record("score", 1.5, cell={"shuffle": 3}),  # asked for by no side
+        record("score", 1.5, count_padding=True),
+        record("score", 1.0),
+        record("baseline"),
+    ]
+    found = evidence(own, *strangers)
+    assert found.find(Side(method="score", gamma="own"), "zoo_olmoe") == {"obqa": [own]}
+    one_rank = Side(method="score", gamma=1.5, ep_size=1)
+    assert found.find(one_rank, "zoo_olmoe") == {"obqa": [strangers[0]]}
+    assert found.find(Side(method="baseline"), "zoo_olmoe") == {"obqa": [strangers[5]]}
+    assert found.find(Side(method="baseline"), "zoo_other") == {}
+
+
+def test_the_unlimited_evaluation_goes_before_a_trial() -> None:
+    whole, trial = record("baseline"), record("baseline", cell={"limit": 4})
+    second = record("score", 1.0, cell={"limit": 4})
+    found = evidence(whole, trial, second)
+    assert found.find(Side(method="baseline"), "zoo_olmoe") == {"obqa": [whole]}
+    assert found.find(Side(method="score", gamma=1.0), "zoo_olmoe") == {}
+
+
+def test_m_is_a_multiple_of_the_models_top_k() -> None:
+    ranked = record("expanded_drop", 1.0, candidates="ranked", m=6, layer={"top_k": 3})
+    side = Side(method="expanded_drop", gamma=1.0, candidates="ranked", m="2k")
+    assert evidence(ranked).find(side, "zoo_olmoe") == {"obqa": [ranked]}
+
+
+def test_settings_are_guessed_only_where_none_are_known() -> None:
+    records = (record("score", 1.0, ep_size=4), record("score", 1.5, ep_size=4))
+    found = Evidence("zoo", (*records, record("score", 1.5, ep_size=1)))
+    home = found.home("zoo_olmoe")
+    assert home is not None and (home.ep_size, home.batch_size, home.gamma) == (4, 16, 1.5)
+    assert found.home("zoo_other") is None
+    assert evidence(*records).home("zoo_olmoe") is HOME
+
+
+def test_contrasts_without_records_are_none() -> None:
+    effect, records = Evidence("zoo").effect(
+        Side(method="score", gamma=1.0), Side(method="order", gamma=1.0)
+    )
+    assert effect.comparison is None and not records
