@@ -1,4 +1,4 @@
-"""Options of the commands: a parser that refuses in one line, and types that check a value."""
+"""Options of the commands: a parser that refuses in one line, checked types."""
 
 from __future__ import annotations
 
