@@ -37,6 +37,8 @@ class WrittenFinding(_Part):
     models: Mapping[str, float] = {}
     documents: int = 0
     note: str = ""
+    bounds: tuple[float | None, float | None] | None = None
+    wide: tuple[float, float] | None = None
 
     @classmethod
     def of(cls, finding: Finding) -> WrittenFinding:
@@ -55,6 +57,7 @@ class WrittenClaim(_Part):
     place: str = ""
     statement: str = ""
     verdict: str
+    scope: str = ""
     contrasts: tuple[WrittenFinding, ...] = ()
 
 

@@ -1,72 +1,206 @@
-"""The verdicts of the replication as a picture."""
+"""The verdicts of the replication as a forest plot, one panel for each claim."""
 
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Final
+import math
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from capmoe_eval.paper.verdict_file import VerdictFile
+from capmoe_eval.paper.verdict_file import VerdictFile, WrittenClaim, WrittenFinding
 from capmoe_eval.paper.verdicts import CONFIRMED, CONTRADICTED, NOT_SHOWN
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Told apart by shape, too: Okabe and Ito's blue, vermilion and grey.
-_LOOK: Final = {CONFIRMED: ("#0072b2", "o"), CONTRADICTED: ("#d55e00", "X")}
-_OTHER: Final = ("#7f7f7f", "s")
+_LOOKS: Final = {
+    CONFIRMED: ("#0072b2", "o", "●"),
+    CONTRADICTED: ("#d55e00", "X", "✖"),
+    NOT_SHOWN: ("#6e6e6e", "s", "■"),
+}
+_MODEL: Final = "#b0b0b0"
+_POINTS: Final = 9.0
+_WIDTH: Final = 900 / 96
+"""Inches at which 9 pt are 9 pt on a page that shows the picture 900 px wide."""
+_LINE: Final = 0.168
+"""Height of one line of text, inches."""
+_LABELS: Final = 2.85
+"""Width of the labels of a panel, inches."""
+_TICKS: Final = 0.34
+"""Height of the ticks of a panel with the distance to the next, inches."""
+_FOOT: Final = 0.75
+_DWARFS: Final = 3.0
+"""Rows that reach this many times as far as the others, and as 1 point, leave their panel."""
+
+
+class Panel(NamedTuple):
+    """One claim and its contrasts in points."""
+
+    title: str
+    rows: list[WrittenFinding]
+    labels: list[str]
+
+    @classmethod
+    def of(cls, claim: WrittenClaim) -> Panel:
+        """Return the panel of a claim, its title and labels in lines."""
+        rows = [f for f in claim.contrasts if f.unit == "points" and f.effect is not None]
+        verdict = " ".join([claim.verdict, claim.scope]).rstrip()
+        title = textwrap.fill(f"({claim.id}) {verdict}: {claim.statement}", 58)
+        # No line begins with a γ: textwrap leaves no-break spaces alone.
+        labels = [textwrap.fill(row.label.replace(" γ", "\xa0γ"), 41) for row in rows]
+        return cls(title, rows, labels)
+
+    @property
+    def inches(self) -> float:
+        """Height of its contrasts."""
+        return _LINE * sum(label.count("\n") + 1 for label in self.labels)
+
+    @property
+    def height(self) -> float:
+        """Height with title and ticks, inches."""
+        return self.inches + _LINE * (self.title.count("\n") + 1) + _TICKS + 0.16
 
 
 def draw(file: VerdictFile) -> Figure:
-    """Draw every contrast's effect with its interval, and each model's effect beside it."""
+    """Draw every contrast's effect with its interval, beside its margin and each model's effect."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
+
+    panels = [panel for panel in map(Panel.of, file.claims) if panel.rows]
+    split = min(range(len(panels) + 1), key=lambda n: max(_height(panels[:n]), _height(panels[n:])))
+    columns = panels[:split], panels[split:]
+    height = _FOOT + max(map(_height, columns))
+    with rc_context({"font.size": _POINTS}):
+        figure = Figure(figsize=(_WIDTH, height))
+        for x, column in zip((0.05, 0.05 + _WIDTH / 2), columns, strict=True):
+            top = height
+            for panel in column:
+                _draw_panel(figure, panel, x, top)
+                top -= panel.height
+        _legend(figure, file)
+    return figure
+
+
+def _height(panels: Sequence[Panel]) -> float:
+    return sum(panel.height for panel in panels)
+
+
+def _draw_panel(figure: Figure, panel: Panel, x: float, top: float) -> None:
+    """Draw a panel whose upper left corner is at some inches from the lower left of the figure."""
+    width, height = figure.get_size_inches()
+    title_at = x / width, (top - 0.06) / height
+    figure.text(*title_at, panel.title, va="top", weight="bold")
+    box = (
+        (x + _LABELS) / width,
+        (top - panel.height + _TICKS) / height,
+        (_WIDTH / 2 - _LABELS - 0.15) / width,
+        panel.inches / height,
+    )
+    _draw_rows(figure.add_axes(box), panel)
+
+
+def _extent(row: WrittenFinding) -> float:
+    return max(abs(end) for end in (row.effect, row.low, row.high) if end is not None)
+
+
+def _reach(rows: Sequence[WrittenFinding]) -> float:
+    """Return how far from 0 a panel shows effects; no more than half of them lie beyond."""
+    far = sorted(map(_extent, rows))
+    for index in range((len(far) + 1) // 2, len(far)):
+        if far[index] > _DWARFS * max(1.0, far[index - 1]):
+            return far[index - 1]
+    return far[-1]
+
+
+def _draw_rows(axes: Axes, panel: Panel) -> None:
+    """Draw the contrasts of one claim, from the top; an arrow stands for what is not in reach."""
+    reach = _reach(panel.rows)
+    ends = [0.0]
+    places, below = [], 0.0
+    for row, label in zip(panel.rows, panel.labels, strict=True):
+        lines = label.count("\n") + 1
+        place = below + lines / 2
+        places.append(place)
+        effect, (colour, marker, _) = row.effect or 0.0, _LOOKS[row.verdict]
+        # A bound of 0 is the line through all rows.
+        margins = [bound for bound in row.bounds or () if bound]
+        axes.vlines(margins, below, below + lines, "black", linestyles="--", linewidth=1.2)
+        ends += margins
+        below += lines
+        if _extent(row) > reach:
+            _arrow(axes, row, place)
+            ends.append(math.copysign(reach, effect))
+            continue
+        models = list(row.models.values())
+        axes.plot(models, [place] * len(models), "|", color=_MODEL, markersize=8)
+        ends += [*models, effect]
+        if row.low is not None and row.high is not None:
+            axes.plot([row.low, row.high], [place, place], color=colour, linewidth=2.2)
+            ends += [row.low, row.high]
+        if row.wide is not None:
+            axes.plot(row.wide, [place, place], color=colour, linewidth=0.9)
+            ends += row.wide
+        axes.plot(effect, place, marker, color=colour, markersize=6.5)
+    axes.axvline(0, color="black", linewidth=0.8, zorder=1)
+    axes.set_yticks(places, panel.labels)
+    axes.set_ylim(below, 0)
+    room = 0.06 * (max(ends) - min(ends)) or 1.0
+    axes.set_xlim(min(ends) - room, max(ends) + room)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", color="#e8e8e8", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+
+
+def _arrow(axes: Axes, row: WrittenFinding, place: float) -> None:
+    """Write an effect at the edge of its panel, with an arrow out of it."""
+    effect = row.effect or 0.0
+    colour, _, mark = _LOOKS[row.verdict]
+    text = f"{mark} {effect:+.1f}"
+    if row.low is not None and row.high is not None:
+        text += f" [{row.low:+.1f}, {row.high:+.1f}]"
+    right = effect > 0
+    axes.annotate(
+        f"{text} ▶" if right else f"◀ {text}",
+        (1.0 if right else 0.0, place),
+        xycoords=("axes fraction", "data"),
+        ha="right" if right else "left",
+        va="center",
+        color=colour,
+        bbox={"color": "white", "pad": 0},
+    )
+
+
+def _legend(figure: Figure, file: VerdictFile) -> None:
     from matplotlib.lines import Line2D
 
-    rows = [
-        (claim.id, finding)
-        for claim in file.claims
-        for finding in claim.contrasts
-        if finding.unit == "points" and finding.effect is not None
-    ]
-    figure = Figure(figsize=(7.2, 0.6 + 0.155 * len(rows)), layout="constrained")
-    axes = figure.subplots()
-    previous = ""
-    for place, (key, finding) in enumerate(rows):
-        colour, marker = _LOOK.get(finding.verdict, _OTHER)
-        assert finding.effect is not None
-        if finding.low is not None and finding.high is not None:
-            axes.plot([finding.low, finding.high], [place, place], color=colour, linewidth=1.6)
-        axes.plot(
-            list(finding.models.values()), [place] * len(finding.models), "|", color="#999999"
-        )
-        axes.plot(finding.effect, place, marker, color=colour, markersize=4.5)
-        if key != previous and place:
-            axes.axhline(place - 0.5, color="#cccccc", linewidth=0.6)
-        previous = key
-    axes.axvline(0, color="black", linewidth=0.8)
-    axes.set_yticks(range(len(rows)), [f"({key}) {f.label}" for key, f in rows], fontsize=6.5)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xscale("symlog", linthresh=5)
-    axes.set_xticks([-50, -20, -5, -2, 0, 2, 5, 20, 50])
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.minorticks_off()
-    axes.tick_params(axis="x", labelsize=7)
-    axes.set_xlabel("difference of accuracy in points (axis logarithmic beyond ±5)", fontsize=7.5)
-    title = f"What routing costs: {len(file.models)} models, profile {file.profile}"
-    axes.set_title(title, fontsize=8.5)
-    axes.grid(axis="x", color="#e5e5e5", linewidth=0.5)
-    axes.set_axisbelow(True)
-    legend = [*((word, *look) for word, look in _LOOK.items()), (NOT_SHOWN, *_OTHER)]
     handles = [
-        Line2D([], [], color=colour, marker=marker, markersize=4.5, label=name)
-        for name, colour, marker in legend
+        Line2D([], [], color=colour, marker=marker, markersize=6.5, linewidth=2.2, label=word)
+        for word, (colour, marker, _) in _LOOKS.items()
     ]
-    handles.append(Line2D([], [], color="#999999", marker="|", linestyle="", label="one model"))
-    figure.legend(handles=handles, fontsize=7, ncols=4, loc="outside lower center", frameon=False)
-    return figure
+    if any(row.wide for claim in file.claims for row in claim.contrasts):
+        thin = Line2D([], [], color="black", linewidth=0.9, label="over models and batches")
+        handles.append(thin)
+    for label, look in (
+        ("one model", {"color": _MODEL, "marker": "|", "linestyle": "", "markersize": 8}),
+        ("margin", {"color": "black", "linestyle": "--", "linewidth": 1.2}),
+        ("beyond", {"color": "black", "marker": "$▶$", "linestyle": ""}),
+    ):
+        handles.append(Line2D([], [], **look, label=label))
+    said = f"Points of accuracy, {len(file.models)} models, profile {file.profile}"
+    others = [c.id for c in file.claims if any(f.unit != "points" for f in c.contrasts)]
+    if others:
+        said += f". Not drawn, in other units: findings of ({'), ('.join(others)})"
+    figure.legend(
+        handles=handles, ncols=len(handles), loc="lower center", frameon=False, title=said
+    )
 
 
 def to_png(figure: Figure) -> bytes:
     """Return a figure as PNG; equal figures give equal bytes."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=170, metadata={"Software": None})
+    figure.savefig(buffer, format="png", dpi=192, metadata={"Software": None})
     return buffer.getvalue()
