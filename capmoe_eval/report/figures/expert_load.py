@@ -185,11 +185,6 @@ def draw_after_drop(numbers: Numbers) -> Figure:
         every = (index * step // 4, step)
         axes.plot(line["load"], **style.line_look(index), markevery=every, label=line["label"])
     axes.axhline(gamma, color=BLACK, linewidth=0.6, linestyle=":")
-    # What matters is below γ; the bars may be many times as high.
-    top = 2.2 * gamma
-    if asked[0] > top > 0:
-        axes.set_ylim(0, top)
-        style.corner_note(axes, f"asked for: up to {asked[0]:.1f}")
     axes.set(xticks=[], xlim=(-0.7, len(asked) - 0.3))
     axes.set(xlabel="experts, busiest first", ylabel="load / mean load N̄")
     where = f"{numbers['task']}, MoE layer {numbers['layer'] + 1}"

@@ -60,19 +60,19 @@ def draw_scores(numbers: Numbers) -> Figure:
     from matplotlib.ticker import MaxNLocator
 
     models = numbers["models"]
-    figure, axes = style.panels(len(models), 1.65, same_scale=False)
+    figure, axes = style.panels(len(models), 1.8, same_scale=False)
     for ax, model in zip(axes, models, strict=True):
         ranks = range(1, len(model["mean"]) + 1)
         band, label = (model["lowest_layer"], model["highest_layer"]), "lowest to highest layer"
         ax.fill_between(ranks, *band, color=style.SKY, alpha=0.5, linewidth=0, label=label)
         ax.plot(ranks, model["mean"], color=style.BLUE, marker="o", markersize=1.8, label="mean")
         ax.axvline(model["top_k"] + 0.5, color=BLACK, linestyle="--", linewidth=0.7)
-        lines = [f"k = {model['top_k']}"]
+        # Above the panel: a model with few experts leaves no room within it.
+        said = f"k = {model['top_k']}, beyond: {100 * model['share_beyond']:.0f} %"
         if model["next_over_last"] is not None:
-            lines.append(f"rank k+1 / rank k: {model['next_over_last']:.2f}")
-        lines.append(f"beyond top-k: {100 * model['share_beyond']:.0f} %")
-        style.corner_note(ax, "\n".join(lines), top=0.96)
-        ax.set(ylim=(0, None), xlabel="rank of the expert", title=model["model"])
+            said = f"rank k+1 / rank k: {model['next_over_last']:.2f}\n{said}"
+        ax.set(ylim=(0, None), xlabel="rank of the expert")
+        ax.set_title(f"{model['model']}\n{said}", fontsize=6.5)
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes[0].set_ylabel("gate score")
     style.legend_below(figure, axes[0], columns=2)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from capmoe_eval.experiment.names import SCORE, TITLES, gamma_suffix
+from capmoe_eval.experiment.names import SCORE, TITLES, gamma_number, gamma_suffix
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.printed import TABLE1_NOTE, table1_scores
 from capmoe_eval.report.figures import style
@@ -16,6 +17,7 @@ from capmoe_eval.report.figures.spec import Measured, Numbers
 from capmoe_eval.report.figures.style import BLACK, column, percent
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _TITLES: Final = TITLES | {"score": f"{TITLES['score']} ({SCORE})"}
@@ -29,50 +31,76 @@ for _method in ("expanded_drop", "token_reroute", "device_drop"):
 
 
 def measure_curve(evidence: FigureRecords) -> Measured:
-    """Collect the scores under Token Drop by γ: of each task, and the mean where all are there."""
-    tasks = evidence.tasks
-    # γ=∞ is the baseline, which the figure has anyway.
-    bounded = [record for record in evidence.of_model("curve") if record.gamma is not None]
-    groups = dict(sorted(by_key(bounded, lambda record: record.gamma).items()))
-    mean, notes = [], []
-    for gamma, records in groups.items():
-        score = mean_score(records, tasks)
+    """Collect each model's scores under Token Drop by γ, and the mean where all tasks are there."""
+    models, notes = [], []
+    for model, title in evidence.models.items():
+        # γ=∞ is the baseline, which the figure has anyway.
+        curve = [r for r in evidence.of("curve") if r.model == model and r.gamma is not None]
+        unlimited = [r for r in evidence.of("unlimited") if r.model == model]
+        if curve:
+            found, lacking = _curve(curve, evidence.tasks)
+            published = table1_scores(model, list(evidence.tasks.values()))
+            baseline = mean_score(unlimited, evidence.tasks)
+            models.append({"model": title, **found, "baseline": baseline, "published": published})
+            notes += [f"{title}: no mean at γ={at}: {tasks} missing." for tasks, at in lacking]
+            notes += [TABLE1_NOTE] if published else []
+        else:
+            notes.append(f"{title} is left out: none of its records is there.")
+    return Measured({"models": models}, notes)
+
+
+def _curve(
+    records: Sequence[Record], tasks: Mapping[str, str]
+) -> tuple[Numbers, list[tuple[str, str]]]:
+    """Return one model's curves, and the missing tasks with the γ at which they are missing."""
+    groups = dict(sorted(by_key(records, lambda record: record.gamma).items()))
+    mean, lacking = [], []
+    for gamma, same in groups.items():
+        score = mean_score(same, tasks)
         if score:
-            drop_rate = mean_load(records, tasks, "drop_rate")
+            drop_rate = mean_load(same, tasks, "drop_rate")
             mean.append({"gamma": gamma, **score, "drop_rate": drop_rate})
         else:
-            here = {record.task for record in records}
-            lacking = ", ".join(title for task, title in tasks.items() if task not in here)
-            notes.append(f"No mean at{gamma_suffix(gamma)}: {lacking} missing.")
-    published = table1_scores(evidence.model, list(tasks.values()))
-    if published:
-        notes.append(TABLE1_NOTE)
-    return Measured(
-        {
-            "model": evidence.title,
-            "tasks": {
-                title: [
-                    {"gamma": gamma, "value": 100 * record.value}
-                    for gamma, records in groups.items()
-                    for record in records
-                    if record.task == task
-                ]
-                for task, title in tasks.items()
-            },
-            "mean": mean,
-            "baseline": mean_score(evidence.of_model("baseline"), tasks),
-            "published": published,
-        },
-        notes,
-    )
+            here = {record.task for record in same}
+            names = ", ".join(title for task, title in tasks.items() if task not in here)
+            lacking.append((names, gamma_number(gamma)))
+    points = {
+        title: [
+            {"gamma": gamma, "value": 100 * record.value}
+            for gamma, same in groups.items()
+            for record in same
+            if record.task == task
+        ]
+        for task, title in tasks.items()
+    }
+    where = by_key(lacking, itemgetter(0))
+    told = [(names, ", ".join(gamma for _, gamma in same)) for names, same in where.items()]
+    return {"tasks": points, "mean": mean}, told
 
 
 def draw_curve(numbers: Numbers) -> Figure:
-    """Draw Figure 12: scores above, what was dropped below."""
-    figure = style.new_figure(style.COLUMN, 3.3)
-    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
-    mean, published, shown = numbers["mean"], numbers["published"], [0.0, 3.0]
-    for index, (task, points) in enumerate(numbers["tasks"].items()):
+    """Draw Figure 12, a model a column: scores above, what was dropped below."""
+    models = numbers["models"]
+    figure = style.new_figure(style.PAGE if len(models) > 1 else style.COLUMN, 3.1)
+    grid = figure.subplots(
+        *(2, len(models)), sharex=True, sharey="row", height_ratios=[3, 1], squeeze=False
+    )
+    shown = [0.0, 3.0]
+    for model, upper, lower in zip(models, *grid, strict=True):
+        shown += _draw_curve(upper, lower, model)
+        upper.set_title(model["model"])
+    for lower in grid[1]:
+        style.gamma_axis(lower, shown)
+    grid[0, 0].set(ylabel="score (%)")
+    grid[1, 0].set(ylabel="dropped (%)", ylim=(0, 105))
+    style.legend_below(figure, *grid[0], columns=5)
+    return figure
+
+
+def _draw_curve(upper: Axes, lower: Axes, model: Numbers) -> list[float]:
+    """Draw one model's curves, and return the γ that they have."""
+    mean, published, shown = model["mean"], model["published"], []
+    for index, (task, points) in enumerate(model["tasks"].items()):
         gammas = column(points, "gamma")
         look = style.line_look(index, 6) | {"markersize": 2.2, "linewidth": 0.6}
         upper.plot(gammas, column(points, "value"), **look, label=task)
@@ -82,21 +110,18 @@ def draw_curve(numbers: Numbers) -> Figure:
         look = {"color": BLACK, "linewidth": 1.4, "elinewidth": 0.7, "capsize": 1.5}
         values = column(mean, "value")
         upper.errorbar(gammas, values, _errors(mean), **look, label="mean ± 1.96 SE")
-        lower.plot(gammas, percent(column(mean, "drop_rate")), color=BLACK, marker="o")
-    if numbers["baseline"]:
+        rates = percent(column(mean, "drop_rate"))
+        lower.plot(gammas, rates, color=BLACK, marker="o", markersize=2)
+    if model["baseline"]:
         look = {"color": BLACK, "linestyle": (0, (1, 2))}
-        upper.axhline(numbers["baseline"]["value"], **look, label="mean, no limit")
+        upper.axhline(model["baseline"]["value"], **look, label="mean, no limit")
     if published:
         look = {"color": BLACK, "markersize": 6, "markerfacecolor": "white"}
         label = "mean, paper's Table 1"
         upper.plot(published["gamma"], published["value"], "*", **look, label=label)
-    upper.set(ylabel="score (%)", title=f"{numbers['model']}, {TITLES['score']}")
     upper.grid()
-    lower.set(ylabel="dropped (%)", ylim=(0, 105))
     lower.grid()
-    style.gamma_axis(lower, shown)
-    style.legend_below(figure, upper, columns=3)
-    return figure
+    return shown
 
 
 def _errors(points: Iterable[Numbers]) -> list[float]:

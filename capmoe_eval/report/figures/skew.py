@@ -10,14 +10,14 @@ from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.pooling import by_key
 from capmoe_eval.report.figures.spec import Measured, Numbers
 from capmoe_eval.report.figures.speedup import headline
-from capmoe_eval.report.figures.studies import FigureStudies, about, bar, capacity_rows
+from capmoe_eval.report.figures.studies import FigureStudies, about
 from capmoe_eval.report.figures.style import BLACK, column, whiskers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from capmoe_eval.experiment.timings.schema import Point
+    from capmoe_eval.paper.benchmarks import Shown
 
 _IDEAL_NOTE: Final = (
     "Ideal: pairs of the fullest rank without a capacity over those with one, which a layer would "
@@ -31,10 +31,19 @@ def measure_skew(evidence: FigureStudies) -> Measured:
     """Return speedup and ideal by peak load, a line for each method, γ and placement."""
     panels = [
         about(one, one.run.points[0])
-        | {"lines": _lines((point.routing.peak, point) for point in one.run.points)}
+        | {
+            "lines": _lines(
+                evidence,
+                ((point.routing.peak, one, at) for at, point in enumerate(one.run.points)),
+            )
+        }
         for one in evidence.shown
     ]
-    notes = (_IDEAL_NOTE, "Share reached: of the ideal gain; none where the ideal is below 1.05.")
+    notes = (
+        *evidence.repetitions(),
+        _IDEAL_NOTE,
+        "Share reached: of the ideal gain; none where the ideal is below 1.05.",
+    )
     return evidence.measured(panels, notes)
 
 
@@ -49,18 +58,17 @@ def measure_placement(evidence: FigureStudies) -> Measured:
             {"ranks": one.run.ranks, "experts_per_rank": one.run.experts_per_rank}
             for one in sorted(runs, key=lambda one: one.run.experts_per_rank)
         ]
-        lines = _lines((float(one.run.experts_per_rank), one.run.points[0]) for one in runs)
+        lines = _lines(evidence, ((float(one.run.experts_per_rank), one, 0) for one in runs))
         panels.append(panel | {"lines": lines})
-    return evidence.measured(panels, (_IDEAL_NOTE,))
+    return evidence.measured(panels, (*evidence.repetitions(), _IDEAL_NOTE))
 
 
-def _lines(found: Iterable[tuple[float, Point]]) -> list[Numbers]:
+def _lines(evidence: FigureStudies, found: Iterable[tuple[float, Shown, int]]) -> list[Numbers]:
     """Return one line for each method and γ, its points in the order of what they vary with."""
     lines: dict[str, Numbers] = {}
-    for x, point in sorted(found, key=lambda item: item[0]):
-        together = point.routing.together
-        for label, row in capacity_rows(point.timings):
-            one = bar(label, row)
+    for x, run, place in sorted(found, key=lambda item: item[0]):
+        together = run.run.points[place].routing.together
+        for label, _, one in evidence.bars(run, place=place):
             name = one["name"]
             if label.gamma:
                 spread = ", popular experts on one rank" if together else ""
@@ -128,7 +136,7 @@ def _line(left: Axes, right: Axes, line: Numbers, index: int) -> None:
     look = style.line_look(index) | {"linestyle": style.DASHES[index % 3]}
     points = line["points"]
     xs, speedup, low, high = (column(points, key) for key in ("x", "speedup", "low", "high"))
-    errors = whiskers(speedup, low, high)
+    errors = None if None in low else whiskers(speedup, low, high)
     left.errorbar(xs, speedup, errors, elinewidth=0.7, capsize=1.5, label=line["name"], **look)
     dotted = look | {"linestyle": ":", "linewidth": 0.8, "markerfacecolor": "white"}
     left.plot(xs, column(points, "ideal"), **dotted)

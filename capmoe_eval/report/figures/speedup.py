@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.names import gamma_number
+from capmoe_eval.experiment.names import gamma_number, gamma_suffix
 from capmoe_eval.paper.benchmarks import Shown
 from capmoe_eval.paper.printed import GRANULARITY, MACHINE, layer_speedup, model_speedup
 from capmoe_eval.report.figures import style
@@ -14,11 +14,10 @@ from capmoe_eval.report.figures.spec import Measured, Numbers
 from capmoe_eval.report.figures.studies import (
     FigureStudies,
     about,
-    bar,
-    capacity_rows,
     first_point,
+    method_name,
 )
-from capmoe_eval.report.figures.style import BLACK, column, whiskers
+from capmoe_eval.report.figures.style import BLACK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,13 +40,13 @@ PRINT_NOTE: Final = (
 
 def measure_layer(evidence: FigureStudies) -> Measured:
     """Figure 4: the speedup of one MoE layer of each model."""
-    panels, notes = [], [PRINT_NOTE]
+    panels, notes = [], [PRINT_NOTE, *evidence.repetitions()]
     for one in evidence.shown:
         point = first_point(one, notes)
         bars = [
-            bar(label, row)
+            told
             | {"published": layer_speedup(one.run.model, label.name, label.gamma), "layer": None}
-            for label, row in capacity_rows(point.timings)
+            for label, _, told in evidence.bars(one)
         ]
         panels.append(about(one, point) | {"bars": bars})
     return evidence.measured(panels, notes)
@@ -59,23 +58,24 @@ def measure_model(evidence: FigureStudies) -> Measured:
     Raises:
         UsageError: If no run timed a prefill.
     """
-    panels, notes = [], [PRINT_NOTE]
+    panels, notes = [], [PRINT_NOTE, *evidence.repetitions()]
     for one in evidence.shown:
         point = first_point(one, notes)
         if point.prefill is None:
             notes.append(f"{one.run.title}: its run has no prefill.")
             continue
-        layers = {row.method: row.speedup.median for row in point.timings}
+        layers = {row.method: row for row in point.timings}
+        notes += _faster(one, layers, point.prefill.timings)
         experts = one.run.experts_per_rank
         bars = [
-            bar(label, row)
+            told
             | {
                 # The ideal is of the experts' time alone, not of what lies between the layers.
                 "ideal": None,
-                "layer": layers.get(row.method),
+                "layer": layers[row.method].speedup.median if row.method in layers else None,
                 "published": model_speedup(one.run.model, label.name, label.gamma, experts),
             }
-            for label, row in capacity_rows(point.prefill.timings)
+            for label, row, told in evidence.bars(one, "prefill")
         ]
         panels.append(about(one, point) | {"layers": point.prefill.layers, "bars": bars})
     if not panels:
@@ -83,24 +83,38 @@ def measure_model(evidence: FigureStudies) -> Measured:
     return evidence.measured(panels, notes)
 
 
+def _faster(one: Shown, layers: Mapping[str, Timing], prefill: Sequence[Timing]) -> list[str]:
+    """Say where a prefill gains more than its first layer, and the ideal gain of both."""
+    said = [
+        f"{method_name(row.label)}{gamma_suffix(row.label.gamma)} {row.speedup.median:.2f} against "
+        f"{layers[row.method].speedup.median:.2f} "
+        f"(ideal {row.ideal_rank:.2f} against {layers[row.method].ideal_rank:.2f})"
+        for row in prefill
+        if row.label and row.method in layers
+        if row.speedup.median > max(1.0, layers[row.method].speedup.median)
+    ]
+    told = f"{one.run.title}: the prefill gains more than its first layer: {', '.join(said)}."
+    return [told] if said else []
+
+
 def measure_granularity(evidence: FigureStudies) -> Measured:
     """Expanded Drop with a capacity of each expert, or of each device: a layer, and a prefill."""
-    panels, notes = [], [PRINT_NOTE]
+    panels, notes = [], [PRINT_NOTE, *evidence.repetitions()]
     for one in evidence.shown:
         point = first_point(one, notes)
-        parts: list[tuple[str, Sequence[Timing]]] = [("layer", point.timings)]
+        parts: list[Literal["layer", "prefill"]] = ["layer"]
         if point.prefill is not None:
-            parts.append(("prefill", point.prefill.timings))
-        for part, timings in parts:
+            parts.append("prefill")
+        for part in parts:
             bars = [
-                bar(label, row)
+                told
                 | {
                     "name": f"capacity of each {label.granularity}",
                     "ideal": row.ideal_rank if part == "layer" else None,
                     "layer": None,
                     "published": _granular(one, label.granularity, label.gamma, part),
                 }
-                for label, row in capacity_rows(timings)
+                for label, row, told in evidence.bars(one, part)
             ]
             panels.append(about(one, point) | {"part": part, "bars": bars})
     return evidence.measured(panels, notes)
@@ -167,11 +181,12 @@ def _bars(axis: Axes, bars: Sequence[Mapping[str, Any]]) -> None:
             0.92 * width,
             bottom=1,
             **style.bar_look(*_LOOKS[index % len(_LOOKS)]),
-            yerr=whiskers(*(column(own, key) for key in ("speedup", "low", "high"))),
-            error_kw={"elinewidth": 0.7, "capsize": 1.5},
             label=name,
         )
         for place, b in zip(places, own, strict=True):
+            if b["low"] is not None:
+                label = "lowest to highest repeated run"
+                axis.vlines(place, b["low"], b["high"], BLACK, linewidth=1.4, label=label)
             ends = place - 0.46 * width, place + 0.46 * width
             if b["ideal"] is not None:
                 label = "ideal: fullest rank's pairs, before / after"

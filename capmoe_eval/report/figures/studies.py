@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from capmoe_eval.experiment.names import method_title
 from capmoe_eval.experiment.timings.names import bench_command
@@ -22,13 +22,70 @@ class FigureStudies(Sources):
 
     Attributes:
         shown: The runs, in the order of the paper.
+        there: All runs of the study.
     """
 
     shown: Sequence[Shown]
+    there: Sequence[Shown]
+
+    def bars(
+        self, one: Shown, part: Literal["layer", "prefill"] = "layer", place: int = 0
+    ) -> Iterator[tuple[Label, Timing, Numbers]]:
+        """Yield the rows of a run's point that have a method, and the numbers of their bars."""
+        again = [_timings(same, part, place) for same in repeats(one, self.there)]
+        for row in _timings(one, part, place):
+            if row.label is not None:
+                same = [
+                    other.speedup.median
+                    for rows in again
+                    for other in rows
+                    if other.method == row.method
+                ]
+                yield row.label, row, _bar(row.label, row, same)
+
+    def repetitions(self) -> list[str]:
+        """Say of which runs there is a repetition, which whiskers need."""
+        found = {one.run.title: repeats(one, self.there) for one in self.shown}
+        once = [title for title, same in found.items() if not same]
+        notes = [
+            f"{title}: whiskers over {len(same) + 1} runs, repeated in "
+            f"{', '.join(other.study.path.name for other in same)}."
+            for title, same in found.items()
+            if same
+        ]
+        if once:
+            notes.append(
+                f"One run of {', '.join(once)}: how far a repetition differs is not known, and no "
+                "whiskers are drawn."
+            )
+        return notes
 
     def measured(self, panels: Sequence[Numbers], notes: Sequence[str]) -> Measured:
         """Return what a figure shows: its panels, and how their runs were timed."""
         return Measured({**self.names, "panels": panels}, notes)
+
+
+def repeats(one: Shown, there: Iterable[Shown]) -> list[Shown]:
+    """Return the runs in other files that repeat one: all is the same, the machine included."""
+    return [
+        other
+        for other in there
+        if other.study is not one.study and _setting(other) == _setting(one)
+    ]
+
+
+def _setting(one: Shown) -> tuple[object, ...]:
+    study, run = one.study, one.run
+    points = [(point.tokens_per_rank, point.prompt, point.routing) for point in run.points]
+    of_file = study.kind, study.scale, study.dtype, study.machine
+    return run.title, run.ranks, run.experts_per_rank, points, *of_file
+
+
+def _timings(one: Shown, part: str, place: int) -> Sequence[Timing]:
+    point = one.run.points[place]
+    if part == "layer":
+        return point.timings
+    return point.prefill.timings if point.prefill else ()
 
 
 def gather_study(spec: Spec, bench: Bench, profile: str) -> FigureStudies:
@@ -41,7 +98,9 @@ def gather_study(spec: Spec, bench: Bench, profile: str) -> FigureStudies:
         lacking = [name for name in spec.models if name not in names]
     broken = [f"Left out: {line}." for line in bench.broken_of(spec.study)]
     kinds = {one.kind for one in shown}
-    notes = [*broken, *_circumstances(shown), *_others(shown, bench.runs(spec.study))]
+    there = bench.runs(spec.study)
+    used = [*shown, *(same for one in shown for same in repeats(one, there))]
+    notes = [*broken, *_circumstances(shown), *_others(used, there)]
     if lacking and shown:
         notes.append(f"No run of {', '.join(lacking)}.")
     return FigureStudies(
@@ -55,6 +114,7 @@ def gather_study(spec: Spec, bench: Bench, profile: str) -> FigureStudies:
         absent=[bench_command(spec.study)] if lacking else [],
         notes=notes,
         shown=shown,
+        there=there,
     )
 
 
@@ -71,7 +131,7 @@ def _circumstances(shown: Iterable[Shown]) -> list[str]:
             source = one.run.link.source.partition("; ")[0]
             notes.append(f"The emulated exchange: {source}.")
         notes.append(
-            f"{one.study.path.name}: {one.study.machine}; {one.study.dtype}, median and quartiles "
+            f"{one.study.path.name}: {one.study.machine}; {one.study.dtype}, median "
             f"of {one.study.repeats} rounds, {one.study.date[:10]}."
         )
     return list(dict.fromkeys(notes))
@@ -117,11 +177,6 @@ def about(one: Shown, point: Point) -> Numbers:
     }
 
 
-def capacity_rows(timings: Iterable[Timing]) -> list[tuple[Label, Timing]]:
-    """Return the rows that have a method: all but dropless."""
-    return [(row.label, row) for row in timings if row.label is not None]
-
-
 def method_name(label: Label) -> str:
     """Return a method as the paper calls it, with what is unusual about it."""
     name = method_title(label.name)
@@ -130,8 +185,9 @@ def method_name(label: Label) -> str:
     return name if label.granularity == "expert" else f"{name}, {label.granularity} level"
 
 
-def bar(label: Label, row: Timing) -> Numbers:
-    """Return the numbers of one bar: a speedup with its quartiles, and the ideal beside it."""
+def _bar(label: Label, row: Timing, again: Sequence[float]) -> Numbers:
+    """Return the numbers of one bar: a speedup, the range of its repetitions, and the ideal."""
+    medians = [row.speedup.median, *again]
     return {
         "method": label.name,
         "name": method_name(label),
@@ -139,8 +195,8 @@ def bar(label: Label, row: Timing) -> Numbers:
         "granularity": label.granularity,
         "candidates": label.candidates,
         "speedup": row.speedup.median,
-        "low": row.speedup.low,
-        "high": row.speedup.high,
+        "low": min(medians) if again else None,
+        "high": max(medians) if again else None,
         "ideal": row.ideal_rank,
         "reached": row.reached,
         "dropped_share": row.dropped_share,

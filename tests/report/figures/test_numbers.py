@@ -159,9 +159,10 @@ def test_figure_12_means_only_what_is_complete() -> None:
         )
 
     curve = [at(1.0, "a", 0.5), at(1.0, "b", 0.75), at(2.0, "a", 0.6)]
-    baseline = [record(cell(BASELINE, task), ROOT, [EVEN], value=0.8) for task in "ab"]
-    found = scores.measure_curve(evidence(curve=curve, baseline=baseline))
-    assert found.numbers["mean"] == [
+    unlimited = [record(cell(BASELINE, task), ROOT, [EVEN], value=0.8) for task in "ab"]
+    found = scores.measure_curve(evidence(curve=curve, unlimited=unlimited))
+    (model,) = found.numbers["models"]
+    assert model["mean"] == [
         {
             "gamma": 1.0,
             "value": 62.5,
@@ -169,12 +170,47 @@ def test_figure_12_means_only_what_is_complete() -> None:
             "drop_rate": pytest.approx(0.1),
         }
     ]
-    assert found.numbers["tasks"]["A"] == [
+    assert model["tasks"]["A"] == [
         {"gamma": 1.0, "value": 50.0},
         {"gamma": 2.0, "value": 60.0},
     ]
-    assert found.numbers["baseline"]["value"] == pytest.approx(80)
-    assert found.notes == ["No mean at γ=2: B missing."]
+    assert model["baseline"]["value"] == pytest.approx(80)
+    assert found.notes == ["Mine: no mean at γ=2: B missing."]
+
+
+def test_figure_12_has_a_column_for_each_model() -> None:
+    drop = Method("score", 1.0)
+    curve = [
+        record(cell(drop, model=model), ROOT, [EVEN], value=value, drop_rate=0.25)
+        for model, value in (("mine", 0.5), ("yours", 0.75))
+    ]
+    unlimited = [
+        record(cell(BASELINE, model=name), ROOT, [EVEN], value=1.0) for name in ("mine", "theirs")
+    ]
+    found = scores.measure_curve(evidence(curve=curve, unlimited=unlimited))
+    models = found.numbers["models"]
+    assert [(m["model"], m["mean"][0]["value"]) for m in models] == [("Mine", 50), ("Yours", 75)]
+    assert models[0]["baseline"]["value"] == 100 and models[1]["baseline"] is None
+    assert found.notes == ["Theirs is left out: none of its records is there."]
+    upper = scores.draw_curve(found.numbers).axes[:2]
+    assert [axes.get_title() for axes in upper] == ["Mine", "Yours"]
+
+
+def test_figure_9_shows_the_whole_height_of_its_bars() -> None:
+    drop = record(cell(Method("score", 1.0)), ROOT, [layer([97, 1, 1, 1], [4, 1, 1, 1])])
+    numbers = expert_load.measure_after_drop(evidence(token_drop=[drop])).numbers
+    (axes,) = expert_load.draw_after_drop(numbers).axes
+    assert axes.get_ylim()[1] > numbers["asked"][0] == 3.88
+
+
+def test_figure_8_writes_nothing_into_a_panel() -> None:
+    few = record(cell(BASELINE), ROOT, [layer([4, 4, 4, 4], scores=[0.7, 0.2, 0.1, 0.0])])
+    (axes,) = gate_scores.draw_scores(
+        gate_scores.measure_scores(evidence(routing=[few])).numbers
+    ).axes
+    assert not axes.texts and axes.get_title().endswith(
+        "rank k+1 / rank k: 0.50\nk = 2, beyond: 10 %"
+    )
 
 
 def test_published_scores_are_means_of_what_is_printed() -> None:
@@ -332,8 +368,9 @@ def test_flips_are_counted_over_pairs_of_settings() -> None:
 
 def test_a_curve_that_reaches_infinity_leaves_it_to_the_baseline() -> None:
     curve = [record(cell(method, "a"), ROOT, [EVEN]) for method in (Method("score", 1.0), BASELINE)]
-    numbers = scores.measure_curve(evidence(curve=curve, baseline=curve[1:])).numbers
-    assert [point["gamma"] for points in numbers["tasks"].values() for point in points] == [1.0]
+    found = scores.measure_curve(evidence(curve=curve, unlimited=curve[1:]))
+    (model,) = found.numbers["models"]
+    assert [point["gamma"] for points in model["tasks"].values() for point in points] == [1.0]
 
 
 def test_a_mean_needs_every_task_and_averages_seeds_first() -> None:

@@ -62,13 +62,58 @@ def test_figure_4_has_the_file_s_numbers_and_the_paper_s(bench: Path) -> None:
     for panel, one in zip(panels, written["runs"], strict=True):
         rows = one["points"][0]["timings"][1:]
         for b, row in zip(panel["bars"], rows, strict=True):
-            assert [b["speedup"], b["low"], b["high"]] == [
-                row["speedup"][part] for part in ("median", "low", "high")
-            ]
+            assert (b["speedup"], b["low"], b["high"]) == (row["speedup"]["median"], None, None)
             assert (b["ideal"], b["reached"]) == (row["ideal_rank"], row["reached"])
     # Figure 4 at γ = 1: Mixtral 2.55 and 2.51, Qwen 1.18 and 1.13.
     tight = [[b["published"] for b in p["bars"] if b["gamma"] == 1.0] for p in panels]
     assert tight[2:] == [[1.18, 1.13], [2.55, 2.51]]
+
+
+def test_whiskers_span_repeated_runs_and_a_single_run_has_none(tmp_path: Path) -> None:
+    def repeated(gain: float, **other: Any) -> dict[str, Any]:
+        rows = [files.row(), files.row(files.label("score", 1.0), gain)]
+        return files.study("speedup", [files.run([files.point(rows, prefill=rows)])], **other)
+
+    def whisker(name: str = "fig4") -> tuple[float, float, float]:
+        (panel,) = numbers(name, tmp_path)["panels"]
+        (bar,) = panel["bars"]
+        return bar["speedup"], bar["low"], bar["high"]
+
+    def lines() -> int:
+        (axes,) = get_figure("fig4").draw(numbers("fig4", tmp_path)).axes
+        drawn = [c for c in axes.collections if c.get_label() == "lowest to highest repeated run"]
+        return len(drawn)
+
+    files.write(tmp_path, repeated(1.5, date="2026-03-01"))
+    # Neither other widths nor another machine repeat a run.
+    other = files.MACHINE | {"name": "another CPU"}
+    files.write(tmp_path, repeated(9.0, scale=64), "ep-speedup-narrow-emulated.json")
+    files.write(tmp_path, repeated(9.0, machine=other, date="2025-01-01"), "ep-speedup-x.json")
+    assert whisker() == (1.5, None, None) and lines() == 0
+    notes = get_figure("fig4").measure(evidence("fig4", tmp_path)).notes
+    assert any(note.startswith("One run of OLMoE: ") for note in notes)
+    for number, gain in enumerate((1.4, 1.7)):
+        again = repeated(gain, date="2026-02-01")
+        files.write(tmp_path, again, f"ep-speedup-again{number}-emulated.json")
+    assert whisker() == whisker("fig5") == (1.5, 1.4, 1.7) and lines() == 1
+    notes = get_figure("fig4").measure(evidence("fig4", tmp_path)).notes
+    assert any(note.startswith("OLMoE: whiskers over 3 runs") for note in notes)
+
+
+def test_a_prefill_that_gains_more_than_its_layer_is_explained(tmp_path: Path) -> None:
+    def rows(gain: float, ideal: float) -> list[dict[str, Any]]:
+        tight = files.row(files.label("score", 1.0), gain, ideal=ideal)
+        return [files.row(), tight, files.row(files.label("score", 2.0), 1.0)]
+
+    said = "OLMoE: the prefill gains more than its first layer: Token Drop γ=1 1.30 against 1.20 "
+    for gain, ideal, expected in (
+        (1.3, 1.6, [f"{said}(ideal 1.60 against 1.40)."]),
+        (1.2, 1.4, []),
+    ):
+        one = files.run([files.point(rows(1.2, 1.4), prefill=rows(gain, ideal))])
+        files.write(tmp_path, files.study("speedup", [one]))
+        notes = get_figure("fig5").measure(evidence("fig5", tmp_path)).notes
+        assert [note for note in notes if "more than" in note] == expected
 
 
 def test_figure_5_has_the_prefill_beside_the_layer(bench: Path) -> None:
