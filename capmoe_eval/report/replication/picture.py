@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -27,11 +28,11 @@ _WIDTH: Final = 900 / 96
 """Inches at which 9 pt are 9 pt on a page that shows the picture 900 px wide."""
 _LINE: Final = 0.168
 """Height of one line of text, inches."""
-_LABELS: Final = 2.85
+_LABELS: Final = 2.9
 """Width of the labels of a panel, inches."""
 _TICKS: Final = 0.34
 """Height of the ticks of a panel with the distance to the next, inches."""
-_FOOT: Final = 0.75
+_FOOT: Final = 0.9
 _DWARFS: Final = 3.0
 """Rows that reach this many times as far as the others, and as 1 point, leave their panel."""
 
@@ -49,9 +50,7 @@ class Panel(NamedTuple):
         rows = [f for f in claim.contrasts if f.unit == "points" and f.effect is not None]
         verdict = " ".join([claim.verdict, claim.scope]).rstrip()
         title = textwrap.fill(f"({claim.id}) {verdict}: {claim.statement}", 58)
-        # No line begins with a γ: textwrap leaves no-break spaces alone.
-        labels = [textwrap.fill(row.label.replace(" γ", "\xa0γ"), 41) for row in rows]
-        return cls(title, rows, labels)
+        return cls(title, rows, [_label(row.label) for row in rows])
 
     @property
     def inches(self) -> float:
@@ -62,6 +61,13 @@ class Panel(NamedTuple):
     def height(self) -> float:
         """Height with title and ticks, inches."""
         return self.inches + _LINE * (self.title.count("\n") + 1) + _TICKS + 0.16
+
+
+def _label(label: str) -> str:
+    """Return a label in lines; a knob whose value is a word goes without its name."""
+    short = re.sub(r"\b[a-z]+=(?=[a-z])", "", label)
+    # No line begins with a γ: textwrap leaves no-break spaces alone.
+    return textwrap.fill(short.replace(" γ", "\xa0γ"), 40)
 
 
 def draw(file: VerdictFile) -> Figure:
@@ -181,19 +187,18 @@ def _legend(figure: Figure, file: VerdictFile) -> None:
         Line2D([], [], color=colour, marker=marker, markersize=6.5, linewidth=2.2, label=word)
         for word, (colour, marker, _) in _LOOKS.items()
     ]
-    if any(row.wide for claim in file.claims for row in claim.contrasts):
-        thin = Line2D([], [], color="black", linewidth=0.9, label="over models and batches")
-        handles.append(thin)
     for label, look in (
         ("one model", {"color": _MODEL, "marker": "|", "linestyle": "", "markersize": 8}),
         ("margin", {"color": "black", "linestyle": "--", "linewidth": 1.2}),
-        ("beyond", {"color": "black", "marker": "$▶$", "linestyle": ""}),
+        ("beyond the panel", {"color": "black", "marker": "$▶$", "linestyle": ""}),
     ):
         handles.append(Line2D([], [], **look, label=label))
     said = f"Points of accuracy, {len(file.models)} models, profile {file.profile}"
     others = [c.id for c in file.claims if any(f.unit != "points" for f in c.contrasts)]
     if others:
         said += f". Not drawn, in other units: findings of ({'), ('.join(others)})"
+    if any(row.wide for claim in file.claims for row in claim.contrasts):
+        said += "\n95 % intervals: thick over documents, thin over models, seeds and batches"
     figure.legend(
         handles=handles, ncols=len(handles), loc="lower center", frameon=False, title=said
     )

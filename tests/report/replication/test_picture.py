@@ -72,3 +72,11 @@ def test_effects_that_dwarf_the_others_are_arrows_with_their_numbers() -> None:
 def test_no_arrow_stands_for_the_larger_part_or_for_small_effects(effects: list[float]) -> None:
     (axes,) = picture([finding(effect) for effect in effects]).axes
     assert not texts(axes) and axes.get_xlim()[1] > max(effects)
+
+
+def test_labels_are_short_and_whole() -> None:
+    label = "expanded drop γ=1 candidates=ranked m=4 max_k − score γ=1, mixed batches"
+    (axes,) = picture([finding(1.0, label=label)]).axes
+    (shown,) = [text.get_text() for text in axes.get_yticklabels()]
+    assert shown.replace("\n", " ").replace("\xa0", " ") == label.replace("candidates=", "")
+    assert max(map(len, shown.split("\n"))) <= 40
