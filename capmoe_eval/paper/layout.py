@@ -182,4 +182,24 @@ class WorkloadLayout(PaperTable):
     decimals: int = 2
 
 
+@dataclass(frozen=True)
+class PrintedLayout(PaperTable):
+    """A table that is shown as printed, and not measured here yet.
+
+    Attributes:
+        needs: What a measurement needs.
+        labels: Heading of each label column, and the field of
+            :class:`capmoe_eval.paper.printed.PrintedRow` that it shows.
+        block: The field that rows which stand together have in common.
+        decimals: Number of printed decimals.
+        words: Rows of a table without results: headings, then what is printed below them.
+    """
+
+    needs: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    block: str = ""
+    decimals: int = 1
+    words: tuple[tuple[str, ...], ...] = ()
+
+
 AnyLayout: TypeAlias = Layout | SettingsLayout | WorkloadLayout

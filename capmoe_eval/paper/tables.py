@@ -7,12 +7,14 @@ from typing import Any, Final
 
 import yaml
 
-from capmoe_eval.errors import bad_choice
+from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.experiment.names import TITLES
 from capmoe_eval.paper.layout import (
     AnyLayout,
     Layout,
     ModelSlot,
+    PaperTable,
+    PrintedLayout,
     RowSpec,
     Setting,
     SettingsLayout,
@@ -21,8 +23,10 @@ from capmoe_eval.paper.layout import (
 )
 
 
-def _layout(entry: dict[str, Any]) -> AnyLayout:
+def _layout(entry: dict[str, Any]) -> AnyLayout | PrintedLayout:
     """Return the layout that an entry of the file describes."""
+    if "needs" in entry:
+        return PrintedLayout(**entry | {"words": tuple(map(tuple, entry.get("words", ())))})
     if "settings" in entry:
         return SettingsLayout(
             **entry | {"settings": tuple(Setting(**one) for one in entry["settings"])}
@@ -43,15 +47,21 @@ def _row(method: str, name: str = "", **fields: Any) -> RowSpec:
     return RowSpec(name or TITLES[method], method, **fields)
 
 
-def _read() -> tuple[AnyLayout, ...]:
+def _read() -> tuple[AnyLayout | PrintedLayout, ...]:
     text = (resources.files(__package__) / "data" / "layouts.yaml").read_text(encoding="utf-8")
     entries = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     layouts = [_layout(entry) for entry in entries]
     return tuple(sorted(layouts, key=lambda layout: (layout.version != "v2", layout.number)))
 
 
-TABLES: Final = _read()
-"""Every table, those of v2 first."""
+PAPER_TABLES: Final = _read()
+"""Every table of the paper, those of v2 first."""
+
+TABLES: Final = tuple(one for one in PAPER_TABLES if not isinstance(one, PrintedLayout))
+"""Those that are measured here."""
+
+PRINTED: Final = tuple(one for one in PAPER_TABLES if isinstance(one, PrintedLayout))
+"""Those that are shown as printed alone."""
 
 LAYOUTS: Final = tuple(table for table in TABLES if isinstance(table, Layout))
 """Those of results."""
@@ -64,23 +74,31 @@ def find_layout(key: str) -> AnyLayout:
     """Return a table's layout by its :attr:`PaperTable.key`.
 
     Raises:
-        UsageError: If there is none of that key.
+        UsageError: If there is none of that key, or it is not measured here.
     """
+    for table in PRINTED:
+        if table.key == key:
+            raise UsageError(f"{unmeasured(table)}; show what is printed: --published v2")
     layouts = {layout.key: layout for layout in TABLES}
     if key not in layouts:
-        raise bad_choice("table", key, layouts)
+        raise bad_choice("table", key, [table.key for table in PAPER_TABLES])
     return layouts[key]
 
 
-def printed_layout(name: str, version: str) -> AnyLayout:
+def unmeasured(table: PrintedLayout) -> str:
+    """Say that a table is not measured here, and what that needs."""
+    return f"{table.key}: not measured here yet: needs {table.needs}"
+
+
+def printed_layout(name: str, version: str) -> PaperTable:
     """Return the layout of a table in a version of the paper.
 
     Raises:
         UsageError: If there is none of that name or version.
     """
-    versions = {layout.version: layout for layout in TABLES if layout.name == name}
+    versions = {layout.version: layout for layout in PAPER_TABLES if layout.name == name}
     if not versions:
-        raise bad_choice("table", name, dict.fromkeys(layout.name for layout in TABLES))
+        raise bad_choice("table", name, dict.fromkeys(layout.name for layout in PAPER_TABLES))
     if version not in versions:
         raise bad_choice("version", version, sorted(versions))
     return versions[version]

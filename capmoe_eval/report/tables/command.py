@@ -16,7 +16,7 @@ from capmoe_eval.experiment.arguments import Parser, report_options
 from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.results import Reader
 from capmoe_eval.experiment.selection import LEFT_OUT
-from capmoe_eval.paper.tables import TABLES
+from capmoe_eval.paper.tables import PAPER_TABLES, PRINTED, TABLES, unmeasured
 from capmoe_eval.report.tables.measured import measured_table
 from capmoe_eval.report.tables.published import published_table
 from capmoe_eval.report.tables.render import to_markdown, write
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m capmoe_eval.tables",
         description="Render a table of the paper from finished results, or as it was published.",
     )
-    names = ", ".join(layout.key for layout in TABLES)
+    names = ", ".join(layout.key for layout in PAPER_TABLES)
     parser.add_argument("name", metavar="TABLE", help=f"one of {names}; or {ALL}, each of them")
     parser.add_argument(
         "--published",
@@ -61,7 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # One table that cannot be rendered takes no other with it.
         check_writable("--out", given.out)
         wanted = _wanted(given.name, given.published)
-        return run_all([functools.partial(render, *table) for table in wanted])
+        status = run_all([functools.partial(render, *table) for table in wanted])
+        if given.name == ALL and given.published is None:
+            for table in PRINTED:
+                print(unmeasured(table))
+        return status
 
     sys.exit(run_command(render_all))
 
@@ -74,7 +78,7 @@ def _wanted(name: str, published: str | None) -> list[tuple[str, str | None]]:
         raise bad_choice("--published", published, (*_VERSIONS, ALL))
     found: list[tuple[str, str | None]] = [
         (layout.name, layout.version)
-        for layout in TABLES
+        for layout in PAPER_TABLES
         if name in (layout.name, ALL) and published in (layout.version, ALL)
     ]
     return found or [(name, published)]  # which is refused when it is rendered

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Final
 
-from capmoe_eval.experiment.names import TITLES
-from capmoe_eval.paper.layout import Layout, ModelSlot, RowSpec, SettingsLayout, WorkloadLayout
-from capmoe_eval.paper.printed import lookup
+from capmoe_eval.experiment.names import TITLES, gamma_number
+from capmoe_eval.paper.layout import (
+    Layout,
+    ModelSlot,
+    PrintedLayout,
+    RowSpec,
+    SettingsLayout,
+    WorkloadLayout,
+)
+from capmoe_eval.paper.printed import PrintedRow, find_rows, lookup
 from capmoe_eval.paper.tables import printed_layout
 from capmoe_eval.report.tables.fill import fill
 from capmoe_eval.report.tables.settings import settings_table
-from capmoe_eval.report.tables.table import Entry, Table
+from capmoe_eval.report.tables.table import Block, Entry, Row, Table, Text
 from capmoe_eval.report.tables.workload import printed_workloads
 
 _VERSIONS: Final = {"v1": "v1, arXiv", "v2": "v2, ICLR 2026"}
@@ -37,12 +45,46 @@ def published_table(name: str, version: str = "v2") -> Table:
         table = settings_table(layout)
     elif isinstance(layout, WorkloadLayout):
         table = printed_workloads(layout, printed_speedups(layout))
+    elif isinstance(layout, PrintedLayout):
+        table = _printed_alone(layout)
     else:
+        assert isinstance(layout, Layout)
         table = fill(_as_printed(layout), layout.paper_models, printed_row)
         note = f"Published numbers ({_VERSIONS[version]}), averages as printed."
     return dataclasses.replace(
         table, name=f"{name}_published_{version}", notes=(note, *table.notes)
     )
+
+
+def _printed_alone(layout: PrintedLayout) -> Table:
+    """Return a table that is not measured here."""
+    blocks: dict[object, list[Row]] = {}
+    if layout.words:
+        (heading, *columns), *lines = layout.words
+        headings: Sequence[str] = (heading,)
+        blocks[""] = [Row((label,), tuple(map(Text, cells))) for label, *cells in lines]
+    else:
+        rows = find_rows({"version": layout.version, "table": layout.number})
+        headings, columns = tuple(layout.labels), list(rows[0].values)
+        for row in rows:
+            labels = tuple(_label(row, field) for field in layout.labels.values())
+            entries = tuple(Entry(row.values[column]) for column in columns)
+            blocks.setdefault(getattr(row, layout.block), []).append(Row(labels, entries))
+    return Table(
+        name=layout.key,
+        title=layout.title,
+        caption=layout.caption,
+        label_headings=tuple(headings),
+        columns=tuple(columns),
+        blocks=tuple(Block(tuple(rows)) for rows in blocks.values()),
+        decimals=layout.decimals,
+        notes=(f"Not measured here yet: needs {layout.needs}.",),
+    )
+
+
+def _label(row: PrintedRow, field: str) -> str:
+    value = getattr(row, field)
+    return gamma_number(value, decimal=True) if field == "gamma" else str(value)
 
 
 def printed_speedups(layout: WorkloadLayout) -> dict[str, float]:

@@ -131,12 +131,14 @@ def test_all_tables_are_rendered_by_one_command(
     status, out, _ = command("all")
     assert status == 0
     lines = dict(line.split(": ", 1) for line in out.splitlines())
-    assert list(lines) == ["table3", "table5", "table6", "table2_v1"]
+    rendered, printed = ["table3", "table5", "table6", "table2_v1"], ["table4", "table7"]
+    assert list(lines) == [*rendered, *printed, "table8", "table9"]
+    assert all(lines[name].startswith("not measured here yet: needs ") for name in printed)
     assert lines["table3"] == "30 of 30 entries: reports/zoo/table3.md"
     assert lines["table5"] == "settings: reports/zoo/table5.md"
     assert lines["table6"] == "0 of 18 entries: reports/zoo/table6.md"
     written = sorted(path.name for path in Path("reports/zoo").iterdir())
-    assert written == sorted(f"{t}.{s}" for t in lines for s in ("md", "tex", "csv", "html"))
+    assert written == sorted(f"{t}.{s}" for t in rendered for s in ("md", "tex", "csv", "html"))
 
 
 def test_the_same_records_give_the_same_bytes(command: Command) -> None:
@@ -187,7 +189,7 @@ def test_a_table_that_cannot_be_rendered_takes_no_other_with_it(
         (("all", "--published", "v1"), ["table1_published_v1", "table2_published_v1"]),
         (
             ("all", "--published", "v2"),
-            [f"table{number}_published_v2" for number in (1, 2, 3, 5, 6, 10, 11)],
+            [f"table{number}_published_v2" for number in range(1, 12)],
         ),
         (("table1", "--published", "all"), ["table1_published_v2", "table1_published_v1"]),
     ],
@@ -207,6 +209,7 @@ def test_all_published_tables_are_rendered_by_one_command(
     [
         (("tabel3",), "did you mean 'table3'"),
         (("table3_v1",), "choose one of"),
+        (("table4",), "table4: not measured here yet: needs a model that reads images, and MME"),
         (("table3", "--published", "v1"), "version=v1: choose one of v2"),
         (("tabel3", "--published", "all"), "did you mean 'table3'"),
         (("all", "--published", "v3"), "--published=v3: choose one of v1, v2, all"),
