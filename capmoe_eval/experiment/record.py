@@ -127,10 +127,16 @@ class Record:
         return self.cell.data
 
     @cached_property
-    def documents(self) -> Mapping[str, tuple[str, Sequence[float]]]:
-        """Per subtask, the hash over its documents and their scores."""
-        parts = sorted(self.part.documents.items())
-        return {name: (part.documents, part.correct) for name, part in parts}
+    def documents(
+        self,
+    ) -> Mapping[str, tuple[str, Sequence[float]] | tuple[str, Sequence[float], Sequence[int]]]:
+        """Per subtask, the hash over its documents, their scores, and their batches if known."""
+        return {
+            name: (part.documents, part.correct, part.batches)
+            if part.batches
+            else (part.documents, part.correct)
+            for name, part in sorted(self.part.documents.items())
+        }
 
     @property
     def value(self) -> float:

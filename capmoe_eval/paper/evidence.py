@@ -203,14 +203,16 @@ class Evidence:
             if side.gamma == "matched"
             for model in self.models
         }
-        texts = [
+        shares = [
             f"{model} γ={found[0]:g} drops {found[1]:.1%}, Expert Drop {found[2]:.1%}"
             for model, found in matched.items()
             if found
         ]
         left_out = self.left_out(first, second)
-        alone = [f"{model} is left out: it has one expert per device" for model in left_out]
-        return "; ".join(texts + alone)
+        texts = [f"the nearest shares are: {'; '.join(shares)}"] if shares else []
+        if left_out:
+            texts.append(f"left out, with one expert per device: {', '.join(left_out)}")
+        return "; ".join(texts)
 
     def left_out(self, first: Side, second: Side) -> list[str]:
         """Return the models of which a device has one expert, where only one side is of devices."""

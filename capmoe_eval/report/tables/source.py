@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
 from capmoe_eval.paper.layout import Layout, ModelSlot, RowSpec
+from capmoe_eval.paper.pairing import Documents
 from capmoe_eval.report.tables.table import Entry, Missing
 
 
@@ -41,7 +42,7 @@ class Measurement(Protocol):
         """Where its documents came from: ``hub``, an embedded source, or a local root's name."""
 
     @property
-    def documents(self) -> Mapping[str, tuple[str, Sequence[float]]]:
+    def documents(self) -> Documents:
         """Per subtask a hash over its documents, and their scores; empty where not known."""
 
     @property
