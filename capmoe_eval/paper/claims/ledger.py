@@ -15,7 +15,7 @@ from capmoe_eval.paper.claims.entries import Check, Entry
 from capmoe_eval.paper.claims.result import CheckResult
 from capmoe_eval.paper.contrasts import Contrast, judge, read_contrasts
 from capmoe_eval.paper.evidence import Evidence
-from capmoe_eval.paper.replication.measures import MEASURES
+from capmoe_eval.paper.measures import MEASURES
 from capmoe_eval.paper.verdicts import (
     INCONSISTENT,
     NOT_MEASURED,

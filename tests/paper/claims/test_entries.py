@@ -53,7 +53,7 @@ def test_every_contrast_asks_of_two_different_choices() -> None:
 
 
 def test_entries_with_the_words_of_a_claim_name_its_contrasts() -> None:
-    """Of the replication: (a2), (b), (b2), (c2) and (e); "large" and "matched" are further lists."""
+    """Those of the replication are (a2), (b), (b2), (c2) and (e)."""
     named = {
         claim.id: check.arguments["contrasts"]
         for claim in paper_claims()

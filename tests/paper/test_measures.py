@@ -10,7 +10,7 @@ import pytest
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.paper.evidence import Evidence
-from capmoe_eval.paper.replication.measures import balance, companions, decay, removed
+from capmoe_eval.paper.measures import balance, companions, decay, removed
 from capmoe_eval.paper.verdicts import Outcome
 from capmoe_eval.routing.method import Method
 from tests.records import layer, record_of
