@@ -1,4 +1,4 @@
-"""What a value must be: the rules of the configuration, of cells and of command-line options.
+"""Rules of single values: of the configuration, of cells and of options.
 
 A rule is data: a predicate and the words that follow the field and the value where it is broken.
 Nothing is converted: ``no`` is not false, ``true`` is not 1, and 1.0 is not 1.

@@ -1,4 +1,4 @@
-"""Errors that a user can act on: one line that names the field, the value and the fix."""
+"""Errors that a user can act on: the field, the value and the fix in one line."""
 
 from __future__ import annotations
 

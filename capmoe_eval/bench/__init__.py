@@ -1,4 +1,1 @@
-"""The benchmarks of speed and memory, which write ``results/bench/``.
-
-No other room may import them.
-"""
+"""The benchmarks of speed and memory; they write ``results/bench/``."""

@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
-from capmoe_eval.bench import cells, decision, forward, suite
-from capmoe_eval.bench.ep import benchmark as ep
+from capmoe_eval.bench.options import COMMANDS
 from capmoe_eval.errors import writing
 from capmoe_eval.experiment.application import run_command
-from capmoe_eval.experiment.arguments import Parser
+from capmoe_eval.experiment.arguments import PATH, Parser
 from capmoe_eval.experiment.files import check_writable
-
-_COMMANDS = {"forward": forward, "decision": decision, "suite": suite, "cells": cells, "ep": ep}
+from capmoe_eval.experiment.timings.names import FOLDER
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a benchmark and exit: 0 measured, 2 bad input."""
     parser = Parser(prog="python -m capmoe_eval.bench", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, module in _COMMANDS.items():
-        first = (module.__doc__ or "").split("\n\n")[0]
-        module.add_arguments(
-            commands.add_parser(name, help=" ".join(first.split()), description=module.__doc__)
+    for name, each in COMMANDS.items():
+        command = commands.add_parser(
+            name, help=each.first, description=f"{each.first} {each.more}"
         )
+        each.declare(command)
+        command.add_argument("--out", type=PATH, default=FOLDER, help="directory of the JSON file")
     given = parser.parse_args(arguments)
 
     def measure() -> int:
         check_writable("--out", given.out)
+        module = COMMANDS[given.command].module  # imports torch, which --help does not need
         with writing("--out", given.out):
-            status: int = _COMMANDS[given.command].run(given)
-        return status
+            import_module(f"capmoe_eval.bench.{module}").run(given)
+        return 0
 
     sys.exit(run_command(measure))
 

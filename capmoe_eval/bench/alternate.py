@@ -1,23 +1,25 @@
-"""Several ways to do one thing, timed in turn, so that what disturbs the machine disturbs all."""
+"""Time computations in turn; write their ratios beside their targets."""
 
 from __future__ import annotations
 
+import argparse
+import datetime
 import time
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
+import torch
+
+from capmoe_eval.bench.device import machine, say
 from capmoe_eval.experiment.timings.quartiles import Spread
+from capmoe_eval.experiment.timings.schema import Evaluation
+from capmoe_eval.experiment.timings.targets import Target
 
 _Spent = TypeVar("_Spent")
 
 
 def timed(work: Callable[[], object], wait: Callable[[], None] = lambda: None) -> float:
-    """Run something and return the seconds it took.
-
-    Args:
-        work: What to run.
-        wait: Waits until the device has finished.
-    """
+    """Return the seconds that some work takes; ``wait`` waits until the device has finished."""
     wait()
     started = time.perf_counter()
     work()
@@ -26,19 +28,15 @@ def timed(work: Callable[[], object], wait: Callable[[], None] = lambda: None) -
 
 
 def alternate(
-    sides: Mapping[str, Callable[[], _Spent]],
-    *,
-    rounds: int,
-    warmup: int = 2,
-    on_round: Callable[[int], None] = lambda _number: None,
+    sides: Mapping[str, Callable[[], _Spent]], *, rounds: int, warmup: int = 2, title: str = ""
 ) -> dict[str, list[_Spent]]:
-    """Run every side once in each round; each round begins with another.
+    """Run every side once in each round, so that what disturbs the machine disturbs all.
 
     Args:
         sides: By name: runs once and returns what counts, such as the seconds it took.
-        rounds: Rounds that count.
+        rounds: Rounds that count. Each begins with another side.
         warmup: Rounds before them that do not.
-        on_round: Told the number of each round that begins.
+        title: With it, every round is announced.
 
     Returns:
         What every side returned, once for each round.
@@ -46,7 +44,8 @@ def alternate(
     spent: dict[str, list[_Spent]] = {name: [] for name in sides}
     names = list(sides)
     for number in range(warmup + rounds):
-        on_round(number)
+        if title:
+            say(f"{title}: round {number + 1} of {warmup + rounds}")
         first = number % len(names)
         for name in names[first:] + names[:first]:
             found = sides[name]()
@@ -58,3 +57,42 @@ def alternate(
 def ratio(numerator: list[float], denominator: list[float]) -> Spread:
     """Return the ratio within each round, as median and quartiles."""
     return Spread.of([a / b for a, b in zip(numerator, denominator, strict=True)])
+
+
+def line(target: Target) -> str:
+    """Return a number, its quartiles and what it should be, in one line."""
+    ratio = target.ratio
+    spread = f"{target.shown(ratio.low)} – {target.shown(ratio.high)}"
+    goal = f"{target.goal}  {'met' if target.met else 'MISSED'}" if target.goal else ""
+    return f"{target.name:<44}{target.shown(ratio.median):>10}  {spread:<22}{goal}".rstrip()
+
+
+def finish(
+    given: argparse.Namespace, device: torch.device, targets: Sequence[Target], **more: Any
+) -> None:
+    """Print a line for each target and write ``<command>.json``.
+
+    A target that is missed is a finding, not an error: the file says so.
+
+    Args:
+        given: The command line; its ``command`` and ``out`` name the file.
+        device: The device of the measurement.
+        targets: The measured numbers with their targets.
+        more: Further fields of the file.
+    """
+    file = Evaluation(
+        schema=Evaluation.SCHEMA,
+        command=given.command,
+        date=now(),
+        machine=machine(device),
+        targets=tuple(targets),
+        **more,
+    )
+    path = given.out / f"{given.command}.json"
+    file.write(path)
+    print(*map(line, targets), f"written: {path}", sep="\n")
+
+
+def now() -> str:
+    """Return the time, ISO 8601, in UTC."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

@@ -1,7 +1,4 @@
-"""How cost grows: with cells and documents linearly, and memory with cells not at all.
-
-Many cells run in this one process, as a sweep runs them.
-"""
+"""Benchmark `cells`: how time and memory grow with cells and documents."""
 
 from __future__ import annotations
 
@@ -11,40 +8,26 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 
-from capmoe_eval.bench.device import add_out, check_names, say
-from capmoe_eval.bench.target import finish
+from capmoe_eval.bench.alternate import finish
+from capmoe_eval.bench.device import CPU, say
+from capmoe_eval.bench.options import check_names
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.progress import Progress
-from capmoe_eval.experiment.arguments import COUNT
+from capmoe_eval.evaluation.run import run as run_plans
 from capmoe_eval.experiment.configuration import plans
+from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.experiment.timings.quartiles import Spread
 from capmoe_eval.experiment.timings.targets import Target
-
-if TYPE_CHECKING:
-    from capmoe_eval.experiment.record import Record
 
 _LINEAR = 1.10  # cost that grows by a tenth more than its cause is not called linear
 _FLAT = 1.02  # memory of the last cells over that of the first
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
-    add = parser.add_argument
-    add("--cells", type=COUNT, default=200, help="cells in one process")
-    add("--limit", type=COUNT, default=16, help="documents of each")
-    add("--documents", type=COUNT, nargs="+", default=[32, 64, 128, 256], help="sizes of a cell")
-    add("--repeats", type=COUNT, default=6, help="of these sizes; the first only loads the model")
-    add("--model", default="zoo_olmoe")
-    add("--task", default="piqa")
-    add_out(parser)
-
-
-def run(given: argparse.Namespace) -> int:
+def run(given: argparse.Namespace) -> None:
     """Run the cells, print how cost and memory grew, and write ``cells.json``.
 
     Raises:
@@ -69,13 +52,10 @@ def run(given: argparse.Namespace) -> int:
         seeds = list(range(given.cells, given.cells + repeats))
         grid = [f"+grid.seed={seeds}", f"+grid.limit={sizes}"]
         _compute([*setting, *grid], Path(scratch), longer)
-    from capmoe_eval.bench.device import device_of, machine
-
-    return finish(
-        "cells",
+    finish(
+        given,
+        CPU,
         [*_by_cells(many), _by_documents(longer, len(sizes))],
-        machine(device_of("cpu")),
-        out=given.out,
         cells=given.cells,
         limit=given.limit,
         model=given.model,
@@ -108,8 +88,6 @@ class _Growth(Progress):
 
 
 def _compute(overrides: list[str], results: Path, growth: _Growth) -> None:
-    from capmoe_eval.evaluation.run import run as run_plans
-
     planned = plans(composed([*overrides, f"results_dir={results}"]))
     outcome = run_plans(planned, growth)
     if outcome.failures:

@@ -1,6 +1,7 @@
-"""The paper's Algorithms 1 and 2, line by line, as what our decision is timed against.
+"""The paper's Algorithms 1 and 2, line by line.
 
-They begin where a router ends: with scores and the top-k. Each rank runs them on its own tokens.
+Our decision is timed against them. They begin with the scores and the top-k of a router; each rank
+runs them on its own tokens.
 """
 
 from __future__ import annotations

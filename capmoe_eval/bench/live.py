@@ -1,4 +1,4 @@
-"""How many bytes of tensors a computation holds at once."""
+"""Peak of live tensor bytes of a computation."""
 
 from __future__ import annotations
 
@@ -11,20 +11,26 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Follows the storages that are allocated inside the block, on any device.
+def peak_bytes(work: Callable[[], object]) -> int:
+    """Return the most bytes of tensors that were alive at once while something ran.
 
-    What a kernel needs beside its outputs, such as a sort's own buffer, is not seen.
-
-    Attributes:
-        peak: The most bytes that were alive at once.
+    Storages that existed before do not count. What a kernel needs beside its outputs, such as a
+    sort's own buffer, is not seen.
     """
+    with _LiveBytes() as live:
+        work()
+    peak: int = live.peak
+    return peak
+
+
+class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Follows the storages that are allocated inside the block, on any device."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0
-        self._known: set[int] = set()
         self._now = 0
+        self._known: set[int] = set()
 
     def __torch_dispatch__(
         self,
@@ -34,15 +40,14 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run an operation and note the storages that are new."""
-        given = {_key(leaf) for leaf in tree_leaves((args, kwargs)) if _is_tensor(leaf)}
+        given = {storage._cdata for storage in _storages((args, kwargs))}
         result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if _is_tensor(leaf) and _key(leaf) not in self._known | given:
-                self._follow(leaf)
+        for storage in _storages(result):
+            if storage._cdata not in self._known | given:
+                self._follow(storage)
         return result
 
-    def _follow(self, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
+    def _follow(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()
         self._known.add(key)
         self._now += size
@@ -54,18 +59,6 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._now -= size
 
 
-def peak_bytes(work: Callable[[], object]) -> int:
-    """Return the most bytes of tensors that were alive at once while something ran."""
-    with LiveBytes() as live:
-        work()
-    peak: int = live.peak
-    return peak
-
-
-def _is_tensor(leaf: object) -> bool:
-    return isinstance(leaf, torch.Tensor)
-
-
-def _key(tensor: torch.Tensor) -> int:
-    address: int = tensor.untyped_storage()._cdata
-    return address
+def _storages(values: object) -> list[torch.UntypedStorage]:
+    leaves = (leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
+    return [leaf.untyped_storage() for leaf in leaves]

@@ -1,4 +1,4 @@
-"""A model of one of the paper's shapes with random weights, whose routers prefer some experts."""
+"""A random model of a paper model's shape with uneven routing."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import torch
 from torch import Tensor, nn
 from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM
 
-from capmoe_eval.bench.ep.layer import LayerShape
-from capmoe_eval.bench.ep.skew import peak_load
+from capmoe_eval.bench.ep.skew import peak_load, popularity, strength
+from capmoe_eval.experiment.timings.schema import Shape
 
 # Shape suffixes: B sequences, S positions, T = B·S tokens, E experts, H hidden size.
 
 _VOCABULARY = 1024
 _HEAD = 64  # size of an attention head
-_STEPS = 30  # halvings of the strength
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class SkewedModel:
 
 @torch.no_grad()
 def skewed_model(
-    shape: LayerShape,
+    shape: Shape,
     *,
     layers: int,
     batch: int,
@@ -44,7 +43,6 @@ def skewed_model(
     peak: float,
     device: torch.device,
     dtype: torch.dtype,
-    seed: int = 0,
 ) -> SkewedModel:
     """Return a model whose experts' loads on a batch are as uneven as asked for.
 
@@ -54,33 +52,30 @@ def skewed_model(
 
     Args:
         shape: Sizes of the MoE layers; with 8 experts a Mixtral, else an OLMoE.
-        layers: How many.
+        layers: Their number.
         batch: Sequences of the batch.
         prompt: Tokens of each.
         peak: Highest load of an expert over the mean load.
-        device: Where it runs.
+        device: The device of the model.
         dtype: Precision.
-        seed: Of weights, batch and popularities.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]), torch.device(device):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         model = _model(shape, layers).to(dtype).eval().requires_grad_(False)
     common_H = torch.randn(shape.hidden, generator=generator)
     embedding = model.get_input_embeddings().weight
-    noise = torch.randn(embedding.shape, generator=generator)
-    embedding.copy_(noise + common_H)
+    embedding.copy_(torch.randn(embedding.shape, generator=generator) + common_H)
     tokens_BS = torch.randint(1, _VOCABULARY, (batch, prompt), generator=generator).to(device)
     peaks = []
-    for router in _routers(model):
+    for router in [layer.mlp.gate for layer in model.model.layers]:
         hidden_TH = _input_of(router, model, tokens_BS).float().cpu()
-        weight_EH = _router_weight(hidden_TH, shape, peak, generator)
-        router.weight.copy_(weight_EH)
+        router.weight.copy_(_router_weight(hidden_TH, shape, peak, generator))
         peaks.append(peak_load(hidden_TH @ router.weight.float().cpu().T, shape.top_k))
     return SkewedModel(model, tokens_BS, peaks)
 
 
-def _model(shape: LayerShape, layers: int) -> Any:
+def _model(shape: Shape, layers: int) -> Any:
     common: dict[str, Any] = {
         "vocab_size": _VOCABULARY,
         "hidden_size": shape.hidden,
@@ -97,12 +92,8 @@ def _model(shape: LayerShape, layers: int) -> Any:
     return OlmoeForCausalLM(OlmoeConfig(num_experts=shape.n_experts, **common))
 
 
-def _routers(model: Any) -> list[Any]:
-    return [layer.mlp.gate for layer in model.model.layers]
-
-
 def _input_of(router: nn.Module, model: Any, tokens_BS: Tensor) -> Tensor:
-    """Return what a router gets when the model runs on a batch [T, H]."""
+    """Return the hidden states [T, H] that a router gets when the model runs on a batch."""
     got: list[Tensor] = []
     handle = router.register_forward_pre_hook(lambda _router, args: got.append(args[0]))
     try:
@@ -113,7 +104,7 @@ def _input_of(router: nn.Module, model: Any, tokens_BS: Tensor) -> Tensor:
 
 
 def _router_weight(
-    hidden_TH: Tensor, shape: LayerShape, peak: float, generator: torch.Generator
+    hidden_TH: Tensor, shape: Shape, peak: float, generator: torch.Generator
 ) -> Tensor:
     """Return router weights [E, H] under which the fullest expert has ``peak`` times the mean."""
     mean_H = hidden_TH.mean(dim=0)
@@ -121,15 +112,11 @@ def _router_weight(
     noise_EH = torch.randn(shape.n_experts, shape.hidden, generator=generator)
     noise_EH = noise_EH * hidden_TH.square().sum(dim=1).mean().rsqrt()
     noise_EH = noise_EH - (noise_EH @ mean_H)[:, None] * along_H
-    quantile_E = (torch.arange(shape.n_experts) + 0.5) / shape.n_experts
-    order = torch.randperm(shape.n_experts, generator=generator)
-    popular_EH = torch.special.ndtri(quantile_E)[order][:, None] * along_H
-    low, high = 0.0, 16.0
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        if peak_load(hidden_TH @ (noise_EH + middle * popular_EH).T, shape.top_k) < peak:
-            low = middle
-        else:
-            high = middle
-    weight_EH: Tensor = noise_EH + high * popular_EH
+    order_E = torch.randperm(shape.n_experts, generator=generator)
+    popular_EH = popularity(shape.n_experts)[order_E][:, None] * along_H
+
+    def peak_at(factor: float) -> float:
+        return peak_load(hidden_TH @ (noise_EH + factor * popular_EH).T, shape.top_k)
+
+    weight_EH: Tensor = noise_EH + strength(peak, peak_at) * popular_EH
     return weight_EH

@@ -1,78 +1,90 @@
-"""The suite against plain lm-eval: a grid, a single cell, and how fast the commands start.
-
-Plain means what the paper's scripts do: one ``lm_eval`` process for each cell and task, of a stock
-``hf`` model on the same weights, documents and batch size. It drops nothing, so it has less to do.
-"""
+"""Benchmark `suite`: grids, cells and the start of commands against plain lm-eval."""
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from capmoe_eval.bench.alternate import alternate, ratio, timed
-from capmoe_eval.bench.device import add_out, check_names, device_of, machine, say
-from capmoe_eval.bench.target import finish
+from capmoe_eval.bench.alternate import alternate, finish, ratio
+from capmoe_eval.bench.device import CPU, say
+from capmoe_eval.bench.options import GAMMAS, check_names
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.arguments import COUNT
+from capmoe_eval.evaluation.loading import Placement, load_lm, quiet_libraries
+from capmoe_eval.evaluation.tasks import ready, task_manager
 from capmoe_eval.experiment.configuration import Plan, plans
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.experiment.timings.quartiles import Spread
 from capmoe_eval.experiment.timings.targets import Target
 
-_GAMMAS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5)
 _GRID, _SINGLE, _START = 6.0, 1.2, 1.5
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
-    add = parser.add_argument
-    add("--model", default="zoo_olmoe", help="an embedded model")
-    add("--tasks", nargs="+", default=["obqa", "piqa", "boolq"])
-    add("--limit", type=COUNT, default=100, help="documents of a cell")
-    add("--rounds", type=COUNT, default=3)
-    add(
-        "--every-cell",
-        action="store_true",
-        help=f"run plain lm-eval for all {len(_GAMMAS)} cells of a task, not one that counts for "
-        "all (they do the same)",
-    )
-    add_out(parser)
-
-
-def run(given: argparse.Namespace) -> int:
+def run(given: argparse.Namespace) -> None:
     """Time both sides in turn, print the ratios and write ``suite.json``.
 
     Raises:
         UsageError: For a value that cannot be, or a process that fails.
     """
     check_names(given.model, given.tasks)
+    tasks = f"tasks=[{','.join(given.tasks)}]"
     with tempfile.TemporaryDirectory() as scratch:
-        sides = _Sides(given, Path(scratch))
-        total = given.rounds + 1
+        say("suite: saving the model and the tasks for plain lm-eval")
+        planned = plans(composed([f"model={given.model}", tasks]))
+        _save_model(planned[0], Path(scratch, "model"))
+        names = _save_tasks(planned, Path(scratch, "tasks"))
+        runs = itertools.count()
+
+        def ours(*words: str) -> float:
+            common = [f"model={given.model}", "method=score", f"limit={given.limit}"]
+            results = f"results_dir={scratch}/results-{next(runs)}"
+            return _run(["capmoe_eval", *words, *common, results])
+
+        def plain(task: str) -> float:
+            options = {
+                "model": "hf",
+                "model_args": f"pretrained={scratch}/model,dtype=float32",
+                "tasks": task,
+                "include_path": f"{scratch}/tasks",
+                "batch_size": planned[0].cell.batch_size,
+                "limit": given.limit,
+                "device": "cpu",
+                "output_path": f"{scratch}/plain-{next(runs)}",
+            }
+            words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
+            return _run(["lm_eval", *words])
+
+        def plain_grid() -> float:
+            """Run plain lm-eval for every cell; or once for each task, counted for its cells."""
+            if given.every_cell:
+                return sum(plain(name) for name in names for _ in GAMMAS)
+            return len(GAMMAS) * sum(plain(name) for name in names)
+
         seconds = alternate(
             {
-                "grid, ours": sides.our_grid,
-                "grid, plain": sides.plain_grid,
-                "cell, ours": sides.our_cell,
-                "cell, plain": sides.plain_cell,
+                "grid, ours": lambda: ours("-m", f"gamma={','.join(map(str, GAMMAS))}", tasks),
+                "grid, plain": plain_grid,
+                "cell, ours": lambda: ours("gamma=1.0", f"tasks={given.tasks[0]}"),
+                "cell, plain": lambda: plain(names[0]),
                 "help": lambda: _run(["capmoe_eval", "--help"]),
                 "tables": lambda: _run(["capmoe_eval.tables", "table2", "--out", scratch]),
             },
             rounds=given.rounds,
             warmup=1,
-            on_round=lambda number: say(f"suite: round {number + 1} of {total}"),
+            title="suite",
         )
-    cells = len(_GAMMAS) * len(given.tasks)
+    cells = len(GAMMAS) * len(given.tasks)
     targets = [
         Target(
             f"grid of {cells} cells over plain lm-eval",
             f"Time of {cells} lm_eval processes over that of one process that computes the grid of "
-            f"{len(_GAMMAS)} γ × {len(given.tasks)} tasks with {given.limit} documents each",
+            f"{len(GAMMAS)} γ × {len(given.tasks)} tasks with {given.limit} documents each",
             ratio(seconds["grid, plain"], seconds["grid, ours"]),
             _GRID,
         ),
@@ -100,73 +112,17 @@ def run(given: argparse.Namespace) -> int:
             unit="s",
         ),
     ]
-    return finish(
-        "suite",
+    finish(
+        given,
+        CPU,
         targets,
-        machine(device_of("cpu")),
-        out=given.out,
         model=given.model,
         tasks=given.tasks,
-        gammas=_GAMMAS,
+        gammas=GAMMAS,
         limit=given.limit,
         every_plain_cell_ran=given.every_cell,
         seconds=seconds,
     )
-
-
-class _Sides:
-    """Both ways to compute the same cells, in a directory of their own."""
-
-    def __init__(self, given: argparse.Namespace, scratch: Path) -> None:
-        self._given = given
-        self._scratch = scratch
-        self._runs = 0
-        say("suite: saving the model and the tasks for plain lm-eval")
-        planned = plans(composed([f"model={given.model}", f"tasks=[{','.join(given.tasks)}]"]))
-        self._batch_size = planned[0].cell.batch_size
-        _save_model(planned[0], scratch / "model")
-        self._plain_names = _save_tasks(planned, scratch / "tasks")
-
-    def our_grid(self) -> float:
-        """Compute the grid in one process."""
-        gammas = ",".join(map(str, _GAMMAS))
-        return self._ours(["-m", f"gamma={gammas}", f"tasks=[{','.join(self._given.tasks)}]"])
-
-    def our_cell(self) -> float:
-        """Compute one cell in a process of its own."""
-        return self._ours(["gamma=1.0", f"tasks={self._given.tasks[0]}"])
-
-    def plain_grid(self) -> float:
-        """Run plain lm-eval for every cell; or once for each task, and count it for its cells."""
-        names = self._plain_names
-        if self._given.every_cell:
-            return sum(self._plain(name) for name in names for _ in _GAMMAS)
-        return len(_GAMMAS) * sum(self._plain(name) for name in names)
-
-    def plain_cell(self) -> float:
-        """Run plain lm-eval for one cell."""
-        return self._plain(self._plain_names[0])
-
-    def _ours(self, words: Sequence[str]) -> float:
-        self._runs += 1
-        results = self._scratch / f"results-{self._runs}"
-        common = [f"model={self._given.model}", "method=score", f"limit={self._given.limit}"]
-        return _run(["capmoe_eval", *words, *common, f"results_dir={results}"])
-
-    def _plain(self, task: str) -> float:
-        self._runs += 1
-        given = {
-            "model": "hf",
-            "model_args": f"pretrained={self._scratch / 'model'},dtype=float32",
-            "tasks": task,
-            "include_path": self._scratch / "tasks",
-            "batch_size": self._batch_size,
-            "limit": self._given.limit,
-            "device": "cpu",
-            "output_path": self._scratch / f"plain-{self._runs}",
-        }
-        words = [word for key, value in given.items() for word in (f"--{key}", str(value))]
-        return _run(["lm_eval", *words])
 
 
 def _run(words: list[str]) -> float:
@@ -175,22 +131,16 @@ def _run(words: list[str]) -> float:
     Raises:
         UsageError: If it fails.
     """
-    command = [sys.executable, "-m", *words]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    ended: list[subprocess.CompletedProcess[str]] = []
-    spent = timed(
-        lambda: ended.append(
-            subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                check=False,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-            )
-        )
+    started = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"},
+        stdin=subprocess.DEVNULL,
     )
-    (done,) = ended
+    spent = time.perf_counter() - started
     if done.returncode:
         last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1]
         raise UsageError(f"{' '.join(words[:2])}: {last}")
@@ -199,8 +149,6 @@ def _run(words: list[str]) -> float:
 
 def _save_model(plan: Plan, directory: Path) -> None:
     """Write the model as any Hugging Face model is, for lm-eval's own loader."""
-    from capmoe_eval.evaluation.loading import Placement, load_lm, quiet_libraries
-
     quiet_libraries()
     lm = load_lm(plan.cell.model, Placement(device="cpu"), batch_size=1)
     lm.model.save_pretrained(directory)
@@ -209,8 +157,6 @@ def _save_model(plan: Plan, directory: Path) -> None:
 
 def _save_tasks(planned: Sequence[Plan], directory: Path) -> list[str]:
     """Write the tasks again, with their documents from where ours come; return their names."""
-    from capmoe_eval.evaluation.tasks import ready, task_manager
-
     directory.mkdir()
     names = []
     for plan in planned:

@@ -1,7 +1,7 @@
-"""Which requests share a batch, and with it a capacity.
+"""Deal requests into batches at random.
 
-lm-eval sorts requests by length, so that a batch holds its task's questions of one length. Dealt at
-random, the same requests meet other companions: what an answer then loses is the company's doing.
+lm-eval sorts requests by length, so that a batch holds questions of one length. Dealt at random,
+the same requests share their batches, and with them a capacity, with other requests.
 """
 
 from __future__ import annotations
@@ -11,15 +11,12 @@ from collections.abc import Hashable, Sequence
 
 
 def deal(keys: Sequence[Hashable], size: int, seed: int) -> list[list[int]]:
-    """Deal requests into batches at random.
+    """Return random batches, each with the indices of its requests.
 
     Args:
-        keys: What each request is evaluated in: requests with equal keys share one row of a batch.
+        keys: A key of each request; requests with equal keys share one row of a batch.
         size: Rows of a batch; the last one may have fewer.
         seed: Seed; equal seeds deal equal keys equally.
-
-    Returns:
-        The batches, each with the indices of its requests.
     """
     rows: dict[Hashable, list[int]] = {}
     for index, key in enumerate(keys):

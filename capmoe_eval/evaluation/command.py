@@ -25,10 +25,7 @@ from capmoe_eval.experiment.processes import process_rank
 
 
 def execute(plans: Sequence[Plan]) -> int:
-    """Compute the plans, print the results, and return the exit status.
-
-    Returns:
-        0 if every cell is finished, 1 if some failed.
+    """Compute the plans and print the results; return 0 if every cell is finished, else 1.
 
     Raises:
         UsageError: For a mistake that concerns all planned cells.
@@ -46,8 +43,7 @@ def execute(plans: Sequence[Plan]) -> int:
         skipped = len(outcome.records) - outcome.computed
         failed = len(outcome.failures)
         print(f"{outcome.computed} computed, {skipped} finished before, {failed} failed")
-    in_order = sorted(plans, key=lambda plan: (plan.note or "", plan.cell.model.name))
-    for note in model_notes(in_order):
+    for note in model_notes(sorted(plans, key=lambda p: (p.note or "", p.cell.model.name))):
         print(f"Note: {note}")
     for cell, reason in outcome.failures:
         print(f"failed: {cell}: {reason}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Evaluating one cell: lm-eval runs one task, and its result becomes a record."""
+"""Evaluate one cell: lm-eval runs one task, and its result becomes a record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lm_eval.utils import handle_non_serializable
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.evaluation.provenance import provenance
-from capmoe_eval.evaluation.tasks import TaskLibrary, own_fewshot
+from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.experiment.record import SCHEMA, Record
@@ -34,14 +34,11 @@ def evaluate(
     and under a capacity an answer depends on its batch.
 
     Args:
-        cell: What to evaluate.
-        lm: The cell's model.
+        cell: The cell.
+        lm: Its model.
         library: Built tasks.
-        source: Where documents come from; ready.
-        root: The results directory.
-
-    Returns:
-        The record, not yet written.
+        source: Source of the documents, in place (:func:`ready`).
+        root: The results directory; the record is not yet written.
 
     Raises:
         UsageError: For a task, metric or dataset that is not there.
@@ -96,16 +93,13 @@ def _prepare(tasks: dict[str, Any], cell: Cell) -> None:
     np.random.seed(cell.eval_seed)
     torch.manual_seed(cell.eval_seed)
     for task in tasks["tasks"].values():
-        shots = own_fewshot(task) if cell.task.fewshot is None else cell.task.fewshot
+        shots = task.capmoe_own_fewshot if cell.task.fewshot is None else cell.task.fewshot
         task.set_config(key="num_fewshot", value=shots)
         task.set_fewshot_seed(seed=cell.eval_seed)
 
 
 def _portable(config: dict[str, Any], source: DataSource) -> dict[str, Any]:
-    """Return a task's configuration without the paths of this machine.
-
-    What they stand for is recorded: the dataset by name and by its files' hash.
-    """
+    """Return a task's configuration without paths; the dataset's name and hash are recorded."""
     config = {key: part for key, part in config.items() if key != "dataset_kwargs"}
     path = config.get("dataset_path")
     if source.root is not None and isinstance(path, str) and Path(path).is_relative_to(source.root):
@@ -117,7 +111,7 @@ def _portable(config: dict[str, Any], source: DataSource) -> dict[str, Any]:
 
 
 def _serializable(value: Any) -> Any:
-    """Return what stands for a value that JSON lacks: a function's name, not its address."""
+    """Return a JSON value for one that JSON lacks: a function's name, not its address."""
     if callable(value):
         function = value.func if isinstance(value, functools.partial) else value
         named = function if hasattr(function, "__qualname__") else type(function)
@@ -139,9 +133,9 @@ def _headline(cell: Cell, results: dict[str, Any]) -> tuple[float, float | None]
 
 
 def _documents(cell: Cell, samples: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Return each document's correctness, for tests that pair documents between records.
+    """Return each document's correctness, and a hash over the documents.
 
-    ``documents`` is a hash over the documents: only records with the same hash may be paired.
+    Only records with the same hash may be paired document by document.
     """
     parts = {}
     for name, rows in sorted(samples.items()):

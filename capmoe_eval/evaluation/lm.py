@@ -1,8 +1,8 @@
-"""``capmoe``: lm-eval's Hugging Face model, under a capacity.
+"""Define ``capmoe``: lm-eval's Hugging Face model, under a capacity.
 
 Two things differ from lm-eval's ``hf``: the routing, and that the true lengths of a right-padded
-log-likelihood batch are known, so that pads never count. The model itself sees exactly the inputs
-that ``hf`` would give it; with ``method=baseline`` its log-likelihoods are those of ``hf``.
+log-likelihood batch are known, so that pads never count. The inputs of the model are those of
+``hf``; with ``method=baseline`` its log-likelihoods are, too.
 """
 
 from __future__ import annotations
@@ -76,7 +76,6 @@ class CapmoeLM(HFLM):
         self._worlds = worlds
         self._lengths: list[int] = []
         self._routing = ExitStack()
-        self._searching = False  # whether lm-eval tries which batch size fits
         self.quiet = False  # whether lm-eval's own progress bars stay away
         self.shuffle: int | None = None  # seed of random batches; None for lm-eval's, by length
         self.on_rows: Callable[[int], None] = lambda _rows: None
@@ -93,7 +92,7 @@ class CapmoeLM(HFLM):
             self.AUTO_MODEL_CLASS = kind
 
     def set_batches(self, batch_size: int | str, shuffle: int | None = None) -> None:
-        """Have the next requests come in other batches, whatever the batches before were.
+        """Set the batches of the next requests.
 
         Args:
             batch_size: Sequences per forward; ``auto`` for the baseline alone.
@@ -133,7 +132,7 @@ class CapmoeLM(HFLM):
         super().set_cache_hook(cache_hook)
 
     def agree(self, what: str, text: str) -> None:
-        """Make sure that all processes that share the model were asked for the same.
+        """Check that all processes that share the model were asked for the same.
 
         Raises:
             UsageError: In all of them, if they differ.
@@ -185,16 +184,15 @@ class CapmoeLM(HFLM):
     def _model_call(
         self, inps: Tensor, attn_mask: Tensor | None = None, labels: Tensor | None = None
     ) -> Tensor:
-        if self._searching:
+        if self.meter.is_aside:
             trial: Tensor = super()._model_call(inps, attn_mask, labels)
             return trial
-        lengths, self._lengths[:] = list(self._lengths), []
-        if lengths and (len(lengths) != len(inps) or max(lengths) != inps.shape[1]):
+        n_sequences, n_positions = inps.shape
+        lengths, self._lengths[:] = list(self._lengths) or [n_positions] * n_sequences, []
+        if len(lengths) != n_sequences or max(lengths) != n_positions:
             raise RuntimeError(f"lengths {lengths} are not those of a batch {tuple(inps.shape)}")
-        lengths_B1 = torch.tensor(lengths or [inps.shape[1]] * len(inps), device=inps.device)[
-            :, None
-        ]
-        real_BS = torch.arange(inps.shape[1], device=inps.device) < lengths_B1
+        lengths_B = torch.tensor(lengths, device=inps.device)
+        real_BS = torch.arange(n_positions, device=inps.device) < lengths_B[:, None]
         with self.meter.real_tokens(real_BS):
             logits: Tensor = super()._model_call(inps, attn_mask, labels)
         self.on_rows(len(inps))
@@ -203,11 +201,7 @@ class CapmoeLM(HFLM):
     def _detect_batch_size(self, *args: Any, **kwargs: Any) -> int:
         """Return the largest batch that fits; its trial forwards are no part of the evaluation."""
         with self.meter.aside():
-            self._searching = True
-            try:
-                return int(super()._detect_batch_size(*args, **kwargs))
-            finally:
-                self._searching = False
+            return int(super()._detect_batch_size(*args, **kwargs))
 
     def _model_generate(self, context: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         # Left-padded; the attention mask that generate() passes to every step tells the pads.
@@ -220,8 +214,8 @@ class CapmoeLM(HFLM):
 def _padded_lengths(lengths: list[int]) -> Iterator[None]:
     """Note the length of every sequence that lm-eval pads into a batch.
 
-    lm-eval pads by this function alone and hands on only the padded batch, in which a pad cannot be
-    told from a real token 0.
+    The public ``_model_call`` gets only the padded batch, in which a pad cannot be told from a real
+    token 0; ``pad_and_concat``, by which lm-eval makes every such batch, is the last to know.
     """
     pad_and_concat = huggingface.pad_and_concat
 

@@ -1,9 +1,11 @@
-"""Loading a model and its tokenizer, from the hub, a directory, or the embedded ones."""
+"""Load a model and its tokenizer from the hub, a directory, or the embedded ones."""
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,20 +31,14 @@ ZOO, TINY = "zoo:", "tiny:"
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a model goes; no part of a cell.
+    """Device and processes of a model; no part of a cell."""
 
-    Attributes:
-        device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1``, …
-        device_map: How to spread a large model, as transformers says it (``auto``, ``balanced``);
-            None puts all of it on ``device``.
-        threads: CPU threads of torch; None for its own choice.
-        parallel: ``none``, or ``ep``: over the processes that ``torchrun`` started, each with E/R
-            experts and its own sequences of every batch.
-    """
-
-    device: str = "auto"
+    device: str = "auto"  # auto (a GPU if there is one), cpu, cuda, cuda:1, …
+    # How to spread a large model, as transformers says it (auto, balanced); None for one device.
     device_map: str | None = None
-    threads: int | None = None
+    threads: int | None = None  # CPU threads of torch; None for its own choice
+    # none, or ep: over the processes that torchrun started, each with E/R experts and its own
+    # sequences of every batch
     parallel: str = "none"
 
 
@@ -59,44 +55,39 @@ def load_lm(model: ModelId, placement: Placement, batch_size: int | str) -> Capm
     if placement.threads is not None:
         torch.set_num_threads(placement.threads)
     tokenizer = _tokenizer(model)
-    if placement.parallel == "ep":
-        loaded = _spread(model, placement, tokenizer)
-    elif model.pretrained.startswith((ZOO, TINY)):
-        loaded = _embedded(model, tokenizer).to(device)
-    else:
-        loaded = _pretrained(model, placement, device)
+    load = _spread if placement.parallel == "ep" else _whole
+    loaded = load(model, placement, tokenizer, device)
     if model.attention is not None:
         with one_line("attention", model.attention):
             loaded.set_attn_implementation(model.attention)
+    return without_capacity(loaded, tokenizer, batch_size, model.max_length)
+
+
+def without_capacity(
+    model: Any, tokenizer: Any, batch_size: int | str, max_length: int | None = None
+) -> CapmoeLM:
+    """Return a loaded model as lm-eval's ``capmoe``, without a capacity yet and without bars."""
     with _quiet("lm_eval.models.huggingface"):
-        lm = CapmoeLM(
-            loaded, tokenizer=tokenizer, batch_size=batch_size, max_length=model.max_length
-        )
+        lm = CapmoeLM(model, tokenizer=tokenizer, batch_size=batch_size, max_length=max_length)
     lm.release()
     lm.quiet = True
     return lm
 
 
-def _spread(model: ModelId, placement: Placement, tokenizer: Any) -> Any:
+def _spread(model: ModelId, placement: Placement, tokenizer: Any, device: torch.device) -> Any:
     """Return this process's part of a model: its experts, and its sequences of every batch."""
     from capmoe_eval.wrapper.parallel.model import distributed_config, shard_experts, split_batches
     from capmoe_eval.wrapper.parallel.world import World
 
-    device = _device(placement.device)
     if device == torch.device("cuda"):  # none in particular
         device = _device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
         torch.cuda.set_device(device)
     world = World.join(device)
-    if model.pretrained.startswith((ZOO, TINY)):
-        loaded = _embedded(model, tokenizer).to(device)
-        shard_experts(loaded, device.type)
-    elif world.size == 1:
-        loaded = _pretrained(model, placement, device)
+    if model.pretrained.startswith((ZOO, TINY)) or world.size == 1:
+        loaded = _whole(model, placement, tokenizer, device)
         shard_experts(loaded, device.type)
     else:
-        loaded = _pretrained(
-            model, placement, device, distributed_config=distributed_config(world.size)
-        )
+        loaded = _pretrained(model, distributed_config=distributed_config(world.size))
     split_batches(loaded)
     return loaded
 
@@ -115,21 +106,23 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _embedded(model: ModelId, tokenizer: Any) -> Any:
+def _whole(model: ModelId, placement: Placement, tokenizer: Any, device: torch.device) -> Any:
+    """Return a model whose experts are not spread over processes."""
+    if not model.pretrained.startswith((ZOO, TINY)):
+        return _pretrained(model, device_map=placement.device_map or {"": device})
     prefix, _, family = model.pretrained.partition(":")
     if family not in TINY_FAMILIES:
         names = [f"{prefix}:{family}" for family in TINY_FAMILIES]
         raise bad_choice("model.pretrained", model.pretrained, names)
     dtype = getattr(torch, model.dtype)
     if model.pretrained.startswith(ZOO):
-        return trained_model(family, dtype=dtype)
-    return tiny_model(family, vocab_size=len(tokenizer), dtype=dtype)
+        return trained_model(family, dtype=dtype).to(device)
+    return tiny_model(family, vocab_size=len(tokenizer), dtype=dtype).to(device)
 
 
-def _pretrained(model: ModelId, placement: Placement, device: torch.device, **spread: Any) -> Any:
-    where = spread or {"device_map": placement.device_map or {"": device}}
+def _pretrained(model: ModelId, **placed: Any) -> Any:
     return load_checkpoint(
-        model.pretrained, revision=model.revision, dtype=getattr(torch, model.dtype), **where
+        model.pretrained, revision=model.revision, dtype=getattr(torch, model.dtype), **placed
     )
 
 
@@ -150,18 +143,16 @@ def _tokenizer(model: ModelId) -> Any:
     return load_tokenizer(field, name, model.revision)
 
 
-class _quiet:  # noqa: N801 - reads as a statement
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
     """Silence a logger's warnings inside a block."""
-
-    def __init__(self, name: str) -> None:
-        self._logger = logging.getLogger(name)
-
-    def __enter__(self) -> None:
-        self._level = self._logger.level
-        self._logger.setLevel(logging.ERROR)
-
-    def __exit__(self, *_: object) -> None:
-        self._logger.setLevel(self._level)
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def quiet_libraries() -> None:

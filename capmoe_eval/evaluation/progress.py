@@ -43,15 +43,13 @@ class Progress:
     def start(self, cell: Cell) -> None:
         """Show the cell that starts."""
         self._cell, self._rows = str(cell), 0
-        self._draw(f"{self._position(self._done + 1)} {self._cell} …")
+        self._draw(f"[{self._done + 1}/{self._total}] {self._cell} …")
 
     def rows(self, n: int) -> None:
         """Count ``n`` sequences that the model has processed for the running cell."""
         self._rows += n
-        self._draw(
-            f"{self._position(self._done + 1)} {self._cell}: {self._rows:,} sequences"
-            f"{self._time_left()}"
-        )
+        count = f"{self._rows:,} sequences"
+        self._draw(f"[{self._done + 1}/{self._total}] {self._cell}: {count}{self._time_left()}")
 
     def finish(self, record: Record) -> None:
         """Print the running cell's result."""
@@ -69,11 +67,8 @@ class Progress:
     def _end(self, outcome: str) -> None:
         self._done += 1
         self._erase()
-        line = f"{self._position(self._done)} {self._cell}: {outcome}{self._time_left()}"
+        line = f"[{self._done}/{self._total}] {self._cell}: {outcome}{self._time_left()}"
         print(line, file=self._stream, flush=True)
-
-    def _position(self, number: int) -> str:
-        return f"[{number}/{self._total}]"
 
     def _time_left(self) -> str:
         if not 0 < self._done < self._total:
@@ -81,9 +76,9 @@ class Progress:
         seconds = (time.monotonic() - self._started) / self._done * (self._total - self._done)
         if seconds < 90:
             return f", {seconds:.0f} s left"
-        return (
-            f", {seconds / 60:.0f} min left" if seconds < 5400 else f", {seconds / 3600:.1f} h left"
-        )
+        if seconds < 5400:
+            return f", {seconds / 60:.0f} min left"
+        return f", {seconds / 3600:.1f} h left"
 
     def _draw(self, line: str) -> None:
         if self._live:

@@ -1,4 +1,4 @@
-"""What a record must say for its numbers to be traced: versions, revisions, weights, device."""
+"""Describe the origin of a record's numbers: versions, revisions, weights, device."""
 
 from __future__ import annotations
 
@@ -18,26 +18,16 @@ from torch import nn
 
 from capmoe_eval.wrapper.ranks import ranks_in
 
-_PACKAGES = (
-    "capmoe-eval",
-    "torch",
-    "transformers",
-    "lm-eval",
-    "datasets",
-    "hydra-core",
-    "tokenizers",
-)
-_SAMPLE = 1 << 16
+_LIBRARIES = ("torch", "transformers", "lm-eval", "datasets", "hydra-core", "tokenizers")
+_SAMPLE = 1 << 16  # hashed values of a tensor
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _COMMIT_OF_URL = re.compile(rf"hf://datasets/[^@]+@({_COMMIT.pattern})/")
 
 
 def provenance(model: nn.Module, tokenizer: Any) -> dict[str, Any]:
-    """Return where a result comes from, JSON-ready.
+    """Return the origin of a result of a loaded model and its tokenizer, JSON-ready.
 
-    Args:
-        model: The loaded model; its weights are hashed once and remembered.
-        tokenizer: Its tokenizer; hashed once, too.
+    Both are hashed once, and their hashes are kept with them.
     """
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -86,7 +76,7 @@ def weights_hash(model: nn.Module) -> str:
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
-    """Return a hash of all that decides which tokens a text becomes; 16 hexadecimal digits."""
+    """Return a hash of all that affects a text's tokens; 16 hexadecimal digits."""
     known = getattr(tokenizer, "capmoe_hash", None)
     if known is None:
         if getattr(tokenizer, "is_fast", False):
@@ -102,11 +92,7 @@ def tokenizer_hash(tokenizer: Any) -> str:
 
 
 def hub_commit(documents: Any) -> str | None:
-    """Return the commit of a dataset that came from the hub, or None if it cannot be told.
-
-    Args:
-        documents: A task's ``datasets.DatasetDict``.
-    """
+    """Return the commit of a ``DatasetDict`` that came from the hub, or None if it is unknown."""
     for split in getattr(documents, "values", list)():
         for url in split.info.download_checksums or {}:
             if found := _COMMIT_OF_URL.match(url):
@@ -133,7 +119,7 @@ def _device(device: torch.device) -> dict[str, Any]:
 @functools.cache
 def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version()}
-    for package in _PACKAGES:
+    for package in ("capmoe-eval", *_LIBRARIES):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Compute cells: finished cells are skipped, and a failed cell does not stop the others."""
+"""Compute missing cells, model by model; a failed cell does not stop the others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 import errno
 import gc
 import io
-import itertools
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from capmoe_eval.experiment.processes import process_count, process_rank
 from capmoe_eval.experiment.record import Record, read_record
 
 if TYPE_CHECKING:
+    from capmoe_eval.evaluation.lm import CapmoeLM
     from capmoe_eval.evaluation.tasks import TaskLibrary
 
 
@@ -30,17 +30,11 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 @dataclass
 class Outcome:
-    """The result of a run.
+    """The result of a run."""
 
-    Attributes:
-        records: The records of all finished cells, in the order of the plans.
-        computed: Number of cells that this run computed.
-        failures: (cell, reason) of each cell that failed.
-    """
-
-    records: list[Record] = field(default_factory=list)
-    computed: int = 0
-    failures: list[tuple[str, str]] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)  # of all finished cells, as planned
+    computed: int = 0  # cells that this run computed
+    failures: list[tuple[str, str]] = field(default_factory=list)  # (cell, reason)
 
 
 def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
@@ -53,9 +47,6 @@ def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
     Args:
         plans: The cells and their settings.
         progress: The display; a new one on standard error by default.
-
-    Returns:
-        The records of all finished cells, and the failures.
 
     Raises:
         UsageError: For an unwritable results directory, a file there that is not a whole record, a
@@ -86,11 +77,7 @@ def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
 
 
 def _check_processes(plan: Plan) -> None:
-    """Check that ``parallel=ep`` has one process per rank of the cell.
-
-    Raises:
-        UsageError: If it has not, or a ``device_map`` is set.
-    """
+    """Refuse ``parallel=ep`` without one process per rank, or with a ``device_map``."""
     if plan.parallel != "ep":
         return
     ranks, started = plan.cell.method.ep_size, process_count()
@@ -112,11 +99,7 @@ def _check_processes(plan: Plan) -> None:
 
 
 def _finished(plan: Plan) -> Record | None:
-    """Return the cell's record, or None if it is to be computed.
-
-    Raises:
-        UsageError: If the record is damaged, or was computed from other documents.
-    """
+    """Return the cell's record, or None if it is to be computed; refuse one of other documents."""
     fingerprint = plan.source.fingerprint(plan.cell.task.dataset)
     if plan.overwrite or not plan.path.exists():
         return None
@@ -132,11 +115,7 @@ def _finished(plan: Plan) -> Record | None:
 
 
 def _documents(plans: Sequence[Plan]) -> TaskLibrary:
-    """Return a library with the tasks of the missing cells, checked before a model is loaded.
-
-    Raises:
-        UsageError: If a task or its documents cannot be read, or differ from those of the results.
-    """
+    """Return a library with the tasks of the missing cells, checked before a model is loaded."""
     from capmoe_eval.evaluation.loading import quiet_libraries
     from capmoe_eval.evaluation.tasks import TaskLibrary
 
@@ -156,30 +135,21 @@ def _compute(
     progress: Progress,
     outcome: Outcome,
 ) -> Iterator[Record]:
-    """Compute cells model by model, and yield the record of each after it is written.
+    """Compute the missing cells model by model, and yield the record of each after it is written.
 
-    Args:
-        plans: The missing cells.
-        finished: The records of the other cells.
-        library: The tasks.
-        progress: The display.
-        outcome: Receives counts and failures.
+    ``finished`` are the records of the other cells; ``outcome`` receives counts and failures.
     """
     import torch
 
     own_threads = torch.get_num_threads()
-
-    def key(plan: Plan) -> tuple[object, ...]:
-        return (plan.cell.model, plan.device, plan.device_map, plan.parallel, plan.threads)
-
-    order: dict[tuple[object, ...], int] = {}
+    by_model: dict[tuple[object, ...], list[Plan]] = {}
     for plan in plans:
-        order.setdefault(key(plan), len(order))
-    by_model = sorted(plans, key=lambda plan: order[key(plan)])
-    for _, group in itertools.groupby(by_model, key=key):
+        key = (plan.cell.model, plan.device, plan.device_map, plan.parallel, plan.threads)
+        by_model.setdefault(key, []).append(plan)
+    for cells in by_model.values():
         torch.set_num_threads(own_threads)  # the model before may have changed it
-        progress.loading((cells := list(group))[0].cell.model.name)
-        yield from _of_one_model(cells, by_model, library, finished, progress, outcome)
+        progress.loading(cells[0].cell.model.name)
+        yield from _of_one_model(cells, plans, library, finished, progress, outcome)
         gc.collect()  # only reference cycles still hold the model
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -194,37 +164,25 @@ def _of_one_model(
     progress: Progress,
     outcome: Outcome,
 ) -> Iterator[Record]:
-    """Compute the cells of one model, and yield the record of each; then release the model.
-
-    Args:
-        cells: The missing cells of the model.
-        plans: The missing cells of all models.
-        library: The tasks.
-        finished: The records of cells that were finished before.
-        progress: The display.
-        outcome: Receives counts and failures.
-    """
+    """Compute the cells of one model among all plans, and yield the record of each."""
     from capmoe_eval.evaluation.evaluate import evaluate
-    from capmoe_eval.evaluation.loading import Placement, load_lm
     from capmoe_eval.evaluation.provenance import provenance
 
-    first = cells[0]
-    lm = None
+    lm: CapmoeLM | None = None
     for plan in cells:
         try:
-            documents = {"data_fingerprint": library.fingerprint(plan.cell.task, plan.source)}
+            fingerprint = library.fingerprint(plan.cell.task, plan.source)
+            loaded = lm or _load(plan)
+            now = {**provenance(loaded.model, loaded.tokenizer), "data_fingerprint": fingerprint}
             if lm is None:
-                placement = Placement(first.device, first.device_map, first.threads, first.parallel)
-                loaded = load_lm(first.cell.model, placement, batch_size=1)
-                origin = provenance(loaded.model, loaded.tokenizer)
-                warning = inputs.check(plan.root, plan.cell, origin | documents, finished)
+                warning = inputs.check(plan.root, plan.cell, now, finished)
                 if warning is not None:
                     progress.warn(warning)
                 loaded.agree("the cells to compute", "\n".join(str(p.path) for p in plans))
-                lm = loaded
-                lm.on_rows = progress.rows
+                loaded.on_rows = progress.rows
             else:
-                inputs.check(plan.root, plan.cell, origin | documents)
+                inputs.check(plan.root, plan.cell, now)
+            lm = loaded
             progress.start(plan.cell)
             record = evaluate(plan.cell, lm, library, plan.source, root=plan.root)
             if not process_rank():
@@ -233,18 +191,14 @@ def _of_one_model(
         except Exception as error:
             if isinstance(error, OSError) and error.errno in _DISK:
                 raise unwritable("results_dir", plan.root, error) from error
-            if (
-                isinstance(error, UnwritableError)  # no further cell could be written either
-                or os.environ.get("CAPMOE_DEBUG")
-                or _hopeless(error, plans, lm is not None, outcome)
-                or (plan.parallel == "ep" and not (isinstance(error, UsageError) and lm))
-            ):
-                raise  # under parallel=ep the other processes wait for this one: end them all
+            if _ends_the_run(error, plan, plans, lm is not None, outcome):
+                raise
             reason = _one_line(error)
-            progress.fail(plan.cell, reason)
-            outcome.failures.append((str(plan.cell), reason))
+            # Without the model no other cell of it can be computed.
+            for failed in [plan] if lm else cells[cells.index(plan) :]:
+                progress.fail(failed.cell, reason)
+                outcome.failures.append((str(failed.cell), reason))
             if lm is None:
-                _fail_rest(cells[cells.index(plan) + 1 :], reason, progress, outcome)
                 break
             continue
         outcome.computed += 1
@@ -252,19 +206,28 @@ def _of_one_model(
         yield record
 
 
-def _hopeless(error: Exception, plans: Sequence[Plan], loaded: bool, outcome: Outcome) -> bool:
-    """Return whether a mistake concerns all planned cells, so that the run should stop."""
-    models = {plan.cell.model for plan in plans}
-    methods = {plan.cell.method for plan in plans}
-    alike = len(models) == 1 and (len(methods) == 1 or not loaded)
-    return isinstance(error, UsageError) and alike and not outcome.computed
+def _load(plan: Plan) -> CapmoeLM:
+    from capmoe_eval.evaluation.loading import Placement, load_lm
+
+    placement = Placement(plan.device, plan.device_map, plan.threads, plan.parallel)
+    return load_lm(plan.cell.model, placement, batch_size=1)
 
 
-def _fail_rest(cells: Sequence[Plan], reason: str, progress: Progress, outcome: Outcome) -> None:
-    """Report the remaining cells of a model that cannot be loaded as failed."""
-    for plan in cells:
-        progress.fail(plan.cell, reason)
-        outcome.failures.append((str(plan.cell), reason))
+def _ends_the_run(
+    error: Exception, plan: Plan, plans: Sequence[Plan], loaded: bool, outcome: Outcome
+) -> bool:
+    """Return whether a run cannot go on after the error of one cell."""
+    mistake = isinstance(error, UsageError)
+    alike = len({plan.cell.model for plan in plans}) == 1 and (
+        len({plan.cell.method for plan in plans}) == 1 or not loaded
+    )
+    return (
+        isinstance(error, UnwritableError)  # no further cell could be written either
+        or bool(os.environ.get("CAPMOE_DEBUG"))
+        or (mistake and alike and not outcome.computed)  # all planned cells would fail alike
+        # Under parallel=ep the other processes wait for this one: end them all.
+        or (plan.parallel == "ep" and not (mistake and loaded))
+    )
 
 
 def _one_line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""The result table that a run prints."""
+"""Format the result table that a run prints."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _MOST = 48
 def summary(records: Sequence[Record]) -> str:
     """Return a table of records: score, drop rate, and peak load before and after, in text.
 
-    ``peak`` is the highest load of an expert over the mean load, in any layer and forward, as the
-    router asked for and as the experts were given.
+    ``peak`` is the highest load of an expert over the mean load, in any layer and forward, before
+    and after drops.
     """
     rows = [_HEADINGS, *(_row(record) for record in records[:_MOST])]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]

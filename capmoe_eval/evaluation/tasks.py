@@ -1,4 +1,4 @@
-"""lm-eval's tasks, and ours, with their documents from wherever ``data.root`` says."""
+"""Build lm-eval's tasks and ours, with their documents from ``data.root`` or the hub."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def ready(source: DataSource) -> DataSource:
 class TaskLibrary:
     """Builds each task once and keeps it: building reads datasets, which takes time.
 
-    An evaluation sets the shots of a kept task; what they were as built is kept with it
-    (:func:`own_fewshot`), so that no cell inherits those of the cell before.
+    An evaluation sets the shots of a kept task. Each task keeps those that it was built with, as
+    ``capmoe_own_fewshot``, so that no cell inherits the shots of the cell before.
     """
 
     def __init__(self) -> None:
@@ -49,8 +49,8 @@ class TaskLibrary:
         """Return lm-eval's tasks and groups of that name, as its ``evaluate`` takes them.
 
         Args:
-            name: The task's name in lm-eval, or one of ours (LongICLBench).
-            source: Where its documents come from; ready.
+            name: The task's name in lm-eval, or one of ours.
+            source: Source of its documents, in place (:func:`ready`).
 
         Raises:
             UsageError: If the task or its dataset does not exist or cannot be reached.
@@ -84,22 +84,20 @@ class TaskLibrary:
         Raises:
             UsageError: Naming those that there are.
         """
-        found = []
+        pairs = []
         for part in self.get(task.lm_eval, source)["tasks"].values():
             filters = part.get_config("filter_list") or [{"name": "none"}]
-            found += [
+            pairs += [
                 f"{metric},{each['name']}" for metric in part.aggregation() for each in filters
             ]
         key = f"{task.metric},{task.filter}"
-        if key not in found:
-            raise bad_choice(f"task {task.name}: metric,filter", key, dict.fromkeys(found))
+        if key not in pairs:
+            raise bad_choice(f"task {task.name}: metric,filter", key, dict.fromkeys(pairs))
 
     def fingerprint(self, task: TaskId, source: DataSource) -> str | None:
-        """Return what tells a task's documents from others of that name.
+        """Return the hash of a task's local files, or the commits of its datasets on the hub.
 
-        Returns:
-            The hash of a local root's files; the commit of the hub's datasets, several joined by
-            ``+``; None where that is not known.
+        Several commits are joined by ``+``; None if one is unknown.
         """
         local = source.fingerprint(task.dataset)
         if local is not None:
@@ -110,13 +108,10 @@ class TaskLibrary:
 
 
 def task_manager(name: str) -> TaskManager:
-    """Return lm-eval's task manager over our tasks and the folders that a task needs.
+    """Return lm-eval's task manager over our tasks and the folders that a task or group needs.
 
     Parsing all of lm-eval's 14,000 files takes longer than evaluating a small model. All are parsed
-    only for what no file declares: a tag, or a name that does not exist.
-
-    Args:
-        name: A task or group of lm-eval or of ours.
+    only for a name that no file declares: a tag, or a mistake.
     """
     folders: list[Path] = []
     while True:
@@ -133,7 +128,7 @@ def task_manager(name: str) -> TaskManager:
 
 
 def _parts(name: str, index: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a name and, if it is a group, what it consists of, as far as the index knows."""
+    """Yield a name and, if it is a group, the names of its members that the index knows."""
     yield name
     config = index[name].cfg if name in index else None
     members = (config or {}).get("task")
@@ -165,18 +160,17 @@ def _keep_templates() -> None:
     """
     environment = lm_eval.utils.env
     if not isinstance(vars(environment).get("from_string"), functools._lru_cache_wrapper):
-        kept = functools.lru_cache(maxsize=1024)(environment.from_string)
-        environment.from_string = kept
+        environment.from_string = functools.lru_cache(maxsize=1024)(environment.from_string)
 
 
 def _ask_first(tasks: dict[str, Any]) -> None:
     """Make a prompt of each task's first document, so that a column that is missing is noticed.
 
-    lm-eval takes the name of a column that is not there for the prompt itself.
+    lm-eval takes the name of a missing column for the prompt itself.
 
     Raises:
-        LookupError: If a column is not there.
-        TemplateError: If a template needs what is not there.
+        LookupError: If a column is missing.
+        TemplateError: If a template needs one.
     """
     for name, task in tasks.items():
         for field in ("doc_to_text", "doc_to_choice", "doc_to_target"):
@@ -190,7 +184,11 @@ def _ask_first(tasks: dict[str, Any]) -> None:
 
 
 class _RootedFactory(TaskFactory):
-    """Builds tasks whose dataset path leads into the root."""
+    """Builds tasks whose dataset path leads into the root.
+
+    lm-eval's ``TaskManager.load`` can override a field only for all members of a group at once, and
+    the members of a group may read different datasets; so its factory is replaced.
+    """
 
     def __init__(self, source: DataSource) -> None:
         super().__init__()
@@ -205,17 +203,9 @@ class _RootedFactory(TaskFactory):
             # datasets keys its cache by the directory's name and the files' names, so two roots
             # could be taken for one another: each content gets a cache of its own.
             fingerprint = self._source.fingerprint(str(dataset))
-            cache = cache_directory() / "datasets" / str(fingerprint)
-            config["dataset_kwargs"] = {
-                **(config.get("dataset_kwargs") or {}),
-                "cache_dir": str(cache),
-            }
+            cache = str(cache_directory() / "datasets" / str(fingerprint))
+            config["dataset_kwargs"] = (config.get("dataset_kwargs") or {}) | {"cache_dir": cache}
         return config
-
-
-def own_fewshot(task: Any) -> int:
-    """Return the few-shot examples that a task of the library was built with."""
-    return int(task.capmoe_own_fewshot)
 
 
 def _first_line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Run commands: print results, turn errors into one line, and return an exit status."""
+"""Run commands: errors become one line and an exit status."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import yaml
 from hydra.errors import HydraException, MissingConfigException
@@ -70,12 +71,7 @@ def run_all(commands: Iterable[Callable[[], int | None]]) -> int:
 def _status(
     command: Callable[[], int | None], *, apart: tuple[type[Exception], ...] = (BrokenPipeError,)
 ) -> int:
-    """Call a command and return its status; print a user's mistake in one line.
-
-    Args:
-        command: The command.
-        apart: Exceptions that are raised instead of printed.
-    """
+    """Call a command and return its status; print a user's mistake, or raise what is ``apart``."""
     try:
         return command() or 0
     except apart:
@@ -118,13 +114,8 @@ def _signals() -> Iterator[None]:
 @contextmanager
 def _no_answers() -> Iterator[None]:
     """Replace standard input by an empty one, so that no library gets an answer from it."""
-    before = sys.stdin
-    with Path(os.devnull).open(encoding="utf-8") as nothing:
-        sys.stdin = nothing
-        try:
-            yield
-        finally:
-            sys.stdin = before
+    with Path(os.devnull).open() as nothing, mock.patch.object(sys, "stdin", nothing):
+        yield
 
 
 def _discard_output() -> None:

@@ -1,4 +1,4 @@
-"""Options of the commands: a parser that refuses in one line, and types that check a value."""
+"""Options of the commands: a parser that refuses in one line, checked types."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from unittest import mock
 
 from capmoe_eval.checks import CAPACITY, Check, real, whole
 from capmoe_eval.errors import shown
+from capmoe_eval.experiment.timings.names import FOLDER
 
 
 class Parser(argparse.ArgumentParser):
@@ -20,6 +21,19 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Say what is wrong and exit."""
         _refuse(self, message)
+
+
+def report_options(parser: Parser) -> None:
+    """Declare the options of every command that reports on results and benchmarks."""
+    parser.add_argument(
+        "--out", type=PATH, default=Path("reports"), help="directory (default: reports)"
+    )
+    parser.add_argument(
+        "--bench", type=PATH, default=FOLDER, help="files of the benchmarks (default: %(default)s)"
+    )
+    parser.add_argument(
+        "overrides", nargs="*", help="as for python -m capmoe_eval, e.g. profile=paper limit=100"
+    )
 
 
 def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:

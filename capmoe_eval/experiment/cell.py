@@ -1,4 +1,4 @@
-"""Define a cell: one point of a grid, with everything that can change its result, and no more."""
+"""A cell, one point of a grid: all that can change its result, and no more."""
 
 from __future__ import annotations
 
@@ -32,6 +32,10 @@ TASK_CHECKS: dict[str, Check] = {
     "fewshot": whole(0).or_null("null for what the lm-eval task says"),
     "filter": TEXT,
 }
+MODEL_FIELDS = tuple(MODEL_CHECKS)
+"""Fields of a model that are those of ``model`` in the configuration."""
+TASK_FIELDS = tuple(field for field in TASK_CHECKS if field != "name")
+"""Fields of a task that are those of ``tasks.<name>`` in the configuration."""
 CHECKS: dict[str, Check] = {
     "batch_size": Check(
         f"{_BATCH.rule}, or auto for the baseline",
@@ -78,6 +82,8 @@ class ModelId:
     def __post_init__(self) -> None:
         for field, check in MODEL_CHECKS.items():
             check(f"model.{field}", getattr(self, field))
+        TEXT("dtype", self.dtype)
+        TEXT.or_null("null for the model's own")("attention", self.attention)
 
 
 @dataclass(frozen=True)

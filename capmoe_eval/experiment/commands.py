@@ -10,9 +10,9 @@ from typing import Any, Final, TypeAlias
 
 from omegaconf import DictConfig, OmegaConf
 
-from capmoe_eval.experiment.cell import Cell
+from capmoe_eval.experiment.cell import MODEL_FIELDS, TASK_FIELDS, Cell
 from capmoe_eval.experiment.configuration import load_option, options
-from capmoe_eval.experiment.datasource import EMBEDDED
+from capmoe_eval.experiment.datasource import EMBEDDED, HUB
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.routing.method import Method
 
@@ -20,22 +20,9 @@ PROGRAM: Final = "python -m capmoe_eval"
 DIRECTORY: Final = "DIRECTORY"
 """Stands in a command for a directory that a record does not know."""
 
-_MODEL_FIELDS: Final = ("pretrained", "revision", "max_length", "tokenizer")
-_TASK_FIELDS: Final = ("lm_eval", "dataset", "metric", "fewshot", "filter")
-_CELL_FIELDS: Final = ("limit", "eval_seed", "shuffle")
 # What a sweep can run over, in the order in which cells are joined: tasks share one evaluation of
 # the configuration, and all else is a comma list.
-_SWEPT: Final = (
-    "tasks",
-    "seed",
-    "gamma",
-    "m",
-    "rounds",
-    "shuffle",
-    "batch_size",
-    "method",
-    "model",
-)
+_SWEPT = ("tasks", "seed", "gamma", "m", "rounds", "shuffle", "batch_size", "method", "model")
 _BARE: Final = re.compile(r"[A-Za-z0-9_./-]+(?:[:][A-Za-z0-9_./-]+)*")
 _NOT_TEXT: Final = re.compile(
     r"[+-]?(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(inf|nan)|true|false|null", re.IGNORECASE
@@ -112,18 +99,19 @@ def cell_command(cell: Cell, results: str) -> str | None:
     if task is None:
         return None
     name, prefix = cell.model.name, f"tasks.{cell.task.name}."
-    known = config["model"]["name"] == name
-    words: dict[str, Any] = {"model": name} if known else {"model": "custom", "model.name": name}
-    words |= _different(config["model"], cell.model, _MODEL_FIELDS, "model.")
+    words: dict[str, Any] = {"model": name if config["model"]["name"] == name else "custom"}
+    words |= _different(config["model"], cell.model, MODEL_FIELDS, "model.")
     words |= _different(config, cell.model, ("dtype", "attention"))
     words |= _method_words(cell.method, config)
-    words |= {"tasks": cell.task.name} | _different(task, cell.task, _TASK_FIELDS, prefix)
+    words |= {"tasks": cell.task.name} | _different(task, cell.task, TASK_FIELDS, prefix)
     own = task.get("batch_size")
     if (own or config["batch_size"]) != cell.batch_size:
         words[f"{prefix if own else ''}batch_size"] = cell.batch_size
-    words |= _different(config, cell, _CELL_FIELDS)
-    if cell.data != (config["data"]["root"] or "hub"):
-        words |= _data_words(cell.data)
+    words |= _different(config, cell, ("limit", "eval_seed", "shuffle"))
+    if cell.data != (config["data"]["root"] or HUB):
+        local = cell.data not in (HUB, *EMBEDDED)
+        words["data.root"] = DIRECTORY if local else None if cell.data == HUB else cell.data
+        words |= {"data.name": cell.data} if local else {}
     words["results_dir"] = results
     return _line({key: (value,) for key, value in words.items()})
 
@@ -143,11 +131,12 @@ def _model_defaults(name: str) -> Mapping[str, Any]:
 @functools.cache
 def _task_defaults(name: str) -> Mapping[str, Any] | None:
     """Return the settings of a task in ``conf/tasks/``, or None if it is not there."""
-    return _plain(load_option("tasks", name))[name] if name in options("tasks") else None
+    return _plain(load_option("tasks", name)).get(name) if name in options("tasks") else None
 
 
-def _plain(config: DictConfig) -> Any:
-    return OmegaConf.to_container(config, resolve=True)
+def _plain(config: DictConfig) -> dict[str, Any]:
+    values: Any = OmegaConf.to_container(config, resolve=True)
+    return dict(values)
 
 
 def override(key: str, *values: object) -> str:
@@ -191,17 +180,8 @@ def _different(
     defaults: Mapping[str, Any], wanted: object, fields: Sequence[str], prefix: str = ""
 ) -> dict[str, Any]:
     """Return the fields in which something differs from the defaults."""
-    return {
-        prefix + name: getattr(wanted, name)
-        for name in fields
-        if defaults.get(name) != getattr(wanted, name)
-    }
-
-
-def _data_words(name: str) -> dict[str, Any]:
-    if name == "hub":
-        return {"data.root": None}
-    return {"data.root": name} if name in EMBEDDED else {"data.root": DIRECTORY, "data.name": name}
+    values = {name: getattr(wanted, name) for name in fields}
+    return {prefix + name: value for name, value in values.items() if defaults.get(name) != value}
 
 
 def _swept_words(cell: Cell) -> Words:
@@ -215,15 +195,12 @@ def _swept_words(cell: Cell) -> Words:
 
 def _joined(found: Iterable[Words], key: str) -> list[Words]:
     """Join those that differ in one key alone."""
-    groups: dict[Any, Words] = {}
+    groups: dict[str, Words] = {}
     for words in found:
-        rest = tuple(sorted((name, values) for name, values in words.items() if name != key))
-        identity = (key in words, repr(rest))
-        if identity not in groups:
-            groups[identity] = dict(words)
-        elif key in words:
-            more = [value for value in words[key] if value not in groups[identity][key]]
-            groups[identity][key] = (*groups[identity][key], *more)
+        rest = sorted((name, None if name == key else values) for name, values in words.items())
+        joined = groups.setdefault(repr(rest), dict(words))
+        if key in words:
+            joined[key] = tuple(dict.fromkeys((*joined[key], *words[key])))
     return list(groups.values())
 
 

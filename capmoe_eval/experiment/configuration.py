@@ -1,4 +1,4 @@
-"""From a composed configuration to cells: the only module that knows the configuration's keys."""
+"""Read ``conf/``, and expand a composed configuration to cells and their placement."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from omegaconf.errors import MissingMandatoryValue
 
 from capmoe_eval.checks import NAME, choice
 from capmoe_eval.errors import UsageError, bad_choice, shown
-from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
+from capmoe_eval.experiment.cell import MODEL_FIELDS, TASK_FIELDS, Cell, ModelId, TaskId
 from capmoe_eval.experiment.datasource import DataSource, cache_directory, data_source
-from capmoe_eval.experiment.schema import SHARD, check_grids, check_key
+from capmoe_eval.experiment.schema import SHARD, check_key
 from capmoe_eval.routing.method import KNOBS, Method
 
 _GRIDS = ("grid", "parts")
+_PLACEMENT = ("device", "device_map", "threads", "parallel", "overwrite")
 _NO_NAME = re.compile(r"[-+]?[\d.][\d._e]*|null|true|false", re.IGNORECASE)
 # How a word of the command line begins that sets a key of a grid, or a whole one.
 _IN_A_GRID = re.compile(r"(grid|parts)[.=]")
@@ -158,15 +159,15 @@ def _loaded(group: str) -> dict[str, DictConfig]:
 def expand(config: DictConfig) -> Iterator[dict[str, Any]]:
     """Yield the configuration, plain and resolved, at every point of its grids.
 
-    ``grid`` is one grid; its first key is the slowest. Where ``parts`` names several, each of them
-    is expanded together with ``grid``, one after the other. A ``tasks`` key of a grid chooses among
+    ``grid`` is one grid; its first key is the slowest. Where ``parts`` names several, each is
+    expanded together with ``grid``, one after the other. A ``tasks`` key of a grid chooses among
     the composed tasks. An interpolation sees a point's model, but no other key of the grid.
 
     Raises:
         UsageError: If a grid has a key that the configuration has not, or an empty list.
     """
     shared, parts = grids(config)
-    by_name = {f"parts.{name}": shared | part for name, part in parts.items()}
+    by_name = {name: shared | part for name, part in parts.items()}
     # Resolving is slow: once for each model, not at each point.
     resolved = functools.cache(functools.partial(_resolved, config))
     for name, grid in (by_name or {"grid": shared}).items():
@@ -174,18 +175,28 @@ def expand(config: DictConfig) -> Iterator[dict[str, Any]]:
 
 
 def grids(config: DictConfig) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return the shared grid and the named ones, plain.
+    """Return the shared grid, and those of the parts by name (``parts.<name>``), plain.
 
     Raises:
         UsageError: If one of them is none.
     """
-    found: dict[str, Any] = {}
-    for name in _GRIDS:
-        value = config.get(name)
-        plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-        check_grids(name, plain)
-        found[name] = plain
-    return found["grid"], found["parts"]
+    found: dict[str, Any] = {name: config.get(name) for name in _GRIDS}
+    for name, value in found.items():
+        if OmegaConf.is_config(value):
+            found[name] = OmegaConf.to_container(value, resolve=True)
+    _check_grid("parts", found["parts"], "parts.a")
+    parts = {f"parts.{name}": grid for name, grid in found["parts"].items()}
+    for name, grid in ({"grid": found["grid"]} | parts).items():
+        _check_grid(name, grid, name)
+    return found["grid"], parts
+
+
+def _check_grid(name: str, grid: object, example: str) -> None:
+    if not isinstance(grid, Mapping):
+        raise UsageError(
+            f"{name}={shown(grid)}: must be keys with lists of values, for example "
+            f"{example}.gamma=[1.0,2.0]"
+        )
 
 
 def _expand(
@@ -247,24 +258,19 @@ def check_overrides(config: DictConfig, overrides: Sequence[str]) -> None:
         UsageError: Naming the override and the way to change the grid instead.
     """
     shared, parts = grids(config)
-    by_name = {"grid": shared} | {f"parts.{name}": part for name, part in parts.items()}
     for override in overrides:
-        key = override.lstrip("+~").partition("=")[0]
-        top = key.partition(".")[0]
-        if top in _GRIDS:
-            continue
-        setting = [name for name, grid in by_name.items() if top in grid]
-        if setting:
-            raise UsageError(
-                f"{override}: {top} is set by the experiment's grid; change the grid instead: "
-                f"'{setting[0]}.{top}=[…]'"
-            )
+        key = re.split("[.=]", override.lstrip("+~"))[0]
+        if key not in _GRIDS:
+            for name, grid in ({"grid": shared} | parts).items():
+                if key in grid:
+                    raise UsageError(
+                        f"{override}: {key} is set by the experiment's grid; change the grid "
+                        f"instead: '{name}.{key}=[…]'"
+                    )
 
 
 def plans(config: DictConfig) -> list[Plan]:
-    """Return the plans of a composed configuration, each cell once.
-
-    A cell that several points of the grid share, such as the baseline at three γ, is one plan.
+    """Return the plans of a composed configuration; a cell that points of a grid share is one.
 
     Raises:
         UsageError: For a value that cannot be.
@@ -287,8 +293,7 @@ def plans(config: DictConfig) -> list[Plan]:
 def share(planned: Sequence[Plan], shard: str | None) -> list[Plan]:
     """Return the part of the plans that one of several processes computes.
 
-    Plans go round in the order of their digests, so that every process gets its mixture of cheap
-    and dear tasks, and together they compute each plan once.
+    Plans go round in the order of their digests: every process gets cheap and dear tasks.
 
     Args:
         planned: All plans.
@@ -315,23 +320,12 @@ def _plan(config: Mapping[str, Any], task_name: str) -> Plan:
     source = data_source(config["data"]["root"], config["data"]["name"])
     cell = Cell(
         model=ModelId(
-            name=model["name"],
-            pretrained=model["pretrained"],
-            revision=model["revision"],
+            **{field: model[field] for field in MODEL_FIELDS},
             dtype=config["dtype"],
-            max_length=model["max_length"],
-            tokenizer=model["tokenizer"],
             attention=config["attention"],
         ),
         method=Method(config["method"], config["gamma"], **{knob: config[knob] for knob in KNOBS}),
-        task=TaskId(
-            name=task_name,
-            lm_eval=task["lm_eval"],
-            dataset=task["dataset"],
-            metric=task["metric"],
-            fewshot=task["fewshot"],
-            filter=task["filter"],
-        ),
+        task=TaskId(task_name, **{field: task[field] for field in TASK_FIELDS}),
         batch_size=task["batch_size"] or config["batch_size"],
         limit=config["limit"],
         data=source.name,
@@ -342,10 +336,6 @@ def _plan(config: Mapping[str, Any], task_name: str) -> Plan:
         cell=cell,
         source=source,
         root=Path(config["results_dir"]),
-        device=config["device"],
-        device_map=config["device_map"],
-        threads=config["threads"],
-        parallel=config["parallel"],
-        overwrite=config["overwrite"],
         note=model["note"],
+        **{key: config[key] for key in _PLACEMENT},
     )

@@ -1,4 +1,4 @@
-"""Locate evaluation documents: on the hub, embedded, or in a directory in hub layout."""
+"""Sources of evaluation documents: the hub, embedded, or a local directory."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import tempfile
 import time
 from collections.abc import Iterable
@@ -30,17 +31,13 @@ def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
         OSError: If the directory cannot be written. Nothing is left behind.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    prefix = f".{path.name}.{os.getpid()}."
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=".tmp")
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-        # mkstemp makes the file private; results are as readable as any other file of the user.
-        temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -101,9 +98,3 @@ def check_writable(field: str, directory: Path) -> None:
         there = next(path for path in (directory, *directory.parents) if path.exists())
         with tempfile.TemporaryFile(dir=there) as file:
             file.write(b"\0")
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -32,12 +32,7 @@ _DECISIVE: Final = {_MODELS: ("weights", "tokenizer", "attention"), _DATASETS: (
 
 @dataclass(frozen=True)
 class _Subject:
-    """A model or a dataset of a cell.
-
-    Attributes:
-        section: Section of the file: ``models`` or ``datasets``.
-        identity: The cell's fields that identify it, as JSON.
-    """
+    """A model or a dataset of a cell: a section of the file, and the identity as JSON."""
 
     section: str
     identity: str
@@ -139,11 +134,7 @@ def prepare(root: Path) -> None:
 
 
 def _known(root: Path) -> _Inputs:
-    """Return the content of the file, empty if there is no file.
-
-    Raises:
-        UsageError: If the file is damaged.
-    """
+    """Return the content of the file, empty if there is none; refuse a damaged one."""
     path = root / FILE
     if not path.exists():
         return {}
@@ -163,11 +154,7 @@ def _known(root: Path) -> _Inputs:
 
 
 def _of_records(root: Path) -> _Inputs:
-    """Return the inputs of all records of a directory.
-
-    Raises:
-        UsageError: If they contradict one another.
-    """
+    """Return the inputs of all records of a directory; refuse them if they contradict."""
     known: _Inputs = {}
     origin: dict[_Subject, Record] = {}
     for record in read_results(root).records:
@@ -185,11 +172,7 @@ def _of_records(root: Path) -> _Inputs:
 
 @contextmanager
 def _locked(root: Path) -> Iterator[None]:
-    """Lock the file against other processes inside a ``with`` block.
-
-    Raises:
-        UsageError: If the directory cannot be written.
-    """
+    """Lock the file against other processes inside a ``with`` block."""
     with writing("results_dir", root):
         root.mkdir(parents=True, exist_ok=True)
         with FileLock(root / f".{FILE}.lock"):
@@ -216,17 +199,9 @@ def _conflicts(then: _Inputs, now: _Inputs) -> Iterator[tuple[_Subject, str]]:
 def _refuse(
     root: Path, known: _Inputs, now: _Inputs, finished: Iterable[Record], own: Path
 ) -> None:
-    """Refuse inputs of a cell if a record has others of the same name.
+    """Refuse inputs of a cell if another record than its ``own`` has others of the same name.
 
-    Args:
-        root: The results directory; all its records are compared where its file differs.
-        known: The content of its file.
-        now: The inputs of the cell.
-        finished: Records of the directory that were read before.
-        own: Path of the cell's own record, which is replaced and not compared.
-
-    Raises:
-        UsageError: If a decisive field differs.
+    Those ``finished`` are compared; where the file differs, all records of the directory.
     """
     if any(_conflicts(known, now)):
         finished = read_results(root).records
@@ -242,14 +217,15 @@ def _refuse(
 
 
 def _warning(root: Path, known: _Inputs, now: _Inputs) -> str | None:
+    """Return which conditions of the model's last computation were others, or None."""
     for subject, fields in now.items():
         then = known.get(subject, {}).get("computed_by")
-        if then and then != fields["computed_by"]:
-            differing = [
-                f"{name} {then.get(name)}, now {value}"
-                for name, value in fields["computed_by"].items()
-                if then.get(name) != value
-            ]
+        differing = [
+            f"{name} {then.get(name)}, now {value}"
+            for name, value in fields.get("computed_by", {}).items()
+            if then and then.get(name) != value
+        ]
+        if differing:
             return (
                 f"the results of {subject} in {root} were computed under other conditions "
                 f"({'; '.join(differing)}); numbers may differ in the last digits"

@@ -1,4 +1,4 @@
-r"""Implement the protocol of Table 6: BANKING77 of LongICLBench (Li et al., 2024).
+"""The protocol of Table 6: BANKING77 of LongICLBench (Li et al., 2024).
 
 A prompt shows R customer queries of each of the 77 intents with the intent's name, then a query
 without one; the model continues with the name. Nothing is random. The reference is

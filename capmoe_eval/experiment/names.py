@@ -1,4 +1,4 @@
-"""How methods and capacity factors γ are written: in sentences, tables, pictures and file names."""
+"""Names of methods and capacity factors γ, in text, tables, pictures and files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``torchrun`` told this process, read without importing torch."""
+"""Rank and number of processes under ``torchrun``, without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write and read a record: the result of a cell, as one JSON file that is whole or absent."""
+"""A record, the result of a cell: one JSON file that is whole or absent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from capmoe_eval.errors import UsageError, field_problem, unwritable
+from capmoe_eval.errors import UsageError, field_problem, writing
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.files import write_bytes
 
@@ -30,7 +30,6 @@ _NUMBERS = re.compile(r'\[\n([^\[\]{}"]+)\n *\]')
 
 _CHECKSUM = b'"checksum": "%s"'
 _BLANK = "0" * 64
-_ANEW = "delete it to compute it anew"
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class Record:
         """The conditions under which it was computed."""
         return self.part.provenance
 
-    # The protocol of tables (`capmoe_eval.report.tables.source.Measurement`).
+    # For tables.
 
     @property
     def model(self) -> str:
@@ -127,16 +126,10 @@ class Record:
         return self.cell.data
 
     @cached_property
-    def documents(
-        self,
-    ) -> Mapping[str, tuple[str, Sequence[float]] | tuple[str, Sequence[float], Sequence[int]]]:
+    def documents(self) -> Mapping[str, tuple[str, Sequence[float], Sequence[int]]]:
         """Per subtask, the hash over its documents, their scores, and their batches if known."""
-        return {
-            name: (part.documents, part.correct, part.batches)
-            if part.batches
-            else (part.documents, part.correct)
-            for name, part in sorted(self.part.documents.items())
-        }
+        parts = sorted(self.part.documents.items())
+        return {name: (part.documents, part.correct, part.batches or ()) for name, part in parts}
 
     @property
     def value(self) -> float:
@@ -160,14 +153,13 @@ class Record:
             UsageError: If the results directory cannot be written, or the record is invalid: a
                 value is not a number, or a field is missing.
         """
-        data = sealed(self.content)
-        found = _parsed(data, self.path, self.path.parents[2])
-        if isinstance(found, str):
-            raise UsageError(f"{self.path}: not written: {found}")
+        data, root = sealed(self.content), self.path.parents[2]
         try:
+            _parsed(data, self.path, root)
+        except ValueError as error:
+            raise UsageError(f"{self.path}: not written: {error}") from error
+        with writing("results_dir", root):
             write_bytes(self.path, data)
-        except OSError as error:
-            raise unwritable("results_dir", self.path.parents[2], error) from error
 
 
 def sealed(content: dict[str, Any]) -> bytes:
@@ -216,41 +208,44 @@ def read_record(path: Path, root: Path | None = None) -> Record:
             do.
     """
     try:
-        data = path.read_bytes()
+        return _parsed(path.read_bytes(), path, root)
     except OSError as error:
-        raise UsageError(f"{path}: not a whole record ({error}); {_ANEW}") from error
-    found = _parsed(data, path, root)
-    if isinstance(found, str):
-        raise UsageError(f"{path}: {' '.join(found.split())}; {_ANEW}")
-    return found
+        wrong = f"not a whole record ({error})"
+    except ValueError as error:
+        wrong = str(error)
+    raise UsageError(f"{path}: {' '.join(wrong.split())}; delete it to compute it anew")
 
 
-def _parsed(data: bytes, path: Path, root: Path | None) -> Record | str:
-    """Return the record that a file holds, or what is wrong with it."""
+def _parsed(data: bytes, path: Path, root: Path | None) -> Record:
+    """Return the record that a file holds.
+
+    Raises:
+        ValueError: If it holds none; the message says what is wrong.
+    """
     from pydantic import ValidationError
     from pydantic_core import from_json
 
     try:
         content = from_json(data, allow_inf_nan=False)
     except ValueError as error:
-        return f"not a whole record ({error})"
+        raise ValueError(f"not a whole record ({error})") from error
     if not isinstance(content, dict) or not isinstance(content.get("capmoe"), dict):
-        return "no record of this suite (it has no 'capmoe' part)"
+        raise ValueError("no record of this suite (it has no 'capmoe' part)")
     schema = content["capmoe"].get("schema")
     if schema != SCHEMA:
-        return f"schema {str(schema)[:40]}, this version reads {SCHEMA}"
+        raise ValueError(f"schema {str(schema)[:40]}, this version reads {SCHEMA}")
     record = Record(content, path)
     try:
         checksum = record.part.checksum
     except ValidationError as error:
-        return field_problem(error, "capmoe")
-    except OverflowError:
-        return "a number of 'capmoe' is too large"
+        raise ValueError(field_problem(error, "capmoe")) from error
+    except OverflowError as error:
+        raise ValueError("a number of 'capmoe' is too large") from error
     blanked = data.replace(_CHECKSUM % checksum.encode(), _CHECKSUM % _BLANK.encode())
     if hashlib.sha256(blanked).hexdigest() != checksum:
-        return "it was changed after it was written (its checksum is another)"
+        raise ValueError("it was changed after it was written (its checksum is another)")
     home = record.cell.path(Path())
     here = Path(path.name) if root is None else path.relative_to(root)
     if here != (Path(home.name) if root is None else home):
-        return f"the record of another cell, whose place is {home}"
+        raise ValueError(f"the record of another cell, whose place is {home}")
     return record

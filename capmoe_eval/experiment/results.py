@@ -1,16 +1,28 @@
-"""List and read the records of a results directory.
-
-Every table, figure, claim and page reads records with this module, so that all of them accept and
-refuse the same files, with the same messages.
-"""
+"""A results directory, and the one reader of its records for whatever shows results."""
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record import Record, read_record
+
+
+@dataclass(frozen=True)
+class Results:
+    """Records that were read.
+
+    Attributes:
+        records: The valid ones.
+        broken: One line for each other file, which names the file and what to do.
+    """
+
+    records: tuple[Record, ...] = ()
+    broken: tuple[str, ...] = ()
 
 
 class Reader:
@@ -36,18 +48,28 @@ class Reader:
             raise found
         return found
 
+    def all(self, places: Iterable[tuple[Path, Path]]) -> Results:
+        """Return the records at some paths, each with its results directory, in their order."""
+        records, broken = [], []
+        with _without_collector():
+            for path, root in places:
+                try:
+                    records.append(self(path, root))
+                except UsageError as error:
+                    broken.append(str(error))
+        return Results(tuple(records), tuple(broken))
 
-@dataclass(frozen=True)
-class Results:
-    """The content of a results directory.
 
-    Attributes:
-        records: Its valid records, in the order of their paths.
-        broken: One line for each other file, which names the file and what to do.
-    """
-
-    records: tuple[Record, ...] = ()
-    broken: tuple[str, ...] = ()
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Pause the search for garbage: it would go through all records again and again, in vain."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 def record_paths(root: Path) -> list[Path]:
@@ -59,23 +81,8 @@ def record_paths(root: Path) -> list[Path]:
 
 
 def read_results(root: Path, reader: Reader | None = None) -> Results:
-    """Read every record of a results directory.
-
-    Args:
-        root: The directory, as ``results_dir`` of an evaluation.
-        reader: The reader; pass a shared one to read no record twice.
-
-    Returns:
-        The valid records, and a line for each file that is not one.
-    """
-    reader = reader or Reader()
-    records, broken = [], []
-    for path in record_paths(root):
-        try:
-            records.append(reader(path, root))
-        except UsageError as error:
-            broken.append(str(error))
-    return Results(tuple(records), tuple(broken))
+    """Read every record of a results directory; a shared reader reads none of them twice."""
+    return (reader or Reader()).all((path, root) for path in record_paths(root))
 
 
 def result_directories(root: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""What the keys of the configuration must be, as one table.
+"""The rules of the configuration's keys, as one table.
 
 The rules of a cell's parts are the cell's own, so that records are held to the same.
 """
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from capmoe_eval.checks import CAPACITY, FLAG, NAME, TEXT, Check, choice, whole
 from capmoe_eval.errors import UsageError, shown
-from capmoe_eval.experiment.cell import CHECKS, MODEL_CHECKS, TASK_CHECKS
+from capmoe_eval.experiment.cell import CHECKS, MODEL_CHECKS, TASK_CHECKS, TASK_FIELDS
 from capmoe_eval.experiment.datasource import EMBEDDED, HUB
 from capmoe_eval.experiment.processes import PARALLEL
 from capmoe_eval.routing.method import KNOBS, METHODS
@@ -26,8 +26,6 @@ _DEVICE_MAP = TEXT.or_null("null for one device")
 _ROOT = TEXT.or_null("null for the hub")
 _NULL = "null for none"
 _GAMMA = CAPACITY.or_null("null where the method has none")
-
-
 _DATA_NAME = Check(
     f"{NAME.rule}, and not {', '.join((HUB, *EMBEDDED))}, which stand for other documents",
     lambda value: NAME.holds(value) and value not in (HUB, *EMBEDDED),
@@ -57,7 +55,7 @@ _MODEL: Final[dict[str, Check]] = {
     "data_root": _ROOT,
 }
 _TASK: Final[dict[str, Check]] = {
-    **{field: check for field, check in TASK_CHECKS.items() if field != "name"},
+    **{field: TASK_CHECKS[field] for field in TASK_FIELDS},
     "title": TEXT,
     "batch_size": CHECKS["batch_size"].or_null("null for that of the configuration"),
 }
@@ -101,34 +99,11 @@ def check_key(key: str, value: object) -> None:
             NAME("tasks", name)
             _check_fields(f"tasks.{name}", _section(f"tasks.{name}", task, "lm_eval"), _TASK)
         return
-    rule = SCHEMA.get(key)
+    rule = SCHEMA.get(key, {})
     if isinstance(rule, Check):
         rule(key, value)
-    elif rule is not None:
+    elif rule:
         _check_fields(key, _section(key, value, next(iter(rule))), rule)
-
-
-def check_grids(name: str, value: object) -> None:
-    """Refuse what is no grid.
-
-    Args:
-        name: ``grid``, or ``parts``, whose values are grids.
-        value: Keys with lists of values.
-
-    Raises:
-        UsageError: Naming the key and what is wrong.
-    """
-    grids = (
-        {f"parts.{part}": grid for part, grid in value.items()}
-        if (name == "parts" and isinstance(value, Mapping))
-        else {name: value}
-    )
-    for own, grid in grids.items():
-        if not isinstance(grid, Mapping):
-            raise UsageError(
-                f"{own}={shown(grid)}: must be keys with lists of values, for example "
-                f"{own if own != 'parts' else 'parts.a'}.gamma=[1.0,2.0]"
-            )
 
 
 def _section(name: str, value: object, example: str) -> Mapping[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hydra import compose
@@ -20,7 +20,7 @@ from capmoe_eval.experiment.configuration import (
     register_resolvers,
 )
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.results import Reader
+from capmoe_eval.experiment.results import Reader, Results
 
 LEFT_OUT = "left out"
 """How a note on a record that cannot be read begins."""
@@ -71,15 +71,14 @@ def finished(overrides: Sequence[str], reader: Reader | None = None) -> Finished
     """
     config, cells = planned(overrides)
     check_overrides(config, overrides)
-    reader = reader or Reader()
-    records, broken = [], []
-    for plan in cells:
-        if plan.path.exists():
-            try:
-                records.append(reader(plan.path, plan.root))
-            except UsageError as error:
-                broken.append(f"{LEFT_OUT}: {error}")
-    return Finished(config, cells, records, broken, model_notes(cells))
+    found = read_finished(cells, reader or Reader())
+    broken = [f"{LEFT_OUT}: {line}" for line in found.broken]
+    return Finished(config, cells, list(found.records), broken, model_notes(cells))
+
+
+def read_finished(planned: Iterable[Plan], reader: Reader) -> Results:
+    """Return the records of those plans that are finished, and what is wrong with other files."""
+    return reader.all((plan.path, plan.root) for plan in planned if plan.path.exists())
 
 
 def planned(overrides: Sequence[str]) -> tuple[DictConfig, list[Plan]]:
@@ -89,14 +88,12 @@ def planned(overrides: Sequence[str]) -> tuple[DictConfig, list[Plan]]:
         UsageError: For a value that cannot be.
         HydraException: For an override that does not exist.
     """
-    config, cells = _planned(tuple(overrides))
-    return config.copy(), list(cells)
+    return composed(overrides), list(_planned(tuple(overrides)))
 
 
 @functools.lru_cache(maxsize=64)  # a report asks for each of its experiments several times
-def _planned(overrides: tuple[str, ...]) -> tuple[DictConfig, tuple[Plan, ...]]:
-    config = composed(overrides)
-    return config, tuple(plans(config))
+def _planned(overrides: tuple[str, ...]) -> list[Plan]:
+    return plans(composed(overrides))
 
 
 def composed(overrides: Sequence[str]) -> DictConfig:

@@ -1,10 +1,11 @@
-"""A directory of benchmark files: what is there, what is wrong, and which run a figure shows."""
+"""The benchmark files of a directory, and which run a figure shows."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.timings.names import EVALUATIONS, FOLDER
@@ -12,6 +13,8 @@ from capmoe_eval.paper.printed import DEPLOYMENTS, deployment
 
 if TYPE_CHECKING:
     from capmoe_eval.experiment.timings.schema import Evaluation, Run, Study
+
+_File = TypeVar("_File")
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class Shown:
 
     @property
     def kind(self) -> str:
-        """How it was timed, in one word; EMULATED cannot be overlooked."""
+        """``measured`` or ``EMULATED``, which cannot be overlooked."""
         return "EMULATED" if self.study.emulated else "measured"
 
     @property
@@ -34,26 +37,26 @@ class Shown:
 
     @property
     def widths(self) -> str:
-        """How wide the layer is, against the model's own."""
+        """The layer's widths, against the model's own."""
         scale = self.study.scale
         return "full widths" if scale == 1 else f"widths 1/{scale:g}"
 
     @property
     def as_deployed(self) -> bool:
-        """Whether it has as many ranks as the paper has GPUs for this model."""
+        """True if it has as many ranks as the paper has GPUs for this model."""
         found = deployment(self.run.model)
         return found is not None and found.ranks == self.run.ranks
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What the benchmarks left in a directory.
+    """The benchmark files of a directory.
 
     Attributes:
         folder: The directory.
         studies: Whole files of efficiency studies, in the order of their names.
         evaluations: Whole files of benchmarks of the evaluation.
-        broken: What is wrong with each other file, one line each.
+        broken: The error of each other file, one line each.
     """
 
     folder: Path = FOLDER
@@ -79,11 +82,9 @@ class Bench:
         an emulated one, and a wider layer before a narrow one.
         """
         found: dict[str, Shown] = {}
-        for shown in self.runs(study):
-            first = found.setdefault(shown.run.title, shown)
-            if rank(shown) > rank(first):
-                found[shown.run.title] = shown
-        return sorted(found.values(), key=place)
+        for shown in sorted(self.runs(study), key=_priority, reverse=True):
+            found.setdefault(shown.run.title, shown)
+        return sorted(found.values(), key=_place)
 
     def fullest(self, study: str) -> list[Shown]:
         """Return the runs of one file: that which has most of them.
@@ -98,33 +99,32 @@ class Bench:
         return [Shown(chosen, run) for run in chosen.runs]
 
 
-def rank(shown: Shown) -> tuple[object, ...]:
+def _priority(shown: Shown) -> tuple[object, ...]:
     """Return a key by which the run that should be shown is the highest."""
     study = shown.study
     return (shown.as_deployed, not study.emulated, -study.scale, study.date, study.path.name)
 
 
-def place(shown: Shown) -> tuple[int, str]:
+def _place(shown: Shown) -> tuple[int, str]:
     """Return a key that sorts models as the paper does."""
     found = deployment(shown.run.model)
     return (DEPLOYMENTS.index(found) if found else len(DEPLOYMENTS), shown.run.title)
 
 
 def read_bench(folder: Path = FOLDER) -> Bench:
-    """Read what the benchmarks left; a file that is not whole takes no other with it."""
+    """Read the files of a directory; a file that is not whole takes no other with it."""
     from capmoe_eval.experiment.timings.schema import read_evaluation, read_study
 
-    studies, evaluations, broken = [], [], []
-    for path in sorted(folder.glob("ep-*.json")):
-        try:
-            studies.append(read_study(path))
-        except UsageError as error:
-            broken.append(str(error))
-    for name in EVALUATIONS:
-        path = folder / f"{name}.json"
-        if path.is_file():
+    broken: list[str] = []
+
+    def whole(read: Callable[[Path], _File], paths: Iterable[Path]) -> Iterator[_File]:
+        for path in paths:
             try:
-                evaluations.append(read_evaluation(path))
+                yield read(path)
             except UsageError as error:
                 broken.append(str(error))
-    return Bench(folder, tuple(studies), tuple(evaluations), tuple(broken))
+
+    studies = tuple(whole(read_study, sorted(folder.glob("ep-*.json"))))
+    paths = (folder / f"{name}.json" for name in EVALUATIONS)
+    evaluations = tuple(whole(read_evaluation, (path for path in paths if path.is_file())))
+    return Bench(folder, studies, evaluations, tuple(broken))

@@ -1,8 +1,4 @@
-"""What a layout of a table is: its rows, columns and units.
-
-A layout says nothing about where its numbers come from; :mod:`capmoe_eval.report.tables.fill` puts
-measured and published ones into the same layout.
-"""
+"""The types of a table's layout: its rows, columns and units, not where its numbers come from."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ class ModelSlot:
         key: Its name in results and on the command line (``model=``).
         title: Its printed name.
         gamma: The capacity factor of rows that use the model's own, or None where no row does.
-        symbols: What the symbols of a row's knobs stand for on this model, such as "2k".
+        symbols: The number that a symbol of a row's knobs, such as "2k", stands for on this model.
         knobs: Knobs that its evaluations run with where a row says nothing of them.
     """
 
@@ -37,13 +33,7 @@ class ModelSlot:
 
 @dataclass(frozen=True)
 class TaskColumn:
-    """A column of one task.
-
-    Attributes:
-        task: Its key in results (``tasks=``).
-        heading: Its heading.
-        printed: The paper's heading, where ours says something else.
-    """
+    """A column of one task (``tasks=``): our heading, and the paper's where it is another."""
 
     task: str
     heading: str
@@ -52,7 +42,7 @@ class TaskColumn:
 
 @dataclass(frozen=True)
 class RowSpec:
-    """Which runs a row shows, for whichever model.
+    """The runs that a row shows, for whichever model.
 
     Attributes:
         name: The method as this table prints it.
@@ -79,12 +69,9 @@ class RowSpec:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a row asks for on a model, in the canonical form in which results have it.
+    """The method, γ and named knobs of a row on a model, in the form in which results have them.
 
-    Attributes:
-        method: Key of the method.
-        gamma: Capacity factor, or None for a method without one.
-        knobs: The knobs that the row names, those without effect left out.
+    Knobs without effect are left out.
     """
 
     method: str
@@ -110,7 +97,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """One table of the paper, whatever it is of.
+    """One table of the paper, of whatever kind.
 
     Attributes:
         name: Stem of the written files.
@@ -164,14 +151,7 @@ class Layout(PaperTable):
 
 @dataclass(frozen=True)
 class Setting:
-    """How one task is evaluated, as the paper prints it.
-
-    Attributes:
-        task: Its key (``tasks=``).
-        heading: Its printed name.
-        shots: Few-shot examples.
-        metric: The printed metric.
-    """
+    """The paper's settings of a task (``tasks=``): its name, shots and metric as printed."""
 
     task: str
     heading: str
@@ -189,22 +169,16 @@ class SettingsLayout(PaperTable):
 
 @dataclass(frozen=True)
 class WorkloadLayout(PaperTable):
-    """A table of speedups by workload: one method on one model; its title says the ``{kind}``.
+    """A table of the speedups of one method at one γ; its title says the ``{kind}``.
 
-    Attributes:
-        model: The model, as printed.
-        method: The method's key (``method=``).
-        printed_method: The method, as printed.
-        gamma: Its capacity factor.
-        workloads: (heading, workload as printed) of each column.
-        decimals: Number of printed decimals.
+    The model is as printed; ``workloads`` has the heading of each column and the workload as
+    printed.
     """
 
     model: str
     method: str
-    printed_method: str
     gamma: float
-    workloads: tuple[tuple[str, str], ...]
+    workloads: Mapping[str, str]
     decimals: int = 2
 
 

@@ -26,21 +26,17 @@ _KEY_BITS = 32  # a key is below 2^32, so bucket·2^32 + key orders buckets firs
 
 @dataclass(frozen=True)
 class Scores:
-    """The router's scores of all (token, expert) pairs, and its own top-k.
+    """The router's scores of all (token, expert) pairs, and its own top-k."""
 
-    Attributes:
-        score_TE: Gate scores s in float32, non-negative (softmax, or sigmoid where the family uses
-            it), after the family's group masking and before its scaling.
-        topk_TK: The router's own choice K(t), as it returned it.
-        choice_TE: The scores that the router ranks experts by; None where they are ``score_TE``
-            (DeepSeek-V3 adds a correction bias for the choice alone).
-        eligible_TE: False where the family's group masking rules an expert out for a token; such a
-            pair is never an added candidate. None if every expert is eligible.
-    """
-
+    # Gate scores s in float32, non-negative (softmax, or sigmoid where the family uses it), after
+    # the family's group masking and before its scaling.
     score_TE: Tensor
-    topk_TK: Tensor
+    topk_TK: Tensor  # the router's own choice K(t), in its order
+    # The scores that the router ranks experts by; None where they are score_TE (DeepSeek-V3 adds a
+    # correction bias for the choice alone).
     choice_TE: Tensor | None = None
+    # False where the family's group masking rules an expert out for a token; such a pair is never
+    # an added candidate. None if every expert is eligible.
     eligible_TE: Tensor | None = None
 
     @property
@@ -51,15 +47,10 @@ class Scores:
 
 @dataclass(frozen=True)
 class Assignment:
-    """The candidate pairs of every token, and which of them are kept.
+    """The candidate pairs of every token, and which of them are kept."""
 
-    Attributes:
-        index_TS: Expert of each slot; the first K are the router's own choice in its order.
-        keep_TS: True where the pair of the slot is kept; False also for a slot without a pair.
-    """
-
-    index_TS: Tensor
-    keep_TS: Tensor
+    index_TS: Tensor  # expert of each slot; the first K are the router's own choice in its order
+    keep_TS: Tensor  # True where the slot's pair is kept; False also for a slot without a pair
 
     def changed_T(self, top_k: int) -> Tensor:
         """Return a mask [T] of the tokens that lost a top-k pair or gained another pair."""
@@ -67,18 +58,34 @@ class Assignment:
 
 
 def bucket_limits(
-    method: Method, groups: TokenGroups, *, top_k: int, n_experts: int
-) -> list[int] | None:
-    """Return the capacity of an expert (or a device) in each capacity group [G].
+    method: Method,
+    groups: TokenGroups,
+    *,
+    top_k: int,
+    n_experts: int,
+    gamma: float | None = None,
+) -> list[int]:
+    """Return the capacity of an expert (or of a device) in each capacity group [G].
 
-    None if the method bounds nothing.
+    Args:
+        method: The method.
+        groups: The capacity groups.
+        top_k: Experts K per token.
+        n_experts: Routed experts E.
+        gamma: Capacity factor; None for the method's own, which it must have.
     """
-    if method.bound is None:
-        return None
-    assert method.gamma is not None
-    shared = 1 if method.bound == "expert" else experts_per_rank(n_experts, method.ep_size)
+    gamma = method.gamma if gamma is None else gamma
+    assert gamma is not None
+    per_rank = experts_per_rank(n_experts, method.ep_size)
     return [
-        capacity(method.gamma, tokens, top_k, n_experts, rounding=method.rounding, experts=shared)
+        capacity(
+            gamma,
+            tokens,
+            top_k,
+            n_experts,
+            rounding=method.rounding,
+            experts=per_rank if method.granularity == "device" else 1,
+        )
         for tokens in groups.tokens
     ]
 
@@ -186,11 +193,6 @@ def _bits(score: Tensor) -> Tensor:
     return (score.float() + 0.0).contiguous().view(torch.int32)  # + 0.0 turns -0.0 into 0.0
 
 
-def _score_key(score: Tensor) -> Tensor:
-    """Return integers in [0, 2^31) in exactly the reverse order of the scores."""
-    return _HIGHEST - _bits(score).long()
-
-
 def _random_key(shape_TE: tuple[int, int], seed: int, stream: tuple[int, int]) -> Tensor:
     """Return random integers [T, E] in [0, 2^31), equal on every device."""
     layer, forward = stream
@@ -216,7 +218,6 @@ class _Keeper:
         n_experts = scores.score_TE.shape[1]
         device = scores.score_TE.device
         limits = bucket_limits(method, groups, top_k=scores.topk_TK.shape[1], n_experts=n_experts)
-        assert limits is not None
         self._buckets_per_group = n_experts if method.bound == "expert" else n_experts // local
         self._limit_G = torch.tensor(limits, device=device)
         self._base_T = groups.group_T * self._buckets_per_group
@@ -230,14 +231,13 @@ class _Keeper:
 
     def keep(self, index_TS: Tensor, valid_TS: Tensor) -> Tensor:
         """Return a mask [T, S] of the valid slots that are kept."""
-        if self._method.bound == "device":
-            # A device's bucket holds several experts of one token: in expert order, the stable
-            # sort breaks ties by token first and then by expert.
-            index_TS, by_expert_TS = index_TS.sort(dim=1)
-            valid_TS = valid_TS.gather(1, by_expert_TS)
-            kept_TS = self._keep(index_TS, valid_TS)
-            return torch.empty_like(kept_TS).scatter_(1, by_expert_TS, kept_TS)
-        return self._keep(index_TS, valid_TS)
+        if self._method.bound == "expert":
+            return self._keep(index_TS, valid_TS)
+        # A device's bucket holds several experts of one token: in expert order, the stable sort
+        # breaks ties by token first and then by expert.
+        index_TS, by_expert_TS = index_TS.sort(dim=1)
+        kept_TS = self._keep(index_TS, valid_TS.gather(1, by_expert_TS))
+        return torch.empty_like(kept_TS).scatter_(1, by_expert_TS, kept_TS)
 
     def _keep(self, index_TS: Tensor, valid_TS: Tensor) -> Tensor:
         place_TS = self._places(index_TS, valid_TS)
@@ -263,22 +263,18 @@ class _Keeper:
         # Slots without a pair get a bucket of their own, after all others.
         place_TS.masked_fill_(~valid_TS, self._n_buckets)
         place_TS <<= _KEY_BITS
-        return self._add_key_(place_TS, index_TS)
-
-    def _add_key_(self, place_TS: Tensor, index_TS: Tensor) -> Tensor:
-        n_tokens = len(index_TS)
-        token_T1 = torch.arange(n_tokens, device=index_TS.device)[:, None]
-        keep = self._method.keep
-        if keep == "order":
-            return place_TS.add_(token_T1)
-        if keep == "reverse_order":
-            return place_TS.add_(n_tokens - 1 - token_T1)
-        if self._random_TE is not None:
-            return place_TS.add_(self._random_TE.gather(1, index_TS))
-        place_TS += _HIGHEST
-        place_TS -= _bits(self._scores.score_TE.gather(1, index_TS))
-        if self._method.protect_topk:
-            place_TS += _is_added(self._scores, index_TS).long() << (_KEY_BITS - 1)
+        token_T1 = torch.arange(len(index_TS), device=index_TS.device)[:, None]
+        if self._method.keep == "order":
+            place_TS += token_T1
+        elif self._method.keep == "reverse_order":
+            place_TS += len(index_TS) - 1 - token_T1
+        elif self._random_TE is not None:
+            place_TS += self._random_TE.gather(1, index_TS)
+        else:
+            place_TS += _HIGHEST
+            place_TS -= _bits(self._scores.score_TE.gather(1, index_TS))
+            if self._method.protect_topk:
+                place_TS += _is_added(self._scores, index_TS).long() << (_KEY_BITS - 1)
         return place_TS
 
 
@@ -292,14 +288,11 @@ def _at_most_k(scores: Scores, method: Method, index_TS: Tensor, keep_TS: Tensor
     by_expert_TS = index_TS.argsort(dim=1, stable=True)
     index_TS = index_TS.gather(1, by_expert_TS)
     kept_TS = keep_TS.gather(1, by_expert_TS)
-    key_TS = _score_key(scores.score_TE.gather(1, index_TS))
+    key_TS = _HIGHEST - _bits(scores.score_TE.gather(1, index_TS)).long()
     if method.protect_topk:
         key_TS = key_TS + (_is_added(scores, index_TS).long() << (_KEY_BITS - 1))
     key_TS = key_TS.masked_fill(~kept_TS, 1 << _KEY_BITS)
-    order_TS = key_TS.argsort(dim=1, stable=True)
-    place_TS = torch.empty_like(order_TS).scatter_(
-        1, order_TS, torch.arange(order_TS.shape[1], device=order_TS.device).expand_as(order_TS)
-    )
+    place_TS = key_TS.argsort(dim=1, stable=True).argsort(dim=1)
     kept_TS = kept_TS & (place_TS < scores.topk_TK.shape[1])
     return torch.empty_like(kept_TS).scatter_(1, by_expert_TS, kept_TS)
 
@@ -307,9 +300,9 @@ def _at_most_k(scores: Scores, method: Method, index_TS: Tensor, keep_TS: Tensor
 # The two methods that are not one pass of candidates, keys and buckets.
 
 
-def expert_load(topk_TK: Tensor, n_experts: int) -> Tensor:
-    """Return the number of tokens that chose each expert [E]."""
-    flat = topk_TK.reshape(-1)
+def expert_load(index: Tensor, n_experts: int) -> Tensor:
+    """Return the number of pairs of each expert [E], from the experts of pairs in any shape."""
+    flat = index.reshape(-1)
     load_E = torch.zeros(n_experts, dtype=torch.long, device=flat.device)
     return load_E.scatter_add_(0, flat, torch.ones_like(flat))
 
@@ -346,9 +339,8 @@ def _reroute(scores: Scores, method: Method, keeper: _Keeper) -> Assignment:
     own_TK = by_expert_TE.gather(1, scores.topk_TK)
     # The pairs kept beyond the router's own choice fit into K further slots.
     beyond_TE = by_expert_TE & ~_membership(scores.topk_TK, n_experts)
-    width = min(top_k, n_experts)
-    found_TK, added_TK = beyond_TE.long().sort(dim=1, descending=True, stable=True)
+    found_TE, added_TE = beyond_TE.long().sort(dim=1, descending=True, stable=True)
     return Assignment(
-        torch.cat([scores.topk_TK, added_TK[:, :width]], dim=1),
-        torch.cat([own_TK, found_TK[:, :width].bool()], dim=1),
+        torch.cat([scores.topk_TK, added_TE[:, :top_k]], dim=1),
+        torch.cat([own_TK, found_TE[:, :top_k].bool()], dim=1),
     )

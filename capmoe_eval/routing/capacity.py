@@ -1,7 +1,8 @@
-"""Compute the capacity of an expert, and the groups of tokens that each have a capacity."""
+"""Compute the capacity of an expert, and the groups of tokens that share one."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from dataclasses import dataclass
@@ -69,23 +70,17 @@ def experts_per_rank(n_experts: int, ep_size: int) -> int:
 class TokenGroups:
     """The counted tokens of a flattened batch, and the capacity group and rank of each.
 
-    Attributes:
-        rows_T: Rows of the counted tokens in the flattened [B·S] batch, ascending.
-        group_T: Capacity group of each counted token, ascending.
-        rank_T: Rank of each counted token.
-        tokens: Number of counted tokens of each of the G groups (on the host, so that capacities
-            are computed without waiting for a device).
-        n_rows: N = B·S.
-        first: Where several processes share the batch, the number of counted tokens on the
-            processes before this one. The rows are this process's own; ``tokens`` covers all.
+    Where several processes share the batch, the rows are this process's own; ``tokens`` covers all.
     """
 
-    rows_T: Tensor
-    group_T: Tensor
-    rank_T: Tensor
+    rows_T: Tensor  # rows of the counted tokens in the flattened [B·S] batch, ascending
+    group_T: Tensor  # capacity group of each counted token, ascending
+    rank_T: Tensor  # rank of each counted token
+    # Counted tokens of each of the G groups, on the host, so that capacities are computed without
+    # waiting for a device.
     tokens: tuple[int, ...]
-    n_rows: int
-    first: int = 0
+    n_rows: int  # N = B·S
+    first: int = 0  # counted tokens on the processes before this one
 
     @property
     def n_groups(self) -> int:
@@ -106,31 +101,22 @@ class TokenGroups:
         """Return the groups with their tensors on ``device``."""
         if self.rows_T.device == device:
             return self
-        return TokenGroups(
-            self.rows_T.to(device),
-            self.group_T.to(device),
-            self.rank_T.to(device),
-            self.tokens,
-            self.n_rows,
-            self.first,
+        return dataclasses.replace(
+            self,
+            rows_T=self.rows_T.to(device),
+            group_T=self.group_T.to(device),
+            rank_T=self.rank_T.to(device),
         )
 
 
 @dataclass(frozen=True)
 class BatchShare:
-    """The sequences of a batch that several processes share, and this process's place in it.
+    """The sequences of a batch that several processes share, and this process's place in it."""
 
-    Attributes:
-        tokens_B: Number of counted tokens of every sequence, of all processes.
-        owner_B: The process that has each sequence; ascending.
-        size: Number of processes.
-        first: Index of this process's first sequence.
-    """
-
-    tokens_B: Tensor
-    owner_B: Tensor
-    size: int
-    first: int
+    tokens_B: Tensor  # counted tokens of every sequence, of all processes
+    owner_B: Tensor  # process of each sequence, ascending
+    size: int  # number of processes
+    first: int  # index of this process's first sequence
 
 
 def group_tokens(

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from capmoe_eval.checks import CAPACITY, FLAG, Check, choice, whole
@@ -124,10 +124,12 @@ class Method:
     count_padding: bool = False
     decode: str = "unconstrained"
     renormalize: str = "before"
-    seed: int = field(default=0)
+    seed: int = 0
 
     def __post_init__(self) -> None:
-        self._check_knobs()
+        choice(*METHODS)("method", self.name)
+        for knob, check in KNOBS.items():
+            check(knob, getattr(self, knob))
         if self.name in _ALIASES:
             self._set("granularity", "device")
             self._set("name", _ALIASES[self.name])
@@ -144,11 +146,6 @@ class Method:
 
     def _set(self, knob: str, value: Any) -> None:
         object.__setattr__(self, knob, value)
-
-    def _check_knobs(self) -> None:
-        choice(*METHODS)("method", self.name)
-        for knob, check in KNOBS.items():
-            check(knob, getattr(self, knob))
 
     def _checked_gamma(self) -> float | None:
         if self.name in _WITHOUT_GAMMA:
@@ -234,11 +231,8 @@ class Method:
         knobs: dict[str, Any] = {"method": self.name}
         if self.gamma is not None:
             knobs["gamma"] = "inf" if self.gamma == math.inf else self.gamma
-        shown = _EFFECTIVE[self.name]
-        return knobs | {knob: getattr(self, knob) for knob in shown if self._shows(knob)}
-
-    def _shows(self, knob: str) -> bool:
-        return knob != "m" or self.candidates == "ranked"
+        shown = (k for k in _EFFECTIVE[self.name] if k != "m" or self.candidates == "ranked")
+        return knobs | {knob: getattr(self, knob) for knob in shown}
 
 
 DEFAULTS: dict[str, Any] = {knob.name: knob.default for knob in dataclasses.fields(Method)[2:]}

@@ -18,25 +18,15 @@ Pair = tuple[int, int]  # (token, expert)
 
 @dataclass(frozen=True)
 class Problem:
-    """One routing decision, as plain numbers.
+    """One routing decision, as plain numbers."""
 
-    Attributes:
-        score: s[t][e], the gate scores.
-        choice: choice[t][e], the scores that the router ranks experts by (usually ``score``).
-        eligible: eligible[t][e], False where the family's group masking rules the expert out.
-        topk: The router's own choice K(t) of each token.
-        group: The capacity group of each token.
-        rank: The emulated rank of each token.
-        random: random[t][e], a random number per pair, for ``random``.
-    """
-
-    score: Sequence[Sequence[float]]
-    choice: Sequence[Sequence[float]]
-    eligible: Sequence[Sequence[bool]]
-    topk: Sequence[Sequence[int]]
-    group: Sequence[int]
-    rank: Sequence[int]
-    random: Sequence[Sequence[int]]
+    score: Sequence[Sequence[float]]  # s[t][e], the gate scores
+    choice: Sequence[Sequence[float]]  # the scores that the router ranks experts by
+    eligible: Sequence[Sequence[bool]]  # False where group masking rules the expert out
+    topk: Sequence[Sequence[int]]  # the router's own choice K(t)
+    group: Sequence[int]  # capacity group of each token
+    rank: Sequence[int]  # emulated rank of each token
+    random: Sequence[Sequence[int]]  # a random number per pair, for random
 
     @property
     def n_experts(self) -> int:

@@ -17,28 +17,17 @@ def read_call(
 ) -> tuple[dict[str, Any], Tensor]:
     """Return the arguments of a forward by name, and its tokens or their embeddings [B, S, …].
 
-    Args:
-        signature: The signature of the model's forward.
-        args: The positional arguments of the call.
-        kwargs: The keyword arguments of the call.
-
     Raises:
         UsageError: If the call has neither ``input_ids`` nor ``inputs_embeds``.
     """
-    given = signature.bind_partial(*args, **kwargs).arguments
-    given |= given.pop("kwargs", {})
-    tokens = given.get("input_ids")
+    arguments = signature.bind_partial(*args, **kwargs).arguments
+    arguments |= arguments.pop("kwargs", {})
+    tokens = arguments.get("input_ids")
     if tokens is None:
-        tokens = given.get("inputs_embeds")
+        tokens = arguments.get("inputs_embeds")
     if tokens is None:
         raise UsageError("model: call it with input_ids or inputs_embeds")
-    return given, tokens
-
-
-def cached_positions(given: dict[str, Any]) -> int:
-    """Return the number of positions of each sequence that are in the call's cache."""
-    cache = given.get("past_key_values")
-    return 0 if cache is None else int(cache.get_seq_length())
+    return arguments, tokens
 
 
 def new_columns(mask: Any, tokens: Tensor, n_cached: int) -> Tensor:

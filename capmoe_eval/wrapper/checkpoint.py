@@ -1,4 +1,4 @@
-"""Load a checkpoint of transformers: all tensors from its files, and none of its code."""
+"""Load a checkpoint of transformers whole, or refuse it; none of its code runs."""
 
 from __future__ import annotations
 
@@ -37,9 +37,6 @@ def load_checkpoint(
         field: The setting that ``name`` came from, for messages.
         **settings: Arguments of ``from_pretrained``; ``trust_remote_code`` is false by default.
 
-    Returns:
-        The model.
-
     Raises:
         UsageError: If it cannot be loaded, or not whole; the line names the first tensors.
     """
@@ -62,12 +59,13 @@ def load_checkpoint(
 
 def _unfit(model: PreTrainedModel, report: dict[str, Any]) -> dict[str, list[str]]:
     """Return the names of the tensors that do not fit, by problem."""
-    prefixes = {found[0] for key in model.state_dict() if (found := _LAYERS.match(key))}
-    surplus = [
-        key
-        for key in report["unexpected_keys"]
-        if (found := _LAYERS.match(key)) and found[0] in prefixes
-    ]
+
+    def prefix(key: str) -> str | None:
+        found = _LAYERS.match(key)
+        return found[0] if found else None
+
+    prefixes = {prefix(key) for key in model.state_dict()} - {None}
+    surplus = [key for key in report["unexpected_keys"] if prefix(key) in prefixes]
     shapes = [
         f"{key} {tuple(stored)} for {tuple(wanted)}"
         for key, stored, wanted in report["mismatched_keys"]
@@ -83,27 +81,14 @@ def _unfit(model: PreTrainedModel, report: dict[str, Any]) -> dict[str, list[str
 
 
 def load_tokenizer(field: str, name: str, revision: str) -> Any:
-    """Load a tokenizer.
-
-    Args:
-        field: The setting that ``name`` came from, for messages.
-        name: Hub id or directory.
-        revision: Branch, tag or commit on the hub.
-
-    Raises:
-        UsageError: If it cannot be loaded.
-    """
+    """Load a tokenizer as :func:`load_checkpoint` loads a model."""
     with one_line(field, name):
         return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
 
 
 @contextmanager
 def one_line(field: str, name: str | Path) -> Iterator[None]:
-    """Turn every exception of a ``with`` block that loads something into an error of one line.
-
-    Args:
-        field: The setting that ``name`` came from.
-        name: Hub id or directory.
+    """Turn every exception of a ``with`` block that loads ``field=name`` into an error of one line.
 
     Raises:
         UsageError: For any exception, because damaged files make the libraries raise many kinds.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.routing.assign import Assignment, Scores, assign, expert_load
 from capmoe_eval.routing.method import Method
-from capmoe_eval.wrapper.call import cached_positions, new_columns, read_call
+from capmoe_eval.wrapper.call import new_columns, read_call
 from capmoe_eval.wrapper.generation import Generation
 from capmoe_eval.wrapper.kernel import kept_pairs_kernel
 from capmoe_eval.wrapper.layer_meter import LayerMeter
@@ -32,11 +32,11 @@ RouterOutput = tuple[Tensor, Tensor, Tensor]  # logits [N, E], weights [N, K], i
 
 
 @contextmanager
-def hooked(model: nn.Module, layers: list[MoeLayer], meter: Meter) -> Iterator[None]:
+def hooked(model: nn.Module, meter: Meter) -> Iterator[None]:
     """Install hooks and kernels, and remove them on exit, also on an exception."""
-    hooks = _ForwardHooks(model, layers, meter)
+    hooks = _ForwardHooks(model, meter)
     with ExitStack() as stack:
-        for layer in layers:
+        for layer in (of_layer.layer for of_layer in meter.layers):
             setattr(layer.router, ACTIVE, True)
             stack.callback(delattr, layer.router, ACTIVE)
             # Experts that are spread over processes never get a dropped slot: it is not sent.
@@ -51,46 +51,41 @@ def hooked(model: nn.Module, layers: list[MoeLayer], meter: Meter) -> Iterator[N
 class _ForwardHooks:
     """The hooks of one :func:`hooked` block."""
 
-    def __init__(self, model: nn.Module, layers: list[MoeLayer], meter: Meter) -> None:
+    def __init__(self, model: nn.Module, meter: Meter) -> None:
         self._model = model
-        self._layers = layers
         self._meter = meter
         self._signature = inspect.signature(model.forward)
-        self._ranks = layers[0].ranks
+        self._ranks = meter.layers[0].layer.ranks
         self._plan: ForwardPlan | None = None
         self._last: ForwardPlan | None = None  # the forward that a backward pass may recompute
         self.generation = Generation()
 
     def install(self) -> Iterator[Any]:
         """Register the hooks and yield their handles."""
-        before, after = self._unless_aside(self._before_forward, self._after_forward)
-        yield self._model.register_forward_pre_hook(before, with_kwargs=True)
-        yield self._model.register_forward_hook(after)
-        for number, layer in enumerate(self._layers):
-            meter = self._meter.layers[number]
-            router, experts = self._unless_aside(
-                self._router_hook(number, layer, meter), self._experts_hook(number, layer, meter)
-            )
-            yield layer.router.register_forward_hook(router)
-            yield layer.experts.register_forward_pre_hook(experts, with_kwargs=True)
 
-    def _unless_aside(self, *hooks: Callable[..., Any]) -> list[Callable[..., Any]]:
-        """Return the hooks, disabled inside :meth:`Meter.aside`."""
-
-        def guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
+        def unless_aside(hook: Callable[..., Any]) -> Callable[..., Any]:
             return lambda *call: None if self._meter.is_aside else hook(*call)
 
-        return [guarded(hook) for hook in hooks]
+        before, after = unless_aside(self._before_forward), unless_aside(self._after_forward)
+        yield self._model.register_forward_pre_hook(before, with_kwargs=True)
+        yield self._model.register_forward_hook(after)
+        for number, meter in enumerate(self._meter.layers):
+            router = unless_aside(self._router_hook(number, meter))
+            experts = unless_aside(self._experts_hook(number, meter))
+            yield meter.layer.router.register_forward_hook(router)
+            yield meter.layer.experts.register_forward_pre_hook(experts, with_kwargs=True)
 
     # The forward of the whole model.
 
     def _before_forward(
         self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        given, tokens = read_call(self._signature, args, kwargs)
-        step, n_cached = self.generation.take_step(), cached_positions(given)
+        arguments, tokens = read_call(self._signature, args, kwargs)
+        cache = arguments.get("past_key_values")
+        n_cached = 0 if cache is None else int(cache.get_seq_length())
+        step = self.generation.take_step()
         decode = not step.first if step else tokens.shape[1] == 1 and n_cached > 0
-        mask = given.get("attention_mask")
+        mask = arguments.get("attention_mask")
         if step and getattr(mask, "ndim", None) != 2:
             mask = None if step.mask is None else self._ranks.own(step.mask)
         meter = self._meter
@@ -122,9 +117,10 @@ class _ForwardHooks:
     def _after_forward(self, _model: nn.Module, _args: Any, _output: Any) -> None:
         plan, self._plan = self._plan, None
         assert plan is not None
-        expected = [(n, part) for n in range(len(self._layers)) for part in ("router", "experts")]
+        names = [meter.layer.name for meter in self._meter.layers]
+        expected = [(n, part) for n in range(len(names)) for part in ("router", "experts")]
         if plan.seen != expected:
-            missing = [self._layers[n].name for n, part in expected if (n, part) not in plan.seen]
+            missing = [names[n] for n, part in expected if (n, part) not in plan.seen]
             raise EnforcementError(
                 f"not every MoE layer ran exactly once in a forward: {missing or 'some ran twice'}"
             )
@@ -147,10 +143,8 @@ class _ForwardHooks:
 
     # The forward of one layer.
 
-    def _router_hook(
-        self, number: int, layer: MoeLayer, meter: LayerMeter
-    ) -> Callable[..., RouterOutput | None]:
-        method = self._meter.method
+    def _router_hook(self, number: int, meter: LayerMeter) -> Callable[..., RouterOutput | None]:
+        method, layer = self._meter.method, meter.layer
         experts: Any = layer.experts
         kept_pairs = hasattr(experts, "capmoe_untouched")
 
@@ -161,22 +155,24 @@ class _ForwardHooks:
                 experts.capmoe_untouched = True
             if not plan.constrained:
                 return None
-            logits_NE, _, topk_NK = output
+            logits_NE, weight_NK, topk_NK = output
             groups = plan.groups_on(topk_NK.device)
             if len(topk_NK) != groups.n_rows:
                 raise EnforcementError(
                     f"{layer.name}: {len(topk_NK)} rows for {groups.n_rows} tokens"
                 )
-            everyone = groups.every_row_counts
-            logits_TE, weight_TK, topk_TK = output
-            if not everyone:
-                logits_TE, weight_TK, topk_TK = (
-                    part.index_select(0, groups.rows_T) for part in output
-                )
+            everyone, rows_T = groups.every_row_counts, groups.rows_T
+            logits_TE, weight_TK, topk_TK = (
+                part if everyone else part.index_select(0, rows_T)
+                for part in (logits_NE, weight_NK, topk_NK)
+            )
             scores = layer.gate.scores(logits_TE, topk_TK)
-            if again:
-                _check_same_choice(layer, plan.choices[number], topk_TK)
-            else:
+            if again and not torch.equal(plan.choices[number], topk_TK):
+                raise EnforcementError(
+                    f"{layer.name}: the backward pass computes another forward again than the last "
+                    "one; with gradient checkpointing, go backward after every forward"
+                )
+            if not again:
                 plan.choices[number] = topk_TK
                 with torch.no_grad():  # not part of the graph of a backward pass
                     deviation = layer.gate.deviation(scores, weight_TK, topk_TK)
@@ -195,21 +191,21 @@ class _ForwardHooks:
             if kept_pairs:
                 experts.capmoe_untouched = False
             weight_TS = _combine_weights(layer, method, scores, assignment, weight_TK, changed_T)
-            # A row that does not count is sent to no expert: it takes no slot.
             dropped_TS = ~assignment.keep_TS
-            index_NS = assignment.index_TS.masked_fill(dropped_TS, layer.n_experts)
-            weight_NS = weight_TS.masked_fill(dropped_TS, 0.0)
-            if not everyone:
-                shape = (groups.n_rows, dropped_TS.shape[1])
-                nowhere_NS = index_NS.new_full(shape, layer.n_experts)
-                index_NS = nowhere_NS.index_copy_(0, groups.rows_T, index_NS)
-                weight_NS = weight_NS.new_zeros(shape).index_copy_(0, groups.rows_T, weight_NS)
+            index_TS = assignment.index_TS.masked_fill(dropped_TS, layer.n_experts)
+            weight_TS = weight_TS.masked_fill(dropped_TS, 0.0)
+            if everyone:
+                return logits_NE, weight_TS, index_TS
+            # A row that does not count is sent to no expert: it takes no slot.
+            shape = (groups.n_rows, dropped_TS.shape[1])
+            index_NS = index_TS.new_full(shape, layer.n_experts).index_copy_(0, rows_T, index_TS)
+            weight_NS = weight_TS.new_zeros(shape).index_copy_(0, rows_T, weight_TS)
             return logits_NE, weight_NS, index_NS
 
         return hook
 
-    def _experts_hook(self, number: int, layer: MoeLayer, meter: LayerMeter) -> Callable[..., None]:
-        signature = inspect.signature(type(layer.experts).forward)
+    def _experts_hook(self, number: int, meter: LayerMeter) -> Callable[..., None]:
+        signature = inspect.signature(type(meter.layer.experts).forward)
         index_name = list(signature.parameters)[2]  # (self, hidden, index, weights)
 
         def hook(experts: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -220,19 +216,6 @@ class _ForwardHooks:
             meter.note_experts(index_NS, plan)
 
         return hook
-
-
-def _check_same_choice(layer: MoeLayer, choice_TK: Tensor, again_TK: Tensor) -> None:
-    """Raise if a backward pass recomputes another forward than the last one.
-
-    Raises:
-        EnforcementError: If the router chose other experts than in the last forward.
-    """
-    if not torch.equal(choice_TK, again_TK):
-        raise EnforcementError(
-            f"{layer.name}: the backward pass computes another forward again than the last one; "
-            "with gradient checkpointing, go backward after every forward"
-        )
 
 
 def _combine_weights(

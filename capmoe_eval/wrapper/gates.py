@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -40,29 +40,20 @@ _SUMS = ((False, 0.0), (True, 0.0), (True, 1e-6))
 
 @dataclass(frozen=True)
 class GateRecipe:
-    """A family's computation of scores and weights from logits.
+    """A family's computation of scores and weights from logits."""
 
-    Attributes:
-        activation: ``softmax`` over all experts, ``sigmoid`` of each (DeepSeek-V3),
-            ``sqrtsoftplus`` (√softplus of each, DeepSeek-V4), or ``none`` where the router returns
-            scores in place of logits (Gemma 4).
-        normalises: Whether the weights are divided by their sum over the top-k.
-        epsilon: Number that is added to that sum (LFM2).
-        groups: How experts are limited to the best groups: not at all (``none``), by each group's
-            ``max`` (DeepSeek-V2), or by the sum of its ``top2`` (DeepSeek-V3).
-        biased: Quantity that a bias is added to for the choice, not for the weights: ``none``, the
-            ``scores`` (DeepSeek-V3, ERNIE-4.5), or the ``logits`` (Kolibri).
-        scales: Whether each expert's weight has a factor of its own (Gemma 4).
-        fixed: Whether a token's experts do not depend on the scores (DeepSeek-V4's first layers).
-    """
-
+    # softmax over all experts; sigmoid of each (DeepSeek-V3); √softplus of each (DeepSeek-V4); none
+    # where the router returns scores in place of logits (Gemma 4)
     activation: Activation = "softmax"
-    normalises: bool = False
-    epsilon: float = 0.0
+    normalises: bool = False  # the weights are divided by their sum over the top-k,
+    epsilon: float = 0.0  # to which this number is added (LFM2)
+    # experts are limited to the groups with the best maximum (DeepSeek-V2) or sum of two (V3)
     groups: Groups = "none"
+    # a bias is added for the choice, not for the weights, to the scores (DeepSeek-V3, ERNIE-4.5) or
+    # to the logits (Kolibri)
     biased: Biased = "none"
-    scales: bool = False
-    fixed: bool = False
+    scales: bool = False  # each expert's weight has a factor of its own (Gemma 4)
+    fixed: bool = False  # a token's experts do not depend on the scores (DeepSeek-V4, first layers)
 
 
 def whole(tensor: Any) -> Tensor:
@@ -73,15 +64,10 @@ def whole(tensor: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class ExpertTensor:
-    """A tensor with one number per expert, in the router or in the block around it.
+    """A tensor with one number per expert, in the router or in the block around it."""
 
-    Attributes:
-        owner: The router, or the block around it.
-        name: Dotted name in its owner.
-    """
-
-    owner: nn.Module
-    name: str
+    owner: nn.Module  # the router, or the block around it
+    name: str  # dotted name in its owner
 
     @property
     def value_E(self) -> Tensor:
@@ -89,30 +75,21 @@ class ExpertTensor:
         return whole(operator.attrgetter(self.name)(self.owner)).detach().reshape(-1).float()
 
 
-@dataclass(frozen=True, eq=False)
-class _Assumed:
-    """The numbers [E] that a router was probed with in place of an :class:`ExpertTensor`."""
-
-    value_E: Tensor
-
-
 @dataclass(frozen=True)
 class Gate:
-    """A router's recipe with the router's own parameters.
-
-    Attributes:
-        recipe: How scores and weights are computed.
-        router: The router; the recipe reads its numbers of groups.
-        bias: The bias for the choice, if the recipe has one.
-        expert_scale: The factor of each expert, if the recipe has one.
-        scale: Factor on all weights (DeepSeek's ``routed_scaling_factor``).
-    """
+    """A router's recipe with the router's own parameters."""
 
     recipe: GateRecipe
     router: nn.Module
-    bias: ExpertTensor | _Assumed | None = None
-    expert_scale: ExpertTensor | _Assumed | None = None
-    scale: float = 1.0
+    bias: ExpertTensor | None = None  # for the choice
+    expert_scale: ExpertTensor | None = None  # the factor of each expert
+    scale: float = 1.0  # factor on all weights (DeepSeek's routed_scaling_factor)
+    # Numbers [E] to compute with in place of the tensors' own.
+    stand_ins: Mapping[ExpertTensor, Tensor] = field(default_factory=dict, compare=False)
+
+    def _numbers(self, tensor: ExpertTensor) -> Tensor:
+        stand_in_E = self.stand_ins.get(tensor)
+        return tensor.value_E if stand_in_E is None else stand_in_E
 
     def scores(self, logits_TE: Tensor, topk_TK: Tensor) -> Scores:
         """Return the scores that a capacity decides by, from this router's logits and top-k."""
@@ -120,7 +97,7 @@ class Gate:
         choice_TE = None
         if self.bias is not None:
             ranked_TE = score_TE if self.recipe.biased == "scores" else logits_TE.float()
-            choice_TE = ranked_TE + self.bias.value_E
+            choice_TE = ranked_TE + self._numbers(self.bias)
         eligible_TE = None
         if self.recipe.groups != "none":
             eligible_TE = self._eligible(score_TE if choice_TE is None else choice_TE)
@@ -157,7 +134,7 @@ class Gate:
             least = getattr(self.router, "norm_min", 1e-20)
             weight_TS = weight_TS / (total_T1 + self.recipe.epsilon).clamp_min(least)
         if self.expert_scale is not None:
-            weight_TS = weight_TS * self.expert_scale.value_E[index_TS]
+            weight_TS = weight_TS * self._numbers(self.expert_scale)[index_TS]
         return weight_TS * self.scale
 
     def deviation(self, scores: Scores, weight_TK: Tensor, topk_TK: Tensor) -> Tensor:
@@ -181,7 +158,7 @@ def tolerance(dtype: torch.dtype) -> float:
 
 def find_gate(
     router: nn.Module,
-    given: Mapping[ExpertTensor, Tensor],
+    stand_ins: Mapping[ExpertTensor, Tensor],
     logits_TE: Tensor,
     weight_TK: Tensor,
     topk_TK: Tensor,
@@ -192,24 +169,21 @@ def find_gate(
 
     Args:
         router: The router.
-        given: Tensors that may be a bias or a factor of each expert, with the numbers [E] that the
-            router was probed with in their place.
-        logits_TE: The router's logits for some rows.
-        weight_TK: Its weights for them.
-        topk_TK: Its choice for them.
+        stand_ins: Tensors that may be a bias or a factor of each expert, with the numbers [E] that
+            the router was probed with in their place.
+        logits_TE: The router's logits.
+        weight_TK: Its weights.
+        topk_TK: Its choice.
         fixed: Whether its choice does not depend on the hidden states.
     """
-    places: dict[object, ExpertTensor] = {}
-    assumed = [_Assumed(value_E) for value_E in given.values()]
-    places.update(zip(assumed, given, strict=True))
     for activation in _ACTIVATIONS:
         if activation == "none" and bool((logits_TE < 0).any()):
             continue  # scores are not negative
         fitting = []
-        for (normalises, epsilon), factor in itertools.product(_SUMS, (None, *assumed)):
+        for (normalises, epsilon), factor in itertools.product(_SUMS, (None, *stand_ins)):
             scales = factor is not None
             recipe = GateRecipe(activation, normalises, epsilon, scales=scales, fixed=fixed)
-            gate = Gate(recipe, router, expert_scale=factor)
+            gate = Gate(recipe, router, expert_scale=factor, stand_ins=stand_ins)
             # Neither groups nor a bias change the weight of a chosen expert.
             scores = gate.scores(logits_TE, topk_TK)
             scale = _scale(router, weight_TK, gate.weights(scores, topk_TK))
@@ -218,13 +192,9 @@ def find_gate(
             if deviation <= tolerance(weight_TK.dtype):
                 fitting.append((deviation, gate))
         for _, gate in sorted(fitting, key=lambda fit: fit[0]):
-            for choice in _choices(gate, assumed):
+            for choice in _choices(gate):
                 if fixed or _chooses(choice.scores(logits_TE, topk_TK), topk_TK):
-                    return dataclasses.replace(
-                        choice,
-                        bias=places.get(choice.bias),
-                        expert_scale=places.get(choice.expert_scale),
-                    )
+                    return dataclasses.replace(choice, stand_ins={})
     return None
 
 
@@ -235,12 +205,12 @@ def _scale(router: nn.Module, weight_TK: Tensor, expected_TK: Tensor) -> float:
     return min([1.0, *own, 1 / weight_TK.shape[1]], key=lambda number: abs(ratio / number - 1))
 
 
-def _choices(gate: Gate, assumed: list[_Assumed]) -> Iterator[Gate]:
+def _choices(gate: Gate) -> Iterator[Gate]:
     """Yield the gate with every combination of groups and bias for the choice."""
     grouped = (getattr(gate.router, "num_group", None) or 1) > 1
     groups: list[Groups] = ["none", "max", "top2"] if grouped else ["none"]
-    biases: list[tuple[Biased, _Assumed | None]] = [("none", None)]
-    for added in assumed:
+    biases: list[tuple[Biased, ExpertTensor | None]] = [("none", None)]
+    for added in gate.stand_ins:
         biases += [("scores", added), ("logits", added)]
     for group, (biased, bias) in itertools.product(groups, biases):
         recipe = dataclasses.replace(gate.recipe, groups=group, biased=biased)

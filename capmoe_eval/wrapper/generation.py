@@ -1,4 +1,4 @@
-"""Follow ``generate``, to know which forward is the prompt's and the mask before it is changed."""
+"""Follow ``generate``: which forward computes the prompt, and the mask of the tokens."""
 
 from __future__ import annotations
 
@@ -13,15 +13,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Step:
-    """One forward of a generation.
+    """One forward of a generation."""
 
-    Attributes:
-        first: Whether it computes the prompt; the other steps compute generated tokens.
-        mask: The 2-dimensional mask of prompt and generated tokens, before transformers converts it
-            for a static cache, where pads can no longer be read from it; None if there is none.
-    """
-
-    first: bool
+    first: bool  # it computes the prompt; the other steps compute generated tokens
+    # The 2-dimensional mask of prompt and generated tokens, before transformers converts it for a
+    # static cache, where pads can no longer be read from it; None if there is none.
     mask: Tensor | None
 
 
@@ -67,6 +63,7 @@ def _replace(stack: ExitStack, model: Any, name: str, with_stock: Callable[..., 
     """Replace a method of one object until the stack closes."""
     stock, own = getattr(model, name), vars(model).get(name)
     setattr(model, name, functools.wraps(stock)(functools.partial(with_stock, stock)))
-    stack.callback(delattr, model, name) if own is None else stack.callback(
-        setattr, model, name, own
-    )
+    if own is None:
+        stack.callback(delattr, model, name)
+    else:
+        stack.callback(setattr, model, name, own)

@@ -91,8 +91,8 @@ def kept_pairs_forward(
 def combine(rows_PH: Tensor, keep_TS: Tensor, place_P: Tensor | None = None) -> Tensor:
     """Sum the rows of each token in float32, in slot order.
 
-    A token's rows are one bag. One thread sums a bag row by row (on a GPU, one thread per column),
-    so that the sum is reproducible.
+    One thread sums a token's rows one by one (on a GPU, one thread per column), so that the sum is
+    reproducible.
 
     Args:
         rows_PH: The weighted outputs of the kept pairs.

@@ -17,7 +17,7 @@ from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.plan import GAMMA_GRID, ForwardPlan
 
 # Shape suffixes: N rows of the batch, T counted tokens, K = top-k, S slots, E experts, G groups,
-# U bounded units (experts, or devices), Γ capacity factors of the grid.
+# U bounded units (experts, or devices), X capacity factors of the grid, R ranks.
 
 _SCALARS = (
     "tokens",  # counted tokens T, summed over forwards
@@ -32,39 +32,47 @@ _SCALARS = (
     "unenforced",  # forwards with an overloaded bucket in which nothing was dropped
     "overloaded",  # forwards with an overloaded bucket
 )
+_BREACHES = {
+    "violations": "bound exceeded in {} buckets",
+    "pad_slots": "{} slots taken by pads",
+    "unenforced": "{} overloads without a drop",
+}
 
 
 class LayerMeter:
-    """Sums over the constrained forwards of one layer, kept on the layer's device."""
+    """Sums over the constrained forwards of one layer, kept on the layer's device.
+
+    Attributes:
+        layer: The layer.
+        forwards: Number of constrained forwards.
+        deviation: Largest deviation of the recipe's weights from the router's; None before the
+            first forward.
+    """
 
     def __init__(self, layer: MoeLayer, method: Method) -> None:
         self.layer = layer
-        self._method = method
-        self._units = layer.n_experts if method.granularity == "expert" else method.ep_size
-        self._local = experts_per_rank(layer.n_experts, method.ep_size)
         self.forwards = 0
-        self._sums: dict[str, Tensor] = {}
-        self._peaks: dict[str, list[Tensor]] = {}
-        self._demand_GE: Tensor | None = None
         self.deviation: Tensor | None = None
-        self._score_by_rank_E: Tensor | None = None
         self._tolerance = 0.0
+        self._method = method
+        self._experts_per_rank = experts_per_rank(layer.n_experts, method.ep_size)
+        self._sums: dict[str, Any] = {}  # tensors, and whole numbers known on the host
+        self._peaks: dict[str, list[Tensor]] = {}
+        self._demand_GE: Tensor | None = None  # of the forward whose experts have not run yet
 
-    def _add(self, name: str, amount: Tensor | int) -> None:
-        """Add to a sum without waiting for the device."""
-        if name in self._sums:
-            self._sums[name] += amount
-        else:
-            self._sums[name] = torch.as_tensor(amount, dtype=torch.int64).clone()
+    def _add(self, **amounts: Tensor | int) -> None:
+        """Add to the sums without waiting for the device."""
+        for name, amount in amounts.items():
+            self._sums[name] = self._sums.get(name, 0) + amount
 
     def note_router(
         self, topk_TK: Tensor, groups: TokenGroups, deviation: Tensor, dtype: torch.dtype
     ) -> None:
-        """Count the router's own choice, before any capacity.
+        """Count the router's own choice for the counted tokens, before any capacity.
 
         Args:
-            topk_TK: The router's choice for the counted tokens.
-            groups: Their capacity groups.
+            topk_TK: The choice.
+            groups: The tokens' capacity groups.
             deviation: Deviation of the recipe's weights from the router's, a scalar.
             dtype: Precision of the router's weights.
         """
@@ -78,9 +86,7 @@ class LayerMeter:
     def note_scores(self, score_TE: Tensor) -> None:
         """Add up the gate scores by rank, a token's highest first (Figure 8)."""
         ranked_E = _sorted(score_TE.detach()).sum(dim=0, dtype=torch.float64).flip(0)
-        ranked_E = self.layer.ranks.total(ranked_E)
-        known = self._score_by_rank_E
-        self._score_by_rank_E = ranked_E if known is None else known + ranked_E
+        self._add(score_by_rank=self.layer.ranks.total(ranked_E))
 
     def note_experts(self, index_NS: Tensor, plan: ForwardPlan) -> None:
         """Count the pairs that the experts were called with, and compare them with the bound.
@@ -94,10 +100,9 @@ class LayerMeter:
         """
         n_experts, top_k = self.layer.n_experts, self.layer.top_k
         groups = plan.groups_on(index_NS.device)
-        demand_GE = self._demand_GE
+        demand_GE, self._demand_GE = self._demand_GE, None
         if demand_GE is None:
             raise EnforcementError(f"{self.layer.name}: the experts ran without their router")
-        self._demand_GE = None
         index_TS = index_NS if groups.every_row_counts else index_NS[groups.rows_T]
         computed_TS = index_TS < n_experts
         kept_GE = _loads(index_TS.clamp_max(n_experts - 1), computed_TS, groups, n_experts)
@@ -111,75 +116,75 @@ class LayerMeter:
         demand_GE, kept_GE, dropped, added, lost_all, pad_slots = self.layer.ranks.totals(
             demand_GE, kept_GE, dropped, added, lost_all, pad_slots
         )
-
         self.forwards += 1
-        self._add("tokens", groups.n_tokens)
-        self._add("assignments", groups.n_tokens * top_k)
-        self._add("dropped", dropped)
-        self._add("added", added)
-        self._add("lost_all", lost_all)
-        self._add("pad_slots", pad_slots)
-        self._add("load_before", demand_GE.sum(dim=0))
-        self._add("load_after", kept_GE.sum(dim=0))
-        self._note_peaks(demand_GE, kept_GE, groups)
+        self._add(
+            tokens=groups.n_tokens,
+            assignments=groups.n_tokens * top_k,
+            dropped=dropped,
+            added=added,
+            lost_all=lost_all,
+            pad_slots=pad_slots,
+            load_before=demand_GE.sum(dim=0),
+            load_after=kept_GE.sum(dim=0),
+        )
+        if groups.n_tokens:
+            self._note_peaks("before", demand_GE.sum(dim=0), groups.n_tokens)
+            self._note_peaks("after", kept_GE.sum(dim=0), groups.n_tokens)
         self._note_bounds(demand_GE, kept_GE, dropped, plan)
 
-    def _note_peaks(self, demand_GE: Tensor, kept_GE: Tensor, groups: TokenGroups) -> None:
+    def _note_peaks(self, when: str, load_E: Tensor, n_tokens: int) -> None:
         """Record the highest load over the mean load N̄ before any drop (Figures 1, 2, 13-16)."""
-        mean = groups.n_tokens * self.layer.top_k / self.layer.n_experts
-        if not mean:
-            return
-        loads = {"before": demand_GE.sum(dim=0), "after": kept_GE.sum(dim=0)}
-        for when, load_E in loads.items():
-            self._peaks.setdefault(f"expert_{when}", []).append(load_E.max() / mean)
-            device_load = load_E.view(-1, self._local).sum(dim=1).max()
-            peak = device_load / (mean * self._local)
-            self._peaks.setdefault(f"device_{when}", []).append(peak)
+        mean = n_tokens * self.layer.top_k / self.layer.n_experts
+        device_load_R = load_E.view(-1, self._experts_per_rank).sum(dim=1)
+        device_peak = device_load_R.max() / (mean * self._experts_per_rank)
+        self._peaks.setdefault(f"expert_{when}", []).append(load_E.max() / mean)
+        self._peaks.setdefault(f"device_{when}", []).append(device_peak)
 
     def _note_bounds(
         self, demand_GE: Tensor, kept_GE: Tensor, dropped: Tensor, plan: ForwardPlan
     ) -> None:
-        method, n_experts, top_k = self._method, self.layer.n_experts, self.layer.top_k
+        """Compare the loads with the capacities at the method's γ, and at those of the grid."""
+        method, n_experts = self._method, self.layer.n_experts
+        size = (self.layer.top_k, n_experts, demand_GE.device)
         demand_GU, kept_GU = self._by_unit(demand_GE), self._by_unit(kept_GE)
-        grid = plan.grid(method, top_k, n_experts, demand_GU.device)[:, :, None]
-        self._add("grid_dropped", (demand_GU - grid).clamp_min(0).sum(dim=(1, 2)))
-        self._add("grid_unused", (grid - demand_GU).clamp_min(0).sum(dim=(1, 2)))
-        self._add("grid_slots", grid.expand(-1, -1, self._units).sum(dim=(1, 2)))
+        grid_XGU = plan.capacities(GAMMA_GRID, *size)[:, :, None].expand(-1, *demand_GU.shape)
+        self._add(
+            grid_dropped=(demand_GU - grid_XGU).clamp_min(0).sum(dim=(1, 2)),
+            grid_unused=(grid_XGU - demand_GU).clamp_min(0).sum(dim=(1, 2)),
+            grid_slots=grid_XGU.sum(dim=(1, 2)),
+        )
         if method.name == "expert_drop":
             lowest = demand_GE.sum(dim=0).argsort(stable=True)[: max(1, n_experts // 10)]
-            self._add("violations", (kept_GE.sum(dim=0)[lowest] > 0).sum())
-        limit_G = plan.limits(method, top_k, n_experts, demand_GU.device)
-        if limit_G is None:
+            self._add(violations=(kept_GE.sum(dim=0)[lowest] > 0).sum())
+        if method.gamma is None:
             return
+        (limit_G,) = plan.capacities((method.gamma,), *size)
         limit_GU = limit_G[:, None].expand_as(kept_GU)
         overloaded = (demand_GU > limit_GU).any()
-        self._add("slots", limit_GU.sum())
-        self._add("unused_slots", (limit_GU - kept_GU).clamp_min(0).sum())
-        self._add("violations", (kept_GU > limit_GU).sum())
-        self._add("overloaded", overloaded.long())
-        self._add("unenforced", (overloaded & (dropped == 0)).long())
+        self._add(
+            slots=limit_GU.sum(),
+            unused_slots=(limit_GU - kept_GU).clamp_min(0).sum(),
+            violations=(kept_GU > limit_GU).sum(),
+            overloaded=overloaded.long(),
+            unenforced=(overloaded & (dropped == 0)).long(),
+        )
 
     def _by_unit(self, load_GE: Tensor) -> Tensor:
+        """Return the loads of experts as loads of the units that a capacity bounds [G, U]."""
         if self._method.granularity == "expert":
             return load_GE
-        return load_GE.view(len(load_GE), -1, self._local).sum(dim=2)
+        return load_GE.view(len(load_GE), -1, self._experts_per_rank).sum(dim=2)
 
     def broken(self) -> Tensor:
         """Return the number of broken promises of this layer so far, a scalar on its device."""
-        names = ("violations", "pad_slots", "unenforced")
-        broken = sum((self._sums[name] for name in names if name in self._sums), torch.tensor(0))
+        broken: Tensor = torch.tensor(0) + sum(self._sums.get(name, 0) for name in _BREACHES)
         if self.deviation is not None:
             broken = broken + (self.deviation > self._tolerance).to(broken.device)
         return broken
 
     def breaches(self) -> str:
         """Return the broken promises of this layer in words, or an empty string."""
-        said = {
-            "violations": "bound exceeded in {} buckets",
-            "pad_slots": "{} slots taken by pads",
-            "unenforced": "{} overloads without a drop",
-        }
-        parts = [text.format(self.count(name)) for name, text in said.items() if self.count(name)]
+        parts = [text.format(n) for name, text in _BREACHES.items() if (n := self.count(name))]
         off = 0.0 if self.deviation is None else float(self.deviation)
         if off > self._tolerance:
             parts.append(f"weights off by {off:.1e}" if off < math.inf else "weights are NaN")
@@ -187,12 +192,13 @@ class LayerMeter:
 
     def count(self, name: str) -> int:
         """Return one of the sums, 0 if nothing was counted."""
-        return int(self._sums[name]) if name in self._sums else 0
+        return int(self._sums.get(name, 0))
 
     def report(self) -> dict[str, Any]:
         """Return the layer's statistics, JSON-ready; see ``docs/results.md``."""
         counts = {name: self.count(name) for name in _SCALARS}
         total = max(counts["assignments"], 1)
+        grid = zip(self._list("grid_unused"), self._list("grid_slots"), strict=True)
         return {
             "name": self.layer.name,
             "n_experts": self.layer.n_experts,
@@ -200,7 +206,7 @@ class LayerMeter:
             "forwards": self.forwards,
             **counts,
             "drop_rate": counts["dropped"] / total,
-            "pad_waste": counts["unused_slots"] / counts["slots"] if counts["slots"] else None,
+            "pad_waste": _share(counts["unused_slots"], counts["slots"]),
             "load_before": self._list("load_before"),
             "load_after": self._list("load_after"),
             "score_by_rank": self._scores(),
@@ -208,25 +214,20 @@ class LayerMeter:
             "grid": {
                 "gamma": list(GAMMA_GRID),
                 "drop_rate": [n / total for n in self._list("grid_dropped")],
-                "pad_waste": [
-                    unused / slots if slots else None
-                    for unused, slots in zip(
-                        self._list("grid_unused"), self._list("grid_slots"), strict=True
-                    )
-                ],
+                "pad_waste": [_share(unused, slots) for unused, slots in grid],
             },
             "weight_deviation": 0.0 if self.deviation is None else _finite(float(self.deviation)),
         }
 
     def _scores(self) -> list[float | None] | None:
         """Return the mean gate score by rank [E], or None if none was noted."""
-        if self._score_by_rank_E is None:
+        if "score_by_rank" not in self._sums:
             return None
-        mean_E = self._score_by_rank_E / max(self.count("tokens"), 1)
-        return [_finite(round(score, 8)) for score in mean_E.tolist()]
+        tokens = max(self.count("tokens"), 1)
+        return [_finite(round(score / tokens, 8)) for score in self._list("score_by_rank")]
 
-    def _list(self, name: str) -> list[int]:
-        return [int(n) for n in self._sums[name].tolist()] if name in self._sums else []
+    def _list(self, name: str) -> list[Any]:
+        return self._sums[name].tolist() if name in self._sums else []
 
 
 def _sorted(score_TE: Tensor) -> Tensor:
@@ -247,6 +248,10 @@ def _loads(index_TS: Tensor, counts_TS: Tensor, groups: TokenGroups, n_experts: 
 def _summary(peaks: list[Tensor]) -> dict[str, float]:
     values = torch.stack(peaks).double()
     return {"mean": float(values.mean()), "max": float(values.max()), "last": float(values[-1])}
+
+
+def _share(unused: int, slots: int) -> float | None:
+    return unused / slots if slots else None
 
 
 def _finite(number: float) -> float | None:

@@ -1,4 +1,4 @@
-"""Find the MoE layers of a model and identify how their routers work, or refuse the model."""
+"""Find the MoE layers of a model and identify their routers, or refuse it."""
 
 from __future__ import annotations
 
@@ -25,25 +25,15 @@ _DEQUANTISE = (
 
 @dataclass(frozen=True)
 class MoeLayer:
-    """One MoE layer: its router, its experts, and the gate that describes the router.
+    """One MoE layer: its router, its experts, and the gate that describes the router."""
 
-    Attributes:
-        name: The layer's module path in the model.
-        router: Returns (logits [T, E], weights [T, K], indices [T, K]).
-        experts: Called with (hidden [T, H], indices, weights).
-        gate: How the router computes scores and weights.
-        n_experts: Routed experts E.
-        top_k: Experts K per token.
-        ranks: The processes that share its experts.
-    """
-
-    name: str
-    router: nn.Module
-    experts: nn.Module
+    name: str  # module path of the layer in the model
+    router: nn.Module  # returns (logits [T, E], weights [T, K], indices [T, K])
+    experts: nn.Module  # called with (hidden [T, H], indices, weights)
     gate: Gate
-    n_experts: int
-    top_k: int
-    ranks: Ranks = ALONE
+    n_experts: int  # routed experts E
+    top_k: int  # experts K per token
+    ranks: Ranks = ALONE  # the processes that share its experts
 
 
 def find_moe_layers(model: nn.Module) -> list[MoeLayer]:
@@ -57,7 +47,7 @@ def find_moe_layers(model: nn.Module) -> list[MoeLayer]:
     """
     model_name = type(model).__name__
     layers = [
-        _understand(model_name, name, parent, experts)
+        _read_layer(model_name, name, parent, experts)
         for name, parent in model.named_modules()
         for experts in parent.children()
         if _is_experts(experts)
@@ -78,7 +68,7 @@ def _is_experts(module: nn.Module) -> bool:
     return hasattr(module, "_is_expert_parallel") and hasattr(module, "num_experts")
 
 
-def _understand(model_name: str, name: str, parent: nn.Module, experts: nn.Module) -> MoeLayer:
+def _read_layer(model_name: str, name: str, parent: nn.Module, experts: nn.Module) -> MoeLayer:
     _check_dispatch(model_name, name, experts)
     ranks = ranks_of(experts)
     if experts._is_expert_parallel and ranks is ALONE:
@@ -91,42 +81,47 @@ def _understand(model_name: str, name: str, parent: nn.Module, experts: nn.Modul
     for child_name, child in parent.named_children():
         if child is experts or type(child) is nn.Linear:
             continue  # a shared expert's gate, not a router
-        given = _expert_tensors(child, parent, n_experts)
         try:
-            output = _probe(child, experts, given)
-        except Exception as error:
+            gate, top_k = _read_router(child, parent, experts, n_experts)
+        except Exception as error:  # any module may be tried as a router
             reasons.append(f"{child_name} ({type(child).__name__}): {_first_line(error)}")
             continue
-        logits_TE, _, topk_TK = output
-        if logits_TE.shape[-1] != n_experts:
-            reasons.append(f"{child_name}: {logits_TE.shape[-1]} logits for {n_experts} experts")
-            continue
-        gate = find_gate(child, given, *output)
-        if gate is None and _asks_for_tokens(child):
-            elsewhere = _probe(child, experts, given, seed=1)
-            if torch.equal(topk_TK, elsewhere[2]):
-                gate = find_gate(child, given, *output, fixed=True)
-        if gate is None:
-            unread = " (part of it is offloaded: a bias there cannot be read)"
-            reasons.append(
-                f"{child_name} ({type(child).__name__}): its weights are neither softmax nor "
-                "sigmoid scores of its logits, normalised or not"
-                f"{unread if any(part.is_meta for part in child.parameters()) else ''}"
-            )
-            continue
-        return MoeLayer(name, child, experts, gate, n_experts, topk_TK.shape[-1], ranks)
+        return MoeLayer(name, child, experts, gate, n_experts, top_k, ranks)
     raise UsageError(
         f"model={model_name}: the router of {name} is not understood: "
         f"{'; '.join(reasons) or 'no module beside the experts'}"
     )
 
 
-def _check_dispatch(model_name: str, name: str, experts: nn.Module) -> None:
-    """Refuse experts that transformers dispatches through another registry of kernels (FP8).
+def _read_router(
+    router: nn.Module, parent: nn.Module, experts: nn.Module, n_experts: int
+) -> tuple[Gate, int]:
+    """Return the gate and the top-k of a router.
 
     Raises:
-        UsageError: If the experts do not use ``ALL_EXPERTS_FUNCTIONS``.
+        TypeError: If it is not a router, or no recipe reproduces it.
     """
+    stand_ins = _expert_tensors(router, parent, n_experts)
+    output = _probe(router, experts, stand_ins)
+    logits_TE, _, topk_TK = output
+    if logits_TE.shape[-1] != n_experts:
+        raise TypeError(f"{logits_TE.shape[-1]} logits for {n_experts} experts")
+    gate = find_gate(router, stand_ins, *output)
+    if gate is None and _asks_for_tokens(router):
+        elsewhere = _probe(router, experts, stand_ins, seed=1)
+        if torch.equal(topk_TK, elsewhere[2]):
+            gate = find_gate(router, stand_ins, *output, fixed=True)
+    if gate is None:
+        unread = " (part of it is offloaded: a bias there cannot be read)"
+        raise TypeError(
+            "its weights are neither softmax nor sigmoid scores of its logits, normalised or not"
+            f"{unread if any(part.is_meta for part in router.parameters()) else ''}"
+        )
+    return gate, topk_TK.shape[-1]
+
+
+def _check_dispatch(model_name: str, name: str, experts: nn.Module) -> None:
+    """Refuse experts that transformers dispatches through another registry of kernels (FP8)."""
     forward: Any = type(experts).forward
     interface = inspect.getclosurevars(forward).nonlocals.get("experts_interface")
     if interface is not ALL_EXPERTS_FUNCTIONS:
@@ -142,7 +137,8 @@ def _expert_tensors(
     """Return the tensors with one number per expert, each with numbers [E] to probe the router by.
 
     They belong to the router, or to its block where the router's forward takes an argument of that
-    name. The numbers are random, so that the effect of each tensor can be told from the others'.
+    name. The numbers are random, so that the tensors' effects can be told apart; an offloaded
+    router, which loads its own again, is probed with those.
     """
     own = [*router.named_parameters(), *router.named_buffers()]
     asked = inspect.signature(router.forward).parameters.keys()
@@ -152,7 +148,6 @@ def _expert_tensors(
     offloaded = any(tensor.is_meta for _, tensor in own)
     generator = torch.Generator().manual_seed(1)
     return {
-        # An offloaded router loads its own numbers again, so it is probed with those.
         place: place.value_E
         if offloaded
         else torch.rand(n_experts, generator=generator).to(tensor.device)
@@ -164,18 +159,15 @@ def _expert_tensors(
 
 
 def _probe(
-    router: nn.Module, experts: nn.Module, given: Mapping[ExpertTensor, Tensor], *, seed: int = 0
+    router: nn.Module,
+    experts: nn.Module,
+    stand_ins: Mapping[ExpertTensor, Tensor],
+    *,
+    seed: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Run a module that may be a router on random hidden states, in float32.
+    """Return a possible router's logits, weights and indices for random hidden states, in float32.
 
-    Args:
-        router: The module.
-        experts: The experts beside it.
-        given: Numbers to use in place of the module's own and of its block's.
-        seed: Seed of the hidden states.
-
-    Returns:
-        Logits [T, E], weights [T, K] and indices [T, K].
+    ``stand_ins`` are numbers to use in place of the module's own and of its block's.
 
     Raises:
         TypeError: If it is not a router: it does not return (logits, weights, indices).
@@ -193,7 +185,7 @@ def _probe(
             for name, tensor in (*router.named_parameters(), *router.named_buffers())
         }
     lent = {}
-    for place, value_E in given.items():
+    for place, value_E in stand_ins.items():
         if place.owner is not router:
             lent[place.name] = value_E
         elif not offloaded:
@@ -255,21 +247,21 @@ _MLP_KINDS = _MOE_KINDS | {"dense", "mlp"}
 def _is_moe(text: Any, layer: int) -> bool:
     """Return whether a layer is MoE: whether no field of the configuration makes it dense."""
 
-    def said(field: str, default: int) -> int:
+    def value_of(field: str, default: int) -> int:
         value: int | None = getattr(text, field, None)
         return default if value is None else value
 
     first = max(
-        said(field, 0)
+        value_of(field, 0)
         for field in ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
     )
-    last = said("moe_layer_end_index", -1)
-    step = said("moe_layer_interval", said("decoder_sparse_step", 1))
-    period = said("expert_layer_period", 1)  # Jamba
+    last = value_of("moe_layer_end_index", -1)
+    step = value_of("moe_layer_interval", value_of("decoder_sparse_step", 1))
+    period = value_of("expert_layer_period", 1)  # Jamba
     return (
         first <= layer
         and (last < 0 or layer <= last)
         and (layer + 1) % step == 0
-        and layer % period == said("expert_layer_offset", 0)
+        and layer % period == value_of("expert_layer_offset", 0)
         and layer not in (getattr(text, "mlp_only_layers", None) or ())
     )

@@ -36,15 +36,13 @@ class Meter:
     def __init__(self, layers: list[MoeLayer], method: Method, expected_layers: int | None) -> None:
         self.method = method
         self.layers = [LayerMeter(layer, method) for layer in layers]
-        self.forwards = 0
-        self.decode_forwards = 0
+        self.forwards = self.decode_forwards = self._constrained = 0
         self.stock_at_infinity: dict[str, Any] = {"passed": None, "why": "not run"}
         self.kernel_agrees: dict[str, Any] = {"passed": None, "why": "not run"}
-        self._constrained = 0
-        self._empty = {"uncounted": 0, "all_pads": 0}
-        self._expected_layers = expected_layers
         self.real_tokens_BS: Tensor | None = None
         self.is_aside = False
+        self._empty = {"uncounted": 0, "all_pads": 0}  # forwards in which no token counted
+        self._expected_layers = expected_layers
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -75,10 +73,7 @@ class Meter:
     def note_forward(self, plan: ForwardPlan, *, decode: bool, mask: Tensor | None) -> None:
         """Count a forward, and whether any of its tokens counts.
 
-        Args:
-            plan: The plan of the forward.
-            decode: Whether it is a decode step.
-            mask: The mask of the real tokens with all its columns, or None if all are real.
+        ``mask`` marks the real tokens, with all its columns; None if all are real.
         """
         self.forwards += 1
         self.decode_forwards += decode
@@ -108,32 +103,32 @@ class Meter:
 
     def _share_deviations(self) -> None:
         """Replace each deviation by the largest of all processes, so that all of them raise."""
+        ranks = self.layers[0].layer.ranks
         noted = [layer for layer in self.layers if layer.deviation is not None]
-        if noted and noted[0].layer.ranks is not ALONE:
+        if noted and ranks is not ALONE:
             own = torch.stack([layer.deviation for layer in noted if layer.deviation is not None])
-            for layer, worst in zip(noted, noted[0].layer.ranks.highest(own), strict=True):
+            for layer, worst in zip(noted, ranks.highest(own), strict=True):
                 layer.deviation = worst
 
     def proofs(self) -> dict[str, Any]:
         """Return the seven promises of ``docs/methods.md`` with their counts, JSON-ready."""
         checked = sum(layer.forwards for layer in self.layers)
-
-        def total(name: str) -> int:
-            return sum(layer.count(name) for layer in self.layers)
-
-        hooked = len(self.layers)
-        expected = self._expected_layers
+        counted = {
+            name: sum(layer.count(name) for layer in self.layers)
+            for name in ("violations", "pad_slots", "unenforced", "overloaded")
+        }
+        hooked, expected = len(self.layers), self._expected_layers
         return {
             "bound_holds": {
-                "passed": total("violations") == 0,
-                "violations": total("violations"),
+                "passed": counted["violations"] == 0,
+                "violations": counted["violations"],
                 "checked": checked,
             },
             "stock_at_infinity": self.stock_at_infinity,
-            "pads_take_no_slot": self._pads_take_no_slot(total("pad_slots"), checked),
+            "pads_take_no_slot": self._pads_take_no_slot(counted["pad_slots"], checked),
             "overload_drops": {
-                "passed": total("unenforced") == 0,
-                "overloaded": total("overloaded"),
+                "passed": counted["unenforced"] == 0,
+                "overloaded": counted["overloaded"],
                 "checked": checked,
             },
             "every_layer_hooked": {
@@ -159,22 +154,28 @@ class Meter:
     def summary(self) -> dict[str, Any]:
         """Return the statistics over all layers and forwards, JSON-ready."""
         layers = [layer.report() for layer in self.layers]
-        assignments = sum(layer["assignments"] for layer in layers)
-        slots = sum(layer["slots"] for layer in layers)
         peaks = [layer["peak"] for layer in layers if layer["peak"]]
+        total = {
+            name: sum(layer[name] for layer in layers)
+            for name in ("dropped", "added", "lost_all", "assignments", "slots", "unused_slots")
+        }
+
+        def peak(when: str, kind: str) -> list[float]:
+            return [peak[f"expert_{when}"][kind] for peak in peaks]
+
         return {
             "forwards": self.forwards,
             "decode_forwards": self.decode_forwards,
             "tokens": max((layer["tokens"] for layer in layers), default=0),
-            "dropped": sum(layer["dropped"] for layer in layers),
-            "added": sum(layer["added"] for layer in layers),
-            "lost_all": sum(layer["lost_all"] for layer in layers),
-            "drop_rate": sum(layer["dropped"] for layer in layers) / max(assignments, 1),
-            "pad_waste": sum(layer["unused_slots"] for layer in layers) / slots if slots else None,
-            "peak_before": max((peak["expert_before"]["max"] for peak in peaks), default=None),
-            "peak_after": max((peak["expert_after"]["max"] for peak in peaks), default=None),
-            "mean_peak_before": _mean([peak["expert_before"]["mean"] for peak in peaks]),
-            "mean_peak_after": _mean([peak["expert_after"]["mean"] for peak in peaks]),
+            "dropped": total["dropped"],
+            "added": total["added"],
+            "lost_all": total["lost_all"],
+            "drop_rate": total["dropped"] / max(total["assignments"], 1),
+            "pad_waste": total["unused_slots"] / total["slots"] if total["slots"] else None,
+            "peak_before": max(peak("before", "max"), default=None),
+            "peak_after": max(peak("after", "max"), default=None),
+            "mean_peak_before": _mean(peak("before", "mean")),
+            "mean_peak_after": _mean(peak("after", "mean")),
         }
 
     def report(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Prove on entry, by a few small forwards, that γ=∞ is the stock model and the kernels agree."""
+"""Prove on entry that γ=∞ is the stock model and that the kernels agree."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -29,19 +30,20 @@ KERNEL_TOLERANCE = {
 }
 """Allowed deviation of the kept-pairs kernel, relative to the stock kernel's largest output.
 
-The two add a token's K outputs in another precision and order: the stock kernel may round each of K
-sums to the model's precision. One pair too many or too few gives a deviation of several tenths.
+The stock kernel may round each of a token's K sums to the model's precision, ours adds in float32.
+One pair too many or too few gives a deviation of several tenths.
 """
 
 _PROVEN: WeakKeyDictionary[nn.Module, tuple[Any, dict[str, Any]]] = WeakKeyDictionary()
 
 
-def prove_on_entry(model: nn.Module, layers: list[MoeLayer], meter: Meter) -> None:
+def prove_on_entry(model: nn.Module, meter: Meter) -> None:
     """Prove ``kernel_agrees`` and ``stock_at_infinity``, and note them in the meter.
 
     Raises:
         EnforcementError: If one of them does not hold.
     """
+    layers = [of_layer.layer for of_layer in meter.layers]
     with _evaluating(model), torch.no_grad():
         probe = _Probe(model, layers)
         meter.kernel_agrees = _prove_kernel(model, layers, probe)
@@ -85,7 +87,7 @@ class _Probe:
     def run_under(self, method: Method, real_BS: Tensor) -> Tensor:
         """Return the same under a method; ``real_BS`` marks the real tokens."""
         meter = Meter(self._layers, method, None)
-        with hooked(self._model, self._layers, meter), meter.real_tokens(real_BS):
+        with hooked(self._model, meter), meter.real_tokens(real_BS):
             return self.run()
 
 
@@ -109,18 +111,13 @@ def _prove_stock_at_infinity(
         EnforcementError: If the logits differ and the stock model is deterministic.
     """
     name = method.name if method.candidate_rule == "topk" and method.gamma is not None else "score"
-    knobs = {
-        knob: getattr(method, knob)
-        for knob in ("ep_size", "scope", "granularity", "count_padding", "seed")
-    }
+    kept_knobs = ("ep_size", "scope", "granularity", "count_padding", "seed")
+    knobs = {knob: getattr(method, knob) for knob in kept_knobs}
     never_binds = float(max(layer.n_experts for layer in layers))
     logits = probe.run()
     equal = all(
         _same(logits, probe.run_under(Method(name, gamma=gamma, **knobs), real_BS))
-        for gamma, real_BS in (
-            (float("inf"), probe.padded_BS),
-            (never_binds, probe.everyone_BS),
-        )
+        for gamma, real_BS in ((math.inf, probe.padded_BS), (never_binds, probe.everyone_BS))
     )
     if not equal and not _same(logits, probe.run()):
         return {"passed": None, "why": "the stock model is not deterministic"}
@@ -152,77 +149,72 @@ def _state(experts: Any) -> tuple[Any, ...]:
 
 
 def _compare_kernels(layers: list[MoeLayer], probe: _Probe) -> dict[str, Any]:
-    """Run every layer's experts on their inputs in the probe, by both kernels."""
-    comparison = _Comparison()
+    """Run every layer's experts on their inputs in the probe, by both kernels.
+
+    Raises:
+        EnforcementError: If the kernels differ by more than :data:`KERNEL_TOLERANCE`, or compute
+            other pairs.
+    """
+    pairs: list[tuple[Tensor, Tensor]] = []
+
+    def compare(
+        experts: Any, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], stock_TH: Tensor
+    ) -> None:
+        pairs.extend(_both_kernels(experts, *args, *kwargs.values(), stock_TH=stock_TH))
+
     with ExitStack() as stack:
         for layer in layers:
-            handle = layer.experts.register_forward_hook(comparison, with_kwargs=True)
+            handle = layer.experts.register_forward_hook(compare, with_kwargs=True)
             stack.callback(handle.remove)
         probe.run()
-    return comparison.result()
+    if not all(bool(stock_TH.isfinite().all()) for _, stock_TH in pairs):
+        return {"passed": None, "why": "the stock experts' outputs are not finite"}
+    deviation = max(_deviation(ours_TH, stock_TH) for ours_TH, stock_TH in pairs)
+    tolerance = KERNEL_TOLERANCE[pairs[-1][1].dtype]
+    if deviation > tolerance:
+        raise EnforcementError(
+            f"the kept-pairs kernel is off by {deviation:.1e} of the stock kernel's largest "
+            f"output, {tolerance:.0e} allowed"
+        )
+    compared = sum(stock_TH.numel() for _, stock_TH in pairs)
+    return {
+        "passed": True,
+        "deviation": deviation,
+        "tolerance": tolerance,
+        "compared": compared,
+    }
 
 
-class _Comparison:
-    """A hook of experts modules that compares the stock kernel with the kept-pairs kernel.
+def _both_kernels(
+    experts: Any, hidden_TH: Tensor, index_TS: Tensor, weight_TS: Tensor, *, stock_TH: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the outputs of the kept-pairs kernel and of the stock kernel, for two sets of pairs.
 
-    They are compared twice: with all pairs kept, and with every other pair dropped. There the stock
-    kernel computes all pairs and weighs the dropped ones by 0, while the kept-pairs kernel gets
-    their true weights, so that computing a dropped pair would change its output. The pairs that it
-    computes are counted as well.
+    First all pairs are kept, then every other one is dropped. There the stock kernel computes all
+    pairs and weighs the dropped ones by 0, while the kept-pairs kernel gets their true weights, so
+    that computing a dropped pair would change its output. The pairs that it computes are counted as
+    well.
     """
+    slot_TS = torch.arange(index_TS.numel(), device=index_TS.device).view(index_TS.shape)
+    keep_TS = (slot_TS + slot_TS // index_TS.shape[1]) % 2 == 0
+    keep_TS[0] = False  # a token that loses all experts
+    some_TH = experts.forward(hidden_TH, index_TS, weight_TS * keep_TS)
+    for kept_TS, expected_TH in ((torch.ones_like(keep_TS), stock_TH), (keep_TS, some_TH)):
+        computed: list[Tensor] = []
+        with kept_pairs_kernel(experts, computed.append):
+            experts.capmoe_untouched = False
+            nowhere_TS = index_TS.masked_fill(~kept_TS, experts.num_experts)
+            output_TH = experts.forward(hidden_TH, nowhere_TS, weight_TS)
+        if not _is_of(computed, index_TS[kept_TS]):
+            raise EnforcementError("the kept-pairs kernel computes other pairs than the kept")
+        yield output_TH, expected_TH
 
-    def __init__(self) -> None:
-        self._off: list[Tensor] = []
-        self._n_compared = 0
-        self._finite = True
-        self._dtype = torch.float32
 
-    def __call__(
-        self, experts: Any, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], stock_TH: Tensor
-    ) -> None:
-        hidden_TH, index_TS, weight_TS = (*args, *kwargs.values())
-        slot_TS = torch.arange(index_TS.numel(), device=index_TS.device).view(index_TS.shape)
-        keep_TS = (slot_TS + slot_TS // index_TS.shape[1]) % 2 == 0
-        keep_TS[0] = False  # a token that loses all experts
-        some_TH = experts.forward(hidden_TH, index_TS, weight_TS * keep_TS)
-        for kept_TS, expected_TH in ((torch.ones_like(keep_TS), stock_TH), (keep_TS, some_TH)):
-            computed: list[Tensor] = []
-            with kept_pairs_kernel(experts, computed.append):
-                experts.capmoe_untouched = False
-                nowhere_TS = index_TS.masked_fill(~kept_TS, experts.num_experts)
-                output_TH = experts.forward(hidden_TH, nowhere_TS, weight_TS)
-            if not _is_of(computed, index_TS[kept_TS]):
-                raise EnforcementError("the kept-pairs kernel computes other pairs than the kept")
-            self._note(output_TH, expected_TH)
-
-    def _note(self, output_TH: Tensor, expected_TH: Tensor) -> None:
-        self._finite &= bool(expected_TH.isfinite().all())
-        most = expected_TH.abs().amax().clamp_min(torch.finfo(expected_TH.dtype).tiny)
-        off = (output_TH - expected_TH).abs().amax() / most
-        self._off.append(off.double().nan_to_num(nan=torch.inf).cpu())
-        self._n_compared += expected_TH.numel()
-        self._dtype = expected_TH.dtype
-
-    def result(self) -> dict[str, Any]:
-        """Return the proof.
-
-        Raises:
-            EnforcementError: If the kernels differ by more than :data:`KERNEL_TOLERANCE`.
-        """
-        off, tolerance = float(torch.stack(self._off).amax()), KERNEL_TOLERANCE[self._dtype]
-        if not self._finite:
-            return {"passed": None, "why": "the stock experts' outputs are not finite"}
-        if off > tolerance:
-            raise EnforcementError(
-                f"the kept-pairs kernel is off by {off:.1e} of the stock kernel's largest output, "
-                f"{tolerance:.0e} allowed"
-            )
-        return {
-            "passed": True,
-            "deviation": off,
-            "tolerance": tolerance,
-            "compared": self._n_compared,
-        }
+def _deviation(output_TH: Tensor, expected_TH: Tensor) -> float:
+    """Return the largest difference over the largest expected output; infinity for NaN."""
+    most = expected_TH.abs().amax().clamp_min(torch.finfo(expected_TH.dtype).tiny)
+    off = (output_TH - expected_TH).abs().amax() / most
+    return float(off.double().nan_to_num(nan=torch.inf))
 
 
 def _is_of(computed: list[Tensor], kept_P: Tensor) -> bool:

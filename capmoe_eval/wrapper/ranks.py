@@ -1,14 +1,14 @@
-"""The interface to the other processes that share a model's experts.
+"""The processes that share a model's experts, as the wrapper asks them.
 
 A model may be spread over expert-parallel processes (``wrapper/parallel``): each has E/R experts of
-every layer and its own sequences of the batch, and decides on its own tokens only. Through this
-interface it asks for the other processes' numbers of tokens, and for sums of counts, so that bounds
-and statistics are those of the whole batch.
+every layer and its own sequences of the batch, and decides on its own tokens only. It asks the
+others for their numbers of tokens and for sums of counts, so that bounds and statistics are those
+of the whole batch.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,70 +19,50 @@ EXPERTS_RANKS = "capmoe_ranks"
 """Name of the attribute that holds the :class:`Ranks` of experts spread over processes."""
 
 
-class Ranks(Protocol):
-    """Collective operations of the processes; each must call them in the same order."""
+class Ranks:
+    """The processes of a model; here the only one, which has all experts and the whole batch.
 
-    @property
-    def rank(self) -> int:
-        """Index of this process."""
+    :class:`capmoe_eval.wrapper.parallel.world.World` overrides every method by collective
+    operations, which all processes must call in the same order.
 
-    @property
-    def size(self) -> int:
-        """Number of processes R."""
+    Attributes:
+        rank: Index of this process.
+        size: Number of processes R.
+        idle: Whether this process has no sequence of the batch and computes a stand-in.
+    """
 
-    @property
-    def idle(self) -> bool:
-        """True if this process has no sequence of the batch and computes a stand-in."""
+    rank: int = 0
+    size: int = 1
+    idle: bool = False
 
     def own(self, rows_B: Tensor) -> Tensor:
         """Return this process's rows of a batch that every process was called with."""
-
-    def share(self, tokens_B: Tensor) -> BatchShare | None:
-        """Return the whole batch, from the numbers of counted tokens of this process's sequences.
-
-        None if one process has the whole batch.
-        """
-
-    def totals(self, *counts: Tensor) -> tuple[Tensor, ...]:
-        """Return the sum over all processes of each tensor of whole numbers."""
-
-    def total(self, amount: Tensor) -> Tensor:
-        """Return the sum of a tensor over all processes."""
-
-    def highest(self, amount: Tensor) -> Tensor:
-        """Return the maximum of a tensor over all processes."""
-
-
-class Alone:
-    """The only process: it has all experts and the whole batch."""
-
-    rank = 0
-    size = 1
-    idle = False
-
-    def own(self, rows_B: Tensor) -> Tensor:
-        """Return all rows."""
         return rows_B
 
     def share(self, tokens_B: Tensor) -> BatchShare | None:
-        """Return None: the batch is whole."""
+        """Return the whole batch, or None if one process has it.
+
+        Args:
+            tokens_B: Numbers of counted tokens of this process's sequences.
+        """
         del tokens_B
         return None
 
     def totals(self, *counts: Tensor) -> tuple[Tensor, ...]:
-        """Return the counts."""
+        """Return the sum over all processes of each tensor of whole numbers."""
         return counts
 
     def total(self, amount: Tensor) -> Tensor:
-        """Return the amount."""
+        """Return the sum of a tensor over all processes."""
         return amount
 
     def highest(self, amount: Tensor) -> Tensor:
-        """Return the amount."""
+        """Return the maximum of a tensor over all processes."""
         return amount
 
 
-ALONE = Alone()
+ALONE = Ranks()
+"""The one process of a model that is not spread."""
 
 
 def ranks_of(experts: torch.nn.Module) -> Ranks:

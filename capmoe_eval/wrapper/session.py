@@ -13,7 +13,7 @@ from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.forward import ACTIVE, hooked
-from capmoe_eval.wrapper.layers import MoeLayer, expected_moe_layers, find_moe_layers
+from capmoe_eval.wrapper.layers import expected_moe_layers, find_moe_layers
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.proof import prove_on_entry
 from capmoe_eval.wrapper.ranks import ALONE
@@ -61,33 +61,24 @@ def capacity_aware(
     layers = find_moe_layers(model)
     for layer in layers:
         experts_per_rank(layer.n_experts, chosen.ep_size)
-    _check_ranks(layers, chosen)
-    meter = Meter(layers, chosen, expected_moe_layers(model.config))
-    found = meter.proofs()["every_layer_hooked"]
-    if not found["passed"]:
-        raise UsageError(
-            f"model={type(model).__name__}: its configuration announces {found['expected']} MoE "
-            f"layers, {found['hooked']} were found; this architecture is not supported"
-        )
-    if verify:
-        prove_on_entry(model, layers, meter)
-    with hooked(model, layers, meter):
-        yield meter
-
-
-def _check_ranks(layers: list[MoeLayer], method: Method) -> None:
-    """Check that ``ep_size`` is the number of processes that share the experts.
-
-    Raises:
-        UsageError: If it is not.
-    """
     sizes = {layer.ranks.size for layer in layers if layer.ranks is not ALONE}
-    if method.uses_ranks and sizes - {method.ep_size}:
+    if chosen.uses_ranks and sizes - {chosen.ep_size}:
         (size,) = sizes
         raise UsageError(
-            f"ep_size={method.ep_size}: the model's experts are spread over {size} processes, each "
+            f"ep_size={chosen.ep_size}: the model's experts are spread over {size} processes, each "
             f"of which is a rank; set ep_size={size}"
         )
+    meter = Meter(layers, chosen, expected_moe_layers(model.config))
+    layer_count = meter.proofs()["every_layer_hooked"]
+    if not layer_count["passed"]:
+        raise UsageError(
+            f"model={type(model).__name__}: its configuration announces {layer_count['expected']} "
+            f"MoE layers, {layer_count['hooked']} were found; this architecture is not supported"
+        )
+    if verify:
+        prove_on_entry(model, meter)
+    with hooked(model, meter):
+        yield meter
 
 
 def _method(name: str, gamma: float | None, knobs: dict[str, Any]) -> Method:

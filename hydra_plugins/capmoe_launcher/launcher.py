@@ -1,4 +1,4 @@
-"""A Hydra launcher that computes all jobs of a sweep in this process, each model loaded once.
+"""A Hydra launcher that computes a sweep in one process, each model loaded once.
 
 Hydra's own launcher runs job after job: it would load the model for each, and count nothing.
 ``hydra/launcher=submitit_slurm``, ``ray`` and others still work; they call the task function.
@@ -55,15 +55,7 @@ class CellLauncher(Launcher):
         status = execute(share(merge(batches), self._config.shard))
         if status:
             raise SystemExit(status)
-        return [_completed(overrides) for overrides in job_overrides]
-
-
-def _completed(overrides: Sequence[str]) -> JobReturn:
-    done = JobReturn()
-    done.overrides = list(overrides)
-    done.status = JobStatus.COMPLETED
-    done.return_value = None
-    return done
+        return [JobReturn(list(words), status=JobStatus.COMPLETED) for words in job_overrides]
 
 
 _store: Any = ConfigStore.instance()

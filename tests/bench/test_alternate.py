@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
 import pytest
 
-from capmoe_eval.bench.alternate import alternate, ratio, timed
-from capmoe_eval.bench.target import finish, line
-from capmoe_eval.experiment.timings.file import Machine
+from capmoe_eval.bench.alternate import alternate, finish, line, ratio, timed
+from capmoe_eval.bench.device import CPU, machine
 from capmoe_eval.experiment.timings.quartiles import Spread
 from capmoe_eval.experiment.timings.targets import Target
 
 
-def test_every_round_runs_every_side_and_begins_with_another() -> None:
+def test_every_round_runs_every_side_and_begins_with_another(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     ran: list[str] = []
 
     def side(name: str, seconds: float) -> float:
         ran.append(name)
         return seconds * len(ran)
 
-    rounds: list[int] = []
     seconds = alternate(
         {"a": lambda: side("a", 1), "b": lambda: side("b", 10)},
         rounds=2,
         warmup=1,
-        on_round=rounds.append,
+        title="it",
     )
     assert "".join(ran) == "abbaab"
-    assert rounds == [0, 1, 2]
+    assert capsys.readouterr().err == "".join(f"it: round {n} of 3\n" for n in (1, 2, 3))
     assert seconds == {"a": [4, 5], "b": [30, 60]}  # the round of warming up does not count
 
 
@@ -68,12 +69,11 @@ def test_a_miss_is_written_and_is_no_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     missed = Target("slow", "a over b", Spread(0.5, 0.4, 0.6), 1.0)
-    machine = Machine(device="cpu", name="a CPU", torch="2.9.0", threads=1)
-    assert finish("forward", [missed], machine, out=tmp_path, rounds=3) == 0
+    finish(argparse.Namespace(command="forward", out=tmp_path), CPU, [missed], rounds=3)
     assert "MISSED" in capsys.readouterr().out
     content = json.loads((tmp_path / "forward.json").read_text())
     assert content["schema"] == 1 and content["command"] == "forward" and content["rounds"] == 3
-    assert content["machine"] == machine.model_dump()
+    assert content["machine"] == machine(CPU).model_dump()
     assert content["targets"] == [
         {
             "name": "slow",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from capmoe_eval.bench.ep.layer import LayerShape
 from capmoe_eval.bench.ep.skew import peak_load
 from capmoe_eval.bench.listings import expanded_drop, token_drop
 from capmoe_eval.bench.live import peak_bytes
 from capmoe_eval.bench.skewed_model import skewed_model
+from capmoe_eval.experiment.timings.schema import Shape
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.reference import Problem, assign_reference
 from capmoe_eval.wrapper.session import capacity_aware
@@ -66,7 +66,7 @@ def test_a_skewed_model_has_the_wanted_peak_in_every_layer(
     n_experts: int, top_k: int, peak: float
 ) -> None:
     built = skewed_model(
-        LayerShape(64, 32, n_experts, top_k),
+        Shape("flat", 64, 32, n_experts, top_k, 0),
         layers=2,
         batch=4,
         prompt=64,

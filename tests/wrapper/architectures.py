@@ -168,7 +168,7 @@ _EXCEPTIONS: dict[str, dict[str, Any]] = {
     "mimo_v2_flash": {"num_key_value_heads": 2},
     "zaya": {"num_experts_per_tok": 1},
 }
-"""What a family needs beside that; of its parts, by the name of the part."""
+"""Further settings of a family; those of its parts, by the name of the part."""
 
 _CLASSES = {
     "ernie4_5_vl_moe": "Ernie4_5_VLMoeForConditionalGeneration",
@@ -259,7 +259,7 @@ def count_experts(model: nn.Module) -> int:
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of one family.
+    """The result for one family.
 
     Attributes:
         family: Its name in transformers.

@@ -1,4 +1,4 @@
-"""Which tokens of a forward are new, real and under the capacity, with every kind of cache."""
+"""New, real and constrained tokens of a forward are known with every kind of cache."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_real_tokens_must_have_the_batchs_shape() -> None:
 
 
 def test_a_forward_in_which_nothing_counts_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What reads the wrong columns finds pads alone, and every expert is silent."""
+    """A hook that reads the wrong columns finds pads alone, and every expert is silent."""
     model, (tokens, mask) = make("olmoe"), padded_prompt()
     monkeypatch.setattr(
         forward, "new_columns", lambda mask, tokens, _: mask[:, -tokens.shape[1] :].bool()

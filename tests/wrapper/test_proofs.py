@@ -232,7 +232,7 @@ def test_nothing_is_proven_on_entry_unless_asked() -> None:
 
 
 def test_pads_that_are_computed_are_caught() -> None:
-    """Where real tokens lose pairs, and where none does."""
+    """Both where real tokens lose pairs, and where none does."""
     for gamma in (0.5, 1e9):
         model = make("olmoe")
         with capacity_aware(model, "score", gamma=gamma) as meter:
@@ -249,7 +249,7 @@ def test_pads_that_are_computed_are_caught() -> None:
 def test_pads_are_known_from_the_mask_not_from_the_decision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where the rows are not filtered, pads reach the experts although nothing is dropped."""
+    """Pads reach the experts if the rows are not filtered, although nothing is dropped."""
     group_tokens = forward.ForwardPlan.of.__globals__["group_tokens"]
 
     def everyone(counted: Tensor, **knobs: Any) -> Any:

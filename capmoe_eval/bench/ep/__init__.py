@@ -1,1 +1,1 @@
-"""Benchmark `ep`: the time of MoE layers under expert parallelism, on ranks or emulated."""
+"""Benchmark `ep`: the time of MoE layers under expert parallelism."""

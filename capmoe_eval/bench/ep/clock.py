@@ -1,13 +1,17 @@
-"""Timing the phases of one pass, as one rank sees them."""
+"""Times of the phases of one pass, as one rank sees them."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+
+Lap = Callable[[str], AbstractContextManager[None]]
+"""Times the block under a phase's name."""
 
 
 class Clock:
@@ -17,7 +21,7 @@ class Clock:
     they are the time of day.
 
     Attributes:
-        device: Where the work is done.
+        device: The device that does the work.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -70,23 +74,23 @@ class Clock:
 
 @contextlib.contextmanager
 def untimed(_phase: str) -> Iterator[None]:
-    """Stand in for :meth:`Clock.lap` where nothing is timed."""
+    """Time nothing, in place of :meth:`Clock.lap`."""
     yield
 
 
-def from_ends(phases: Sequence[str], ends: Sequence[float]) -> dict[str, float]:
+def from_ends(ends: Mapping[str, float]) -> dict[str, float]:
     """Return the seconds of phases that follow each other, and their ``total``.
 
     Args:
-        phases: Names, in order.
-        ends: When the last rank had finished each, in seconds since all of them began.
+        ends: When the last rank had finished each phase, in seconds since all of them began.
 
     Returns:
         Of every phase the time from the end of the one before it; they sum to the total, which is
         the end of the last.
     """
-    begun = (0.0, *ends[:-1])
-    spent = {
-        phase: max(0.0, end - start) for phase, start, end in zip(phases, begun, ends, strict=True)
-    }
-    return spent | {"total": ends[-1]}
+    spent: dict[str, float] = {}
+    begun = 0.0
+    for phase, end in ends.items():
+        spent[phase] = max(0.0, end - begun)
+        begun = end
+    return spent | {"total": begun}

@@ -1,84 +1,43 @@
-"""One MoE layer of any size with random weights, and what a rank does with its tokens in it."""
+"""An MoE layer of any size with random weights, and one rank's work in it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from transformers import OlmoeConfig
 from transformers.models.olmoe.modeling_olmoe import OlmoeExperts
 
-from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.bench.ep.clock import Lap
+from capmoe_eval.errors import bad_choice
+from capmoe_eval.experiment.timings.schema import Shape
 from capmoe_eval.routing.assign import Scores, assign, expert_load
-from capmoe_eval.routing.capacity import BatchShare, TokenGroups, experts_per_rank, group_tokens
+from capmoe_eval.routing.capacity import BatchShare, experts_per_rank, group_tokens
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.parallel.dispatch import Packed, combine_rows, pack
 
 # Shape suffixes: T tokens of a rank, E experts, K = top-k, S slots, H hidden size, P kept pairs.
 
-Lap = Callable[[str], AbstractContextManager[None]]
-"""Times the block under a phase's name."""
-
-
-@dataclass(frozen=True)
-class LayerShape:
-    """The sizes of an MoE layer.
-
-    Attributes:
-        hidden: Hidden size H.
-        intermediate: Width of an expert.
-        n_experts: Routed experts E.
-        top_k: Experts K per token.
-        shared: Width of the shared experts, which every token passes through, as one gated MLP; 0
-            where there are none.
-    """
-
-    hidden: int
-    intermediate: int
-    n_experts: int
-    top_k: int
-    shared: int = 0
-
-    def scaled(self, scale: int) -> LayerShape:
-        """Return the layer with all widths divided; experts and top-k stay.
-
-        Raises:
-            UsageError: If a width is no multiple of it.
-        """
-        widths = {"hidden": self.hidden, "intermediate": self.intermediate, "shared": self.shared}
-        if scale < 1 or any(width % scale for width in widths.values()):
-            said = ", ".join(f"{name} {width}" for name, width in widths.items())
-            raise UsageError(f"scale={scale}: it must divide the layer's widths ({said})")
-        return replace(self, **{name: width // scale for name, width in widths.items()})
-
-    @property
-    def pair_flops(self) -> int:
-        """Floating-point operations of an expert on one token: three products, H × width each."""
-        return 6 * self.hidden * self.intermediate
-
-
 SHAPES = {
-    "olmoe": LayerShape(2048, 1024, 64, 8),
-    "qwen1_5_moe": LayerShape(2048, 1408, 60, 4, shared=5632),
-    "deepseek_v2_lite": LayerShape(2048, 1408, 64, 6, shared=2816),
-    "mixtral": LayerShape(4096, 14336, 8, 2),
-    "qwen3_30b": LayerShape(2048, 768, 128, 8),
-    "small": LayerShape(256, 256, 64, 8),
-    "small_mixtral": LayerShape(256, 896, 8, 2),
+    shape.name: shape
+    for shape in (
+        Shape("olmoe", 2048, 1024, 64, 8, 0),
+        Shape("qwen1_5_moe", 2048, 1408, 60, 4, 5632),
+        Shape("deepseek_v2_lite", 2048, 1408, 64, 6, 2816),
+        Shape("mixtral", 4096, 14336, 8, 2, 0),
+        Shape("qwen3_30b", 2048, 768, 128, 8, 0),
+        Shape("small", 256, 256, 64, 8, 0),
+        Shape("small_mixtral", 256, 896, 8, 2, 0),
+    )
 }
 """The MoE layers of the paper's models, as in their published configurations, and two for a CPU."""
 
 
-def find_shape(name: str, field: str = "shape") -> LayerShape:
-    """Return the shape of a name.
-
-    Args:
-        name: A key of :data:`SHAPES`.
-        field: The option that it was said with.
+def find_shape(name: str, field: str = "shape") -> Shape:
+    """Return the shape of a name, which was said with the option ``field``.
 
     Raises:
         UsageError: If there is none of that name.
@@ -90,17 +49,17 @@ def find_shape(name: str, field: str = "shape") -> LayerShape:
 
 @dataclass(frozen=True)
 class LayerSetting:
-    """How a layer is set up for timing.
+    """A layer as it is timed.
 
     Attributes:
         shape: Its sizes.
         ranks: Ranks R.
-        device: Where a rank computes.
+        device: The device of every rank.
         dtype: Precision of weights and hidden states.
         seed: Seed of weights and hidden states.
     """
 
-    shape: LayerShape
+    shape: Shape
     ranks: int
     device: torch.device
     dtype: torch.dtype = torch.float32
@@ -134,11 +93,12 @@ def random_experts(setting: LayerSetting, rank: int) -> nn.Module:
 
 
 class SharedExperts:
-    """The shared experts of a layer as one gated MLP with random weights, the same on every rank.
+    """The shared experts of a layer: one gated MLP with random weights, the same on every rank."""
 
-    Args:
-        setting: The layer.
-    """
+    @classmethod
+    def of(cls, setting: LayerSetting) -> SharedExperts | None:
+        """Return the layer's shared experts, or None if it has none."""
+        return cls(setting) if setting.shape.shared else None
 
     def __init__(self, setting: LayerSetting) -> None:
         shape = setting.shape
@@ -158,14 +118,38 @@ class SharedExperts:
         return out_TH
 
 
-def shared_experts(setting: LayerSetting) -> SharedExperts | None:
-    """Return the layer's shared experts, or None if it has none."""
-    return SharedExperts(setting) if setting.shape.shared else None
-
-
 @dataclass(frozen=True)
-class RankTokens:
-    """What a rank has before the layer.
+class Routed:
+    """A rank's tokens after the router, the capacity and the packing.
+
+    Attributes:
+        hidden_TH: Their hidden states before the layer.
+        packed: The kept pairs, ready to be sent.
+        weight_TS: Combine weight of each slot.
+        top_k: Of the slots, the tokens' own.
+    """
+
+    hidden_TH: Tensor
+    packed: Packed
+    weight_TS: Tensor
+    top_k: int
+
+    @property
+    def dropped(self) -> int:
+        """Pairs of the tokens' own top-k that are not kept."""
+        return int((~self.packed.keep_TS[:, : self.top_k]).sum())
+
+
+class Rank:
+    """One rank of a layer, with an equal share of a batch.
+
+    Args:
+        setting: The layer; its seed is that of the hidden states.
+        logits: Router logits [T·R, E] of the tokens of all ranks.
+        number: The rank's number.
+        experts: Its experts.
+        shared: The shared experts, or None.
+        total: Sums a load over all ranks; ``expert_drop`` asks for it.
 
     Attributes:
         hidden_TH: Its tokens' hidden states.
@@ -173,76 +157,41 @@ class RankTokens:
         groups: Its capacity group among those of all ranks.
     """
 
-    hidden_TH: Tensor
-    logits_TE: Tensor
-    groups: TokenGroups
+    def __init__(
+        self,
+        setting: LayerSetting,
+        logits: Tensor,
+        number: int,
+        experts: nn.Module,
+        shared: SharedExperts | None,
+        total: Callable[[Tensor], Tensor],
+    ) -> None:
+        self.setting, self.experts, self.shared, self._total = setting, experts, shared, total
+        shape, size, device = setting.shape, setting.ranks, setting.device
+        n_tokens = len(logits) // size
+        share = BatchShare(torch.full((size,), n_tokens), torch.arange(size), size, number)
+        counted = torch.ones(1, n_tokens, dtype=torch.bool)
+        self.groups = group_tokens(counted, ep_size=size, share=share).to(device)
+        self.logits_TE = logits[number * n_tokens : (number + 1) * n_tokens].to(device)
+        seed = setting.seed * 1000 + number
+        self.hidden_TH = _normal(setting, n_tokens, shape.hidden, seed)
+        self._weight_EH = _normal(setting, shape.n_experts, shape.hidden, 0)
 
+    def route(self, method: Method, lap: Lap, hidden_TH: Tensor | None = None) -> Routed:
+        """Route the rank's tokens: the phases before anything is sent.
 
-def rank_tokens(setting: LayerSetting, logits: Tensor, rank: int) -> RankTokens:
-    """Return a rank's equal share of a batch.
-
-    Args:
-        setting: The layer; its seed is that of the hidden states.
-        logits: Router logits [T·R, E] of the tokens of all ranks.
-        rank: Which one.
-    """
-    size, device = setting.ranks, setting.device
-    n_tokens = len(logits) // size
-    generator = torch.Generator().manual_seed(setting.seed * 1000 + rank)
-    hidden = torch.randn(n_tokens, setting.shape.hidden, generator=generator)
-    share = BatchShare(torch.full((size,), n_tokens), torch.arange(size), size, rank)
-    counted = torch.ones(1, n_tokens, dtype=torch.bool)
-    return RankTokens(
-        hidden.to(device=device, dtype=setting.dtype),
-        logits[rank * n_tokens : (rank + 1) * n_tokens].to(device),
-        group_tokens(counted, ep_size=size, share=share).to(device),
-    )
-
-
-@dataclass(frozen=True)
-class Routed:
-    """A rank's tokens after the router, the capacity and the packing.
-
-    Attributes:
-        packed: The kept pairs, ready to be sent.
-        weight_TS: Combine weight of each slot.
-        top_k: Of the slots, the tokens' own.
-    """
-
-    packed: Packed
-    weight_TS: Tensor
-    top_k: int
-
-    @property
-    def dropped(self) -> int:
-        """Pairs of the tokens' own top-k that are not."""
-        return int((~self.packed.keep_TS[:, : self.top_k]).sum())
-
-
-class Router:
-    """The gate of a layer and the decision under a capacity, as a rank makes it.
-
-    Args:
-        setting: The layer.
-        total: Sums a load over all ranks; ``expert_drop`` asks for it.
-    """
-
-    def __init__(self, setting: LayerSetting, total: Callable[[Tensor], Tensor]) -> None:
-        shape = setting.shape
-        self._shape = shape
-        self._size = setting.ranks
-        self._total = total
-        generator = torch.Generator().manual_seed(0)
-        weight = torch.randn(shape.n_experts, shape.hidden, generator=generator)
-        self._weight_EH = weight.to(device=setting.device, dtype=setting.dtype)
-
-    def __call__(self, tokens: RankTokens, method: Method, lap: Lap) -> Routed:
-        """Route a rank's tokens: the phases before anything is sent."""
-        n_experts, top_k = self._shape.n_experts, self._shape.top_k
+        Args:
+            method: The method.
+            lap: Times each phase.
+            hidden_TH: Hidden states in place of the rank's own random ones.
+        """
+        n_experts, top_k = self.setting.shape.n_experts, self.setting.shape.top_k
+        if hidden_TH is None:
+            hidden_TH = self.hidden_TH
         with lap("gate"):
             # The router's own product takes its time; what it says is replaced by the given logits.
-            nn.functional.linear(tokens.hidden_TH, self._weight_EH)
-            score_TE = tokens.logits_TE.softmax(dim=1, dtype=torch.float32)
+            nn.functional.linear(hidden_TH, self._weight_EH)
+            score_TE = self.logits_TE.softmax(dim=1, dtype=torch.float32)
             weight_TK, topk_TK = score_TE.topk(top_k, dim=1)
         with lap("decide"):
             load_E = None
@@ -251,34 +200,31 @@ class Router:
             if method.is_stock:
                 index_TS, weight_TS = topk_TK, weight_TK
             else:
-                chosen = assign(Scores(score_TE, topk_TK), method, tokens.groups, load_E=load_E)
+                chosen = assign(Scores(score_TE, topk_TK), method, self.groups, load_E=load_E)
                 index_TS = chosen.index_TS.masked_fill(~chosen.keep_TS, n_experts)
                 weight_TS = score_TE.gather(1, chosen.index_TS)
-            weight_TS = weight_TS.to(tokens.hidden_TH.dtype)
+            weight_TS = weight_TS.to(hidden_TH.dtype)
         with lap("permute"):
-            packed = pack(tokens.hidden_TH, index_TS, n_experts=n_experts, size=self._size)
-        return Routed(packed, weight_TS, top_k)
+            packed = pack(hidden_TH, index_TS, n_experts=n_experts, size=self.setting.ranks)
+        return Routed(hidden_TH, packed, weight_TS, top_k)
+
+    def finish(self, rows_PH: Tensor, routed: Routed, lap: Lap) -> Tensor:
+        """Return the layer's output for the rank's tokens [T, H]: the phases after the exchanges.
+
+        Args:
+            rows_PH: The experts' outputs, as they came back.
+            routed: The rank's tokens after the router.
+            lap: Times each phase; the shared experts are computed after all else.
+        """
+        with lap("combine"):
+            out_TH = combine_rows(rows_PH, routed.packed, routed.weight_TS)
+        if self.shared is not None:
+            with lap("shared"):
+                out_TH = out_TH + self.shared(routed.hidden_TH)
+        return out_TH
 
 
-def finished(
-    rows_PH: Tensor,
-    routed: Routed,
-    hidden_TH: Tensor,
-    shared: SharedExperts | None,
-    lap: Lap,
-) -> Tensor:
-    """Return the layer's output for a rank's tokens [T, H]: the phases after the exchanges.
-
-    Args:
-        rows_PH: The experts' outputs, as they came back.
-        routed: The rank's tokens after the router.
-        hidden_TH: Their hidden states.
-        shared: The shared experts, which are computed after all else.
-        lap: Times each phase.
-    """
-    with lap("combine"):
-        out_TH = combine_rows(rows_PH, routed.packed, routed.weight_TS)
-    if shared is not None:
-        with lap("shared"):
-            out_TH = out_TH + shared(hidden_TH)
-    return out_TH
+def _normal(setting: LayerSetting, rows: int, columns: int, seed: int) -> Tensor:
+    """Return random numbers [rows, columns] on the layer's device, the same on every device."""
+    values = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
+    return values.to(device=setting.device, dtype=setting.dtype)

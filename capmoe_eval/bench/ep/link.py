@@ -1,4 +1,4 @@
-"""How long an exchange between ranks is taken to be where it is not run."""
+"""Modelled time of an exchange between ranks."""
 
 from __future__ import annotations
 
@@ -20,12 +20,7 @@ NODE = Link(200e9, 20e-6, "stated")
 
 
 def exchange_seconds(link: Link, bytes_RR: Tensor) -> float:
-    """Return the time of an exchange.
-
-    Args:
-        link: The link.
-        bytes_RR: Bytes from each rank (rows) to each rank (columns); what stays is free.
-    """
+    """Return the time of an exchange of bytes [R, R] from each rank to each; what stays is free."""
     moving_RR = bytes_RR.double().clone()
     moving_RR.fill_diagonal_(0)
     busiest = max(float(moving_RR.sum(dim=0).max()), float(moving_RR.sum(dim=1).max()))
@@ -37,7 +32,7 @@ class Machine:
     """A machine whose communication is to be emulated on a slower device.
 
     Attributes:
-        name: What it is.
+        name: For the file.
         flops: Floating-point operations per second that its experts' kernel reaches in bfloat16.
         bandwidth: Bytes per second that a rank sends, and at the same time receives.
         latency: Seconds of an exchange of nothing.
@@ -66,8 +61,7 @@ MACHINES = {
 def measured_link(world: World, device: torch.device, *, repeats: int = 30) -> Link:
     """Measure an all-to-all between the processes, into memory that is asked for as in a layer.
 
-    Returns:
-        Its latency, from tiny messages, and its bandwidth, from large ones.
+    Its latency is that of tiny messages, its bandwidth that of large ones.
     """
 
     def seconds(rows: int) -> float:

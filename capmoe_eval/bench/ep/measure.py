@@ -1,17 +1,20 @@
-"""What the benchmark of expert parallelism times: jobs, and what came out of them."""
+"""Time a job, on real ranks or emulated, and put its result together."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from capmoe_eval.bench.alternate import alternate, ratio
 from capmoe_eval.bench.device import say
-from capmoe_eval.bench.ep.emulation import EmulatedLayer, Reduction, balanced
-from capmoe_eval.bench.ep.layer import LayerSetting, LayerShape
+from capmoe_eval.bench.ep.emulation import EmulatedLayer, balanced
+from capmoe_eval.bench.ep.jobs import Job
+from capmoe_eval.bench.ep.layer import LayerSetting
 from capmoe_eval.bench.ep.link import NODE, Machine, measured_link
 from capmoe_eval.bench.ep.prefill import EmulatedPrefill, RankedPrefill
 from capmoe_eval.bench.ep.routing import Routing
@@ -21,25 +24,10 @@ from capmoe_eval.experiment.cell import method_label
 from capmoe_eval.experiment.timings import schema
 from capmoe_eval.experiment.timings.names import DROPLESS
 from capmoe_eval.experiment.timings.quartiles import Spread
-from capmoe_eval.experiment.timings.schema import (
-    Comparison,
-    Label,
-    Link,
-    Miss,
-    Point,
-    Prefill,
-    Run,
-    Shape,
-    Timing,
-    Validation,
-)
+from capmoe_eval.experiment.timings.schema import Label, Link, Miss, Timing
+from capmoe_eval.experiment.timings.studies import Workload
 from capmoe_eval.routing.method import Method
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from capmoe_eval.wrapper.parallel.world import World
+from capmoe_eval.wrapper.parallel.world import World
 
 _GAIN = 1.05  # an ideal speedup below has no share that could be told from noise
 EMULATED = (
@@ -49,60 +37,12 @@ EMULATED = (
 
 
 @dataclass(frozen=True)
-class Batch:
-    """What is sent through a layer at once.
-
-    Attributes:
-        sequences: Sequences of each rank.
-        prompt: Tokens of each.
-        place: The paper's name for it, where it has one.
-    """
-
-    sequences: int
-    prompt: int
-    place: str | None = None
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of each rank."""
-        return self.sequences * self.prompt
-
-
-@dataclass(frozen=True)
-class Job:
-    """One layer over some ranks, under every batch, routing and method that was asked for.
-
-    Attributes:
-        model: The paper's model, None for a free shape.
-        name: The shape's name.
-        shape: The layer that is timed.
-        ranks: Ranks R.
-        why: Why this routing.
-        routings: Where the router logits are from.
-        batches: The batches.
-        methods: The methods; dropless is beside them.
-        layers: MoE layers of the prefill; 0 leaves it out.
-        reduction: By how much the layer is smaller than the one it stands for.
-    """
-
-    model: str | None
-    name: str
-    shape: LayerShape
-    ranks: int
-    why: str
-    routings: Sequence[Routing]
-    batches: Sequence[Batch]
-    methods: Sequence[Method]
-    layers: int
-    reduction: Reduction
-
-
 class Bench:
     """Times jobs: on real ranks where there is a world, emulated otherwise.
 
-    Args:
+    Attributes:
         world: The processes, or None.
-        device: Where this one computes.
+        device: The device of this process.
         dtype: Precision.
         link: The emulated link, or the machine whose balance it shall have.
         repeats: Rounds.
@@ -110,110 +50,102 @@ class Bench:
         validate: Whether to emulate, too, and compare.
     """
 
-    def __init__(
-        self,
-        world: World | None,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        link: Link | Machine,
-        repeats: int,
-        warmup: int,
-        validate: bool = False,
-    ) -> None:
-        self._world, self._link, self._validate = world, link, validate
-        self._device, self._dtype = device, dtype
-        self._repeats, self._warmup = repeats, warmup
+    world: World | None
+    device: torch.device
+    dtype: torch.dtype
+    link: Link | Machine
+    repeats: int
+    warmup: int
+    validate: bool
 
-    def run(self, job: Job) -> Run:
+    def run(self, job: Job) -> schema.Run:
         """Return the timings of a job."""
-        setting = LayerSetting(job.shape, job.ranks, self._device, self._dtype)
-        link = None if self._world else self._fixed(job, setting)
-        points = []
-        for batch in job.batches:
-            for routing in job.routings:
-                _progress(job, batch, routing)
-                points.append(self._point(job, setting, batch, routing, link))
-        return Run(
+        setting = LayerSetting(job.shape, job.ranks, self.device, self.dtype)
+        link = None if self.world else self._stated(job, setting)
+        return schema.Run(
             model=job.model,
-            shape=Shape(name=job.name, **dataclasses.asdict(job.shape)),
+            shape=job.shape,
             ranks=job.ranks,
             experts_per_rank=job.shape.n_experts // job.ranks,
             why=job.why,
             link=link,
-            points=tuple(points),
+            points=tuple(
+                self._point(job, setting, batch, routing, link)
+                for batch in job.batches
+                for routing in job.routings
+            ),
         )
 
-    def _fixed(self, job: Job, setting: LayerSetting) -> Link:
+    def _stated(self, job: Job, setting: LayerSetting) -> Link:
         """Return the link of all points of a job; a machine's balance is found at the first."""
-        if isinstance(self._link, Link):
-            return self._link
-        logits = _logits(job, job.batches[0], job.routings[0], 1)[0]
-        return balanced(EmulatedLayer(setting, logits, NODE), self._link, job.reduction)
+        if isinstance(self.link, Link):
+            return self.link
+        shape = job.shape
+        logits = job.routings[0].logits(job.batches[0].tokens, shape.n_experts, shape.top_k)
+        layer = EmulatedLayer(setting, logits, NODE)
+        return balanced(layer, self.link, width=job.scale, tokens=job.fewer_tokens)
 
     def _point(
-        self, job: Job, setting: LayerSetting, batch: Batch, routing: Routing, link: Link | None
-    ) -> Point:
-        logits = _logits(job, batch, routing, max(1, job.layers))
-        peak = peak_load(logits[0], job.shape.top_k)
-        if link is not None:
-            timed = self._emulated(job, setting, batch, logits, link)
-        else:
-            timed = self._measured(job, setting, batch, logits)
-        return Point(
-            tokens_per_rank=batch.tokens,
-            batch=batch.sequences * job.ranks,
+        self, job: Job, setting: LayerSetting, batch: Workload, routing: Routing, link: Link | None
+    ) -> schema.Point:
+        """Return the timings of one batch under one routing.
+
+        An emulation beside real ranks is timed in the same rounds, in all processes at the same
+        time: ranks on one machine share its memory and whatever else disturbs it, and so must what
+        stands for them.
+        """
+        said, tokens = routing.said(), batch.tokens // job.ranks
+        peak = f" {said['wanted_peak']:g}" if "wanted_peak" in said else ""
+        say(
+            f"ep: {job.model or job.shape.name}, {job.ranks} ranks, {tokens} tokens per rank, "
+            f"routing of {said['source']}{peak}, {len(job.methods)} methods"
+        )
+        shape = job.shape
+        logits = [
+            routing.logits(batch.tokens, shape.n_experts, shape.top_k, layer=number)
+            for number in range(max(1, job.layers))
+        ]
+        layers: list[Layer] = []
+        prefills: list[Layer] = []
+        if self.world:
+            seeds = [dataclasses.replace(setting, seed=number) for number in range(len(logits))]
+            ranked = [RankedLayer(*each, self.world) for each in zip(seeds, logits, strict=True)]
+            layers.append(ranked[0])
+            if job.layers:
+                prefills.append(RankedPrefill(ranked, tokens, batch.prompt))
+            link = measured_link(self.world, self.device) if self.validate else None
+        if link:
+            emulated = [EmulatedLayer(setting, each, link) for each in logits]
+            layers.append(emulated[0])
+            if job.layers:
+                prefills.append(EmulatedPrefill(emulated, tokens, batch.prompt))
+        rows, whole = (
+            time_layers(each, job.methods, repeats=self.repeats, warmup=self.warmup)
+            for each in (layers, prefills)
+        )
+        found: dict[str, Any] = {"timings": rows[0]}
+        if whole:
+            found["prefill"] = schema.Prefill(
+                layers=job.layers, prompt=batch.prompt, timings=whole[0]
+            )
+        if self.world and link:
+            check: dict[str, Any] = {
+                "note": EMULATED,
+                "link": link,
+                "errors": _errors(*rows),
+                "timings": rows[1],
+            }
+            if whole:
+                check["prefill"] = schema.Comparison(errors=_errors(*whole), timings=whole[1])
+            found["validation"] = schema.Validation(**check)
+        return schema.Point(
+            tokens_per_rank=tokens,
+            batch=batch.sequences,
             prompt=batch.prompt,
             place=batch.place,
-            routing=schema.Routing(**routing.said(), peak=peak),
-            **timed,
+            routing=schema.Routing(**said, peak=peak_load(logits[0], shape.top_k)),
+            **found,
         )
-
-    def _emulated(
-        self, job: Job, setting: LayerSetting, batch: Batch, logits: Sequence[Tensor], link: Link
-    ) -> dict[str, Any]:
-        """Return the timings of emulated ranks, as fields of a point."""
-        layers = _emulated_layers(setting, logits, link)
-        if not job.layers:
-            return {"timings": self._time(job, layers[0])[0]}
-        model = EmulatedPrefill(layers, batch.tokens, batch.prompt)
-        whole, first = self._time(job, model, model.first_layer)
-        return {"timings": first, "prefill": _prefill(job, batch, whole)}
-
-    def _measured(
-        self, job: Job, setting: LayerSetting, batch: Batch, logits: Sequence[Tensor]
-    ) -> dict[str, Any]:
-        """Return the timings of real ranks and, where asked for, how the emulation misses them.
-
-        The emulation is timed in the same rounds, in all processes at the same time: ranks on one
-        machine share its memory and whatever else disturbs it, and so must what stands for them.
-        """
-        assert self._world is not None
-        seeds = [dataclasses.replace(setting, seed=number) for number in range(len(logits))]
-        layers = [RankedLayer(*each, self._world) for each in zip(seeds, logits, strict=True)]
-        checks: list[EmulatedLayer] = []
-        found: dict[str, Any] = {}
-        check: dict[str, Any] = {}
-        if self._validate:
-            link = measured_link(self._world, self._device)
-            checks = _emulated_layers(setting, logits, link)
-            check = {"note": EMULATED, "link": link}
-        found["timings"], *emulated = self._time(job, layers[0], *checks[:1])
-        if checks:
-            check |= {"errors": _errors(found["timings"], *emulated), "timings": emulated[0]}
-        if job.layers:
-            models: list[Layer] = [RankedPrefill(layers, batch.tokens, batch.prompt)]
-            if checks:
-                models.append(EmulatedPrefill(checks, batch.tokens, batch.prompt))
-            rows, *emulated = self._time(job, *models)
-            found["prefill"] = _prefill(job, batch, rows)
-            if checks:
-                errors = _errors(rows, *emulated)
-                check["prefill"] = Comparison(errors=errors, timings=emulated[0])
-        return found | ({"validation": Validation(**check)} if checks else {})
-
-    def _time(self, job: Job, *layers: Layer) -> list[tuple[Timing, ...]]:
-        return time_layers(layers, job.methods, repeats=self._repeats, warmup=self._warmup)
 
 
 def time_layers(
@@ -240,54 +172,37 @@ def time_layers(
 
     sides = {name: partial(once, method) for name, method in everyone.items()}
     rounds = alternate(sides, rounds=repeats, warmup=warmup)
-    timed = []
-    for number, layer in enumerate(layers):
-        passes = {name: [each[number] for each in of] for name, of in rounds.items()}
-        totals = {name: [each["total"] for each in of] for name, of in passes.items()}
-        loads = {name: layer.load(method) for name, method in everyone.items()}
-        full, rows = loads[DROPLESS], []
-        for name, method in everyone.items():
-            phases = passes[name][0]
-            speedup = ratio(totals[DROPLESS], totals[name])
-            ideal = full.fullest_rank / max(1, loads[name].fullest_rank)
-            row = Timing(
-                method=name,
-                label=None if name == DROPLESS else _label(method),
-                seconds={part: Spread.of([p[part] for p in passes[name]]) for part in phases},
-                speedup=speedup,
-                load=loads[name],
-                ideal_expert=full.fullest_expert / max(1, loads[name].fullest_expert),
-                ideal_rank=ideal,
-                reached=(speedup.median - 1) / (ideal - 1) if ideal > _GAIN else None,
-            )
-            rows.append(row)
-        timed.append(tuple(rows))
-    return timed
-
-
-def _label(method: Method) -> Label:
-    return Label(method.name, method.gamma, method.granularity, method.candidates)
-
-
-def _emulated_layers(
-    setting: LayerSetting, logits: Sequence[Tensor], link: Link
-) -> list[EmulatedLayer]:
-    """Return a layer for each routing; all have the same weights, which saves their memory."""
-    first = EmulatedLayer(setting, logits[0], link)
-    return [first, *(first.rerouted(other) for other in logits[1:])]
-
-
-def _logits(job: Job, batch: Batch, routing: Routing, layers: int) -> list[Tensor]:
-    total = batch.tokens * job.ranks
-    shape = job.shape
     return [
-        routing.logits(total, shape.n_experts, shape.top_k, layer=number)
-        for number in range(layers)
+        tuple(
+            _rows(layer, everyone, {name: [each[n] for each in of] for name, of in rounds.items()})
+        )
+        for n, layer in enumerate(layers)
     ]
 
 
-def _prefill(job: Job, batch: Batch, rows: tuple[Timing, ...]) -> Prefill:
-    return Prefill(layers=job.layers, prompt=batch.prompt, timings=rows)
+def _rows(
+    layer: Layer,
+    methods: Mapping[str, Method],
+    passes: Mapping[str, Sequence[Mapping[str, float]]],
+) -> Iterator[Timing]:
+    """Yield a layer's rows, given the seconds of its passes by method."""
+    totals = {name: [each["total"] for each in of] for name, of in passes.items()}
+    loads = {name: layer.load(method) for name, method in methods.items()}
+    full = loads[DROPLESS]
+    for name, method in methods.items():
+        speedup = ratio(totals[DROPLESS], totals[name])
+        ideal = full.fullest_rank / max(1, loads[name].fullest_rank)
+        label = Label(method.name, method.gamma, method.granularity, method.candidates)
+        yield Timing(
+            method=name,
+            label=None if name == DROPLESS else label,
+            seconds={part: Spread.of([p[part] for p in passes[name]]) for part in passes[name][0]},
+            speedup=speedup,
+            load=loads[name],
+            ideal_expert=full.fullest_expert / max(1, loads[name].fullest_expert),
+            ideal_rank=ideal,
+            reached=(speedup.median - 1) / (ideal - 1) if ideal > _GAIN else None,
+        )
 
 
 def _errors(measured: Sequence[Timing], emulated: Sequence[Timing]) -> dict[str, Miss]:
@@ -299,12 +214,3 @@ def _errors(measured: Sequence[Timing], emulated: Sequence[Timing]) -> dict[str,
         )
         for ours, theirs in zip(measured, emulated, strict=True)
     }
-
-
-def _progress(job: Job, batch: Batch, routing: Routing) -> None:
-    said = routing.said()
-    peak = f" {said['wanted_peak']:g}" if "wanted_peak" in said else ""
-    say(
-        f"ep: {job.model or job.name}, {job.ranks} ranks, {batch.tokens} tokens per rank, "
-        f"routing of {said['source']}{peak}, {len(job.methods)} methods"
-    )

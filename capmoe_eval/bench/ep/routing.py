@@ -1,31 +1,21 @@
-"""Where the routing of a timed layer is from: the paper, a record, or a calibrated skew."""
+"""Routing of a timed layer: from the paper, a record, or a wanted peak."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from capmoe_eval.bench.ep.skew import skewed_logits, traced_logits
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.timings.studies import FIGURE_1
 from capmoe_eval.paper.printed import figure
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-FIGURE_1_TOP_K = 8  # of OLMoE
-
-
-class Routing(Protocol):
-    """Gives every layer of a model its router logits."""
-
-    def logits(self, n_tokens: int, n_experts: int, top_k: int, layer: int = 0) -> Tensor:
-        """Return router logits [T, E] of a layer; the first is the one that is timed alone."""
-
-    def said(self) -> dict[str, Any]:
-        """Return where the routing is from, for the file."""
+_FIGURE_1_TOP_K = 8  # of OLMoE
 
 
 @dataclass(frozen=True)
@@ -41,24 +31,22 @@ class Skew:
     together: bool = False
 
     def logits(self, n_tokens: int, n_experts: int, top_k: int, layer: int = 0) -> Tensor:
-        """Return router logits [T, E]; see :class:`Routing`."""
-        from capmoe_eval.bench.ep.skew import skewed_logits
-
+        """Return router logits [T, E] of a layer; the first is the one that is timed alone."""
         return skewed_logits(
             n_tokens, n_experts, top_k, self.peak, together=self.together, seed=layer
         )
 
     def said(self) -> dict[str, Any]:
-        """Return what was wanted."""
+        """Return the wanted peak."""
         return {"source": "peak", "wanted_peak": self.peak, "together": self.together}
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Loads that a model's experts have been seen with.
+    """Loads that a model's experts have been seen with; a timed layer has as many experts.
 
     Attributes:
-        source: Where they were seen.
+        source: The name of that layer, for the file.
         loads: The load of every expert, for each layer that was seen.
         top_k: Experts K per token of that model.
     """
@@ -73,19 +61,10 @@ class Trace:
         return len(self.loads[0])
 
     def logits(self, n_tokens: int, n_experts: int, top_k: int, layer: int = 0) -> Tensor:
-        """Return router logits [T, E]; see :class:`Routing`.
+        """Return router logits [T, E] of a layer; the first is the one that is timed alone.
 
         Layers beyond those that were seen have the same loads over other experts, shuffled.
         """
-        import torch
-
-        from capmoe_eval.bench.ep.skew import traced_logits
-
-        if n_experts != self.n_experts or top_k != self.top_k:
-            raise UsageError(
-                f"trace: {self.source} has {self.n_experts} experts and {self.top_k} per token, "
-                f"the layer {n_experts} and {top_k}; choose a shape that fits, or --peaks"
-            )
         load_E = torch.tensor(self.loads[layer % len(self.loads)], dtype=torch.float64)
         if layer >= len(self.loads):
             generator = torch.Generator().manual_seed(layer)
@@ -97,13 +76,17 @@ class Trace:
         return {"source": self.source}
 
 
+Routing = Skew | Trace
+"""Gives every layer of a model its router logits, and says in the file where they are from."""
+
+
 def figure_1() -> Trace:
     """Return the normalised loads of OLMoE's experts that the paper draws in Figure 1.
 
     They sum to 82.5, not to 64, so they are taken as proportions: the fullest expert, drawn at 7.2,
     then has 5.6 times the mean.
     """
-    return Trace(FIGURE_1, (tuple(figure("fig1_load_svg_vector")),), FIGURE_1_TOP_K)
+    return Trace(FIGURE_1, (tuple(figure("fig1_load_svg_vector")),), _FIGURE_1_TOP_K)
 
 
 def record_layers(path: Path, root: Path | None = None) -> list[Trace]:
@@ -137,8 +120,8 @@ def record_layer(path: Path, number: int | None) -> Trace:
     """
     traces = record_layers(path)
     if number is None:
-        number = max(range(len(traces)), key=lambda n: max(traces[n].loads[0]))
-    if not 0 <= number < len(traces):
+        return max(traces, key=lambda trace: max(trace.loads[0]))
+    if number >= len(traces):
         raise UsageError(f"layer={number}: the record has MoE layers 0 to {len(traces) - 1}")
     return traces[number]
 
@@ -154,7 +137,7 @@ def recorded(results: Path, model: str, task: str) -> list[Trace]:
     Raises:
         UsageError: If there is no such record.
     """
-    found: Sequence[Path] = sorted((results / model / task).glob("baseline-*.json"))
+    found = sorted((results / model / task).glob("baseline-*.json"))
     if not found:
         raise UsageError(
             f"results={results}: no baseline record of {model} and {task}; compute one with "

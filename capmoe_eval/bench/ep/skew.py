@@ -1,6 +1,8 @@
-"""Router logits with a wanted imbalance, for timing where no trained router is at hand."""
+"""Router logits with a wanted imbalance."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from capmoe_eval.routing.assign import expert_load
 
 # Shape suffixes: T tokens, E experts.
 
+_STRONGEST = 64.0  # beside noise of variance 1, all tokens choose the same experts
 _STEPS = 40  # halvings of the strength
 _ROUNDS = 200  # corrections of a traced load
 _SAMPLE = 4096  # tokens that are enough to find it
@@ -35,6 +38,29 @@ def check_peak(peak: float, n_experts: int, top_k: int) -> None:
         )
 
 
+def popularity(n_experts: int) -> Tensor:
+    """Return the experts' popularities [E]: quantiles of a normal distribution, lowest first."""
+    quantile_E: Tensor = torch.special.ndtri((torch.arange(n_experts) + 0.5) / n_experts)
+    return quantile_E
+
+
+def strength(peak: float, peak_at: Callable[[float], float]) -> float:
+    """Return the least strength of popularities at which the peak load is reached, by bisection.
+
+    Args:
+        peak: The wanted peak.
+        peak_at: Returns the peak at a strength.
+    """
+    low, high = 0.0, _STRONGEST
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        if peak_at(middle) < peak:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
 def skewed_logits(
     n_tokens: int,
     n_experts: int,
@@ -46,8 +72,7 @@ def skewed_logits(
 ) -> Tensor:
     """Return router logits [T, E] under which the fullest expert has ``peak`` times the mean load.
 
-    A token's logits are noise plus the experts' popularities, whose spread is a normal
-    distribution's; how strong they are is found by bisection.
+    A token's logits are noise plus the experts' popularities, as strong as the peak needs.
 
     Args:
         n_tokens: Tokens T.
@@ -63,21 +88,13 @@ def skewed_logits(
     """
     check_peak(peak, n_experts, top_k)
     generator = torch.Generator().manual_seed(seed)
-    quantile_E = (torch.arange(n_experts) + 0.5) / n_experts
-    popular_E = torch.special.ndtri(quantile_E).flip(0)
+    popular_E = popularity(n_experts).flip(0)
     if not together:
         popular_E = popular_E[torch.randperm(n_experts, generator=generator)]
     noise_TE = torch.randn(n_tokens, n_experts, generator=generator)
     sample_TE = noise_TE[:_SAMPLE]
-    low, high = 0.0, 64.0
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        if peak_load(sample_TE + middle * popular_E, top_k) < peak:
-            low = middle
-        else:
-            high = middle
-    logits_TE: Tensor = noise_TE + high * popular_E
-    return logits_TE
+    factor = strength(peak, lambda factor: peak_load(sample_TE + factor * popular_E, top_k))
+    return noise_TE + factor * popular_E
 
 
 def traced_logits(n_tokens: int, load_E: Tensor, top_k: int, *, seed: int = 0) -> Tensor:

@@ -1,12 +1,10 @@
-"""The result of the benchmark of expert parallelism as text."""
+"""Results of `ep` as text."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from capmoe_eval.experiment.timings.schema import Miss, Point, Run, Study, Timing
+from capmoe_eval.experiment.timings.schema import Miss, Point, Run, Study, Timing
 
 
 def table(study: Study) -> str:

@@ -1,4 +1,4 @@
-"""How long one MoE layer takes over ranks, phase by phase.
+"""Time of one MoE layer over ranks, phase by phase.
 
 Two ways: :class:`RankedLayer`, on real processes, and
 :class:`capmoe_eval.bench.ep.emulation.EmulatedLayer`, in one. Both give the same :class:`Pass`.
@@ -6,7 +6,6 @@ Two ways: :class:`RankedLayer`, on real processes, and
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,30 +14,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from capmoe_eval.bench.ep.clock import Clock, from_ends, untimed
-from capmoe_eval.bench.ep.layer import (
-    Lap,
-    LayerSetting,
-    LayerShape,
-    RankTokens,
-    Router,
-    finished,
-    random_experts,
-    rank_tokens,
-    shared_experts,
-)
+from capmoe_eval.bench.ep.clock import Clock, Lap, from_ends, untimed
+from capmoe_eval.bench.ep.layer import LayerSetting, Rank, SharedExperts, random_experts
 from capmoe_eval.experiment.timings.schema import Load
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.parallel.dispatch import announce, run_experts, send_back, send_rows
 from capmoe_eval.wrapper.parallel.world import World
 
 PHASES = ("gate", "decide", "permute", "dispatch", "experts", "return", "combine", "shared")
-"""What a layer consists of, in order; Figure 6 shows the first two, and the exchanges, as one."""
-
-
-def phases_of(shape: LayerShape) -> tuple[str, ...]:
-    """Return a layer's phases: ``shared`` only where it has shared experts."""
-    return PHASES if shape.shared else PHASES[:-1]
+"""The phases of a layer, in order; only one with shared experts has the last. Figure 6 shows the
+first two, and the exchanges, as one."""
 
 
 @dataclass(frozen=True)
@@ -55,19 +40,6 @@ class Pass:
     output_TH: Tensor
 
 
-def summed(loads: Sequence[Load]) -> Load:
-    """Return the load of several layers with as many tokens each."""
-    return Load(
-        kept=sum(load.kept for load in loads),
-        dropped_share=sum(load.dropped_share for load in loads) / len(loads),
-        expert_load=[sum(of) for of in zip(*(load.expert_load for load in loads), strict=True)],
-        rank_load=[sum(of) for of in zip(*(load.rank_load for load in loads), strict=True)],
-        sent_bytes=sum(load.sent_bytes for load in loads),
-        fullest_expert=sum(load.fullest_expert for load in loads),
-        fullest_rank=sum(load.fullest_rank for load in loads),
-    )
-
-
 class Layer(Protocol):
     """A layer that can be timed under a method."""
 
@@ -75,7 +47,7 @@ class Layer(Protocol):
         """Pass the batch through the layer once."""
 
     def load(self, method: Method) -> Load:
-        """Return what the method leaves to be sent and computed."""
+        """Return the pairs that the method leaves to be sent and computed, over all ranks."""
 
 
 class RankedLayer:
@@ -92,24 +64,24 @@ class RankedLayer:
     def __init__(self, setting: LayerSetting, logits: Tensor, world: World) -> None:
         self.world = world
         self.setting = setting
-        self._router = Router(setting, world.total)
-        self._experts = random_experts(setting, world.rank)
-        self._shared = shared_experts(setting)
-        self._tokens = rank_tokens(setting, logits, world.rank)
+        experts = random_experts(setting, world.rank)
+        shared = SharedExperts.of(setting)
+        self._rank = Rank(setting, logits, world.rank, experts, shared, world.total)
 
     @torch.no_grad()
     def run(self, method: Method) -> Pass:
         """Pass the batch through the layer."""
-        clock = Clock(self.setting.device)
-        self.begin(clock)
+        clock = self.begun()
         output_TH = self.forward(method, clock.lap)
         return Pass(together(clock, self.world), output_TH)
 
-    def begin(self, clock: Clock) -> None:
-        """Wait for all ranks and start the clock."""
+    def begun(self) -> Clock:
+        """Return a clock that starts when all ranks are ready."""
+        clock = Clock(self.setting.device)
         clock.wait()
         dist.barrier(group=self.world.group)
         clock.start()
+        return clock
 
     def forward(self, method: Method, lap: Lap, hidden_TH: Tensor | None = None) -> Tensor:
         """Return the layer's output for this rank's tokens [T, H].
@@ -119,50 +91,65 @@ class RankedLayer:
             lap: Times each phase.
             hidden_TH: Hidden states in place of the layer's own random ones.
         """
-        tokens = self._tokens
-        if hidden_TH is not None:
-            tokens = dataclasses.replace(tokens, hidden_TH=hidden_TH)
         group = self.world.group
-        routed = self._router(tokens, method, lap)
+        routed = self._rank.route(method, lap, hidden_TH)
         with lap("dispatch"):
             exchange = announce(routed.packed.counts_RL, group)
             arrived_AH = send_rows(routed.packed.rows_PH, exchange, group)
         with lap("experts"):
-            done_AH = run_experts(self._experts, arrived_AH, exchange)
+            done_AH = run_experts(self._rank.experts, arrived_AH, exchange)
         with lap("return"):
             rows_PH = send_back(done_AH, exchange, group)
-        return finished(rows_PH, routed, tokens.hidden_TH, self._shared, lap)
+        return self._rank.finish(rows_PH, routed, lap)
 
     @torch.no_grad()
     def load(self, method: Method) -> Load:
-        """Return what the method leaves to be sent and computed, over all ranks."""
+        """Return the pairs that the method leaves to be sent and computed, over all ranks."""
         world = self.world
-        routed = self._router(self._tokens, method, untimed)
+        routed = self._rank.route(method, untimed)
         own_RL = routed.packed.counts_RL
         sent = own_RL.sum() - own_RL[world.rank].sum()
         dropped = torch.tensor(routed.dropped, device=own_RL.device)
         counts_RL, dropped, sent = world.totals(own_RL, dropped, sent)
-        return load_of(counts_RL, int(dropped), int(sent), self.setting, self._tokens)
+        return load_of(counts_RL, int(dropped), int(sent), self._rank)
 
 
 def together(clock: Clock, world: World) -> dict[str, float]:
     """Return the phases of all ranks, given this one's clock: each ends with the last rank."""
     ends = clock.ends()
     own = torch.tensor(list(ends.values()), dtype=torch.float64, device=clock.device)
-    return from_ends(list(ends), world.highest(own).tolist())
+    return from_ends(dict(zip(ends, world.highest(own).tolist(), strict=True)))
 
 
-def load_of(
-    counts_RL: Tensor, dropped: int, sent: int, setting: LayerSetting, tokens: RankTokens
-) -> Load:
-    """Return the load of all ranks from sums over them."""
+def load_of(counts_RL: Tensor, dropped: int, sent: int, rank: Rank) -> Load:
+    """Return the load of all ranks from sums over them.
+
+    Args:
+        counts_RL: Pairs of every expert, by rank.
+        dropped: Pairs of the tokens' own top-k that are not kept.
+        sent: Pairs that leave any rank.
+        rank: Any rank of the layer.
+    """
     expert_load, rank_load = counts_RL.reshape(-1).tolist(), counts_RL.sum(dim=1).tolist()
     return Load(
         kept=sum(expert_load),
-        dropped_share=dropped / (tokens.groups.n_tokens * setting.shape.top_k),
+        dropped_share=dropped / (rank.groups.n_tokens * rank.setting.shape.top_k),
         expert_load=expert_load,
         rank_load=rank_load,
-        sent_bytes=sent * setting.row_bytes,
+        sent_bytes=sent * rank.setting.row_bytes,
         fullest_expert=max(expert_load),
         fullest_rank=max(rank_load),
+    )
+
+
+def summed(loads: Sequence[Load]) -> Load:
+    """Return the load of several layers with as many tokens each."""
+    return Load(
+        kept=sum(load.kept for load in loads),
+        dropped_share=sum(load.dropped_share for load in loads) / len(loads),
+        expert_load=[sum(of) for of in zip(*(load.expert_load for load in loads), strict=True)],
+        rank_load=[sum(of) for of in zip(*(load.rank_load for load in loads), strict=True)],
+        sent_bytes=sum(load.sent_bytes for load in loads),
+        fullest_expert=sum(load.fullest_expert for load in loads),
+        fullest_rank=sum(load.fullest_rank for load in loads),
     )

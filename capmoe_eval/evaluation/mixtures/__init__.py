@@ -5,7 +5,5 @@
 
 from pathlib import Path
 
-#: The directory of the groups' YAML files.
 TASKS_DIR = Path(__file__).parent
-
-__all__ = ["TASKS_DIR"]
+"""The directory of the YAML files."""

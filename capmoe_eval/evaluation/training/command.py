@@ -17,13 +17,11 @@ from capmoe_eval.experiment.arguments import COUNT, PATH, SEED, THREADS, Parser
 from capmoe_eval.experiment.datasource import users_cache
 from capmoe_eval.experiment.files import check_writable
 
+say = functools.partial(print, flush=True)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit status.
-
-    Args:
-        arguments: The words of the command line; None for those of the process.
-    """
+    """Run a command on the words of a command line, or the process's; return its exit status."""
     options = _parser().parse_args(arguments)
     command = {"train": _train, "card": _card, "origins": _origins}[options.command]
     return run_command(functools.partial(command, options))
@@ -70,11 +68,11 @@ def _train(options: argparse.Namespace) -> None:
     check_writable("--out", directory)
     check_writable("--work", options.work)
     model, losses = recipes.build(
-        options.name, options.work, steps=steps, seed=options.seed, say=_say
+        options.name, options.work, steps=steps, seed=options.seed, say=say
     )
     with writing("--out", directory):
         recipes.save(model, directory)
-        cards.write(options.name, directory, cards.Training(steps, options.seed, losses), say=_say)
+        cards.write(options.name, directory, cards.Training(steps, options.seed, losses), say=say)
 
 
 def _card(options: argparse.Namespace) -> None:
@@ -84,7 +82,7 @@ def _card(options: argparse.Namespace) -> None:
     recipes.recipe(options.name)
     directory = options.out or recipes.WEIGHTS / options.name
     check_writable("--out", directory)
-    cards.write(options.name, directory, None, say=_say)
+    cards.write(options.name, directory, None, say=say)
 
 
 def _origins(options: argparse.Namespace) -> None:
@@ -95,13 +93,5 @@ def _origins(options: argparse.Namespace) -> None:
     torch.set_num_threads(options.threads)
     check_writable("--out", options.out.parent)
     check_writable("--work", options.work)
-    study(
-        Study(tuple(options.names), tuple(options.seeds), options.steps),
-        options.out,
-        work=options.work,
-        say=_say,
-    )
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
+    asked = Study(tuple(options.names), tuple(options.seeds), options.steps)
+    study(asked, options.out, work=options.work, say=say)

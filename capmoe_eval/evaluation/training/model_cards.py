@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import torch
 
 from capmoe_eval.evaluation.evaluate import evaluate
-from capmoe_eval.evaluation.lm import CapmoeLM
-from capmoe_eval.evaluation.loading import quiet_libraries
+from capmoe_eval.evaluation.loading import quiet_libraries, without_capacity
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.datasource import DataSource
@@ -55,32 +55,22 @@ SILENT = Method("score", 0.0)
 
 @dataclass(frozen=True)
 class Training:
-    """A finished training, as a card describes it.
-
-    Attributes:
-        steps: Number of steps.
-        seed: Seed of the training; None for the recipe's own.
-        losses: Loss of every step.
-    """
+    """A finished training, as a card describes it."""
 
     steps: int
-    seed: int | None
-    losses: list[float]
+    seed: int | None  # None for the recipe's own
+    losses: list[float]  # of every step
 
 
 def write(
-    name: str,
-    directory: Path,
-    training: Training | None,
-    *,
-    say: Callable[[str], None] = print,
+    name: str, directory: Path, training: Training | None, *, say: Callable[[str], None] = print
 ) -> None:
     """Measure a model on the ``dev`` sets and write its card beside the weights.
 
     Args:
         name: One of ``ZOO``.
         directory: Directory of the weights.
-        training: The training; None keeps the training of the existing card.
+        training: The training; None keeps that of the existing card.
         say: Function that takes progress lines.
 
     Raises:
@@ -94,11 +84,11 @@ def write(
         trained = _training(recipes.recipe(name), training)
     model = load_checkpoint(directory, dtype=torch.float32)
     with tempfile.TemporaryDirectory() as hub:
-        write_miniworld(Path(hub) / "dev", "dev")
+        write_miniworld(Path(hub), "dev")
         say("baseline")
-        baseline = measure(name, model, Path(hub) / "dev", Method("baseline"))
+        baseline = measure(name, model, Path(hub), Method("baseline"))
         say("every expert silent")
-        silent = measure(name, model, Path(hub) / "dev", SILENT)
+        silent = measure(name, model, Path(hub), SILENT)
     card = {
         "name": name,
         "class": type(model).__name__,
@@ -137,9 +127,7 @@ def measure(
         ``layers`` of the meter's report.
     """
     quiet_libraries()
-    lm = CapmoeLM(model, tokenizer=miniworld_tokenizer(), batch_size=BATCH_SIZE)
-    lm.release()
-    lm.quiet = True
+    lm = without_capacity(model, miniworld_tokenizer(), BATCH_SIZE)
     library, source = TaskLibrary(), DataSource("miniworld", root)
     identity = ModelId(name, f"zoo:{name}", dtype="float32")
     results = {}
@@ -178,46 +166,14 @@ def _peaks(results: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _readme(card: Mapping[str, Any], recipe: recipes.Recipe) -> str:
-    training, name = card["training"], card["name"]
-    dense = training["dense_steps"]
-    origin = f"upcycled from a dense model after {dense} of them" if dense else "from scratch"
-    lines = [
-        f"# {name}: a tiny model of the mini-world",
-        "",
-        f"`{card['class']}`, {card['parameters'] / 1e6:.2f} million parameters, bfloat16. Made by",
-        f"`python -m capmoe_eval.tiny train {name}`; `config.json` is its whole configuration.",
-        "",
-        f"- Seeds: world {training['world_seed']}, corpus {training['corpus_seed']}, weights "
-        f"{training['seed']}.",
-        f"- {training['steps']} steps, {origin}; AdamW, highest rate {training['rate']:g}, cosine.",
-        f"- Coefficient of the auxiliary loss: {training['auxiliary_loss']}"
-        " (None: its class has no such loss).",
-        f"- Loss, mean of the last 100 steps: {training['final_loss']}.",
-        f"- Ranks that its experts divide by: {recipe.ep_size}.",
-        "",
-        "Accuracy in percent on the `dev` sets (float32, batches of 16), and with every routed"
-        " expert silent (γ=0):",
-        "",
-        "| task | baseline | γ=0 | chance |",
-        "|---|---:|---:|---:|",
-    ]
-    for task, value in card["accuracy"].items():
-        lines.append(
-            f"| {task} | {value:.1f} | {card['accuracy_silent'][task]:.1f} | {CHANCE[task]:.0f} |"
-        )
-    means = [
-        sum(values.values()) / len(values)
-        for values in (card["accuracy"], card["accuracy_silent"], CHANCE)
-    ]
-    lines += [
-        f"| **mean** | {means[0]:.1f} | {means[1]:.1f} | {means[2]:.1f} |",
-        "",
-        "Load of the fullest expert over the mean load, before any drop (mean over forwards and"
-        " tasks):",
-        "",
-        "| layer | peak |",
-        "|---|---:|",
-        *(f"| {layer} | {peak:.2f} |" for layer, peak in card["peak_load"].items()),
-        "",
-    ]
-    return "\n".join(lines)
+    scores = (card["accuracy"], card["accuracy_silent"], CHANCE)
+    text = Path(__file__).with_name("model_card.md.j2").read_text(encoding="utf-8")
+    template = jinja2.Template(text, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
+    rendered: str = template.render(
+        card=card,
+        training=card["training"],
+        ep_size=recipe.ep_size,
+        chance=CHANCE,
+        means=[sum(values.values()) / len(values) for values in scores],
+    )
+    return rendered

@@ -28,17 +28,11 @@ _DOCUMENTS = 60
 
 @dataclass(frozen=True)
 class Study:
-    """The trainings to compare.
+    """The trainings to compare."""
 
-    Attributes:
-        names: Models of the zoo that are upcycled.
-        seeds: Seeds of weights and corpus.
-        steps: Steps of each training, including those of an upcycled model's dense model.
-    """
-
-    names: tuple[str, ...]
-    seeds: tuple[int, ...]
-    steps: int
+    names: tuple[str, ...]  # models of the zoo that are upcycled
+    seeds: tuple[int, ...]  # of weights and corpus
+    steps: int  # of each training, including those of an upcycled model's dense model
 
 
 def study(asked: Study, out: Path, *, work: Path, say: Callable[[str], None] = print) -> None:
@@ -61,8 +55,7 @@ def study(asked: Study, out: Path, *, work: Path, say: Callable[[str], None] = p
     kept = _trainings(out)
     done = {(t["name"], t["origin"], t["seed"], t["steps"]) for t in kept}
     with tempfile.TemporaryDirectory() as hub:
-        root = Path(hub) / "dev"
-        write_miniworld(root, "dev")
+        write_miniworld(Path(hub), "dev")
         points = itertools.product(asked.names, asked.seeds, ("scratch", "upcycled"))
         for name, seed, origin in points:
             if (name, origin, seed, asked.steps) in done:
@@ -74,17 +67,13 @@ def study(asked: Study, out: Path, *, work: Path, say: Callable[[str], None] = p
             kept.append(
                 {"name": name, "origin": origin, "seed": seed, "steps": asked.steps}
                 | {"loss": round(sum(losses[-100:]) / len(losses[-100:]), 4)}
-                | _measured(name, model, root)
+                | _measured(name, model, Path(hub))
             )
             write_text(out, json.dumps({"trainings": kept}, indent=1) + "\n")
 
 
 def _trainings(out: Path) -> list[dict[str, Any]]:
-    """Return the trainings in the file of results, none if there is no file.
-
-    Raises:
-        UsageError: If the file is not one of trainings.
-    """
+    """Return the trainings in the file of results, none if there is no file."""
     if not out.is_file():
         return []
     try:

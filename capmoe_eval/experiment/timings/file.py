@@ -1,6 +1,6 @@
-"""A file of ``results/bench/``, whole or refused in one line, and what every one of them has.
+"""Read and write a file of ``results/bench/``, whole or refused.
 
-Whatever is not as it must be is refused, by the writer too. What the writer leaves out stays out:
+A value of another type is refused, by the writer too. A field that the writer leaves out stays out:
 a file that is read and written again is the same file.
 """
 
@@ -27,7 +27,7 @@ class Part(BaseModel):
 
 
 class Machine(Part):
-    """Where something was timed."""
+    """The machine that something was timed on."""
 
     device: str
     name: str
@@ -45,7 +45,7 @@ class File(Part):
     """A whole file.
 
     Attributes:
-        path: Where it lies, once it was read.
+        path: The file it was read from.
         digest: Beginning of the SHA-256 of its bytes.
     """
 
@@ -58,7 +58,7 @@ class File(Part):
     digest: str = Field(default="", exclude=True)
 
     def text(self) -> str:
-        """Return the file's text: what was said, and no default."""
+        """Return the file's text: the fields that were given, and no default."""
         content = self.model_dump(by_alias=True, exclude_unset=True)
         return json.dumps(content, indent=1, **self.LAYOUT) + "\n"
 
@@ -75,7 +75,7 @@ def read_file(kind: type[FileT], path: Path, again: str) -> FileT:
 
     Args:
         kind: Its type.
-        path: Where it lies.
+        path: The file.
         again: The command that makes it anew.
 
     Raises:

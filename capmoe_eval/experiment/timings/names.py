@@ -1,4 +1,4 @@
-"""The commands of the benchmarks, and where they write."""
+"""The commands of the benchmarks, and the folder of their files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Final
 
 FOLDER: Final = Path("results/bench")
-"""Where the benchmarks write."""
+"""The folder that the benchmarks write to."""
 
 EVALUATIONS: Final = MappingProxyType(
     {
@@ -23,11 +23,11 @@ DROPLESS: Final = "dropless"
 """The row that all others are compared with: no capacity."""
 
 
-def bench_command(study: str | None) -> str:
-    """Return the command line that makes the file of a study."""
-    return "python -m capmoe_eval.bench ep" + (f" --study {study}" if study else "")
-
-
 def evaluation_command(name: str) -> str:
     """Return the command line that makes the file of a benchmark of the evaluation."""
     return f"python -m capmoe_eval.bench {name}"
+
+
+def bench_command(study: str | None) -> str:
+    """Return the command line that makes the file of a study."""
+    return evaluation_command(f"ep --study {study}" if study else "ep")

@@ -1,4 +1,4 @@
-"""A median and its quartiles."""
+"""Median and quartiles."""
 
 from __future__ import annotations
 

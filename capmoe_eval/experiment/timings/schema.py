@@ -1,10 +1,10 @@
-"""What the files of ``results/bench/`` say: one schema, by which they are written and read."""
+"""The types of a benchmark file, for its writer and its readers."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -17,6 +17,7 @@ from pydantic import (
     field_validator,
 )
 
+from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.timings.file import Count, File, Machine, Part, read_file
 from capmoe_eval.experiment.timings.names import DROPLESS, bench_command, evaluation_command
 from capmoe_eval.experiment.timings.quartiles import Spread
@@ -27,7 +28,7 @@ _LEAST_SPEEDUP: Final = 1e-9  # a time that is none
 
 Positive = Annotated[int, Field(ge=1)]
 Amount = Annotated[float, Field(ge=0)]
-Factor = Annotated[float, Field(ge=1, multiple_of=1), PlainSerializer(int)]
+Divisor = Annotated[float, Field(ge=1, multiple_of=1), PlainSerializer(int)]
 
 
 def _ordered(spread: Spread) -> Spread:
@@ -36,10 +37,16 @@ def _ordered(spread: Spread) -> Spread:
     return spread
 
 
-def _of_some_time(spread: Spread) -> Spread:
+def _above_0(spread: Spread) -> Spread:
     if spread.low < _LEAST_SPEEDUP:
         raise ValueError(f"low {spread.low:g} is no speedup")
     return spread
+
+
+def _with_total(seconds: dict[str, Spread]) -> dict[str, Spread]:
+    if "total" not in seconds:
+        raise ValueError("they have no total")
+    return seconds
 
 
 Quartiles = Annotated[Spread, AfterValidator(_ordered)]
@@ -52,7 +59,7 @@ class Label:
     Attributes:
         name: Its key (``method=``).
         gamma: Capacity factor; None where it has none.
-        granularity: What a capacity bounds: ``expert`` or ``device``.
+        granularity: ``expert`` or ``device``, which a capacity bounds.
         candidates: Which experts ``expanded_drop`` adds.
     """
 
@@ -64,7 +71,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Load:
-    """What a method leaves to be sent and computed, over all ranks.
+    """The pairs that a method leaves to be sent and computed, over all ranks.
 
     Attributes:
         kept: Pairs that are computed.
@@ -86,35 +93,28 @@ class Load:
 
 
 class Timing(Part):
-    """One method's times and what it gains over dropless routing.
+    """One method's times and its gain over dropless routing.
 
     Attributes:
         method: The row's name.
         label: The method; None for dropless.
         seconds: Of every phase and of the total; a measured prefill has the total alone.
         speedup: Of the total, over the dropless pass of the same round.
-        load: What is sent and computed.
+        load: The pairs that are sent and computed.
         ideal_expert: The fullest expert's load before over that after: N_max / max(C, …), the
             speedup of a rank with one expert that does nothing else.
         ideal_rank: The same of the fullest rank's experts together.
-        reached: How much of the gain of ``ideal_rank`` the speedup has; None if that is too small.
+        reached: The speedup's share of the gain of ``ideal_rank``; None if that is too small.
     """
 
     method: str
     label: Label | None
-    seconds: dict[str, Quartiles]
-    speedup: Annotated[Quartiles, AfterValidator(_of_some_time)]
+    seconds: Annotated[dict[str, Quartiles], AfterValidator(_with_total)]
+    speedup: Annotated[Quartiles, AfterValidator(_above_0)]
     load: Load
     ideal_expert: Amount
     ideal_rank: Amount
     reached: float | None
-
-    @field_validator("seconds")
-    @classmethod
-    def _have_a_total(cls, seconds: dict[str, Spread]) -> dict[str, Spread]:
-        if "total" not in seconds:
-            raise ValueError("they have no total")
-        return seconds
 
     @property
     def dropped_share(self) -> float:
@@ -133,10 +133,10 @@ Timings = Annotated[tuple[Timing, ...], AfterValidator(_with_dropless)]
 
 
 class Routing(Part):
-    """Where the routing came from.
+    """The routing of a point.
 
     Attributes:
-        source: Such as ``figure 1`` or the name of a record.
+        source: ``figure 1``, ``peak``, or the name of a record's layer.
         wanted_peak: The peak that was asked for, where one was.
         together: Whether one rank has the popular experts.
         peak: The fullest expert's load over the mean load N̄.
@@ -149,7 +149,7 @@ class Routing(Part):
 
 
 class Prefill(Part):
-    """The same over a whole model: ``layers`` MoE layers with what lies between them."""
+    """Timings of a whole model: ``layers`` MoE layers with attention and norms between them."""
 
     layers: Positive
     prompt: Positive
@@ -163,7 +163,7 @@ class Link:
     Attributes:
         bandwidth: Bytes per second that a rank sends, and at the same time receives.
         latency: Seconds of an exchange of nothing.
-        source: Where these two are from, in plain words.
+        source: The origin of these two, in plain words.
     """
 
     bandwidth: Amount
@@ -172,21 +172,21 @@ class Link:
 
 
 class Miss(Part):
-    """By what share an emulation says more (or less) than was measured."""
+    """Shares by which an emulation is above (or below) the measurement."""
 
     total: float
     speedup: float
 
 
 class Comparison(Part):
-    """Emulated rows, and by what share each misses the measured one, by method."""
+    """Emulated rows, and how far each is from the measured one, by method."""
 
     errors: dict[str, Miss]
     timings: Timings
 
 
 class Validation(Part):
-    """An emulation of what was measured: of one layer, and of the prefill where there is one."""
+    """An emulation beside a measurement: of one layer, and of the prefill where there is one."""
 
     note: str
     link: Link
@@ -199,15 +199,11 @@ class Point(Part):
     """The timings of one batch under one routing.
 
     Attributes:
-        tokens_per_rank: Tokens of each rank.
-        batch: Sequences over all ranks.
-        prompt: Tokens of each sequence.
+        batch: Sequences over all ranks; ``prompt`` is the number of tokens of each.
         place: The workload of the paper that it stands for, as ``batch 8K x prompt 512``; None for
             none. Batch and prompt may be smaller than that.
-        routing: Who asks for which expert.
         validation: The emulation beside it, where one was timed.
-        timings: Of one layer, by method.
-        prefill: Of a whole model, where it was timed.
+        timings: Of one layer, by method; ``prefill`` has those of a whole model.
     """
 
     tokens_per_rank: Positive
@@ -220,8 +216,17 @@ class Point(Part):
     prefill: Prefill | None = None
 
 
-class Shape(Part):
-    """The sizes of the layer, after scaling; ``shared`` is the shared experts' width."""
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of an MoE layer; in a file, after scaling.
+
+    Attributes:
+        hidden: Hidden size H.
+        intermediate: Width of an expert.
+        n_experts: Routed experts E, of which a token chooses ``top_k``, K.
+        shared: Width of the shared experts, which every token passes through, as one gated MLP; 0
+            where there are none.
+    """
 
     name: str
     hidden: Positive
@@ -230,15 +235,32 @@ class Shape(Part):
     top_k: Positive
     shared: Count
 
+    def scaled(self, scale: int) -> Shape:
+        """Return the layer with all widths divided; experts and top-k stay.
+
+        Raises:
+            UsageError: If a width is no multiple of it.
+        """
+        widths: dict[str, Any] = {
+            name: getattr(self, name) for name in ("hidden", "intermediate", "shared")
+        }
+        if any(width % scale for width in widths.values()):
+            said = ", ".join(f"{name} {width}" for name, width in widths.items())
+            raise UsageError(f"scale={scale}: it must divide the layer's widths ({said})")
+        return replace(self, **{name: width // scale for name, width in widths.items()})
+
+    @property
+    def pair_flops(self) -> int:
+        """Floating-point operations of an expert on one token: three products, H × width each."""
+        return 6 * self.hidden * self.intermediate
+
 
 class Run(Part):
     """One layer over one number of ranks.
 
     Attributes:
         model: The paper's model of this shape, or None.
-        shape: The layer.
-        ranks: Number of ranks.
-        experts_per_rank: Routed experts of each.
+        experts_per_rank: Routed experts of each rank.
         why: Why this routing, or empty.
         link: The stated exchange; None where it was measured.
         points: Timings by batch and routing.
@@ -266,16 +288,12 @@ class Study(File):
         place: The paper's place.
         why: Why these sizes.
         kind: ``measured`` on real ranks, or ``emulated``: each rank's work in turn on one device.
-        note: What must be said of an emulation; None where it was measured.
-        date: When, ISO 8601.
-        machine: Where.
-        backend: What connects the ranks; None where it was emulated.
-        dtype: Precision.
-        repeats: Counted rounds.
-        warmup: Rounds before them.
+        note: The warning of an emulation; None where it was measured.
+        date: ISO 8601.
+        backend: The library that connects the ranks; None where it was emulated.
+        repeats: Counted rounds; ``warmup`` is the number of rounds before them.
         scale: Hidden and intermediate widths are the model's divided by this.
         batch_divisor: Batches are the paper's divided by this; None where that is not said.
-        runs: What was timed.
     """
 
     SCHEMA = 2
@@ -291,7 +309,7 @@ class Study(File):
     dtype: str
     repeats: Positive
     warmup: Count
-    scale: Factor
+    scale: Divisor
     batch_divisor: Positive | None = None
     runs: Annotated[tuple[Run, ...], Field(min_length=1)]
 
@@ -311,7 +329,7 @@ class Study(File):
 
     @property
     def emulated(self) -> bool:
-        """Whether no real ranks exchanged anything."""
+        """True if no real ranks exchanged anything."""
         return self.kind == "emulated"
 
     @property
@@ -345,7 +363,7 @@ class Evaluation(File):
 
     @property
     def machine(self) -> str:
-        """Where it was timed, in a few words."""
+        """The machine in a few words."""
         return f"{self.machine_.device}: {self.machine_.name}"
 
 

@@ -1,4 +1,4 @@
-"""What a benchmark of the evaluation promises, and reached."""
+"""Targets of the evaluation's benchmarks, and the numbers that were reached."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from capmoe_eval.experiment.timings.quartiles import Spread
 
 @dataclass(frozen=True)
 class Target:
-    """One measured number with what it should be.
+    """One measured number with its target.
 
     Attributes:
         name: Short name.
         what: One sentence: what is divided by what.
-        ratio: What was measured, in ``unit``.
-        target: What it should be; None where it is only reported.
+        ratio: The measurement, in ``unit``.
+        target: The wanted value; None where it is only reported.
         at_least: Whether it should be at least that; otherwise at most.
         unit: ``×`` for a ratio, ``share`` for a part of a whole, ``s`` for seconds.
         met: Whether the median reaches the target; None where there is none. It follows from the
@@ -46,7 +46,7 @@ class Target:
 
     @property
     def goal(self) -> str | None:
-        """What it should be, in its unit; None where it is only reported."""
+        """The target in its unit; None where it is only reported."""
         if self.target is None:
             return None
         return f"{'≥' if self.at_least else '≤'} {self.shown(self.target)}"

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.experiment.names import TITLES, gamma_suffix
 from capmoe_eval.paper.printed import FIGURE6_NOTE
+from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.spec import Measured, Numbers
 from capmoe_eval.report.figures.speedup import headline, subtitle
-from capmoe_eval.report.figures.studies import FigureStudies, about, method_name
-from capmoe_eval.report.figures.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    HATCHES,
-    ORANGE,
-    PAGE,
-    PURPLE,
-    SKY,
-    VERMILLION,
-    new_figure,
-)
+from capmoe_eval.report.figures.studies import FigureStudies, about, first_point, method_name
+from capmoe_eval.report.figures.style import BLACK, column, whiskers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,25 +30,27 @@ PHASES: Final[Mapping[str, tuple[str, ...]]] = {
 """Parts of a bar, and the measured phases that each is the sum of."""
 
 _LOOKS: Final = (
-    (ORANGE, HATCHES[2]),
-    (SKY, HATCHES[1]),
-    (VERMILLION, HATCHES[3]),
-    (BLUE, HATCHES[0]),
-    (GREEN, HATCHES[4]),
-    (PURPLE, HATCHES[5]),
-    (GREY, HATCHES[0]),
+    (style.ORANGE, style.HATCHES[2]),
+    (style.SKY, style.HATCHES[1]),
+    (style.VERMILLION, style.HATCHES[3]),
+    (style.BLUE, style.HATCHES[0]),
+    (style.GREEN, style.HATCHES[4]),
+    (style.PURPLE, style.HATCHES[5]),
+    (style.GREY, style.HATCHES[0]),
 )
-_SHORT: Final = {TITLES["score"]: "Token\nDrop", TITLES["expanded_drop"]: "Exp.\nlocal"}
+_SHORT: Final[Mapping[str, str]] = {
+    TITLES["score"]: "Token\nDrop",
+    TITLES["expanded_drop"]: "Exp.\nlocal",
+    f"{TITLES['expanded_drop']} (global)": "Exp.\nglobal",
+}
 
 
 def measure_phases(evidence: FigureStudies) -> Measured:
     """Figure 6: the phases of one layer, in milliseconds, by method and γ."""
     panels, notes = [], [FIGURE6_NOTE]
     for one in evidence.shown:
-        first, *others = one.run.points
-        if others:
-            notes.append(f"{one.run.title}: {len(others)} further points are not shown.")
-        rows = [(row, row.label) for row in first.timings]
+        point = first_point(one, notes)
+        rows = [(row, row.label) for row in point.timings]
         tightest_last = sorted(rows, key=lambda r: -(r[1].gamma or 0.0) if r[1] else float("-inf"))
         bars = [
             {
@@ -73,8 +64,8 @@ def measure_phases(evidence: FigureStudies) -> Measured:
             }
             for row, label in tightest_last
         ]
-        panels.append(about(one, first) | {"bars": bars})
-    return Measured({"kind": evidence.names["kind"], "panels": panels}, tuple(notes))
+        panels.append(about(one, point) | {"bars": bars})
+    return evidence.measured(panels, notes)
 
 
 def milliseconds(row: Timing) -> dict[str, Any]:
@@ -97,66 +88,46 @@ def milliseconds(row: Timing) -> dict[str, Any]:
 def draw_phases(numbers: Numbers) -> Figure:
     """Draw Figure 6: stacked bars, dropless first, then by γ."""
     panels = numbers["panels"]
-    figure = new_figure(PAGE, 2.7 * len(panels))
+    figure = style.new_figure(style.PAGE, 2.7 * len(panels))
     axes = figure.subplots(len(panels), 1, squeeze=False)
     for panel, axis in zip(panels, axes[:, 0], strict=True):
         _stack(axis, panel["bars"])
         axis.set_title(f"{panel['model']}: {subtitle(panel)}".replace("\n", " "), fontsize=6.5)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=7)
+    style.legend_below(figure, *axes[:, 0], columns=7)
     headline(figure, numbers["kind"])
     return figure
 
 
-def _stack(axis: Axes, bars: list[Mapping[str, Any]]) -> None:
-    places, ticks, place, gammas = [], [], -1.0, []
-    for number, one in enumerate(bars):
-        new = number > 0 and one["gamma"] != bars[number - 1]["gamma"]
-        place += 1.6 if new else 1.0
-        places.append(place)
-        name = one["name"].replace(f"{TITLES['expanded_drop']} (global)", "Exp.\nglobal")
-        ticks.append(_SHORT.get(name, name))
-        gammas.append(one["gamma"])
+def _stack(axis: Axes, bars: Sequence[Numbers]) -> None:
+    gammas = column(bars, "gamma")
+    places = [0.0]
+    for gamma, before in zip(gammas[1:], gammas, strict=False):
+        places.append(places[-1] + (1.0 if gamma == before else 1.6))
     bottoms = [0.0] * len(bars)
-    for index, part in enumerate((*PHASES, "other")):
+    for look, part in zip(_LOOKS, (*PHASES, "other"), strict=True):
         heights = [one["parts_ms"].get(part, 0.0) for one in bars]
-        if not any(heights):
-            continue
-        colour, hatch = _LOOKS[index]
-        axis.bar(
-            places,
-            heights,
-            0.8,
-            bottom=bottoms,
-            color=colour,
-            hatch=hatch,
-            edgecolor="black",
-            label=part,
-        )
-        bottoms = [below + height for below, height in zip(bottoms, heights, strict=True)]
-    totals = [one["total_ms"] for one in bars]
+        if any(heights):
+            axis.bar(places, heights, 0.8, bottom=bottoms, **style.bar_look(*look), label=part)
+            bottoms = [below + height for below, height in zip(bottoms, heights, strict=True)]
+    totals = column(bars, "total_ms")
+    median, low, high = (column(totals, key) for key in ("median", "low", "high"))
     axis.errorbar(
         places,
-        [total["median"] for total in totals],
-        yerr=[
-            [total["median"] - total["low"] for total in totals],
-            [total["high"] - total["median"] for total in totals],
-        ],
+        median,
+        yerr=whiskers(median, low, high),
+        fmt="D",
         color=BLACK,
-        linestyle="none",
-        marker="D",
         markersize=3,
         markerfacecolor="white",
         elinewidth=0.7,
         capsize=1.5,
         label="whole layer",
     )
-    top = max([*bottoms, *(total["high"] for total in totals)])
+    top = max(*bottoms, *high)
     for gamma in dict.fromkeys(g for g in gammas if g is not None):
         own = [p for p, g in zip(places, gammas, strict=True) if g == gamma]
         axis.annotate(gamma_suffix(gamma, "γ = "), (sum(own) / len(own), 1.04 * top), ha="center")
-    axis.set_ylim(0, 1.14 * top)
-    axis.set_xticks(places, ticks)
+    axis.set(ylim=(0, 1.14 * top), ylabel="ms")
+    axis.set_xticks(places, [_SHORT.get(name, name) for name in column(bars, "name")])
     axis.tick_params(axis="x", length=0)
-    axis.set_ylabel("ms")
     axis.grid(axis="y")

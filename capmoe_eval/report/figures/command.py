@@ -1,4 +1,4 @@
-"""``python -m capmoe_eval.figures fig7 profile=zoo``: figures from finished records."""
+"""Command ``python -m capmoe_eval.figures``: draw figures from finished results."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import PATH, Parser
 from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.timings.names import FOLDER
-from capmoe_eval.paper.benchmarks import Bench, read_bench
+from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.report.figures.catalogue import FIGURES, get_figure
 from capmoe_eval.report.figures.evidence import FigurePlans, gather
-from capmoe_eval.report.figures.spec import FigureSpec, Sources, StudySpec
+from capmoe_eval.report.figures.spec import Sources, Spec
 from capmoe_eval.report.figures.studies import gather_study
 from capmoe_eval.report.figures.write import FORMATS, write_figure
-
-AnySpec = FigureSpec | StudySpec
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -53,71 +51,46 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_intermixed_args(arguments)
 
     def command() -> int:
-        chosen = list(FIGURES) if given.name == "all" else [get_figure(given.name)]
-        source = _Source(given.overrides, given.bench)
+        chosen = FIGURES if given.name == "all" else [get_figure(given.name)]
+        experiment = FigurePlans(given.overrides)
+        bench = functools.cache(lambda: read_bench(given.bench))  # when a figure first asks for it
+
+        def sources(spec: Spec) -> Sources:
+            if spec.study:
+                return gather_study(spec, bench(), experiment.profile)
+            return gather(spec, experiment)
+
         check_writable("--out", given.out)
         formats = [word for word in given.formats.split(",") if word]
         if given.missing:
-            return _print_missing(chosen, source)
-        if given.name == "all":
-            return _draw_all(chosen, source, given.out, formats)
-        _draw(chosen[0], source, given.out, formats)
-        return 0
+            for line in dict.fromkeys(line for spec in chosen for line in sources(spec).absent):
+                print(line)
+            return 0
+        folder = given.out / experiment.profile / "figures"
+        failed = 0
+        for spec in chosen:
+            try:
+                _draw(spec, sources(spec), folder, formats)
+            except UsageError as error:
+                # The others can be drawn all the same, unless none can be written.
+                if given.name != "all" or isinstance(error, UnwritableError):
+                    raise
+                failed = 1
+                print(f"error: {error}", file=sys.stderr)
+        return failed
 
     sys.exit(run_command(command))
 
 
-class _Source:
-    """Where figures come from: records, and files of benchmarks, read when first asked for."""
-
-    def __init__(self, overrides: Sequence[str], bench: Path) -> None:
-        self.experiment = FigurePlans(overrides)
-        self.profile = self.experiment.profile
-        self._folder = bench
-
-    @functools.cached_property
-    def bench(self) -> Bench:
-        """What the benchmarks left."""
-        return read_bench(self._folder)
-
-    def sources(self, spec: AnySpec) -> Sources:
-        """Return what a figure is made from."""
-        if isinstance(spec, StudySpec):
-            return gather_study(spec, self.bench, self.profile)
-        return gather(spec, self.experiment)
-
-
-def _draw(spec: AnySpec, source: _Source, out: Path, formats: Sequence[str]) -> None:
-    found = source.sources(spec)
-    paths = write_figure(spec, found, out / source.profile / "figures", formats)
+def _draw(spec: Spec, found: Sources, folder: Path, formats: Sequence[str]) -> None:
+    """Write a figure's files and say what of it is missing."""
+    paths = write_figure(spec, found, folder, formats)
     print("written: " + ", ".join(str(path) for path in paths))
-    for note in found.notes:
-        if note.startswith("Left out"):
-            print(f"{spec.name}: {note}", file=sys.stderr)
+    for note in found.left_out:
+        print(f"{spec.name}: {note}", file=sys.stderr)
     if found.n_absent:
         print(
             f"{spec.name}: {found.n_absent} of {found.planned} {found.unit} are missing; their "
             "commands: add --missing",
             file=sys.stderr,
         )
-
-
-def _draw_all(chosen: Sequence[AnySpec], source: _Source, out: Path, formats: Sequence[str]) -> int:
-    """Draw what can be drawn; one figure's lack of records leaves the others alone."""
-    failed = 0
-    for spec in chosen:
-        try:
-            _draw(spec, source, out, formats)
-        except UnwritableError:  # nor could the others be written
-            raise
-        except UsageError as error:
-            failed += 1
-            print(f"error: {error}", file=sys.stderr)
-    return 1 if failed else 0
-
-
-def _print_missing(chosen: Sequence[AnySpec], source: _Source) -> int:
-    lines = [line for spec in chosen for line in source.sources(spec).absent]
-    for line in dict.fromkeys(lines):
-        print(line)
-    return 0

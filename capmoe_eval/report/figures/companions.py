@@ -1,4 +1,4 @@
-"""How much an answer depends on its batch: the same documents in batches of other kinds."""
+"""Answers that change with the batch: the same documents in other batches."""
 
 from __future__ import annotations
 
@@ -11,51 +11,50 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import gamma_suffix, method_title
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.pairing import Unpaired, pair
+from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.evidence import FigureRecords
-from capmoe_eval.report.figures.pooling import by_key
 from capmoe_eval.report.figures.spec import Measured, Numbers
-from capmoe_eval.report.figures.style import BLUE, HATCHES, PAGE, SKY, new_figure
+from capmoe_eval.report.figures.style import column, percent, whiskers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_KINDS: Final = {"batch_sizes": "batch size", "shuffles": "companions"}
+_KINDS: Final = ("batch_sizes", "shuffles")
 
 
 def measure_companions(evidence: FigureRecords) -> Measured:
     """Compare every pair of settings of a method, over batch sizes and over shuffles."""
     methods: list[dict[str, Any]] = []
     notes: list[str] = []
-    everything = evidence.of(*_KINDS, model=evidence.model)
-    for name in by_key(everything, lambda record: record.method):
+    parts = {part: evidence.of_model(part) for part in _KINDS}
+    everything = evidence.of_model(*_KINDS)
+    for name in dict.fromkeys(record.method for record in everything):
         found: dict[str, Any] = {"method": name, "label": method_title(name)}
-        for part in _KINDS:
-            records = [r for r in evidence.of(part, model=evidence.model) if r.method == name]
-            found[part] = _spread(records, found["label"], notes)
+        for part, records in parts.items():
+            own = [record for record in records if record.method == name]
+            found[part] = _spread(own, found["label"], notes)
         methods.append(found)
     if all(method[part] is None for method in methods for part in _KINDS):
         raise UsageError(
             "companions: no method has two settings with the same documents; measure them: "
             + "; ".join(evidence.absent[:2])
         )
-    gammas = sorted({record.gamma for record in everything if record.gamma is not None})
+    sizes, shuffled = (
+        sorted({int(record.cell.batch_size) for record in records}) for records in parts.values()
+    )
     return Measured(
         {
-            "model": evidence.models[evidence.model],
+            "model": evidence.title,
             "task": next(iter(evidence.tasks.values())),
-            "gamma": gammas[0] if gammas else None,
+            "gamma": min((r.gamma for r in everything if r.gamma is not None), default=None),
             "documents": everything[0].n,
-            "batch_sizes": _batch_sizes(evidence, "batch_sizes"),
-            "shuffled_batch_sizes": _batch_sizes(evidence, "shuffles"),
+            "batch_sizes": sizes,
+            "shuffled_batch_sizes": shuffled,
             "methods": methods,
         },
-        tuple(notes),
+        notes,
     )
-
-
-def _batch_sizes(evidence: FigureRecords, part: str) -> list[int]:
-    return sorted({int(r.cell.batch_size) for r in evidence.of(part, model=evidence.model)})
 
 
 def _spread(records: Sequence[Record], label: str, notes: list[str]) -> dict[str, Any] | None:
@@ -91,52 +90,46 @@ def _setting(record: Record) -> str:
 
 def draw_companions(numbers: Numbers) -> Figure:
     """Draw flip rates with the range over pairs, and the ranges of the score."""
-    figure = new_figure(PAGE, 2.1)
+    figure = style.new_figure(style.PAGE, 2.1)
     flips, spread = figure.subplots(1, 2, width_ratios=[3, 2])
     methods = numbers["methods"]
-    sizes = ", ".join(str(size) for size in numbers["batch_sizes"])
-    dealt = ", ".join(str(size) for size in numbers["shuffled_batch_sizes"])
-    looks = (
-        (BLUE, HATCHES[0], f"by length, batches of {sizes}"),
-        (SKY, HATCHES[1], f"by length and at random, batches of {dealt}"),
+    sizes = ", ".join(map(str, numbers["batch_sizes"]))
+    dealt = ", ".join(map(str, numbers["shuffled_batch_sizes"]))
+    labels = (
+        f"by length, batches of {sizes}",
+        f"by length and at random, batches of {dealt}",
     )
-    for offset, (part, (colour, hatch, label)) in enumerate(zip(_KINDS, looks, strict=True)):
-        bars = [(place, m[part]) for place, m in enumerate(methods) if m[part] is not None]
-        places = [place + 0.4 * offset - 0.2 for place, _ in bars]
-        rates = [100 * bar["flip_rate"] for _, bar in bars]
+    looks = (
+        style.bar_look(style.BLUE, style.HATCHES[0]),
+        style.bar_look(style.SKY, style.HATCHES[1]),
+    )
+    for index, (part, label, look) in enumerate(zip(_KINDS, labels, looks, strict=True)):
+        known = [place for place, method in enumerate(methods) if method[part] is not None]
+        bars = [methods[place][part] for place in known]
+        places = [place + 0.4 * index - 0.2 for place in known]
+        middle, low, high = (
+            percent(column(bars, key)) for key in ("flip_rate", "lowest", "highest")
+        )
         flips.bar(
             places,
-            rates,
+            middle,
             0.38,
-            color=colour,
-            hatch=hatch,
-            edgecolor="black",
-            yerr=[
-                [rate - 100 * bar["lowest"] for rate, (_, bar) in zip(rates, bars, strict=True)],
-                [100 * bar["highest"] - rate for rate, (_, bar) in zip(rates, bars, strict=True)],
-            ],
+            yerr=whiskers(middle, low, high),
             error_kw={"elinewidth": 0.7, "capsize": 2},
             label=label,
+            **look,
         )
-        spread.bar(
-            places,
-            [bar["score_range"] for _, bar in bars],
-            0.38,
-            color=colour,
-            hatch=hatch,
-            edgecolor="black",
-        )
+        spread.bar(places, column(bars, "score_range"), 0.38, **look)
     _finish(flips, methods, "answers that flip (%)")
     _finish(spread, methods, "score range (points)")
     title = f"{numbers['model']}, {numbers['documents']:,} documents"
     flips.set_title(title + gamma_suffix(numbers["gamma"], ", γ = "))
-    figure.legend(*flips.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    style.legend_below(figure, flips, columns=2)
     return figure
 
 
 def _finish(axes: Axes, methods: Sequence[Numbers], label: str) -> None:
     axes.set_xticks(range(len(methods)), [method["label"].replace(" ", "\n") for method in methods])
     axes.tick_params(axis="x", length=0)
-    axes.set_ylabel(label)
-    axes.set_ylim(bottom=0)
+    axes.set(ylim=(0, None), ylabel=label)
     axes.grid(axis="y")

@@ -1,73 +1,57 @@
-"""Load of one layer's experts: Figure 1, by dataset (Figure 2), under a capacity (Figure 9)."""
+"""Load of experts: in one layer (Figures 1, 2, 9) and in all layers (13 to 16)."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
 
 from capmoe_eval.experiment.names import TITLES, gamma_suffix
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.printed import FIGURE1_NOTE, figure1_bars
+from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.evidence import FigureRecords
-from capmoe_eval.report.figures.pooling import busiest_layer, normalised
-from capmoe_eval.report.figures.spec import Measured, Numbers
-from capmoe_eval.report.figures.style import (
-    BLACK,
-    COLOURS,
-    COLUMN,
-    DASHES,
-    MARKERS,
-    PAGE,
-    SHADES,
-    legend_below,
-    new_figure,
+from capmoe_eval.report.figures.pooling import (
+    busiest_first,
+    busiest_layer,
+    by_layer,
+    mean_loads,
+    normalised,
 )
+from capmoe_eval.report.figures.spec import Measured, Numbers
+from capmoe_eval.report.figures.style import BLACK, column
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_ASKED, _SERVED = "#c8c8c8", "#1f4e79"
+# What the paper's text says of the peak loads in Figures 13 to 16 (Appendix F), by model.
+_PRINTED_PEAKS: Final = {
+    "olmoe_instruct": {"text": "> 5", "value": 5.0},
+    "deepseek_v2_lite_chat": {"text": "> 5", "value": 5.0},
+    "qwen1_5_moe_chat": {"text": "< 3", "value": 3.0},
+    "mixtral_8x7b_instruct": {"text": "< 3", "value": 3.0},
+}
 
 
-def draw_bars(
-    axes: Axes, asked: Sequence[float], served: Sequence[float] | None, gamma: float | None
-) -> None:
-    """Draw one bar for each expert: its load over N̄ as asked for and, inside it, as computed.
-
-    Args:
-        axes: Where to.
-        asked: Loads that the router asked for, in the order of the bars.
-        served: Loads that the experts computed; None where no capacity was set.
-        gamma: The capacity factor, drawn as a line where it is below the fullest expert.
-    """
-    places = range(len(asked))
-    axes.bar(places, asked, color=_ASKED, width=0.9, label="asked for by the router")
-    if served is not None:
-        axes.bar(places, served, color=_SERVED, width=0.55, label="computed by the experts")
-    if gamma is not None and gamma < max(asked):
-        axes.axhline(gamma, color="black", linewidth=0.8, linestyle="--")
-        axes.annotate(
-            gamma_suffix(gamma, "γ = "), (len(asked) - 0.5, gamma), ha="right", va="bottom"
-        )
-    axes.set_xlabel("experts, busiest first")
-    axes.set_ylabel("load / mean load")
-    axes.set_xticks([])
-    axes.set_xlim(-0.7, len(asked) - 0.3)
+def draw_bars(axes: Axes, asked: Sequence[float]) -> None:
+    """Draw one bar for each expert: its load over N̄ as the router asked for it, in this order."""
+    axes.bar(range(len(asked)), asked, color="#c8c8c8", width=0.9, label="asked for by the router")
+    axes.set(xlabel="experts, busiest first", ylabel="load / mean load")
+    axes.set(xticks=[], xlim=(-0.7, len(asked) - 0.3))
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def measure_one_layer(evidence: FigureRecords) -> Measured:
     """Figure 1: the load of each expert in the layer with the fullest one."""
-    record = evidence.of("baseline", model=evidence.model)[0]
+    record = evidence.of_model("baseline")[0]
     number = busiest_layer([record])
     layer = record.layers[number]
     load, peak = normalised(layer), layer.peak.expert_before
-    order = sorted(range(len(load)), key=lambda expert: (-load[expert], expert))
+    order = busiest_first(load)
     published = figure1_bars(record.model, len(load))
-    numbers: Numbers = {
-        "model": evidence.models[record.model],
+    numbers = {
+        "model": evidence.title,
         "task": evidence.tasks[record.task],
         "layer": number,
         "name": layer.name,
@@ -81,34 +65,29 @@ def measure_one_layer(evidence: FigureRecords) -> Measured:
 
 def draw_one_layer(numbers: Numbers) -> Figure:
     """Draw Figure 1."""
-    figure = new_figure(COLUMN, 1.75)
+    figure = style.new_figure(style.COLUMN, 1.75)
     axes = figure.subplots()
     load = numbers["load"]
-    draw_bars(axes, load, None, None)
+    draw_bars(axes, load)
     # The busiest bar stands at the left; what is said of the peaks has room at the right.
     axes.axhline(1.0, color=BLACK, linewidth=0.7, linestyle="--")
     axes.annotate("mean load N̄", (len(load) - 0.5, 1.0), ha="right", va="bottom", fontsize=6.5)
     if numbers["published"]:
         axes.plot(
-            range(len(load)),
             numbers["published"],
-            marker="o",
+            "o-",
             markersize=2,
             linewidth=0.6,
-            color=COLOURS[1],
+            color=style.COLOURS[1],
             label="paper (peak over batches)",
         )
         axes.containers[0].set_label("ours (mean over batches)")
         axes.legend(loc="center right")
     peak = numbers["peak_of_a_batch"]
-    axes.annotate(
+    style.corner_note(
+        axes,
         f"fullest expert: {load[0]:.1f} × the mean\n"
         f"in a batch: {peak['mean']:.1f} ×, at most {peak['max']:.1f} ×",
-        (0.98, 0.97),
-        xycoords="axes fraction",
-        ha="right",
-        va="top",
-        fontsize=6.5,
     )
     axes.set_title(f"{numbers['model']}, {numbers['task']}, MoE layer {numbers['layer'] + 1}")
     return figure
@@ -116,51 +95,37 @@ def draw_one_layer(numbers: Numbers) -> Figure:
 
 def measure_by_task(evidence: FigureRecords) -> Measured:
     """Figure 2: the same layer on every dataset, its experts in one order for all."""
-    records = evidence.of("baseline", model=evidence.model)
+    records = evidence.of_model("baseline")
     number = busiest_layer(records)
-    layers = [record.layers[number] for record in records]
-    loads = [normalised(layer) for layer in layers]
-    mean = [statistics.fmean(column) for column in zip(*loads, strict=True)]
-    order = sorted(range(len(mean)), key=lambda expert: (-mean[expert], expert))
-    rows = [
-        {
+    layers = by_layer(records)[number]
+    order = busiest_first(mean_loads(layers))
+    rows = []
+    for record, layer in zip(records, layers, strict=True):
+        load = normalised(layer)
+        row = {
             "task": evidence.tasks[record.task],
             "load": [load[expert] for expert in order],
             "fullest": max(load),
             "peak_of_a_batch": layer.peak.expert_before.max,
         }
-        for record, layer, load in zip(records, layers, loads, strict=True)
-    ]
-    return Measured(
-        {
-            "model": evidence.models[evidence.model],
-            "layer": number,
-            "experts": order,
-            "rows": rows,
-        }
-    )
+        rows.append(row)
+    return Measured({"model": evidence.title, "layer": number, "experts": order, "rows": rows})
 
 
 def draw_by_task(numbers: Numbers) -> Figure:
     """Draw Figure 2 as a map, one row a dataset."""
-    rows = numbers["rows"]
-    figure = new_figure(PAGE, 0.75 + 0.17 * len(rows))
+    rows, experts = numbers["rows"], numbers["experts"]
+    figure = style.new_figure(style.PAGE, 0.75 + 0.17 * len(rows))
     axes = figure.subplots()
-    picture = axes.imshow(
-        [row["load"] for row in rows], aspect="auto", cmap=SHADES, vmin=0, interpolation="nearest"
-    )
-    axes.set_yticks(range(len(rows)), [row["task"] for row in rows])
+    picture = style.load_map(axes, column(rows, "load"))
+    axes.set_yticks(range(len(rows)), column(rows, "task"))
     right = axes.secondary_yaxis("right")
-    right.set_yticks(
-        range(len(rows)),
-        [f"{row['fullest']:.1f} × ({row['peak_of_a_batch']:.1f} ×)" for row in rows],
-    )
-    for side in (axes, right):
-        side.tick_params(length=0)
-    axes.spines[:].set_visible(False)
+    peaks = [f"{row['fullest']:.1f} × ({row['peak_of_a_batch']:.1f} ×)" for row in rows]
+    right.set_yticks(range(len(rows)), peaks)
+    right.tick_params(length=0)
     right.spines[:].set_visible(False)
-    axes.set_xticks(range(len(numbers["experts"])), numbers["experts"])
-    if len(numbers["experts"]) > 40:
+    axes.set_xticks(range(len(experts)), experts)
+    if len(experts) > 40:
         axes.set_xticks([])  # their numbers would run into each other; the JSON has them
     axes.set_xlabel("expert, busiest first on average")
     axes.set_title(
@@ -173,82 +138,118 @@ def draw_by_task(numbers: Numbers) -> Figure:
 
 def measure_after_drop(evidence: FigureRecords) -> Measured:
     """Figure 9: what the experts compute under Token Drop and Expanded Drop by m."""
-    records = [
-        record
-        for record in evidence.of("token_drop", "ranked", "all_experts", model=evidence.model)
-        if record.task == next(iter(evidence.tasks))
-    ]
+    task, title = next(iter(evidence.tasks.items()))
+    found = evidence.of_model("token_drop", "ranked", "all_experts")
+    records = [record for record in found if record.task == task]
     number = busiest_layer(records)
-    lines: list[dict[str, Any]] = []
-    for record in records:
-        layer = record.layers[number]
-        load = sorted(normalised(layer, "after"), reverse=True)
-        lines.append(
-            {
-                "label": _drop_label(record),
-                "load": load,
-                "unused": 1 - sum(layer.load_after) / layer.assignments,
-            }
-        )
-    first = records[0]
-    numbers: Numbers = {
-        "model": evidence.models[first.model],
-        "task": evidence.tasks[first.task],
-        "layer": number,
-        "gamma": first.gamma,
-        "asked": sorted(normalised(first.layers[number]), reverse=True),
-        "lines": lines,
-    }
-    return Measured(numbers)
+    layers = by_layer(records)[number]
+    lines = [
+        {
+            "label": _drop_label(record),
+            "load": sorted(normalised(layer, "after"), reverse=True),
+            "unused": 1 - sum(layer.load_after) / layer.assignments,
+        }
+        for record, layer in zip(records, layers, strict=True)
+    ]
+    return Measured(
+        {
+            "model": evidence.title,
+            "task": title,
+            "layer": number,
+            "gamma": records[0].gamma,
+            "asked": sorted(normalised(layers[0]), reverse=True),
+            "lines": lines,
+        }
+    )
 
 
 def _drop_label(record: Record) -> str:
     method = record.cell.method
     if method.name == "score":
         return TITLES["score"]
-    top_k = record.layers[0].top_k
     if method.candidates == "global":
         return "Expanded, all experts"
-    times, rest = divmod(method.m, top_k)
+    times, rest = divmod(method.m, record.layers[0].top_k)
     return f"Expanded, m = {method.m}" + (f" ({times}k)" if not rest else "")
 
 
 def draw_after_drop(numbers: Numbers) -> Figure:
     """Draw Figure 9."""
-    figure = new_figure(COLUMN, 2.4)
+    figure = style.new_figure(style.COLUMN, 2.4)
     axes = figure.subplots()
     asked, gamma = numbers["asked"], numbers["gamma"]
     places = range(len(asked))
     axes.bar(places, asked, color="#e0e0e0", width=1.0, label="asked for (Token Drop)")
     step = max(1, len(asked) // 10)
     for index, line in enumerate(numbers["lines"]):
-        axes.plot(
-            places,
-            line["load"],
-            color=COLOURS[index],
-            linestyle=DASHES[index],
-            marker=MARKERS[index],
-            markevery=(index * step // 4, step),
-            label=line["label"],
-        )
+        every = (index * step // 4, step)
+        axes.plot(line["load"], **style.line_look(index), markevery=every, label=line["label"])
     axes.axhline(gamma, color=BLACK, linewidth=0.6, linestyle=":")
     # What matters is below γ; the bars may be many times as high.
     top = 2.2 * gamma
     if asked[0] > top > 0:
         axes.set_ylim(0, top)
-        axes.annotate(
-            f"asked for: up to {asked[0]:.1f}",
-            (0.98, 0.97),
-            xycoords="axes fraction",
-            ha="right",
-            va="top",
-            fontsize=6.5,
-        )
-    axes.set_xlim(-0.7, len(asked) - 0.3)
-    axes.set_xticks([])
-    axes.set_xlabel("experts, busiest first")
-    axes.set_ylabel("load / mean load N̄")
+        style.corner_note(axes, f"asked for: up to {asked[0]:.1f}")
+    axes.set(xticks=[], xlim=(-0.7, len(asked) - 0.3))
+    axes.set(xlabel="experts, busiest first", ylabel="load / mean load N̄")
     where = f"{numbers['task']}, MoE layer {numbers['layer'] + 1}"
     axes.set_title(f"{numbers['model']}, {where}{gamma_suffix(gamma, ', γ = ')}")
-    legend_below(figure, axes, columns=2)
+    style.legend_below(figure, axes, columns=2)
+    return figure
+
+
+def measure_layers(evidence: FigureRecords) -> Measured:
+    """Figures 13 to 16: mean loads over tasks in each layer, and the peaks of batches."""
+    records = evidence.of_model("routing")
+    layers = []
+    for same in by_layer(records):
+        peaks = [layer.peak.expert_before for layer in same]
+        layers.append(
+            {
+                "name": same[0].name,
+                "load": sorted(mean_loads(same), reverse=True),
+                "peak_mean": statistics.fmean(peak.mean for peak in peaks),
+                "peak_max": max(peak.max for peak in peaks),
+            }
+        )
+    printed = _PRINTED_PEAKS.get(evidence.model)
+    note = "The paper's text says of these peaks: {text} N̄ (Appendix F)."
+    return Measured(
+        {
+            "model": evidence.title,
+            "tasks": [evidence.tasks[record.task] for record in records],
+            "layers": layers,
+            "published_peak": printed,
+        },
+        [note.format_map(printed)] if printed else (),
+    )
+
+
+def draw_layers(numbers: Numbers) -> Figure:
+    """Draw a map of layers and experts, and the peaks beside it."""
+    layers, printed = numbers["layers"], numbers["published_peak"]
+    count = len(layers)
+    figure = style.new_figure(style.PAGE, 0.95 + 0.115 * max(count, 8))
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3, 1])
+    picture = style.load_map(left, column(layers, "load"))
+    left.set_xticks([])
+    shown = range(0, count, 1 if count <= 8 else 2 if count <= 16 else 4)
+    left.set_yticks(shown, [str(number + 1) for number in shown])
+    left.set_ylabel("MoE layer")
+    left.set_xlabel(f"the {len(layers[0]['load'])} experts of each layer, busiest first")
+    figure.colorbar(picture, ax=left, label="load / N̄", pad=0.01, aspect=14)
+    for field, look, colour, label in (
+        ("peak_mean", "o-", style.BLUE, "mean over batches"),
+        ("peak_max", "^:", style.VERMILLION, "highest of any batch"),
+    ):
+        peaks = column(layers, field)
+        right.plot(peaks, range(count), look, color=colour, linewidth=0.6, label=label)
+    if printed:
+        text = f"paper's text: {printed['text']}"
+        right.axvline(printed["value"], color=BLACK, linestyle="--", linewidth=0.7, label=text)
+    right.set(xlim=(0, None), xlabel="peak load / mean load")
+    right.tick_params(axis="y", labelleft=True)
+    right.grid(axis="x")
+    figure.legend(*right.get_legend_handles_labels(), loc="outside lower right", ncols=3)
+    left.set_title(f"{numbers['model']}, mean of {len(numbers['tasks'])} tasks")
     return figure

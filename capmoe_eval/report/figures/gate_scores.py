@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record import Record
+from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.evidence import FigureRecords
-from capmoe_eval.report.figures.pooling import by_key
+from capmoe_eval.report.figures.pooling import by_layer
 from capmoe_eval.report.figures.spec import Measured, Numbers
-from capmoe_eval.report.figures.style import BLACK, BLUE, SKY, panels
+from capmoe_eval.report.figures.style import BLACK
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,30 +20,25 @@ def measure_scores(evidence: FigureRecords) -> Measured:
     """Average the gate scores of a token's highest, second, … expert over tokens."""
     found: list[dict[str, Any]] = []
     notes = []
-    for model, records in by_key(evidence.of("routing"), lambda record: record.model).items():
-        known = [record for record in records if _has_scores(record)]
-        left_out = [record.task for record in records if not _has_scores(record)]
+    for title, records in evidence.by_model("routing").items():
+        known = [r for r in records if all(layer.score_by_rank for layer in r.layers)]
+        left_out = [record.task for record in records if record not in known]
         if left_out:
             notes.append(
-                f"{evidence.models[model]}: no scores by rank in the records of "
-                f"{', '.join(left_out)}; compute them anew with overwrite=true."
+                f"{title}: no scores by rank in the records of {', '.join(left_out)}; compute them "
+                "anew with overwrite=true."
             )
         if known:
-            found.append({"model": evidence.models[model], **_by_rank(known)})
+            found.append({"model": title, **_by_rank(known)})
     if not found:
         raise UsageError(f"fig8: {notes[0]}")
-    return Measured({"models": found}, tuple(notes))
-
-
-def _has_scores(record: Record) -> bool:
-    return all(layer.score_by_rank for layer in record.layers)
+    return Measured({"models": found}, notes)
 
 
 def _by_rank(records: list[Record]) -> dict[str, Any]:
     """Return the mean over all layers, and the lowest and highest layer's mean, at each rank."""
     layers = []
-    for number in range(len(records[0].layers)):
-        same = [record.layers[number] for record in records]
+    for same in by_layer(records):
         tokens = sum(layer.tokens for layer in same)
         sums = [[layer.tokens * score for score in layer.score_by_rank or ()] for layer in same]
         layers.append([sum(scores) / tokens for scores in zip(*sums, strict=True)])
@@ -64,36 +60,20 @@ def draw_scores(numbers: Numbers) -> Figure:
     from matplotlib.ticker import MaxNLocator
 
     models = numbers["models"]
-    figure, axes = panels(len(models), 1.65, same_scale=False)
+    figure, axes = style.panels(len(models), 1.65, same_scale=False)
     for ax, model in zip(axes, models, strict=True):
         ranks = range(1, len(model["mean"]) + 1)
-        ax.fill_between(
-            ranks,
-            model["lowest_layer"],
-            model["highest_layer"],
-            color=SKY,
-            alpha=0.5,
-            linewidth=0,
-            label="lowest to highest layer",
-        )
-        ax.plot(ranks, model["mean"], color=BLUE, marker="o", markersize=1.8, label="mean")
+        band, label = (model["lowest_layer"], model["highest_layer"]), "lowest to highest layer"
+        ax.fill_between(ranks, *band, color=style.SKY, alpha=0.5, linewidth=0, label=label)
+        ax.plot(ranks, model["mean"], color=style.BLUE, marker="o", markersize=1.8, label="mean")
         ax.axvline(model["top_k"] + 0.5, color=BLACK, linestyle="--", linewidth=0.7)
         lines = [f"k = {model['top_k']}"]
         if model["next_over_last"] is not None:
             lines.append(f"rank k+1 / rank k: {model['next_over_last']:.2f}")
         lines.append(f"beyond top-k: {100 * model['share_beyond']:.0f} %")
-        ax.annotate(
-            "\n".join(lines),
-            (0.98, 0.96),
-            xycoords="axes fraction",
-            ha="right",
-            va="top",
-            fontsize=6.5,
-        )
-        ax.set_ylim(bottom=0)
+        style.corner_note(ax, "\n".join(lines), top=0.96)
+        ax.set(ylim=(0, None), xlabel="rank of the expert", title=model["model"])
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        ax.set_xlabel("rank of the expert")
-        ax.set_title(model["model"])
     axes[0].set_ylabel("gate score")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    style.legend_below(figure, axes[0], columns=2)
     return figure

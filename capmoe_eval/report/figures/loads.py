@@ -11,9 +11,10 @@ from capmoe_eval.errors import UsageError, bad_choice, writing
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import INDEX, PATH, Parser
 from capmoe_eval.experiment.files import check_writable, write_bytes
+from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.report.figures.expert_load import draw_bars
-from capmoe_eval.report.figures.pooling import normalised
+from capmoe_eval.report.figures.pooling import busiest_first, busiest_layer, normalised
 from capmoe_eval.report.figures.write import FORMATS
 
 if TYPE_CHECKING:
@@ -60,16 +61,23 @@ def draw_load(record: Record, layer: int | None = None) -> Figure:
 
     layers = record.layers
     if layer is None:
-        layer = max(range(len(layers)), key=lambda i: max(layers[i].load_before))
+        layer = busiest_layer([record])
     if not 0 <= layer < len(layers):
         raise UsageError(f"layer={layer}: the record has MoE layers 0 to {len(layers) - 1}")
     chosen = layers[layer]
     asked, served = normalised(chosen), normalised(chosen, "after")
-    order = sorted(range(len(asked)), key=lambda expert: -asked[expert])
+    order = busiest_first(asked)
 
     figure = Figure(figsize=(6.4, 2.6), layout="constrained")
     axes = figure.subplots()
-    draw_bars(axes, [asked[e] for e in order], [served[e] for e in order], record.gamma)
+    draw_bars(axes, [asked[expert] for expert in order])
+    heights = [served[expert] for expert in order]
+    axes.bar(range(len(order)), heights, 0.55, color="#1f4e79", label="computed by the experts")
+    gamma = record.gamma
+    if gamma is not None and gamma < max(asked):
+        axes.axhline(gamma, color="black", linewidth=0.8, linestyle="--")
+        place = (len(order) - 0.5, gamma)
+        axes.annotate(gamma_suffix(gamma, "γ = "), place, ha="right", va="bottom")
     axes.legend(frameon=False)
     title = f"{record.model}, {record.task}, {chosen.name}: {record.cell.label}"
     axes.set_title(

@@ -6,12 +6,24 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from capmoe_eval.experiment.record import Record
 
 if TYPE_CHECKING:
     from capmoe_eval.experiment.record_part import Layer
+
+_T = TypeVar("_T")
+
+
+def layers_of(records: Iterable[Record]) -> list[Layer]:
+    """Return all layers of some records."""
+    return [layer for record in records for layer in record.layers]
+
+
+def by_layer(records: Sequence[Record]) -> list[list[Layer]]:
+    """Return, for each layer of one model, that layer of every record."""
+    return [list(same) for same in zip(*(r.layers for r in records), strict=True)]
 
 
 @dataclass(frozen=True)
@@ -29,20 +41,19 @@ class Grid:
     pad_waste: tuple[float | None, ...]
 
 
-def pooled_grid(layers: Iterable[Layer]) -> Grid:
+def pooled_grid(layers: Sequence[Layer]) -> Grid:
     """Pool layers (of one model, over whatever tasks): sums of drops, assignments and slots.
 
     A record holds shares. The slots behind a share of padding follow from it: what was kept,
     assignments · (1 - drop rate), fills the share 1 - padding waste of them.
     """
-    chosen = list(layers)
-    gammas = tuple(chosen[0].grid.gamma)
+    gammas = tuple(layers[0].grid.gamma)
     drops: list[float] = []
     wastes: list[float | None] = []
-    total = sum(layer.assignments for layer in chosen)
+    total = sum(layer.assignments for layer in layers)
     for i in range(len(gammas)):
         dropped = kept = slots = 0.0
-        for layer in chosen:
+        for layer in layers:
             drop, waste = layer.grid.drop_rate[i], layer.grid.pad_waste[i]
             own = layer.assignments * (1 - drop)
             dropped += layer.assignments * drop
@@ -59,34 +70,33 @@ def normalised(layer: Layer, when: Literal["before", "after"] = "before") -> lis
     return [n / mean for n in (layer.load_before if when == "before" else layer.load_after)]
 
 
+def busiest_first(load: Sequence[float]) -> list[int]:
+    """Return the experts' numbers by falling load."""
+    return sorted(range(len(load)), key=lambda expert: -load[expert])
+
+
+def mean_loads(layers: Iterable[Layer]) -> list[float]:
+    """Return the load of each expert over N̄, mean over the records of one layer."""
+    return [statistics.fmean(loads) for loads in zip(*map(normalised, layers), strict=True)]
+
+
 def busiest_layer(records: Sequence[Record]) -> int:
     """Return the number of the layer with the fullest expert, on average over the records."""
-    count = min(len(record.layers) for record in records)
     fullest = [
-        statistics.fmean(max(normalised(record.layers[i])) for record in records)
-        for i in range(count)
+        statistics.fmean(max(normalised(layer)) for layer in same) for same in by_layer(records)
     ]
-    return max(range(count), key=lambda i: fullest[i])
+    return max(range(len(fullest)), key=fullest.__getitem__)
 
 
-@dataclass(frozen=True)
-class Score:
-    """A mean over tasks that count equally.
-
-    Attributes:
-        value: In percent.
-        stderr: Its standard error over documents, or None where a task has none.
-    """
-
-    value: float
-    stderr: float | None
-
-
-def mean_score(records: Sequence[Record], tasks: Sequence[str]) -> Score | None:
-    """Return the mean score over tasks, or None where a task has no record.
+def mean_score(records: Sequence[Record], tasks: Iterable[str]) -> dict[str, Any] | None:
+    """Return the mean score over tasks that count equally, or None where a task has no record.
 
     Seeds of one task are averaged first. They saw the same documents, so their standard errors are
     averaged too and do not shrink with their number.
+
+    Returns:
+        ``value`` and ``stderr`` in percent; the standard error is over documents, and None where a
+        task has none.
     """
     values, errors = [], []
     for task in tasks:
@@ -98,10 +108,10 @@ def mean_score(records: Sequence[Record], tasks: Sequence[str]) -> Score | None:
         errors.append(statistics.fmean(known) if len(known) == len(found) else None)
     whole = [error for error in errors if error is not None]
     stderr = 100 * math.hypot(*whole) / len(whole) if len(whole) == len(errors) else None
-    return Score(100 * statistics.fmean(values), stderr)
+    return {"value": 100 * statistics.fmean(values), "stderr": stderr}
 
 
-def mean_load(records: Sequence[Record], tasks: Sequence[str], field: str) -> float | None:
+def mean_load(records: Sequence[Record], tasks: Iterable[str], field: str) -> float | None:
     """Return the mean of a field of ``load`` over tasks, seeds first; None where one is missing."""
     means = []
     for task in tasks:
@@ -113,9 +123,9 @@ def mean_load(records: Sequence[Record], tasks: Sequence[str], field: str) -> fl
     return statistics.fmean(means)
 
 
-def by_key(records: Iterable[Record], key: Callable[[Record], Any]) -> dict[Any, list[Record]]:
-    """Return records in groups, in the order of their first members."""
-    groups: dict[Any, list[Record]] = {}
+def by_key(records: Iterable[_T], key: Callable[[_T], Any]) -> dict[Any, list[_T]]:
+    """Return records, or runs, in groups, in the order of their first members."""
+    groups: dict[Any, list[_T]] = {}
     for record in records:
         groups.setdefault(key(record), []).append(record)
     return groups

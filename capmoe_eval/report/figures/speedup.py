@@ -1,4 +1,4 @@
-"""Speedup over dropless routing: Figure 4 (a layer), Figure 5 (a model), and by granularity."""
+"""Speedup over dropless routing: Figure 4 (a layer), 5 (a model), granularity."""
 
 from __future__ import annotations
 
@@ -9,27 +9,30 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import gamma_number
 from capmoe_eval.paper.benchmarks import Shown
 from capmoe_eval.paper.printed import GRANULARITY, MACHINE, layer_speedup, model_speedup
+from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.spec import Measured, Numbers
-from capmoe_eval.report.figures.studies import FigureStudies, about, bar, capacity_rows
-from capmoe_eval.report.figures.style import (
-    BLACK,
-    BLUE,
-    HATCHES,
-    ORANGE,
-    PAGE,
-    SKY,
-    VERMILLION,
-    new_figure,
+from capmoe_eval.report.figures.studies import (
+    FigureStudies,
+    about,
+    bar,
+    capacity_rows,
+    first_point,
 )
+from capmoe_eval.report.figures.style import BLACK, column, whiskers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from capmoe_eval.experiment.timings.schema import Point, Timing
+    from capmoe_eval.experiment.timings.schema import Timing
 
-_LOOKS: Final = ((BLUE, HATCHES[0]), (SKY, HATCHES[1]), (ORANGE, HATCHES[2]), (VERMILLION, ""))
-_UNNAMED: Final = "_nolegend_"  # matplotlib's own word
+_LOOKS: Final = (
+    (style.BLUE, style.HATCHES[0]),
+    (style.SKY, style.HATCHES[1]),
+    (style.ORANGE, style.HATCHES[2]),
+    (style.VERMILLION, ""),
+)
+_STAR: Final[Numbers] = {"markersize": 5.5, "markerfacecolor": "white", "markeredgewidth": 0.6}
 PRINT_NOTE: Final = (
     f"Stars: what the paper prints, measured on {MACHINE} with other code. No emulation and no "
     "other machine can confirm these values; the direction and the order can be compared."
@@ -40,14 +43,14 @@ def measure_layer(evidence: FigureStudies) -> Measured:
     """Figure 4: the speedup of one MoE layer of each model."""
     panels, notes = [], [PRINT_NOTE]
     for one in evidence.shown:
-        point = _first(one, notes)
+        point = first_point(one, notes)
         bars = [
             bar(label, row)
             | {"published": layer_speedup(one.run.model, label.name, label.gamma), "layer": None}
             for label, row in capacity_rows(point.timings)
         ]
         panels.append(about(one, point) | {"bars": bars})
-    return Measured({"kind": evidence.names["kind"], "panels": panels}, tuple(notes))
+    return evidence.measured(panels, notes)
 
 
 def measure_model(evidence: FigureStudies) -> Measured:
@@ -58,7 +61,7 @@ def measure_model(evidence: FigureStudies) -> Measured:
     """
     panels, notes = [], [PRINT_NOTE]
     for one in evidence.shown:
-        point = _first(one, notes)
+        point = first_point(one, notes)
         if point.prefill is None:
             notes.append(f"{one.run.title}: its run has no prefill.")
             continue
@@ -77,14 +80,14 @@ def measure_model(evidence: FigureStudies) -> Measured:
         panels.append(about(one, point) | {"layers": point.prefill.layers, "bars": bars})
     if not panels:
         raise UsageError("fig5: no run of study speedup has a prefill; measure it with prefill")
-    return Measured({"kind": evidence.names["kind"], "panels": panels}, tuple(notes))
+    return evidence.measured(panels, notes)
 
 
 def measure_granularity(evidence: FigureStudies) -> Measured:
     """Expanded Drop with a capacity of each expert, or of each device: a layer, and a prefill."""
     panels, notes = [], [PRINT_NOTE]
     for one in evidence.shown:
-        point = _first(one, notes)
+        point = first_point(one, notes)
         parts: list[tuple[str, Sequence[Timing]]] = [("layer", point.timings)]
         if point.prefill is not None:
             parts.append(("prefill", point.prefill.timings))
@@ -100,22 +103,13 @@ def measure_granularity(evidence: FigureStudies) -> Measured:
                 for label, row in capacity_rows(timings)
             ]
             panels.append(about(one, point) | {"part": part, "bars": bars})
-    return Measured({"kind": evidence.names["kind"], "panels": panels}, tuple(notes))
+    return evidence.measured(panels, notes)
 
 
 def _granular(one: Shown, granularity: str, gamma: float | None, part: str) -> float | None:
     if not (one.run.model or "").startswith("Qwen3") or gamma is None:
         return None
     return GRANULARITY.get((granularity, gamma), {}).get(part)
-
-
-def _first(one: Shown, notes: list[str]) -> Point:
-    """Return the point that is shown: a run's first; say how many others there are."""
-    first, *others = one.run.points
-    if others:
-        noun = "point is" if len(others) == 1 else "points are"
-        notes.append(f"{one.run.title}: {len(others)} further {noun} not shown.")
-    return first
 
 
 def draw_speedup(numbers: Numbers) -> Figure:
@@ -131,16 +125,14 @@ def draw_granularity(numbers: Numbers) -> Figure:
 
 def _draw(numbers: Numbers, titles: Sequence[str]) -> Figure:
     panels = numbers["panels"]
-    figure = new_figure(PAGE, 2.55)
+    figure = style.new_figure(style.PAGE, 2.55)
     axes: Sequence[Axes] = figure.subplots(1, len(panels), squeeze=False)[0]
-    handles: dict[str, Any] = {}
     for panel, axis, title in zip(panels, axes, titles, strict=True):
         _bars(axis, panel["bars"])
         axis.set_title(f"{title}\n{subtitle(panel)}", fontsize=6.5)
         axis.set_xlabel("capacity factor γ")
-        handles |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
     axes[0].set_ylabel("speedup over dropless")
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=5)
+    style.legend_below(figure, *axes, columns=5)
     headline(figure, numbers["kind"])
     return figure
 
@@ -152,7 +144,7 @@ def headline(figure: Figure, kind: str) -> None:
         "partly EMULATED": "partly EMULATED: see each panel",
         "measured": "measured on real ranks",
     }[kind]
-    colour = BLACK if kind == "measured" else VERMILLION
+    colour = BLACK if kind == "measured" else style.VERMILLION
     figure.suptitle(said, fontsize=7.5, fontweight="bold", color=colour)
 
 
@@ -166,57 +158,31 @@ def _bars(axis: Axes, bars: Sequence[Mapping[str, Any]]) -> None:
     gammas = sorted({b["gamma"] for b in bars if b["gamma"] is not None}, reverse=True)
     names = list(dict.fromkeys(b["name"] for b in bars))
     width = 0.8 / max(1, len(names))
-    ideal_label = "ideal: fullest rank's pairs, before / after"
-    layer_label = "one MoE layer (fig4)"
-    paper_label = f"paper, {MACHINE}"
     for index, name in enumerate(names):
-        colour, hatch = _LOOKS[index % len(_LOOKS)]
         own = [b for b in bars if b["name"] == name and b["gamma"] is not None]
         places = [gammas.index(b["gamma"]) + (index - (len(names) - 1) / 2) * width for b in own]
-        # Bars stand on 1, dropless: what is seen is the gain.
         axis.bar(
             places,
-            [b["speedup"] - 1 for b in own],
+            [b["speedup"] - 1 for b in own],  # bars stand on 1, dropless: what is seen is the gain
             0.92 * width,
             bottom=1,
-            color=colour,
-            hatch=hatch,
-            edgecolor="black",
-            yerr=[[b["speedup"] - b["low"] for b in own], [b["high"] - b["speedup"] for b in own]],
+            **style.bar_look(*_LOOKS[index % len(_LOOKS)]),
+            yerr=whiskers(*(column(own, key) for key in ("speedup", "low", "high"))),
             error_kw={"elinewidth": 0.7, "capsize": 1.5},
             label=name,
         )
         for place, b in zip(places, own, strict=True):
-            half = 0.46 * width
+            ends = place - 0.46 * width, place + 0.46 * width
             if b["ideal"] is not None:
-                axis.hlines(
-                    b["ideal"], place - half, place + half, BLACK, linewidth=1.1, label=ideal_label
-                )
-                ideal_label = _UNNAMED
+                label = "ideal: fullest rank's pairs, before / after"
+                axis.hlines(b["ideal"], *ends, BLACK, linewidth=1.1, label=label)
             if b["layer"] is not None:
-                axis.hlines(
-                    b["layer"],
-                    place - half,
-                    place + half,
-                    BLACK,
-                    linewidth=0.9,
-                    linestyle=(0, (1, 1)),
-                    label=layer_label,
-                )
-                layer_label = _UNNAMED
+                dots: Any = (0, (1, 1))
+                label = "one MoE layer (fig4)"
+                axis.hlines(b["layer"], *ends, BLACK, linestyle=dots, linewidth=0.9, label=label)
             if b["published"] is not None:
-                axis.plot(
-                    place,
-                    b["published"],
-                    linestyle="none",
-                    color=BLACK,
-                    marker="*",
-                    markersize=5.5,
-                    markerfacecolor="white",
-                    markeredgewidth=0.6,
-                    label=paper_label,
-                )
-                paper_label = _UNNAMED
+                label = f"paper, {MACHINE}"
+                axis.plot(place, b["published"], "*", color=BLACK, **_STAR, label=label)
     axis.axhline(1, color=BLACK, linewidth=0.6)
     axis.set_xticks(range(len(gammas)), list(map(gamma_number, gammas)))
     axis.tick_params(axis="x", length=0)

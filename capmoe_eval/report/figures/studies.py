@@ -1,98 +1,61 @@
-"""The runs of a figure that shows benchmarks: which there are, and how to get the others."""
+"""Benchmark runs of a figure: there, and missing with the command for them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import method_title
 from capmoe_eval.experiment.timings.names import bench_command
 from capmoe_eval.paper.benchmarks import Bench, Shown
 from capmoe_eval.paper.printed import deployment
-from capmoe_eval.report.figures.spec import Numbers, StudySpec
+from capmoe_eval.report.figures.spec import Measured, Numbers, Sources, Spec, because
 
 if TYPE_CHECKING:
     from capmoe_eval.experiment.timings.schema import Label, Point, Timing
 
 
-@dataclass(frozen=True)
-class FigureStudies:
+@dataclass(frozen=True, kw_only=True)
+class FigureStudies(Sources):
     """The runs that a figure shows.
 
     Attributes:
-        profile: Name of the profile, under which the figure is written.
-        study: The study.
         shown: The runs, in the order of the paper.
-        folder: Where its files should lie.
-        planned: Number of models that there should be; 1 where any will do.
-        n_absent: How many of them have no run.
-        notes: Of each file that cannot be read, and of runs that are not shown.
     """
 
-    profile: str
-    study: str
-    shown: tuple[Shown, ...]
-    folder: str
-    planned: int = 1
-    n_absent: int = 0
-    notes: tuple[str, ...] = ()
-    unit = "runs"
+    shown: Sequence[Shown]
 
-    @property
-    def absent(self) -> tuple[str, ...]:
-        """The command that measures what is missing."""
-        return (bench_command(self.study),) if self.n_absent else ()
-
-    @property
-    def digests(self) -> list[str]:
-        """The digests of the files."""
-        return list(dict.fromkeys(one.study.digest for one in self.shown))
-
-    @property
-    def names(self) -> Mapping[str, str]:
-        """Fields of the templates of title and caption."""
-        return {"kind": kind(self.shown), "profile": self.profile}
-
-    def nothing(self, name: str) -> UsageError:
-        """Return the error for a figure without any run, with the command that makes one."""
-        broken = [note for note in self.notes if note.startswith("Left out")]
-        why = f" ({broken[0].rstrip('.')})" if broken else ""
-        return UsageError(
-            f"{name}: no file of study {self.study} in {self.folder}{why}; measure it: "
-            f"{bench_command(self.study)}"
-        )
+    def measured(self, panels: Sequence[Numbers], notes: Sequence[str]) -> Measured:
+        """Return what a figure shows: its panels, and how their runs were timed."""
+        return Measured({**self.names, "panels": panels}, notes)
 
 
-def gather_study(spec: StudySpec, bench: Bench, profile: str) -> FigureStudies:
+def gather_study(spec: Spec, bench: Bench, profile: str) -> FigureStudies:
     """Return the runs of a figure; a file that cannot be read is left out and named in a note."""
     shown = bench.best(spec.study) if spec.runs == "best" else bench.fullest(spec.study)
-    there = {found.name for one in shown if (found := deployment(one.run.model))}
-    lacking = [name for name in spec.models if name not in there]
+    lacking: Sequence[str] = [] if shown else [spec.study]
     if spec.models:  # any other shape is not of this figure
-        shown = [one for one in shown if (d := deployment(one.run.model)) and d.name in spec.models]
+        names = [found.name if (found := deployment(one.run.model)) else "" for one in shown]
+        shown = [one for one, name in zip(shown, names, strict=True) if name in spec.models]
+        lacking = [name for name in spec.models if name not in names]
     broken = [f"Left out: {line}." for line in bench.broken_of(spec.study)]
+    kinds = {one.kind for one in shown}
     notes = [*broken, *_circumstances(shown), *_others(shown, bench.runs(spec.study))]
     if lacking and shown:
         notes.append(f"No run of {', '.join(lacking)}.")
     return FigureStudies(
         profile=profile,
-        study=spec.study,
-        shown=tuple(shown),
-        folder=str(bench.folder),
         planned=len(spec.models) or 1,
-        n_absent=len(lacking) if spec.models else int(not shown),
-        notes=tuple(notes),
+        digests=list(dict.fromkeys(one.study.digest for one in shown)),
+        nothing=f"no file of study {spec.study} in {bench.folder}{because(broken)}; measure it",
+        names={"kind": "partly EMULATED" if len(kinds) == 2 else "".join(kinds)},
+        unit="runs",
+        n_absent=len(lacking),
+        absent=[bench_command(spec.study)] if lacking else [],
+        notes=notes,
+        shown=shown,
     )
-
-
-def kind(shown: Iterable[Shown]) -> str:
-    """Return how some runs were timed, as a title says it."""
-    kinds = {one.study.kind for one in shown}
-    if len(kinds) == 2:
-        return "partly EMULATED"
-    return "EMULATED" if kinds == {"emulated"} else "measured"
 
 
 def _circumstances(shown: Iterable[Shown]) -> list[str]:
@@ -122,6 +85,15 @@ def _others(shown: Sequence[Shown], there: Iterable[Shown]) -> list[str]:
             name = f"{one.study.path.name} ({one.kind})"
             files.setdefault(name, []).append(f"{one.run.title} on {one.ranks}")
     return [f"Not shown, from {name}: {', '.join(runs)}." for name, runs in files.items()]
+
+
+def first_point(one: Shown, notes: list[str]) -> Point:
+    """Return the point of a run that is shown, its first; note how many others there are."""
+    first, *others = one.run.points
+    if others:
+        noun = "point is" if len(others) == 1 else "points are"
+        notes.append(f"{one.run.title}: {len(others)} further {noun} not shown.")
+    return first
 
 
 def about(one: Shown, point: Point) -> Numbers:
@@ -158,7 +130,7 @@ def method_name(label: Label) -> str:
     return name if label.granularity == "expert" else f"{name}, {label.granularity} level"
 
 
-def bar(label: Label, row: Timing) -> dict[str, Any]:
+def bar(label: Label, row: Timing) -> Numbers:
     """Return the numbers of one bar: a speedup with its quartiles, and the ideal beside it."""
     return {
         "method": label.name,

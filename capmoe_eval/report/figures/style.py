@@ -1,9 +1,9 @@
-"""How every figure looks: sizes of a two-column paper, for grey print and colour-blind readers."""
+"""Sizes, fonts, colours and legends, for grey print and colour-blind readers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,6 +12,7 @@ from capmoe_eval.experiment.names import gamma_number
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 COLUMN: Final = 3.3
 """Width of one column, inches."""
@@ -82,18 +83,15 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def panels(
-    count: int, height: float, *, across: int = 4, same_scale: bool = True
-) -> tuple[Figure, list[Axes]]:
-    """Return a figure with panels in rows over both columns; one panel takes one column.
+def panels(count: int, height: float, *, same_scale: bool = True) -> tuple[Figure, list[Axes]]:
+    """Return a figure with panels in rows of four over both columns; one takes one column.
 
     Args:
         count: Number of panels.
         height: Of one row, inches.
-        across: Most panels in a row.
         same_scale: Whether all have one vertical axis.
     """
-    rows = math.ceil(count / across)
+    rows = math.ceil(count / 4)
     columns = math.ceil(count / rows)
     width = COLUMN if columns == 1 else PAGE
     figure = new_figure(width, height * rows)
@@ -104,17 +102,60 @@ def panels(
     return figure, flat[:count]
 
 
-def legend_below(figure: Figure, axes: Axes, *, columns: int) -> None:
-    """Put the legend of one panel under the whole figure."""
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+def legend_below(figure: Figure, *axes: Axes, columns: int) -> None:
+    """Put one legend of some panels under the whole figure, each label once."""
+    found: dict[str, Any] = {}
+    for panel in axes:
+        handles, labels = panel.get_legend_handles_labels()
+        found |= dict(zip(labels, handles, strict=True))
+    figure.legend(found.values(), found, loc="outside lower center", ncols=columns)
+
+
+def load_map(axes: Axes, rows: Sequence[Sequence[float]]) -> AxesImage:
+    """Draw loads as a map of shades without a frame, one row of experts below the other."""
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    return axes.imshow(rows, aspect="auto", cmap=SHADES, vmin=0, interpolation="nearest")
+
+
+def corner_note(axes: Axes, text: str, *, top: float = 0.97) -> None:
+    """Write something small into the upper right corner of a panel."""
+    axes.annotate(text, (0.98, top), xycoords="axes fraction", ha="right", va="top", fontsize=6.5)
+
+
+def line_look(index: int, count: int = len(COLOURS)) -> dict[str, Any]:
+    """Return the colour, dash and marker of one line of several; they repeat after ``count``."""
+    place = index % count
+    return {"color": COLOURS[place], "linestyle": DASHES[place], "marker": MARKERS[place]}
+
+
+def bar_look(colour: str, hatch: str) -> dict[str, Any]:
+    """Return the colour, hatch and black edge of bars."""
+    return {"color": colour, "hatch": hatch, "edgecolor": "black"}
+
+
+def column(rows: Iterable[Mapping[str, Any]], key: str) -> list[Any]:
+    """Return one number of every row."""
+    return [row[key] for row in rows]
+
+
+def percent(shares: Iterable[float | None]) -> list[Any]:
+    """Return shares in percent; None, which is not drawn, stays None."""
+    return [None if share is None else 100 * share for share in shares]
+
+
+def whiskers(
+    middle: Sequence[float], low: Sequence[float], high: Sequence[float]
+) -> tuple[list[float], list[float]]:
+    """Return how far whiskers reach below and above the middle of every row."""
+    below = [at - end for at, end in zip(middle, low, strict=True)]
+    return below, [end - at for at, end in zip(middle, high, strict=True)]
 
 
 def gamma_axis(axes: Axes, gammas: Sequence[float]) -> None:
     """Make the horizontal axis one of capacity factors, with ticks at whole and half numbers."""
     low, high = min(gammas), max(gammas)
-    axes.set_xlim(low - 0.05, high + 0.05)
     step = 1.0 if high - low > 2 else 0.5
     ticks = [tick * step for tick in range(math.ceil(low / step), math.floor(high / step) + 1)]
     axes.set_xticks(ticks, list(map(gamma_number, ticks)))
-    axes.set_xlabel("capacity factor γ")
+    axes.set(xlim=(low - 0.05, high + 0.05), xlabel="capacity factor γ")

@@ -1,17 +1,16 @@
-"""A figure as files: SVG, PDF and PNG for readers, JSON for everything else."""
+"""Write a figure as SVG, PDF and PNG for readers, as JSON for everything else."""
 
 from __future__ import annotations
 
 import io
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from capmoe_eval.errors import bad_choice, writing
+from capmoe_eval.errors import UsageError, bad_choice, writing
 from capmoe_eval.experiment.files import write_bytes, write_text
-from capmoe_eval.report.figures.spec import Measured, Sources, Spec
+from capmoe_eval.report.figures.spec import Measured, Numbers, Sources, Spec
 from capmoe_eval.report.figures.style import house_style
 
 if TYPE_CHECKING:
@@ -66,7 +65,9 @@ def render(
         if suffix not in FORMATS:
             raise bad_choice("--formats", suffix, FORMATS)
     if not evidence.digests:
-        raise evidence.nothing(spec.name)
+        first, *others = evidence.absent
+        more = f" (and {len(others)} more: add --missing)" if others else ""
+        raise UsageError(f"{spec.name}: {evidence.nothing}: {first}{more}")
     found = spec.measure(evidence)
     description = describe(spec, evidence, found)
     with house_style():
@@ -90,13 +91,12 @@ def describe(spec: Spec, evidence: Sources, found: Measured) -> dict[str, Any]:
             + ("the command" if len(evidence.absent) == 1 else "the first command")
             + f" that measures them: {evidence.absent[0]}"
         )
-    names = evidence.names
     return {
         "figure": spec.name,
         "place": spec.place,
         "profile": evidence.profile,
-        "title": spec.title.format(**names),
-        "caption": spec.caption.format(**names),
+        "title": spec.title.format(**evidence.names),
+        "caption": spec.caption,
         "notes": notes,
         "missing": {
             "records": evidence.n_absent,
@@ -122,12 +122,11 @@ def image(figure: Figure, suffix: str) -> bytes:
     return buffer.getvalue()
 
 
-def _plain(value: Any) -> Any:
+def _plain(numbers: Numbers) -> Numbers:
     """Return numbers with few digits: what the last bits say differs between machines."""
-    if isinstance(value, dict):
-        return {str(key): _plain(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
-    if isinstance(value, float):
-        return round(value, _DIGITS) if math.isfinite(value) else None
-    return value
+    plain: Numbers = json.loads(
+        json.dumps(numbers),
+        parse_float=lambda digits: round(float(digits), _DIGITS),
+        parse_constant=lambda _: None,  # NaN and the infinities, which JSON lacks
+    )
+    return plain

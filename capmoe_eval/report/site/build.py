@@ -9,7 +9,7 @@ from pathlib import Path
 from capmoe_eval.errors import writing
 from capmoe_eval.experiment.files import write_text
 from capmoe_eval.report.site import page
-from capmoe_eval.report.site.cell_page import Relatives, record_page
+from capmoe_eval.report.site.cell_page import record_page, relatives
 from capmoe_eval.report.site.claims import claims_page
 from capmoe_eval.report.site.efficiency import efficiency_page
 from capmoe_eval.report.site.figures import figures_page
@@ -43,10 +43,10 @@ def build(inventory: Inventory, out: Path, replication: Path) -> dict[str, str]:
     for path in (page.STYLE, page.SCRIPT):
         asset = files("capmoe_eval.report.site") / "assets" / path.rpartition("/")[2]
         found[path] = asset.read_text(encoding="utf-8")
-    relatives = Relatives(inventory.records)
+    others = relatives(inventory.records)
     for record in inventory.records:
         path = page.cell_path(record)
-        found[path] = record_page(record, inventory, relatives, at(path))
+        found[path] = record_page(record, inventory.profile, others[record.path], at(path))
     return found
 
 

@@ -1,149 +1,104 @@
-"""The page of one record: what came out, under which load, and how to get it again."""
+"""The page of one record: its score, its loads, and the command that computes it again."""
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.experiment.commands import DIRECTORY, cell_command
-from capmoe_eval.experiment.names import gamma_text
+from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.record_part import Layer
 from capmoe_eval.report.site import page
-from capmoe_eval.report.site.inventory import Inventory
-from capmoe_eval.report.site.loose import shown, text
 from capmoe_eval.report.site.names import method_name
-from capmoe_eval.report.site.page import Address, Frame
-from capmoe_eval.report.templates import render
+from capmoe_eval.report.site.page import Address, Link, render_page
+from capmoe_eval.report.templates.texts import shown, text
 
 _AGAIN: Final = "again"
 
-_LOAD: Final = (
-    ("drop_rate", "Dropped share of all assignments", "{:.2f}\u00a0%", 100.0),
-    ("pad_waste", "Empty share of all slots", "{:.2f}\u00a0%", 100.0),
-    ("peak_before", "Peak load over the mean, as the router asked", "{:.2f}", 1.0),
-    ("peak_after", "Peak load over the mean, as it was computed", "{:.2f}", 1.0),
-    ("mean_peak_before", "Peak before, mean over layers and batches", "{:.2f}", 1.0),
-    ("mean_peak_after", "Peak after, mean over layers and batches", "{:.2f}", 1.0),
-    ("tokens", "Tokens, of one layer", "{:,.0f}", 1.0),
-    ("dropped", "Dropped assignments, all layers", "{:,.0f}", 1.0),
-    ("added", "Assignments beyond a token's own top-k", "{:,.0f}", 1.0),
-    ("lost_all", "Tokens without any expert, summed over layers", "{:,.0f}", 1.0),
-    ("forwards", "Forwards under the method", "{:,.0f}", 1.0),
-    ("decode_forwards", "Decode steps without a capacity", "{:,.0f}", 1.0),
-)
 SHOWN: Final = 20
-"""How many other seeds a page links to; a page of each of n seeds that lists all is n² links."""
-_STATES: Final = {True: "kept", False: "broken", None: "does not apply"}
+"""The number of other seeds that a page links to; n pages that list all n would have n² links."""
+
+
+if TYPE_CHECKING:
+    from capmoe_eval.experiment.record_part import Layer, Proofs
 
 
 @dataclass(frozen=True)
-class Others:
-    """The records that are the same but for the seed.
+class Relatives:
+    """The records that a record is compared with.
 
     Attributes:
-        nearest: Those whose seeds come next, at most :data:`SHOWN`, in the order of seeds.
-        count: How many there are.
-        mean: Mean score of all seeds, this record's included.
+        baseline: The same model's baseline on the same task in the same batches; None where there
+            is none, and for a baseline itself.
+        nearest: The records that are the same but for the seed: those whose seeds come next, at
+            most :data:`SHOWN`, in the order of seeds.
+        seeds: How many seeds there are, this record's included.
+        mean: Their mean score.
     """
 
+    baseline: Record | None
     nearest: Sequence[Record]
-    count: int
+    seeds: int
     mean: float
 
 
-class Relatives:
-    """Finds the records that are the same but for the seed, and a record's baseline.
-
-    Args:
-        records: All records.
-    """
-
-    def __init__(self, records: Sequence[Record]) -> None:
-        self._seeds: defaultdict[str, list[Record]] = defaultdict(list)
-        self._baselines: dict[str, Record] = {}
-        self._rank: dict[Path, int] = {}
-        self._mean: dict[str, float] = {}
-        # An identity takes long to say, and every record's is asked for again.
-        self._keys = {r.path: (_key(r, "seed"), _key(r)) for r in records}
-        for record in records:
-            seedless, home = self._keys[record.path]
-            self._seeds[seedless].append(record)
-            if record.method == "baseline":
-                self._baselines[home] = record
-        for seedless, found in self._seeds.items():
-            found.sort(key=lambda record: (record.seed or 0, record.cell.digest))
-            self._rank.update({record.path: rank for rank, record in enumerate(found)})
-            self._mean[seedless] = statistics.fmean(record.value for record in found)
-
-    def seeds(self, record: Record) -> Others:
-        """Return the records of the other seeds."""
-        seedless = self._keys[record.path][0]
-        found, rank = self._seeds[seedless], self._rank[record.path]
-        first = max(0, min(rank - SHOWN // 2, len(found) - SHOWN - 1))
-        window = found[first : first + SHOWN + 1]
-        nearest = [other for other in window if other is not record]
-        return Others(nearest, len(found) - 1, self._mean[seedless])
-
-    def baseline(self, record: Record) -> Record | None:
-        """Return the same model's baseline on the same task, in the same batches."""
-        return (
-            None if record.method == "baseline" else self._baselines.get(self._keys[record.path][1])
-        )
+def relatives(records: Sequence[Record]) -> dict[Path, Relatives]:
+    """Return the relatives of each record, by its path."""
+    baselines = {_home(record): record for record in records if record.method == "baseline"}
+    groups: defaultdict[object, list[Record]] = defaultdict(list)
+    for record in records:
+        knobs = tuple(record.knobs.items())
+        groups[_home(record), record.method, record.gamma, knobs].append(record)
+    found = {}
+    for group in groups.values():
+        group.sort(key=lambda record: (record.seed or 0, record.cell.digest))
+        mean = statistics.fmean(record.value for record in group)
+        for rank, record in enumerate(group):
+            first = max(0, min(rank - SHOWN // 2, len(group) - SHOWN - 1))
+            nearest = [r for r in group[first : first + SHOWN + 1] if r is not record]
+            baseline = None if record.method == "baseline" else baselines.get(_home(record))
+            found[record.path] = Relatives(baseline, nearest, len(group), mean)
+    return found
 
 
-def _key(record: Record, *leave_out: str) -> str:
-    """Return a record's identity without its method, or without some of its knobs."""
-    identity = record.cell.identity()
-    if leave_out:
-        knobs = identity["method"].items()
-        identity["method"] = {knob: value for knob, value in knobs if knob not in leave_out}
-    else:
-        del identity["method"]
-    return json.dumps(identity, sort_keys=True)
+def _home(record: Record) -> tuple[object, ...]:
+    """Return all of a record's cell but its method."""
+    cell = record.cell
+    return (
+        cell.model,
+        cell.task,
+        cell.batch_size,
+        cell.limit,
+        cell.data,
+        cell.eval_seed,
+        cell.shuffle,
+    )
 
 
-def record_page(
-    record: Record,
-    inventory: Inventory,
-    relatives: Relatives,
-    address: Address,
-) -> str:
+def record_page(record: Record, profile: str, others: Relatives, address: Address) -> str:
     """Return a record's page."""
-    gamma = gamma_text(record.method, record.gamma)
-    named = f"{method_name(record.method)}, γ = {gamma}"
-    if record.gamma is None:
-        named = method_name(record.method)
-    knobs = ", ".join(f"{knob}={_word(value)}" for knob, value in record.knobs.items())
-    if record.seed is not None:
-        knobs += f", seed={record.seed}"
-    others = relatives.seeds(record)
-    return render(
+    gamma = gamma_suffix(record.gamma, ", γ = ")
+    knobs = record.knobs if record.seed is None else {**record.knobs, "seed": record.seed}
+    return render_page(
         "cell",
-        frame=Frame(address, f"{record.model} on {record.task}: {named}", inventory.profile),
-        knobs=knobs,
+        address,
+        f"{record.model} on {record.task}: {method_name(record.method)}{gamma}",
+        profile,
+        knobs=", ".join(f"{knob}={_word(value)}" for knob, value in knobs.items()),
+        record=record,
         metric=record.cell.task.metric,
-        score=_percent(record.value),
-        stderr=shown(record.stderr, "± {:.2f} points, over documents", 100),
-        documents=f"{record.n:,}",
-        baseline=_baseline(record, relatives, address),
-        seeds=[_seed(other, address) for other in others.nearest],
+        baseline=others.baseline and _baseline(record, others.baseline, address),
+        seeds=[_link(other, address, f"seed {other.seed}") for other in others.nearest],
         more_seeds=_more_seeds(others),
         command=cell_command(record.cell, _AGAIN),
         again=_AGAIN,
         directory=DIRECTORY,
-        task=repr(record.task),
-        load=[
-            (name, shown(getattr(record.load, key), pattern, scale))
-            for key, name, pattern, scale in _LOAD
-        ],
-        layers=[_layer(layer) for layer in record.layers],
-        proofs=_proofs(record),
+        layers=[(layer, _bars(layer)) for layer in record.layers],
+        proofs=_proofs(record.proofs),
         identity=_flat(record.cell.identity()),
         provenance=_flat(record.capmoe["provenance"]),
         file=address.link_to_file(record.path, record.path.as_posix()),
@@ -154,43 +109,20 @@ def _word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.2f} %"
+def _link(record: Record, address: Address, words: str) -> dict[str, Any]:
+    return {**address.link(page.cell_path(record), words), "value": record.value}
 
 
-def _baseline(record: Record, relatives: Relatives, address: Address) -> dict[str, str] | None:
+def _baseline(record: Record, baseline: Record, address: Address) -> Link:
     """Return the link to a record's baseline, and how far the record is from it."""
-    baseline = relatives.baseline(record)
-    if baseline is None:
-        return None
-    link = address.link(page.cell_path(baseline), _percent(baseline.value))
+    link = address.link(page.cell_path(baseline), f"{100 * baseline.value:.2f} %")
     return {**link, "moved": shown(record.value - baseline.value, "{:+.2f}", 100)}
 
 
-def _seed(other: Record, address: Address) -> dict[str, str]:
-    link = address.link(page.cell_path(other), f"seed {other.seed}")
-    return {**link, "score": _percent(other.value)}
-
-
-def _more_seeds(others: Others) -> str:
+def _more_seeds(others: Relatives) -> str:
     """Return the number of seeds that are not linked to, with the mean of all, or nothing."""
-    more = others.count - len(others.nearest)
-    mean = f"mean of all {others.count + 1:,}: {_percent(others.mean)}"
-    return f"{more:,} more; {mean}" if more else ""
-
-
-def _layer(layer: Layer) -> dict[str, object]:
-    numbers = (
-        (layer.drop_rate, "{:.1f}", 100.0),
-        (layer.pad_waste, "{:.1f}", 100.0),
-        (layer.peak.expert_before.mean, "{:.2f}", 1.0),
-        (layer.peak.expert_after.mean, "{:.2f}", 1.0),
-    )
-    return {
-        "name": layer.name,
-        "bars": _bars(layer),
-        "numbers": [(shown(value, pattern, scale), value) for value, pattern, scale in numbers],
-    }
+    more = others.seeds - 1 - len(others.nearest)
+    return f"{more:,} more; mean of all {others.seeds:,}: {100 * others.mean:.2f} %" if more else ""
 
 
 def _bars(layer: Layer) -> dict[str, object]:
@@ -219,19 +151,12 @@ def _steps(heights: Sequence[float], base: int) -> str:
     return "".join(bars)
 
 
-def _proofs(record: Record) -> list[dict[str, str]]:
-    return [
-        {
-            "name": name,
-            "state": _STATES[promise.passed],
-            "meaning": field.description or "",
-            "counted": ", ".join(
-                f"{key} {text(value)}" for key, value in sorted((promise.model_extra or {}).items())
-            ),
-        }
-        for name, field in sorted(type(record.proofs).model_fields.items())
-        for promise in [getattr(record.proofs, name)]
-    ]
+def _proofs(proofs: Proofs) -> Iterator[tuple[str, bool | None, str, str]]:
+    """Yield each promise's name, whether it was kept, its meaning, and what was counted."""
+    for name, field in sorted(type(proofs).model_fields.items()):
+        promise = getattr(proofs, name)
+        counted = ", ".join(f"{key} {text(n)}" for key, n in sorted(promise.model_extra.items()))
+        yield name, promise.passed, field.description or "", counted
 
 
 def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from capmoe_eval.experiment.application import run_command
-from capmoe_eval.experiment.arguments import PATH, Parser
+from capmoe_eval.experiment.arguments import Parser, report_options
 from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.record import VERDICTS
-from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.report.site.build import build, write_site
 from capmoe_eval.report.site.inventory import take_inventory
 
@@ -22,17 +21,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description="Make one static site of finished results: OUT/index.html.",
     )
     parser.add_argument(
-        "--out", type=PATH, default=Path("reports"), help="directory (default: reports)"
-    )
-    parser.add_argument(
         "--replication",
         type=Path,
         help=f"verdicts of the replication (default: {VERDICTS} in the results directory)",
     )
-    parser.add_argument(
-        "--bench", type=PATH, default=FOLDER, help="files of the benchmarks (default: %(default)s)"
-    )
-    parser.add_argument("overrides", nargs="*", help="as for python -m capmoe_eval: profile=paper")
+    report_options(parser)
     given = parser.parse_intermixed_args(arguments)
 
     def report() -> int:
@@ -46,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             told.append(f"{len(inventory.broken)} files that are none")
         if inventory.bench.broken:
             told.append(f"{len(inventory.bench.broken)} unreadable files of benchmarks")
-        missing = sum(experiment.missing for experiment in inventory.experiments)
+        missing = sum(experiment.missing for experiment in inventory.experiments.values())
         if missing:
             told.append(f"{missing} cells of tables missing")
         if deleted:

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING
 
 from capmoe_eval.experiment.timings.names import EVALUATIONS, bench_command, evaluation_command
 from capmoe_eval.experiment.timings.studies import STUDIES
-from capmoe_eval.experiment.timings.targets import Target
 from capmoe_eval.paper.benchmarks import Bench
 from capmoe_eval.report.site import page
 from capmoe_eval.report.site.inventory import Inventory
-from capmoe_eval.report.site.loose import ABSENT
-from capmoe_eval.report.site.page import Address, Frame
-from capmoe_eval.report.templates import render
+from capmoe_eval.report.site.page import Address, render_page
+from capmoe_eval.report.templates.texts import ABSENT
 
 if TYPE_CHECKING:
-    from capmoe_eval.experiment.timings.schema import Evaluation, Study
+    from capmoe_eval.experiment.timings.schema import Study
 
 
 def efficiency_page(inventory: Inventory, address: Address) -> str:
@@ -32,17 +30,31 @@ def efficiency_page(inventory: Inventory, address: Address) -> str:
         evaluation_command(n): about for n, about in EVALUATIONS.items() if n not in measured
     }
     emulated = any(study.emulated for study in studies)
-    return render(
+    return render_page(
         "efficiency",
-        frame=Frame(address, "Efficiency", inventory.profile),
+        address,
+        "Efficiency",
+        inventory.profile,
         broken=_broken(bench),
         figures=address.to(page.FIGURES),
         # Without a file the tables page has the table all the same, with the command.
         table=f"{address.to(page.TABLES)}#table10",
         emulation=_emulation(studies) if emulated else None,
-        studies=[_study(study, address) for study in studies],
+        studies=[
+            {
+                "study": study,
+                "about": STUDIES[study.study] if study.study else "asked for by hand",
+                "file": address.link_to_file(study.path, study.path.name),
+                "models": _models(study),
+                "errors": _errors(study),
+            }
+            for study in studies
+        ],
         missing_studies=_missing("study", "studies", missing),
-        evaluations=[_evaluation(evaluation, address) for evaluation in bench.evaluations],
+        evaluations=[
+            (evaluation, address.link_to_file(evaluation.path, evaluation.name))
+            for evaluation in bench.evaluations
+        ],
         missing_benchmarks=_missing("benchmark", "benchmarks", unmeasured),
     )
 
@@ -60,28 +72,6 @@ def _emulation(found: Sequence[Study]) -> str:
     return " ".join(f"{note.removeprefix('EMULATED: ').rstrip('.')}." for note in notes)
 
 
-def _study(study: Study, address: Address) -> dict[str, object]:
-    widths = "full widths" if study.scale == 1 else f"widths 1/{study.scale:g}"
-    sizes = [widths, study.dtype, f"{study.repeats} rounds"]
-    if study.batch_divisor and study.batch_divisor != 1:
-        sizes.insert(1, f"batches 1/{study.batch_divisor:g}")
-    backend = f", {study.backend}" if study.backend else ""
-    return {
-        "id": study.path.stem,
-        "name": study.study or "a single layer",
-        "about": STUDIES[study.study] if study.study else "asked for by hand",
-        "kind": "EMULATED" if study.emulated else "measured",
-        "file": address.link_to_file(study.path, study.path.name),
-        "texts": [
-            _models(study),
-            ", ".join(sizes),
-            f"{study.machine}{backend}",
-            errors_text(study),
-            study.date[:10],
-        ],
-    }
-
-
 def _models(study: Study) -> str:
     """Return each model with its numbers of ranks and of experts on each."""
     models: dict[str, dict[str, None]] = {}
@@ -90,7 +80,7 @@ def _models(study: Study) -> str:
     return "; ".join(f"{model} {', '.join(placed)}" for model, placed in models.items())
 
 
-def errors_text(study: Study) -> str:
+def _errors(study: Study) -> str:
     """Say by how much the emulation misses what was measured, where that was tried."""
     if not study.errors:
         return "not compared in this file" if study.emulated else ABSENT
@@ -102,28 +92,6 @@ def errors_text(study: Study) -> str:
         yield f"at worst {worst:+.0f} %".replace("-", "−")
 
     return "; ".join(", ".join(told(key)) for key in ("total", "speedup"))
-
-
-def _evaluation(evaluation: Evaluation, address: Address) -> dict[str, object]:
-    return {
-        **address.link_to_file(evaluation.path, evaluation.name),
-        "machine": evaluation.machine,
-        "targets": [_target(target) for target in evaluation.targets],
-    }
-
-
-def _target(target: Target) -> dict[str, object]:
-    ratio, words = target.ratio, {None: None, True: "met", False: "missed"}
-    return {
-        "name": target.name,
-        "what": target.what,
-        "numbers": [
-            (target.shown(ratio.median), ratio.median),
-            (f"{target.shown(ratio.low)}–{target.shown(ratio.high)}", ratio.low),
-            (target.goal or ABSENT, target.target),
-        ],
-        "met": words[target.met],
-    }
 
 
 def _missing(noun: str, plural: str, commands: Mapping[str, str]) -> dict[str, object] | None:

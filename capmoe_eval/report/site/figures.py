@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from capmoe_eval.report.files import FigureText, read
 from capmoe_eval.report.site import page
 from capmoe_eval.report.site.inventory import Inventory
-from capmoe_eval.report.site.loose import mapping, read_object, sequence, text
-from capmoe_eval.report.site.page import Address, Frame
-from capmoe_eval.report.templates import render
+from capmoe_eval.report.site.page import Address, render_page
 
 _FORMATS: Final = {"svg": "SVG", "pdf": "PDF", "png": "PNG", "json": "numbers"}
 
@@ -18,12 +16,8 @@ _FORMATS: Final = {"svg": "SVG", "pdf": "PDF", "png": "PNG", "json": "numbers"}
 def figures_page(inventory: Inventory, address: Address) -> str:
     """Return the page of all figures of a profile in ``<out>/<profile>/figures/``."""
     folder = address.out / inventory.profile / "figures"
-    names = figure_names(folder)
-    return render(
-        "figures",
-        frame=Frame(address, "Figures", inventory.profile),
-        figures=[_figure(name, folder, address) for name in names],
-    )
+    figures = [_figure(name, folder, address) for name in figure_names(folder)]
+    return render_page("figures", address, "Figures", inventory.profile, figures=figures)
 
 
 def figure_names(folder: Path) -> list[str]:
@@ -38,27 +32,20 @@ def figure_names(folder: Path) -> list[str]:
 
 
 def _figure(name: str, folder: Path, address: Address) -> dict[str, object]:
-    picture, problems = folder / f"{name}.svg", []
-    content: Mapping[str, Any] = {}
+    picture, problems, about = folder / f"{name}.svg", [], None
     try:
-        content = read_object(folder / f"{name}.json")
+        about = read(FigureText, folder / f"{name}.json")
     except ValueError as error:
         problems.append(f"Its caption is missing: {error}.")
     drawn = picture.is_file()
     if not drawn:
         problems.append("It has not been drawn.")
-    missing = mapping(content.get("missing"))
-    told = f"{text(missing.get('records'))} of {text(missing.get('of'))} records are missing"
     return {
         "name": name,
-        "title": text(content.get("title") or name),
+        "title": about.title if about else name,
         "problems": problems,
         "picture": address.to_file(picture) if drawn else None,
-        "place": content.get("place") and text(content["place"]),
-        "caption": content.get("caption") and text(content["caption"]),
-        "notes": [text(note) for note in sequence(content.get("notes"))],
-        "missing": told if missing.get("records") else None,
-        "commands": [text(command) for command in sequence(missing.get("commands"))],
+        "about": about,
         "files": [
             address.link_to_file(path, label)
             for suffix, label in _FORMATS.items()

@@ -1,4 +1,4 @@
-"""What there is to report: records, files that are none, and cells that nobody has computed."""
+"""Records, broken files and missing cells of a profile."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Final
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
@@ -15,15 +14,12 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.configuration import Plan, model_notes, options, profile_name
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import Reader, read_results, record_paths
-from capmoe_eval.experiment.selection import composed, planned, refuse_experiment
+from capmoe_eval.experiment.selection import Finished, finished
 from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.paper.benchmarks import Bench, read_bench
-from capmoe_eval.paper.layout import Layout, ModelSlot
+from capmoe_eval.paper.layout import Layout
 from capmoe_eval.paper.tables import TABLES
-from capmoe_eval.report.tables.measured import model_slots
-
-GRIDS: Final = ("grid.", "parts.")
-"""Overrides of an experiment, which say nothing to a single cell."""
+from capmoe_eval.report.tables.measured import cell_config
 
 
 @dataclass(frozen=True)
@@ -32,24 +28,32 @@ class Experiment:
 
     Attributes:
         layout: The table.
-        slots: Its models.
-        planned: Its cells.
-        records: Those that are finished.
-        broken: How many files of its cells cannot be read.
+        found: Its cells, and those that are finished; None where there is a problem.
         problem: Why there are no cells, or nothing.
     """
 
     layout: Layout
-    slots: tuple[ModelSlot, ...] = ()
-    planned: tuple[Plan, ...] = ()
-    records: tuple[Record, ...] = ()
-    broken: int = 0
+    found: Finished | None = None
     problem: str = ""
 
     @property
+    def plans(self) -> list[Plan]:
+        """All cells."""
+        return self.found.plans if self.found else []
+
+    @property
+    def counts(self) -> tuple[int, int, int, int]:
+        """Numbers of cells: planned, finished, unreadable, and missing."""
+        if self.found is None:
+            return 0, 0, 0, 0
+        planned, whole = len(self.found.plans), len(self.found.records)
+        broken = len(self.found.broken)
+        return planned, whole, broken, planned - whole - broken
+
+    @property
     def missing(self) -> int:
-        """How many cells nobody has computed."""
-        return len(self.planned) - len(self.records) - self.broken
+        """The number of cells that nobody has computed."""
+        return self.counts[-1]
 
 
 @dataclass(frozen=True)
@@ -61,9 +65,8 @@ class Inventory:
         overrides: What was said on the command line.
         records: Every whole record of the profile, in the order of their paths.
         broken: What is wrong with each file that is no whole record.
-        experiments: The cells of each table of results.
+        experiments: The cells of each table of results, by the table's key.
         profiles: Number of files in the results of each profile.
-        reader: Reads records, none of them twice.
         bench: What the benchmarks left.
         results: The results directory of the profile.
     """
@@ -72,16 +75,15 @@ class Inventory:
     overrides: tuple[str, ...] = ()
     records: tuple[Record, ...] = ()
     broken: tuple[str, ...] = ()
-    experiments: tuple[Experiment, ...] = ()
+    experiments: Mapping[str, Experiment] = field(default_factory=dict)
     profiles: Mapping[str, int] = field(default_factory=dict)
-    reader: Reader = field(default_factory=Reader, compare=False)
     bench: Bench = field(default_factory=Bench)
     results: Path = Path("results")
 
     @cached_property
-    def notes(self) -> tuple[str, ...]:
-        """What must be said of the models' numbers."""
-        return tuple(model_notes(plan for one in self.experiments for plan in one.planned))
+    def notes(self) -> list[str]:
+        """Sentences on the models' numbers that every page of results shows."""
+        return model_notes(plan for one in self.experiments.values() for plan in one.plans)
 
     @cached_property
     def broken_promises(self) -> tuple[Record, ...]:
@@ -100,16 +102,16 @@ def take_inventory(overrides: Sequence[str], bench: Path = FOLDER) -> Inventory:
         UsageError: For a value that cannot be.
         HydraException: For an override that does not exist.
     """
-    refuse_experiment(overrides)
-    config = composed([word for word in overrides if not word.startswith(GRIDS)])
-    reader = Reader()
-    layouts = [layout for layout in TABLES if isinstance(layout, Layout)]
-    experiments = tuple(_experiment(layout, overrides, reader) for layout in layouts)
-    profile = profile_name(config)
-    roots = {plan.root for experiment in experiments for plan in experiment.planned}
+    config = cell_config(overrides)
+    profile, reader = profile_name(config), Reader()
+    experiments = {
+        layout.key: _experiment(layout, overrides, reader)
+        for layout in TABLES
+        if isinstance(layout, Layout)
+    }
+    roots = {plan.root for experiment in experiments.values() for plan in experiment.plans}
     roots = roots or {Path(str(config.results_dir))}
     found = [read_results(root, reader) for root in sorted(roots)]
-    profile = str(config.profile.name)
     return Inventory(
         profile=profile,
         overrides=tuple(overrides),
@@ -117,7 +119,6 @@ def take_inventory(overrides: Sequence[str], bench: Path = FOLDER) -> Inventory:
         broken=tuple(line for results in found for line in results.broken),
         experiments=experiments,
         profiles=_profiles(profile, roots),
-        reader=reader,
         bench=read_bench(bench),
         results=min(roots),
     )
@@ -126,18 +127,9 @@ def take_inventory(overrides: Sequence[str], bench: Path = FOLDER) -> Inventory:
 def _experiment(layout: Layout, overrides: Sequence[str], reader: Reader) -> Experiment:
     """Return what is there of a table; a table that the profile cannot have takes no other away."""
     try:
-        config, cells = planned([f"experiment={layout.key}", *overrides])
-        slots = model_slots(config, layout.key)
+        return Experiment(layout, finished([f"experiment={layout.key}", *overrides], reader))
     except (UsageError, HydraException, OmegaConfBaseException) as error:
         return Experiment(layout, problem=" ".join(str(error).split()))
-    records, broken = [], 0
-    for plan in cells:
-        if plan.path.exists():
-            try:
-                records.append(reader(plan.path, plan.root))
-            except UsageError:
-                broken += 1
-    return Experiment(layout, slots, tuple(cells), tuple(records), broken)
 
 
 def _profiles(profile: str, roots: set[Path]) -> dict[str, int]:

@@ -1,11 +1,11 @@
-"""How methods and capacity factors are offered in filters and sorted."""
+"""Methods and capacity factors as shown, and the filters of a page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from capmoe_eval.experiment.names import NO_GAMMA, NO_LIMIT, SCORE, TITLES, method_title
-from capmoe_eval.experiment.record import Record
 
 
 def method_name(method: str) -> str:
@@ -21,21 +21,36 @@ def gamma_order(shown: str) -> float:
     return 1e9 if shown == NO_LIMIT else float(shown)
 
 
-def knobs_text(record: Record) -> str:
-    """Return the method's knobs beyond its name and γ in few words."""
-    words = record.cell.label.split("-")[1:]
-    return " ".join(word for word in words if not word.startswith("g") or word == "global")
+@dataclass(frozen=True)
+class Filter:
+    """A choice among the rows of a page.
+
+    Attributes:
+        key: Rows are chosen by their ``data-<key>``; those without it always stay.
+        label: The name of what is chosen.
+        options: Value of ``data-<key>`` → what is shown.
+    """
+
+    key: str
+    label: str
+    options: Mapping[str, str]
 
 
-def method_options(methods: Iterable[str]) -> dict[str, str]:
-    """Return the choices of a filter by method."""
+def name_filter(key: str, label: str, names: Iterable[str]) -> Filter:
+    """Return a choice among names, in alphabetical order."""
+    return Filter(key, label, {name: name for name in sorted(set(names))})
+
+
+def method_filter(methods: Iterable[str]) -> Filter:
+    """Return a choice among methods, in the order of their titles."""
     found = set(methods)
     known = [name for name in TITLES if name in found]
-    return {name: method_name(name) for name in (*known, *sorted(found - set(known)))}
+    names = (*known, *sorted(found - set(known)))
+    return Filter("method", "Method", {name: method_name(name) for name in names})
 
 
-def gamma_options(shown: Iterable[str]) -> dict[str, str]:
-    """Return the choices of a filter by γ."""
-    found = sorted(set(shown), key=gamma_order)
+def gamma_filter(shown: Iterable[str]) -> Filter:
+    """Return a choice among texts of γ, by their size."""
     said = {NO_LIMIT: f"{NO_LIMIT} (no limit)", NO_GAMMA: f"{NO_GAMMA} (none)"}
-    return {text: said.get(text, text) for text in found}
+    found = sorted(set(shown), key=gamma_order)
+    return Filter("gamma", "γ", {text: said.get(text, text) for text in found})

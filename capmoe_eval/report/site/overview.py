@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from capmoe_eval.paper.benchmarks import Bench
+from capmoe_eval.report.files import Ledger, Replication, verdict_counts
 from capmoe_eval.report.site import page
 from capmoe_eval.report.site.claims import ledger_path, read_verdicts
 from capmoe_eval.report.site.figures import figure_names
 from capmoe_eval.report.site.inventory import Experiment, Inventory
 from capmoe_eval.report.site.listing import broken_files
-from capmoe_eval.report.site.page import Address, Frame
-from capmoe_eval.report.templates import render
+from capmoe_eval.report.site.page import Address, render_page
 
 
 def overview_page(inventory: Inventory, replication: Path, address: Address) -> str:
@@ -23,23 +23,30 @@ def overview_page(inventory: Inventory, replication: Path, address: Address) -> 
         address: Where the page will be.
     """
     profile, records, bench = inventory.profile, inventory.records, inventory.bench
+    ledger = ledger_path(address.out, profile)
     verdicts = {
-        "The main claims, tested": read_verdicts(replication, profile),
-        "Every claim and number": read_verdicts(ledger_path(address.out, profile), profile),
+        "The main claims, tested": read_verdicts(Replication, replication, profile),
+        "Every claim and number": read_verdicts(Ledger, ledger, profile),
     }
     picture = address.out / profile / "replication.png"
     figures = len(figure_names(address.out / profile / "figures"))
     profiles = ", ".join(f"{name} ({count} files)" for name, count in inventory.profiles.items())
-    return render(
+    return render_page(
         "overview",
-        frame=Frame(address, "Capacity-aware inference, reproduced", profile),
+        address,
+        "Capacity-aware inference, reproduced",
+        profile,
         notes=inventory.notes,
         broken=broken_files(inventory),
         broken_promises=[
             address.link(page.cell_path(record), str(record.cell))
             for record in inventory.broken_promises
         ],
-        verdicts={name: found for name, found in verdicts.items() if found is not None},
+        verdicts={
+            name: found if isinstance(found, str) else verdict_counts(found)
+            for name, found in verdicts.items()
+            if found is not None
+        },
         claims=address.to(page.CLAIMS),
         picture=address.to_file(picture) if picture.is_file() else None,
         records=address.link(page.RECORDS, f"{len(records):,}"),
@@ -51,7 +58,7 @@ def overview_page(inventory: Inventory, replication: Path, address: Address) -> 
         benchmarks=address.link(page.EFFICIENCY, str(len(bench.studies) + len(bench.evaluations))),
         benchmarks_about=_about(bench),
         profiles=profiles or f"{profile} (0 files)",
-        tables=[_table(experiment, inventory, address) for experiment in inventory.experiments],
+        tables=[_table(one, inventory, address) for one in inventory.experiments.values()],
     )
 
 
@@ -71,13 +78,12 @@ def _about(bench: Bench) -> list[str]:
 
 def _table(experiment: Experiment, inventory: Inventory, address: Address) -> dict[str, object]:
     """Return a table's link with its numbers of cells and the command for the missing."""
-    key, missing = experiment.layout.key, experiment.missing
-    counts = (len(experiment.planned), len(experiment.records), experiment.broken, missing)
+    key = experiment.layout.key
     words = " ".join([f"experiment={key}", *inventory.overrides])
     return {
         "text": key,
         "href": f"{address.to(page.TABLES)}#{key}",
         "problem": experiment.problem,
-        "counts": [f"{count:,}" for count in counts],
-        "command": f"python -m capmoe_eval {words}" if missing else None,
+        "counts": [f"{count:,}" for count in experiment.counts],
+        "command": f"python -m capmoe_eval {words}" if experiment.missing else None,
     }

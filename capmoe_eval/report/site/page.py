@@ -1,4 +1,4 @@
-"""The frame of a page, its addresses, and the filters that the script works on."""
+"""The frame of a page, and its addresses."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import functools
 import os
 import posixpath
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeAlias
 from urllib.parse import quote
 
 from capmoe_eval.experiment.record import Record
+from capmoe_eval.report.templates import render
 
 GENERATOR: Final = "capmoe_eval.site"
 """Marks the pages that this package wrote, and may delete."""
@@ -38,12 +38,12 @@ _NAVIGATION: Final = (
 )
 
 Link: TypeAlias = dict[str, str]
-"""Where a link leads (``href``), and its text."""
+"""The target of a link (``href``), and its text."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a page is, and how others are reached from it.
+    """The place of a page, from which links lead to others.
 
     Attributes:
         page: Its path below the directory of the report, with forward slashes.
@@ -89,51 +89,27 @@ def _slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]|^-", "_", name)[:80] or "_"
 
 
-@dataclass(frozen=True)
-class Frame:
-    """What stands around the content of every page.
+def render_page(template: str, address: Address, title: str, profile: str, **values: object) -> str:
+    """Return a page of the site.
 
-    Attributes:
+    Args:
+        template: The template of its content.
         address: Where the page will be.
         title: Its heading.
         profile: What the report is about.
+        values: What the template shows.
     """
-
-    address: Address
-    title: str
-    profile: str
-    generator: str = GENERATOR
-
-    @property
-    def style(self) -> str:
-        """Link to the stylesheet."""
-        return self.address.to(STYLE)
-
-    @property
-    def script(self) -> str:
-        """Link to the script."""
-        return self.address.to(SCRIPT)
-
-    @property
-    def navigation(self) -> list[tuple[str, str, bool]]:
-        """Name of and link to each page of the navigation, and whether it is this one."""
-        here = self.address
-        return [(name, here.to(page), page == here.page) for page, name in _NAVIGATION]
-
-
-@dataclass(frozen=True)
-class Filter:
-    """A choice among the rows of a page.
-
-    Attributes:
-        key: Rows are chosen by their ``data-<key>``; those without it always stay.
-        label: What is chosen.
-        options: Value of ``data-<key>`` → what is shown.
-    """
-
-    key: str
-    label: str
-    options: Mapping[str, str]
+    navigation = [(name, address.to(page), page == address.page) for page, name in _NAVIGATION]
+    return render(
+        template,
+        generator=GENERATOR,
+        title=title,
+        profile=profile,
+        style=address.to(STYLE),
+        script=address.to(SCRIPT),
+        navigation=navigation,
+        **values,
+    )
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:

@@ -9,20 +9,18 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from capmoe_eval.errors import bad_choice, writing
 from capmoe_eval.experiment.application import run_all, run_command
-from capmoe_eval.experiment.arguments import PATH, Parser
+from capmoe_eval.experiment.arguments import Parser, report_options
 from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.results import Reader
 from capmoe_eval.experiment.selection import LEFT_OUT
-from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.paper.tables import TABLES
 from capmoe_eval.report.tables.measured import measured_table
 from capmoe_eval.report.tables.published import published_table
 from capmoe_eval.report.tables.render import to_markdown, write
-from capmoe_eval.report.tables.table import Entry, Missing, Table
+from capmoe_eval.report.tables.table import Table
 
 ALL = "all"
 _VERSIONS = ("v1", "v2")
@@ -41,15 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         metavar="VERSION",
         help=f"render the printed numbers instead: v1 (arXiv), v2 (ICLR 2026) or {ALL}",
     )
-    parser.add_argument(
-        "--out", type=PATH, default=Path("reports"), help="directory (default: reports)"
-    )
-    parser.add_argument(
-        "--bench", type=PATH, default=FOLDER, help="files of the benchmarks (default: %(default)s)"
-    )
-    parser.add_argument(
-        "overrides", nargs="*", help="as for python -m capmoe_eval, e.g. profile=paper limit=100"
-    )
+    report_options(parser)
     given = parser.parse_intermixed_args(arguments)
     reader = Reader()
 
@@ -77,36 +67,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _wanted(name: str, published: str | None) -> list[tuple[str, str | None]]:
-    """Return the tables asked for: measured ones by key, published ones by name and version.
-
-    Raises:
-        UsageError: For a table or a version that does not exist.
-    """
+    """Return the tables asked for: measured ones by key, published ones by name and version."""
     if published is None:
         return [(layout.key, None) for layout in TABLES] if name == ALL else [(name, None)]
     if published not in (*_VERSIONS, ALL):
         raise bad_choice("--published", published, (*_VERSIONS, ALL))
-    if ALL not in (name, published):
-        return [(name, published)]
-    names = [layout.name for layout in TABLES]
-    if name not in (*names, ALL):
-        raise bad_choice("table", name, dict.fromkeys((*names, ALL)))
     found: list[tuple[str, str | None]] = [
         (layout.name, layout.version)
         for layout in TABLES
         if name in (layout.name, ALL) and published in (layout.version, ALL)
     ]
-    if not found:
-        raise bad_choice(f"{name} --published", published, _VERSIONS)
-    return found
+    return found or [(name, published)]  # which is refused when it is rendered
 
 
 def _summary(table: Table) -> str:
     """Say in one line how much of a table is there."""
-    cells = [cell for row in table.rows for cell in row.entries]
-    entries = sum(isinstance(cell, Entry) for cell in cells)
-    missing = sum(isinstance(cell, Missing) for cell in cells)
+    there, planned = len(table.entries), len(table.entries) + len(table.missing)
+    told = f"{there} of {planned} entries" if planned else "settings"
     broken = sum(note.startswith(LEFT_OUT) for note in table.notes)
-    told = f"{entries} of {entries + missing} entries" if entries + missing else "settings"
     noun = "record" if broken == 1 else "records"
     return f"{table.name}: {told}" + (f", {broken} {noun} left out" if broken else "")

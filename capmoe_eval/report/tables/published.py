@@ -6,10 +6,10 @@ import dataclasses
 import math
 from typing import Final
 
-from capmoe_eval.errors import bad_choice
+from capmoe_eval.experiment.names import TITLES
 from capmoe_eval.paper.layout import Layout, ModelSlot, RowSpec, SettingsLayout, WorkloadLayout
 from capmoe_eval.paper.printed import lookup
-from capmoe_eval.paper.tables import TABLES
+from capmoe_eval.paper.tables import printed_layout
 from capmoe_eval.report.tables.fill import fill
 from capmoe_eval.report.tables.settings import settings_table
 from capmoe_eval.report.tables.table import Entry, Table
@@ -31,19 +31,14 @@ def published_table(name: str, version: str = "v2") -> Table:
     Raises:
         UsageError: If there is no such layout.
     """
-    versions = {layout.version: layout for layout in TABLES if layout.name == name}
-    if not versions:
-        raise bad_choice("table", name, dict.fromkeys(layout.name for layout in TABLES))
-    if version not in versions:
-        raise bad_choice("version", version, sorted(versions))
-    layout = versions[version]
+    layout = printed_layout(name, version)
+    note = f"As published ({_VERSIONS[version]})."
     if isinstance(layout, SettingsLayout):
-        table, note = settings_table(layout), f"As published ({_VERSIONS[version]})."
+        table = settings_table(layout)
     elif isinstance(layout, WorkloadLayout):
         table = printed_workloads(layout, printed_speedups(layout))
-        note = f"As published ({_VERSIONS[version]})."
     else:
-        table = fill(as_printed(layout), layout.paper_models, Printed())
+        table = fill(_as_printed(layout), layout.paper_models, printed_row)
         note = f"Published numbers ({_VERSIONS[version]}), averages as printed."
     return dataclasses.replace(
         table, name=f"{name}_published_{version}", notes=(note, *table.notes)
@@ -57,16 +52,16 @@ def printed_speedups(layout: WorkloadLayout) -> dict[str, float]:
             version=layout.version,
             table=layout.number,
             model=layout.model,
-            method=layout.printed_method,
+            method=TITLES[layout.method],
             variant=place,
             gamma=layout.gamma,
             column="Speedup",
         )
-        for _, place in layout.workloads
+        for place in layout.workloads.values()
     }
 
 
-def as_printed(layout: Layout) -> Layout:
+def _as_printed(layout: Layout) -> Layout:
     """Return a layout with the headings of the paper, and no γ where the paper states none."""
     tasks = tuple(
         dataclasses.replace(column, heading=column.printed or column.heading)
@@ -78,31 +73,26 @@ def as_printed(layout: Layout) -> Layout:
     return dataclasses.replace(layout, tasks=tasks, blocks=blocks)
 
 
-class Printed:
-    """Entries from the paper's printed tables."""
+def printed_row(layout: Layout, slot: ModelSlot, spec: RowSpec, gamma: float | None) -> list[Entry]:
+    """Return a row's printed entries, see :data:`capmoe_eval.report.tables.fill.RowSource`.
 
-    def row(
-        self, layout: Layout, slot: ModelSlot, spec: RowSpec, gamma: float | None
-    ) -> tuple[Entry, ...]:
-        """See :meth:`capmoe_eval.report.tables.source.Source.row`.
-
-        Raises:
-            LookupError: If the paper does not print the row.
-        """
-        headings = [column.printed or column.heading for column in layout.tasks]
-        if layout.average is not None:
-            headings.append(layout.average)
-        return tuple(
-            Entry(
-                lookup(
-                    version=layout.version,
-                    table=layout.number,
-                    model=slot.title,
-                    method=spec.name,
-                    variant=spec.printed_variant,
-                    gamma=math.inf if spec.method == "baseline" else gamma,
-                    column=heading,
-                )
+    Raises:
+        LookupError: If the paper does not print the row.
+    """
+    headings = [column.printed or column.heading for column in layout.tasks]
+    if layout.average is not None:
+        headings.append(layout.average)
+    return [
+        Entry(
+            lookup(
+                version=layout.version,
+                table=layout.number,
+                model=slot.title,
+                method=spec.name,
+                variant=spec.printed_variant,
+                gamma=math.inf if spec.method == "baseline" else gamma,
+                column=heading,
             )
-            for heading in headings
         )
+        for heading in headings
+    ]

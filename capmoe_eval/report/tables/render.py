@@ -4,20 +4,64 @@ from __future__ import annotations
 
 import csv
 import io
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeAlias
 
 from capmoe_eval.experiment.files import write_text
 from capmoe_eval.experiment.names import NO_GAMMA, NO_LIMIT
-from capmoe_eval.report.tables.table import Block, Cell, Entry, Missing, Published, Row, Table, Text
+from capmoe_eval.report.tables.table import Block, Cell, Entry, Missing, Published, Table, Text
 from capmoe_eval.report.templates import render
+from capmoe_eval.report.templates.texts import latex, markdown, one_line
 
-_ABSENT = "—"
 _BESIDE = "published"
 _MARKS: Final = MappingProxyType({"better": "▲", "worse": "▼", None: ""})
+
+Line: TypeAlias = list[tuple[Cell, bool]]
+"""The cells of a row, each with whether it is the best of its column in its block."""
+
+
+@dataclass(frozen=True)
+class _Format:
+    """A format of print: its escape, a missing cell, and what is put around parts of an entry."""
+
+    escape: Callable[[str], str]
+    missing: str
+    best: str
+    quartiles: str
+    stderr: str
+
+    def cell(self, cell: Cell, best: bool, decimals: int) -> str:
+        """Return a cell as text."""
+        if isinstance(cell, Missing):
+            return self.missing
+        if isinstance(cell, Text):
+            return self.escape(cell.text)
+        value = f"{cell.value:.{decimals}f}"
+        value = self.best.format(value) if best else value
+        value += self.escape(_MARKS[cell.test.verdict if cell.test else None])
+        if cell.quartiles is not None:
+            return value + self.quartiles.format(self.escape(_quartiles(cell.quartiles, decimals)))
+        if cell.stderr is None:
+            return value
+        return value + self.stderr.format(f"{cell.stderr:.{decimals}f}")
+
+    def rows(self, table: Table, block: Block) -> Iterator[tuple[list[str], Line]]:
+        """Yield the texts of each row of a block, and its cells; repeated labels are blank."""
+        above: tuple[str, ...] = ("",) * len(table.label_headings)
+        for row, line in zip(block.rows, marked(table, block), strict=True):
+            pairs = zip(row.labels, above, strict=True)
+            labels = ["" if label == previous else self.escape(label) for label, previous in pairs]
+            yield [*labels, *(self.cell(*cell, table.decimals) for cell in line)], line
+            above = row.labels
+
+
+_MARKDOWN: Final = _Format(markdown, "—", "**{}**", " {}", " ± {}")
+_LATEX: Final = _Format(
+    latex, "---", r"\textbf{{{}}}", r"{{\scriptsize\,{}}}", r"{{\scriptsize\,$\pm$\,{}}}"
+)
 
 
 def to_markdown(table: Table) -> str:
@@ -27,38 +71,21 @@ def to_markdown(table: Table) -> str:
     errors follow as "± 2.2", quartiles as "(1.1–1.3)". What the paper prints for a row is a row
     below it. Below the table stand the commands that fill the missing entries, and the notes.
     """
-
-    def text(entry: Cell, best: bool) -> str:
-        if isinstance(entry, Missing):
-            return _ABSENT
-        if isinstance(entry, Text):
-            return _markdown_text(entry.text)
-        value = f"{entry.value:.{table.decimals}f}"
-        value = (f"**{value}**" if best else value) + _mark(entry)
-        if entry.quartiles is not None:
-            return f"{value} {quartiles(entry.quartiles, table.decimals)}"
-        return value if entry.stderr is None else f"{value} ± {entry.stderr:.{table.decimals}f}"
-
-    headings = [_markdown_text(h) for h in (*table.label_headings, *table.columns)]
     rules = [":--"] * len(table.label_headings)
-    rules += [":--" if words else "--:" for words in _columns_of_words(table)]
-    lines = [_pipe_row(headings), _pipe_row(rules)]
+    rules += [":--" if words else "--:" for words in table.columns_of_words]
+    rows = [[markdown(h) for h in (*table.label_headings, *table.columns)], rules]
     for block in table.blocks:
-        for labels, row in zip(_printed_labels(block), _marked(table, block), strict=True):
-            cells = [*map(_markdown_text, labels), *(text(*entry) for entry in row)]
-            lines.append(_pipe_row(cells))
-            beside = _published(table, row, _compared)
-            if any(beside):
-                lines.append(_pipe_row([*_beside_labels(table, f"_{_BESIDE}_"), *beside]))
+        for texts, line in _MARKDOWN.rows(table, block):
+            rows += [texts, *_beside(table, line, {f"_{_BESIDE}_": _compared})]
     parts = [
-        f"### {_markdown_text(table.title)}",
-        _markdown_text(table.caption),
-        "\n".join(lines),
+        f"### {markdown(table.title)}",
+        markdown(table.caption),
+        "\n".join(f"| {' | '.join(row)} |" for row in rows),
     ]
     if table.missing_commands:
         parts += ["Missing cells:", "\n".join(["```shell", *table.missing_commands, "```"])]
     if table.notes:
-        parts.append("\n".join(f"- {_markdown_text(note)}" for note in table.notes))
+        parts.append("\n".join(f"- {markdown(note)}" for note in table.notes))
     return "\n\n".join(parts) + "\n"
 
 
@@ -69,52 +96,33 @@ def to_latex(table: Table) -> str:
     set apart by ``\midrule``, standard errors and published numbers (below) are small. The
     commands that fill the missing entries are comments.
     """
-
-    def text(entry: Cell, best: bool) -> str:
-        if isinstance(entry, Missing):
-            return "---"
-        if isinstance(entry, Text):
-            return _latex_text(entry.text)
-        value = f"{entry.value:.{table.decimals}f}"
-        value = (rf"\textbf{{{value}}}" if best else value) + _latex_text(_mark(entry))
-        if entry.quartiles is not None:
-            told = _latex_text(quartiles(entry.quartiles, table.decimals))
-            return rf"{value}{{\scriptsize\,{told}}}"
-        if entry.stderr is None:
-            return value
-        return rf"{value}{{\scriptsize\,$\pm$\,{entry.stderr:.{table.decimals}f}}}"
-
-    def line(cells: list[str]) -> str:
-        return " & ".join(cells) + r" \\"
-
-    def small(texts: list[str]) -> str:
-        return line([rf"{{\scriptsize {_latex_text(text)}}}" if text else "" for text in texts])
-
     alignment = "l" * len(table.label_headings)
-    alignment += "".join("l" if words else "r" for words in _columns_of_words(table))
+    alignment += "".join("l" if words else "r" for words in table.columns_of_words)
+    rows = [" & ".join(latex(h) for h in (*table.label_headings, *table.columns)) + r" \\"]
+    # Two short lines below a row, for a page is narrow.
+    below = {_BESIDE: _value, "difference, z": _difference}
+    for block in table.blocks:
+        rows.append(r"\midrule")
+        for texts, line in _LATEX.rows(table, block):
+            rows.append(" & ".join(texts) + r" \\")
+            for small in _beside(table, line, below):
+                cells = [rf"{{\scriptsize {latex(text)}}}" if text else "" for text in small]
+                rows.append(" & ".join(cells) + r" \\")
     lines = [
         r"\begin{table}[t]",
         r"\centering",
-        rf"\caption{{\textbf{{{_latex_text(table.title)}.}} {_latex_text(table.caption)}}}",
+        rf"\caption{{\textbf{{{latex(table.title)}.}} {latex(table.caption)}}}",
         rf"\label{{tab:{table.name}}}",
         rf"\begin{{tabular}}{{{alignment}}}",
         r"\toprule",
-        line([_latex_text(h) for h in (*table.label_headings, *table.columns)]),
+        *rows,
+        r"\bottomrule",
+        r"\end{tabular}",
+        *(rf"\par\smallskip{{\footnotesize {latex(note)}}}" for note in table.notes),
+        *(f"% missing: {one_line(command)}" for command in table.missing_commands),
+        r"\end{table}",
     ]
-    for block in table.blocks:
-        lines.append(r"\midrule")
-        for labels, row in zip(_printed_labels(block), _marked(table, block), strict=True):
-            lines.append(line([*map(_latex_text, labels), *(text(*entry) for entry in row)]))
-            # Two short lines, for a page is narrow.
-            printed = _published(table, row, _value)
-            if any(printed):
-                compared = _published(table, row, _difference)
-                lines.append(small([*_beside_labels(table, _BESIDE), *printed]))
-                lines.append(small([*_beside_labels(table, "difference, z"), *compared]))
-    lines += [r"\bottomrule", r"\end{tabular}"]
-    lines += [rf"\par\smallskip{{\footnotesize {_latex_text(note)}}}" for note in table.notes]
-    lines += [f"% missing: {_one_line(command)}" for command in table.missing_commands]
-    return "\n".join([*lines, r"\end{table}"]) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def to_csv(table: Table) -> str:
@@ -125,48 +133,42 @@ def to_csv(table: Table) -> str:
     "… z", and by its "… effect", "… p" and "… p corrected" of the paired test. Unknown and missing
     numbers are empty, and "+∞" is ``inf``, so that pandas reads numbers as numbers.
     """
-    entries = [entry for row in table.rows for entry in row.entries if isinstance(entry, Entry)]
-    beside = any(entry.published for entry in entries)
-    tested = any(entry.test for entry in entries)
-    spread = any(entry.quartiles for entry in entries)
     suffixes = ["", " stderr"]
-    suffixes += [" low", " high"] if spread else []
-    suffixes += [" published", " difference", " z"] if beside else []
-    suffixes += [" effect", " p", " p corrected"] if tested else []
-
-    def numbers(entry: Cell) -> list[float | None]:
-        if not isinstance(entry, Entry):
-            return [None] * len(suffixes)
-        found = [entry.value, entry.stderr]
-        if spread:
-            found += entry.quartiles or [None] * 2
-        if beside:
-            there = entry.published
-            found += [there.value, there.difference, there.z] if there else [None] * 3
-        if tested:
-            test = entry.test
-            found += [test.effect, test.p, test.corrected] if test else [None] * 3
-        return [None if number is None else float(number) for number in found]
-
-    words = _columns_of_words(table)
-    headings = [
-        heading + suffix
-        for heading, is_text in zip(table.columns, words, strict=True)
-        for suffix in ([""] if is_text else suffixes)
-    ]
+    suffixes += [" low", " high"] if any(e.quartiles for e in table.entries) else []
+    if any(entry.published for entry in table.entries):
+        suffixes += [" published", " difference", " z"]
+    if any(entry.test for entry in table.entries):
+        suffixes += [" effect", " p", " p corrected"]
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
+    columns = list(zip(table.columns, table.columns_of_words, strict=True))
+    headings = [
+        heading + suffix for heading, words in columns for suffix in ([""] if words else suffixes)
+    ]
     writer.writerow([*table.label_headings, *headings])
     for row in table.rows:
         cells: list[str | float | None] = []
         cells += [{NO_LIMIT: "inf", NO_GAMMA: ""}.get(label, label) for label in row.labels]
-        for entry, is_text in zip(row.entries, words, strict=True):
-            if is_text:
-                cells.append(entry.text if isinstance(entry, Text) else None)
+        for cell, (_, words) in zip(row.entries, columns, strict=True):
+            if words:
+                cells.append(cell.text if isinstance(cell, Text) else None)
             else:
-                cells += numbers(entry)
+                found = _numbers(cell) if isinstance(cell, Entry) else {}
+                cells += [found.get(suffix) for suffix in suffixes]
         writer.writerow(cells)
     return buffer.getvalue()
+
+
+def _numbers(entry: Entry) -> dict[str, float | None]:
+    """Return the numbers of an entry by the suffix of their column."""
+    found = {"": entry.value, " stderr": entry.stderr}
+    if entry.quartiles:
+        found[" low"], found[" high"] = entry.quartiles
+    if there := entry.published:
+        found |= {" published": there.value, " difference": there.difference, " z": there.z}
+    if test := entry.test:
+        found |= {" effect": test.effect, " p": test.p, " p corrected": test.corrected}
+    return found
 
 
 def to_html(table: Table) -> str:
@@ -176,36 +178,39 @@ def to_html(table: Table) -> str:
     what the paper prints stands below in ``<small>``. The tooltip (``title``) of an entry tells its
     standard error, seeds, documents and test, that of a missing one the command that fills it.
     """
-
-    def shown(entry: Cell, best: bool) -> dict[str, object]:
-        if isinstance(entry, Text):
-            return {"words": entry.text}
-        if isinstance(entry, Missing):
-            return {"command": entry.command}
-        return {
-            "value": f"{entry.value:.{table.decimals}f}",
-            "best": best,
-            "verdict": entry.test and entry.test.verdict,
-            "quartiles": entry.quartiles and quartiles(entry.quartiles, table.decimals),
-            "published": entry.published and _compared(entry.published, table.decimals),
-            "origin": _origin(entry, table.decimals),
-        }
-
     blocks = [
         [
-            {"labels": row.labels, "entries": [shown(*entry) for entry in entries]}
-            for row, entries in zip(block.rows, _marked(table, block), strict=True)
+            {"labels": row.labels, "entries": [cell_view(*cell, table.decimals) for cell in line]}
+            for row, line in zip(block.rows, marked(table, block), strict=True)
         ]
         for block in table.blocks
     ]
-    view = {
-        "title": table.title,
-        "caption": table.caption,
-        "headings": [*table.label_headings, *table.columns],
-        "blocks": blocks,
-        "notes": table.notes,
+    headings = [*table.label_headings, *table.columns]
+    return render("table", table=table, headings=headings, blocks=blocks)
+
+
+def cell_view(cell: Cell, best: bool, decimals: int) -> dict[str, object]:
+    """Return what the templates of tables show of a cell, in words.
+
+    Args:
+        cell: The cell.
+        best: Whether it is the best of its column in its block.
+        decimals: Number of printed decimals.
+    """
+    if isinstance(cell, Text):
+        return {"words": cell.text}
+    if isinstance(cell, Missing):
+        return {"command": cell.command}
+    return {
+        "value": f"{cell.value:.{decimals}f}",
+        "number": float(cell.value),
+        "best": best,
+        "verdict": cell.test and cell.test.verdict,
+        "quartiles": cell.quartiles and _quartiles(cell.quartiles, decimals),
+        "stderr": None if cell.stderr is None else f"{cell.stderr:.{decimals}f}",
+        "published": cell.published and _compared(cell.published, decimals),
+        "origin": _origin(cell, decimals),
     }
-    return render("table", table=view)
 
 
 RENDERERS: Final = MappingProxyType[str, Callable[[Table], str]](
@@ -234,28 +239,44 @@ def write(table: Table, directory: Path) -> list[Path]:
     return list(texts)
 
 
-def _columns_of_words(table: Table) -> list[bool]:
-    return [any(isinstance(cell, Text) for cell in column) for column in _cells_by_column(table)]
+def marked(table: Table, block: Block) -> Iterator[Line]:
+    """Yield the cells of each row of a block, each with whether it is the best of its column."""
+    best = [block.best(column, table.decimals) for column in range(len(table.columns))]
+    for index, row in enumerate(block.rows):
+        yield [(cell, index in rows) for cell, rows in zip(row.entries, best, strict=True)]
 
 
-def _cells_by_column(table: Table) -> list[list[Cell]]:
-    return [[row.entries[index] for row in table.rows] for index in range(len(table.columns))]
+def _origin(entry: Entry, decimals: int) -> list[str]:
+    """Return what an entry rests on: its seeds, its documents and its paired test."""
+    parts = []
+    if entry.seeds:
+        parts.append(f"seeds {', '.join(map(str, entry.seeds))}")
+    if entry.documents is not None:
+        parts.append(f"{entry.documents:,} documents")
+    if entry.test is not None and entry.test.corrected is not None:
+        parts.append(
+            f"{_signed(entry.test.effect, decimals)} to the baseline, p = {entry.test.p:.2g},"
+            f" corrected {entry.test.corrected:.2g}"
+        )
+    if entry.untested:
+        parts.append(f"no paired test: {entry.untested}")
+    return parts
 
 
-def _mark(entry: Entry) -> str:
-    return _MARKS[entry.test.verdict if entry.test else None]
+def _quartiles(bounds: tuple[float, float], decimals: int) -> str:
+    """Return quartiles in brackets."""
+    return f"({bounds[0]:.{decimals}f}–{bounds[1]:.{decimals}f})"
 
 
-def _published(
-    table: Table, row: list[tuple[Cell, bool]], text: Callable[[Published, int], str]
-) -> list[str]:
-    """Return what stands below each entry of a row: of the published number, or nothing."""
-    return [
-        text(entry.published, table.decimals)
-        if isinstance(entry, Entry) and entry.published
-        else ""
-        for entry, _ in row
-    ]
+def _beside(
+    table: Table, line: Line, below: Mapping[str, Callable[[Published, int], str]]
+) -> Iterator[list[str]]:
+    """Yield the lines of published numbers below a row, each with its label, or none."""
+    there = [cell.published if isinstance(cell, Entry) else None for cell, _ in line]
+    if any(there):
+        for label, text in below.items():
+            labels = [*[""] * (len(table.label_headings) - 1), label][: len(table.label_headings)]
+            yield [*labels, *(text(one, table.decimals) if one else "" for one in there)]
 
 
 def _value(published: Published, decimals: int) -> str:
@@ -278,102 +299,3 @@ def _signed(number: float, decimals: int) -> str:
     if not float(text):
         return text
     return f"{'−' if number < 0 else '+'}{text}"
-
-
-def _beside_labels(table: Table, label: str) -> list[str]:
-    """Return the labels of a line of published numbers: in the last column of labels."""
-    labels = len(table.label_headings)
-    return [*[""] * (labels - 1), label][:labels]
-
-
-def _marked(table: Table, block: Block) -> Iterator[list[tuple[Cell, bool]]]:
-    """Yield each row's entries, each with whether it is the best of its block."""
-    best = [block.best(column, table.decimals) for column in range(len(table.columns))]
-    for index, row in enumerate(block.rows):
-        yield [(entry, index in best[column]) for column, entry in enumerate(row.entries)]
-
-
-def _printed_labels(block: Block) -> Iterator[tuple[str, ...]]:
-    """Yield each row's labels as print has them: blank where they repeat the row above."""
-    above: Row | None = None
-    for row in block.rows:
-        if above is None:
-            yield row.labels
-        else:
-            pairs = zip(row.labels, above.labels, strict=True)
-            yield tuple("" if label == previous else label for label, previous in pairs)
-        above = row
-
-
-def _origin(entry: Entry, decimals: int) -> str:
-    parts = []
-    if entry.stderr is not None:
-        parts.append(f"± {entry.stderr:.{decimals}f} standard error")
-    if entry.seeds:
-        parts.append(f"seeds {', '.join(map(str, entry.seeds))}")
-    if entry.documents is not None:
-        parts.append(f"{entry.documents:,} documents")
-    if entry.test is not None and entry.test.corrected is not None:
-        parts.append(
-            f"{_signed(entry.test.effect, decimals)} to the baseline, p = {entry.test.p:.2g}, "
-            f"corrected {entry.test.corrected:.2g}"
-        )
-    if entry.untested:
-        parts.append(f"no paired test: {entry.untested}")
-    return "; ".join(parts)
-
-
-def quartiles(bounds: tuple[float, float], decimals: int) -> str:
-    """Return quartiles in brackets."""
-    return f"({bounds[0]:.{decimals}f}–{bounds[1]:.{decimals}f})"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _pipe_row(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _markdown_text(text: str) -> str:
-    return re.sub(r"([\\`*_\[\]<>|&~])", r"\\\1", _one_line(text))
-
-
-_LATEX: Final = MappingProxyType(
-    {
-        "\\": r"\textbackslash{}",
-        "&": r"\&",
-        "%": r"\%",
-        "$": r"\$",
-        "#": r"\#",
-        "_": r"\_",
-        "{": r"\{",
-        "}": r"\}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        # Bare, these two would be read as arguments of the line break before them.
-        "[": "{[}",
-        "*": "{*}",
-        "<": r"\textless{}",
-        ">": r"\textgreater{}",
-        "|": r"\textbar{}",
-        "γ": r"$\gamma$",
-        NO_LIMIT: r"$+\infty$",
-        "∞": r"$\infty$",
-        "×": r"$\times$",
-        "±": r"$\pm$",
-        "−": r"$-$",
-        "▼": r"$^{\dagger}$",
-        "▲": r"$^{\ddagger}$",
-        "–": "--",
-        "—": "---",
-    }
-)
-_LATEX_SPECIAL: Final = re.compile(
-    "|".join(re.escape(s) for s in sorted(_LATEX, key=len, reverse=True))
-)
-
-
-def _latex_text(text: str) -> str:
-    return _LATEX_SPECIAL.sub(lambda match: _LATEX[match.group()], _one_line(text))

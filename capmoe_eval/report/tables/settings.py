@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Any
 
 from capmoe_eval.paper.layout import SettingsLayout
 from capmoe_eval.report.tables.table import Block, Row, Table, Text
@@ -12,28 +12,14 @@ _PRINTED = ("Number of few-shot", "Metric")
 _BOTH = ("Shots", "Metric", "Filter", "Shots (paper)", "Metric (paper)")
 
 
-@dataclass(frozen=True)
-class TaskSettings:
-    """How this suite evaluates a task.
-
-    Attributes:
-        shots: Few-shot examples; None leaves what lm-eval's task says.
-        metric: lm-eval's metric.
-        filter: lm-eval's filter of the answers.
-    """
-
-    shots: int | None
-    metric: str
-    filter: str = "none"
-
-
-def settings_table(layout: SettingsLayout, ours: Mapping[str, TaskSettings] | None = None) -> Table:
+def settings_table(layout: SettingsLayout, ours: Mapping[str, Any] | None = None) -> Table:
     """Lay out a table of settings.
 
     Args:
         layout: The table, with the paper's settings.
-        ours: This suite's settings of each task, shown before the paper's and compared with them;
-            None for the paper's alone.
+        ours: This suite's settings of each task as in ``conf/tasks/`` (``fewshot``, ``metric``,
+            ``filter``), shown before the paper's and compared with them; None for the paper's
+            alone.
     """
     notes, rows = [], []
     for setting in layout.settings:
@@ -41,10 +27,9 @@ def settings_table(layout: SettingsLayout, ours: Mapping[str, TaskSettings] | No
         cells: tuple[str, ...] = printed
         if ours is not None:
             own = ours[setting.task]
-            shots = "lm-eval's" if own.shots is None else str(own.shots)
-            stated = (shots, layout.metrics.get(own.metric, own.metric))
-            answers = "–" if own.filter == "none" else own.filter
-            cells = (*stated, answers, *printed)
+            shots = "lm-eval's" if own["fewshot"] is None else str(own["fewshot"])
+            stated = (shots, layout.metrics.get(own["metric"], own["metric"]))
+            cells = (*stated, "–" if own["filter"] == "none" else own["filter"], *printed)
             if stated != printed:
                 notes.append(
                     f"{setting.heading} differs: ours {', '.join(stated)}; paper "

@@ -1,10 +1,13 @@
-"""What a table says, apart from where its numbers come from and how it is printed."""
+"""The types of a filled table."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from capmoe_eval.experiment.record import Record
 
 ALPHA = 0.05
 """A paired test is significant where its p, corrected for the table's tests, is below this."""
@@ -12,12 +15,10 @@ ALPHA = 0.05
 
 @dataclass(frozen=True)
 class Published:
-    """What the paper prints for the same model and task, in the entry's units.
+    """The number that the paper prints for the same, our difference to it, and the z of that.
 
-    Attributes:
-        value: The printed number.
-        difference: Ours minus the printed one.
-        z: The difference over its standard error, or None where ours is not known.
+    The difference is ours minus the printed one, in the entry's units; z is None where our standard
+    error is not known.
     """
 
     value: float
@@ -41,7 +42,7 @@ class PairedTest:
 
     @property
     def verdict(self) -> Literal["better", "worse"] | None:
-        """Whether the entry differs significantly from its baseline, and how."""
+        """The direction of a significant difference to the baseline, or None."""
         if self.corrected is None or not self.corrected < ALPHA or not self.effect:
             return None
         return "better" if self.effect > 0 else "worse"
@@ -60,6 +61,7 @@ class Entry:
         test: The comparison with the same model's baseline, or None where there is none.
         untested: Why there is none, where there should be.
         quartiles: Of repeated timings of which ``value`` is the median; None for any other number.
+        records: What it was taken from, of several seeds the lowest first.
 
     Raises:
         ValueError: If a number is not finite; a failed run is a :class:`Missing`, never a NaN.
@@ -73,6 +75,7 @@ class Entry:
     test: PairedTest | None = None
     untested: str = ""
     quartiles: tuple[float, float] | None = None
+    records: tuple[Record, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.value) or not math.isfinite(self.stderr or 0.0):
@@ -94,15 +97,26 @@ class Text:
 
 
 Cell: TypeAlias = Entry | Missing | Text
-"""What may stand in a column."""
+"""A cell of a column."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line: the labels that name it, and one cell per column."""
+    """One line: the labels that name it, one cell per column, and what it is of in a filter.
+
+    Attributes:
+        labels: As printed.
+        entries: One cell per column.
+        model: Key of the model; empty in a table that is not of evaluations.
+        method: Key of the method.
+        gamma: γ as shown.
+    """
 
     labels: tuple[str, ...]
     entries: tuple[Cell, ...]
+    model: str = ""
+    method: str = ""
+    gamma: str = ""
 
 
 @dataclass(frozen=True)
@@ -174,7 +188,26 @@ class Table:
         return tuple(row for block in self.blocks for row in block.rows)
 
     @property
+    def entries(self) -> tuple[Entry, ...]:
+        """All numbers, row by row."""
+        cells = (cell for row in self.rows for cell in row.entries)
+        return tuple(cell for cell in cells if isinstance(cell, Entry))
+
+    @property
+    def columns_of_words(self) -> tuple[bool, ...]:
+        """For each column, True if it has words rather than numbers."""
+        return tuple(
+            any(isinstance(row.entries[index], Text) for row in self.rows)
+            for index in range(len(self.columns))
+        )
+
+    @property
+    def missing(self) -> tuple[Missing, ...]:
+        """All entries that nobody has measured yet, row by row."""
+        cells = (cell for row in self.rows for cell in row.entries)
+        return tuple(cell for cell in cells if isinstance(cell, Missing))
+
+    @property
     def missing_commands(self) -> tuple[str, ...]:
         """The commands that fill the missing entries, each once, in order."""
-        entries = (entry for row in self.rows for entry in row.entries)
-        return tuple(dict.fromkeys(e.command for e in entries if isinstance(e, Missing)))
+        return tuple(dict.fromkeys(cell.command for cell in self.missing))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from capmoe_eval.experiment.names import TITLES
 from capmoe_eval.experiment.timings.names import bench_command
 from capmoe_eval.paper.benchmarks import Bench, Shown
 from capmoe_eval.paper.layout import WorkloadLayout
@@ -25,39 +26,38 @@ def workload_table(layout: WorkloadLayout, bench: Bench, printed: Mapping[str, f
         bench: What the benchmarks left.
         printed: The paper's speedup of each workload.
     """
-    found = [one for one in bench.best(STUDY) if one.run.model == layout.model]
-    one = found[0] if found else None
-    missing = Missing(bench_command(STUDY))
-    points = {p.place: p for p in one.run.points} if one else {}
-    columns = [points.get(place) for _, place in layout.workloads]
-    beside = [printed[place] for _, place in layout.workloads]
+    one = next((one for one in bench.best(STUDY) if one.run.model == layout.model), None)
+    places = layout.workloads.values()
+    points = {p.place: p for p in one.run.points if p.place} if one else {}
+    prefills = {place: point.prefill for place, point in points.items() if point.prefill}
 
-    def row(name: str, timings: Sequence[Timing | None]) -> Row:
+    def row(
+        name: str,
+        timed: Mapping[str, Point] | Mapping[str, Prefill],
+        entry: Callable[[Timing, float], Entry],
+    ) -> Row:
+        timings = {place: _timing(layout, found) for place, found in timed.items()}
         cells = [
-            missing if timing is None else _entry(timing, number)
-            for timing, number in zip(timings, beside, strict=True)
+            Missing(bench_command(STUDY)) if timing is None else entry(timing, printed[place])
+            for place, timing in ((place, timings.get(place)) for place in places)
         ]
         return Row((name,), tuple(cells))
 
-    layers = [None if point is None else _row(layout, point) for point in columns]
-    rows = [row("one MoE layer", layers)]
-    prefills = [point.prefill for point in points.values() if point.prefill]
+    rows = [row("one MoE layer", points, _entry)]
     if prefills:
-        parts = [None if point is None else point.prefill for point in columns]
-        timed = [None if part is None else _row(layout, part) for part in parts]
-        count = prefills[0].layers
-        rows.append(row(f"prefill, {count} MoE {'layer' if count == 1 else 'layers'}", timed))
-    if any(layers):
-        ideal = [missing if t is None else Entry(t.ideal_rank) for t in layers]
-        rows.append(Row(("ideal of the layer",), tuple(ideal)))
-    notes = tuple(_notes(one, [p for p in columns if p])) if one else ()
-    return _table(layout, rows, f" ({one.kind})" if one else "", notes)
+        count = next(iter(prefills.values())).layers
+        name = f"prefill, {count} MoE {'layer' if count == 1 else 'layers'}"
+        rows.append(row(name, prefills, _entry))
+    if any(isinstance(cell, Entry) for cell in rows[0].entries):
+        rows.append(row("ideal of the layer", points, lambda timing, _: Entry(timing.ideal_rank)))
+    notes = _notes(one, [points[place] for place in places if place in points]) if one else ()
+    return _table(layout, rows, f" ({one.kind})" if one else "", tuple(notes))
 
 
 def printed_workloads(layout: WorkloadLayout, printed: Mapping[str, float]) -> Table:
     """Lay out the same table as the paper prints it."""
-    cells = tuple(Entry(printed[place]) for _, place in layout.workloads)
-    return _table(layout, [Row((layout.printed_method,), cells)])
+    cells = tuple(Entry(printed[place]) for place in layout.workloads.values())
+    return _table(layout, [Row((TITLES[layout.method],), cells)])
 
 
 def _table(
@@ -68,20 +68,18 @@ def _table(
         title=layout.title.format(kind=kind),
         caption=layout.caption,
         label_headings=("Speedup of",),
-        columns=tuple(heading for heading, _ in layout.workloads),
+        columns=tuple(layout.workloads),
         blocks=tuple(Block((row,)) for row in rows),
         decimals=layout.decimals,
         notes=notes,
     )
 
 
-def _row(layout: WorkloadLayout, timed: Point | Prefill) -> Timing | None:
-    """Return the row of the table's method, where a capacity bounds each expert."""
-    for row in timed.timings:
-        label = row.label
-        if label and (label.name, label.gamma) == (layout.method, layout.gamma):
-            return row
-    return None
+def _timing(layout: WorkloadLayout, timed: Point | Prefill) -> Timing | None:
+    """Return the timing of the table's method, where a capacity bounds each expert."""
+    wanted = (layout.method, layout.gamma)
+    found = (t for t in timed.timings if t.label and (t.label.name, t.label.gamma) == wanted)
+    return next(found, None)
 
 
 def _entry(timing: Timing, printed: float) -> Entry:
@@ -93,23 +91,28 @@ def _entry(timing: Timing, printed: float) -> Entry:
     )
 
 
-def _notes(one: Shown, points: Sequence[Point]) -> list[str]:
+def _notes(one: Shown, points: Sequence[Point]) -> Iterator[str]:
     study = one.study
     peaks = sorted({f"{point.routing.peak:.1f}" for point in points})
     timed = ", ".join(f"{point.batch} × {point.prompt}" for point in points)
-    notes = [f"{study.note}."] if study.note else [f"Measured on real ranks ({study.backend})."]
-    notes += [
+    yield f"{study.note}." if study.note else f"Measured on real ranks ({study.backend})."
+    yield (
         f"Layer {one.run.shape.name}: {one.ranks}, {one.widths}, {study.dtype}, peak load "
-        f"{' or '.join(peaks)} × mean; batch × prompt as timed: {timed}.",
-        *([f"Sizes: {study.why.rstrip('.')}."] if study.why else []),
-        *([f"Routing: {one.run.why.rstrip('.')}."] if one.run.why else []),
+        f"{' or '.join(peaks)} × mean; batch × prompt as timed: {timed}."
+    )
+    if study.why:
+        yield f"Sizes: {study.why.rstrip('.')}."
+    if one.run.why:
+        yield f"Routing: {one.run.why.rstrip('.')}."
+    yield (
         f"Medians, and in brackets quartiles, of {study.repeats} rounds on {study.machine} "
-        f"({study.path.name}).",
-        "Ideal: pairs of the fullest rank without a capacity over those with one.",
+        f"({study.path.name})."
+    )
+    yield "Ideal: pairs of the fullest rank without a capacity over those with one."
+    yield (
         f"published: what the paper prints, of {MACHINE} and other code, and in parentheses our "
         "difference to it. It does not say whether a layer or the model was timed: its number "
-        "stands beside both.",
-    ]
+        "stands beside both."
+    )
     if study.emulated:
-        notes.append("No emulation confirms or refutes a printed speedup.")
-    return notes
+        yield "No emulation confirms or refutes a printed speedup."

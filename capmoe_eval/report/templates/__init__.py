@@ -17,6 +17,8 @@ import functools
 import re
 from typing import TYPE_CHECKING
 
+from capmoe_eval.report.templates.texts import shown, text
+
 if TYPE_CHECKING:
     from jinja2 import Environment
 
@@ -72,10 +74,10 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        auto_reload=False,
         extensions=[OneLine],
     )
-    environment.filters["kind"] = _kind
-    environment.filters["md"] = _markdown
+    environment.filters |= {"kind": _kind, "md": _markdown, "shown": shown, "text": text}
     return environment
 
 

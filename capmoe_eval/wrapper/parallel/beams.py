@@ -1,4 +1,4 @@
-"""Beam search over several processes: a beam may go on from one that another process has cached."""
+"""Follow beam search over several processes, where beams change their process."""
 
 from __future__ import annotations
 
@@ -19,12 +19,7 @@ def follow_beams(cache: Any, world: World) -> None:
 
 
 def _reorder(cache: Any, world: World, beam_B: Tensor) -> None:
-    """Replace each own sequence of a cache by the one that it goes on from.
-
-    Args:
-        cache: Keys and values of own sequences.
-        world: The processes; all of them call with the same beams.
-        beam_B: Of each sequence of the whole batch, the one that it goes on from.
+    """Replace each own sequence of a cache by the one that it goes on from, ``beam_B`` of it.
 
     Raises:
         UsageError: In all of them, if a beam changes its process and the model caches more than

@@ -1,8 +1,8 @@
-"""From kept pairs to the ranks of their experts and back, in six phases.
+"""Send kept pairs to the ranks of their experts and their outputs back, in six phases.
 
 =========  =====================================================================================
 pack       the kept pairs of this rank's tokens, laid out by expert, and so by destination rank
-announce   how many pairs go to each expert: what the receivers must know
+announce   numbers of pairs for each expert, which the receivers must know
 send       the all-to-all of hidden states
 run        this rank's experts on what arrived
 send back  the all-to-all of their outputs
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from transformers.distributed.expert_parallel import EPImplementation, EPImplementationInterface
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.routing.assign import expert_load
 from capmoe_eval.wrapper.kernel import combine
 from capmoe_eval.wrapper.parallel.world import World
 from capmoe_eval.wrapper.ranks import EXPERTS_RANKS
@@ -41,34 +42,21 @@ Experts = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Packed:
-    """Kept pairs, ready to be sent.
+    """Kept pairs, ready to be sent."""
 
-    Attributes:
-        rows_PH: Hidden state of each pair's token, ordered by expert, then by token.
-        place_P: Of the pairs in token order, and in slot order for each token: their row.
-        keep_TS: Which slots are kept.
-        counts_RL: Pairs for each expert of each rank.
-    """
-
-    rows_PH: Tensor
-    place_P: Tensor
-    keep_TS: Tensor
-    counts_RL: Tensor
+    rows_PH: Tensor  # hidden state of each pair's token, ordered by expert, then by token
+    place_P: Tensor  # row of each pair, the pairs in the order of tokens and slots
+    keep_TS: Tensor  # the kept slots
+    counts_RL: Tensor  # pairs for each expert of each rank
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """Who sends how much to whom.
+    """Numbers of pairs that this rank sends and receives."""
 
-    Attributes:
-        counts_RL: Pairs that arrive from each rank for each of our experts.
-        send: Pairs that go to each rank.
-        receive: Pairs that come from each rank.
-    """
-
-    counts_RL: Tensor
-    send: list[int]
-    receive: list[int]
+    counts_RL: Tensor  # pairs that arrive from each rank for each of our experts
+    send: list[int]  # pairs that go to each rank
+    receive: list[int]  # pairs that come from each rank
 
     @property
     def n_arriving(self) -> int:
@@ -91,8 +79,7 @@ def pack(hidden_TH: Tensor, index_TS: Tensor, *, n_experts: int, size: int) -> P
     token_P = pair_P.index_select(0, order_P).div_(index_TS.shape[1], rounding_mode="floor")
     place_P = torch.empty_like(order_P)
     place_P[order_P] = torch.arange(len(order_P), device=order_P.device)
-    counts_E = torch.zeros(n_experts, dtype=torch.long, device=index_TS.device)
-    counts_E.scatter_add_(0, expert_P, torch.ones_like(expert_P))
+    counts_E = expert_load(expert_P, n_experts)
     return Packed(hidden_TH.index_select(0, token_P), place_P, keep_TS, counts_E.view(size, -1))
 
 

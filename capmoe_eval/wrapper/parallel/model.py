@@ -1,4 +1,4 @@
-"""A loaded model over several processes: its experts spread, its batches split."""
+"""Spread a loaded model's experts over processes and split its batches."""
 
 from __future__ import annotations
 
@@ -18,17 +18,11 @@ from capmoe_eval.wrapper.layers import find_moe_layers
 from capmoe_eval.wrapper.parallel.beams import follow_beams
 from capmoe_eval.wrapper.parallel.dispatch import IMPLEMENTATION, register
 from capmoe_eval.wrapper.parallel.world import World, own_rows
-from capmoe_eval.wrapper.ranks import ALONE, Ranks
+from capmoe_eval.wrapper.ranks import ALONE, ranks_in
 
-_BATCHED = (
-    "input_ids",
-    "inputs_embeds",
-    "attention_mask",
-    "position_ids",
-    "token_type_ids",
-    "labels",
-)
-"""Arguments of a forward whose first dimension is the batch."""
+# The arguments of a forward whose first dimension is the batch.
+_IDS = ("input_ids", "inputs_embeds", "position_ids", "token_type_ids")
+_BATCHED = (*_IDS, "attention_mask", "labels")
 
 
 def shard_experts(model: Any, device_type: str = "cpu") -> World:
@@ -38,10 +32,7 @@ def shard_experts(model: Any, device_type: str = "cpu") -> World:
 
     Args:
         model: A loaded transformers model with an expert-parallel plan.
-        device_type: Where the processes exchange: ``cuda`` (NCCL) or ``cpu`` (gloo).
-
-    Returns:
-        This process's place among the others.
+        device_type: ``cuda`` for exchanges by NCCL, ``cpu`` by gloo.
 
     Raises:
         UsageError: If the experts cannot be spread evenly, or the model has no plan for it.
@@ -66,11 +57,11 @@ def shard_experts(model: Any, device_type: str = "cpu") -> World:
 
 
 def distributed_config(size: int) -> Any:
-    """Return what ``from_pretrained(distributed_config=…)`` takes to load a model spread.
+    """Return the ``distributed_config`` of ``from_pretrained`` that spreads a model on loading.
 
-    Every process then reads its own experts alone. transformers has no expert parallelism over
-    whole copies of the dense part: that one is spread, too (FSDP), and put together as it runs. The
-    numbers are the same; for timing, :func:`shard_experts` leaves the dense part whole.
+    Every process then reads its own experts alone. transformers spreads the dense part, too (FSDP),
+    and gathers it as it runs. The numbers are the same; for timing, :func:`shard_experts` leaves
+    the dense part whole.
     """
     from transformers.distributed import DistributedConfig
 
@@ -84,10 +75,10 @@ def world_of(model: nn.Module) -> World:
     Raises:
         UsageError: If they are not spread by our implementation.
     """
-    ranks: Ranks = find_moe_layers(model)[0].ranks
-    if not isinstance(ranks, World):
+    worlds: list[World] = ranks_in(model)
+    if not worlds:
         raise UsageError(f"model={type(model).__name__}: its experts are not spread over processes")
-    return ranks
+    return worlds[0]
 
 
 def split_batches(model: nn.Module) -> Callable[[], None]:
@@ -95,17 +86,12 @@ def split_batches(model: nn.Module) -> Callable[[], None]:
 
     The model is then called with the same batch in every process, as if there were one, and answers
     as one; ``generate`` works, each process caching its own sequences. A beam is a sequence.
-    Sequence b of B goes to rank floor(b·R/B).
-
-    Args:
-        model: A model whose experts are spread (:func:`shard_experts`).
-
-    Returns:
-        A function that ends it.
+    Sequence b of B goes to rank floor(b·R/B). The model's experts must be spread
+    (:func:`shard_experts`); the function that is returned ends the split.
     """
     world = world_of(model)
     splitter = _Splitter(model, world)
-    # Before any hook of `capacity_aware`: that one then sees this rank's tokens alone.
+    # Registered before any hook of `capacity_aware`, which then sees this rank's tokens alone.
     handles = [
         model.register_forward_pre_hook(splitter.take, with_kwargs=True),
         model.register_forward_hook(splitter.gather),
@@ -132,16 +118,16 @@ class _Splitter:
         self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Replace the batch by this process's sequences of it."""
-        given, tokens = read_call(self._signature, args, kwargs)
+        arguments, tokens = read_call(self._signature, args, kwargs)
         world, n_sequences = self._world, len(tokens)
         self._n_sequences = n_sequences
         rows = own_rows(n_sequences, world.rank, world.size)
         world.idle = rows.start == rows.stop
         for name in _BATCHED:
-            value = given.get(name)
+            value = arguments.get(name)
             if isinstance(value, Tensor) and value.ndim > 1 and len(value) == n_sequences:
-                given[name] = world.own(value)
-        return (), given
+                arguments[name] = world.own(value)
+        return (), arguments
 
     def gather(self, _model: nn.Module, _args: Any, output: Any) -> Any:
         """Replace this process's logits by those of the whole batch; its cache stays its own.

@@ -1,4 +1,4 @@
-"""The processes of one expert-parallel group, and the few things that they tell each other."""
+"""The processes of one expert-parallel group and their exchanges."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.capacity import BatchShare
+from capmoe_eval.wrapper.ranks import Ranks
 
 # Shape suffixes: B sequences of the whole batch.
 
@@ -26,16 +27,13 @@ def own_rows(n_sequences: int, rank: int, size: int) -> slice:
     return slice(-(-rank * n_sequences // size), -(-(rank + 1) * n_sequences // size))
 
 
-class World:
-    """One process among those that share a model's experts (:class:`capmoe_eval.wrapper.Ranks`).
+class World(Ranks):
+    """One process among those that share a model's experts.
 
     Attributes:
         group: The process group; None is the default one.
-        rank: Number of this process.
-        size: Number of processes R.
         splits: Whether the model is called with the whole batch everywhere and takes its own part
-            (:func:`capmoe_eval.wrapper.parallel.split_batches`), or with that part.
-        idle: Whether the running forward is a stand-in: the batch had no sequence for this process.
+            (:func:`capmoe_eval.wrapper.parallel.model.split_batches`), or with that part.
     """
 
     def __init__(self, group: Any = None) -> None:
@@ -70,16 +68,13 @@ class World:
 
     @property
     def backend(self) -> str:
-        """What the processes exchange by: ``nccl`` or ``gloo``."""
+        """Backend of the exchanges: ``nccl`` or ``gloo``."""
         return str(dist.get_backend(self.group))
 
-    # What `capacity_aware` asks.
-
     def own(self, rows_B: Tensor) -> Tensor:
-        """Return this process's sequences of a batch that all of them were called with.
+        """Return this process's sequences of a batch; the first stands in where there are none.
 
-        Where there are none, the first sequence stands in, so that this process, too, takes part in
-        every exchange.
+        So every process takes part in every exchange.
         """
         if not self.splits:
             return rows_B
@@ -117,8 +112,6 @@ class World:
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self.group)
         return most
 
-    # What the split of a batch and the harness ask.
-
     def gather(self, rows: Tensor, n_sequences: int) -> Tensor:
         """Return the rows [B, …] of the whole batch from every process's own.
 
@@ -135,7 +128,7 @@ class World:
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
     def agree(self, what: str, text: str, device: torch.device) -> None:
-        """Make sure that all processes were asked for the same.
+        """Check that all processes were asked for the same.
 
         Raises:
             UsageError: In all of them, if they differ.

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from capmoe_eval.zoo.draw import Draw
 from capmoe_eval.zoo.miniworld import prompts, questions
-from capmoe_eval.zoo.miniworld.draw import Draw
 from capmoe_eval.zoo.miniworld.evaluation import number_triples, subject_relation
 from capmoe_eval.zoo.miniworld.lexicon import INTENTS
 from capmoe_eval.zoo.miniworld.prompts import BETWEEN, Shown

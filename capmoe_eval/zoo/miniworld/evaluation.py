@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from capmoe_eval.errors import bad_choice
+from capmoe_eval.zoo.draw import Draw
 from capmoe_eval.zoo.miniworld import questions
-from capmoe_eval.zoo.miniworld.draw import Draw
 from capmoe_eval.zoo.miniworld.lexicon import INTENT_FRAMES, INTENTS, POPULATION, SCALES, Relation
 from capmoe_eval.zoo.miniworld.questions import Row
 from capmoe_eval.zoo.miniworld.world import (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from capmoe_eval.zoo.miniworld.draw import Draw
+from capmoe_eval.zoo.draw import Draw
 from capmoe_eval.zoo.miniworld.lexicon import COUNTED, INTENT_FRAMES, INTENTS
 from capmoe_eval.zoo.miniworld.wordings import (
     BLANKS,

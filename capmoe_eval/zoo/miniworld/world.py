@@ -13,7 +13,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from capmoe_eval.zoo.miniworld.draw import Draw
+from capmoe_eval.zoo.draw import Draw
 from capmoe_eval.zoo.miniworld.lexicon import (
     ACTIONS,
     MATERIALS,

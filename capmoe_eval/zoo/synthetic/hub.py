@@ -19,88 +19,23 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import yaml
 
 from capmoe_eval.experiment.datasource import cache_directory
 from capmoe_eval.zoo.synthetic.documents import Configs, documents
 
-_STRINGS = pa.list_(pa.string())
-_CHOICES = pa.struct([("text", _STRINGS), ("label", _STRINGS)])
-#: Column types of the real data sets.
+_TEXTS = pa.list_(pa.string())
+_TYPES = {
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "text": pa.large_string(),
+    "texts": _TEXTS,
+    "choices": pa.struct([("text", _TEXTS), ("label", _TEXTS)]),
+}
+_COLUMNS = yaml.safe_load(Path(__file__).with_name("columns.yaml").read_text(encoding="utf-8"))
 _SCHEMAS = {
-    "Rowan/hellaswag": pa.schema(
-        [
-            ("ind", pa.int32()),
-            ("activity_label", pa.large_string()),
-            ("ctx_a", pa.large_string()),
-            ("ctx_b", pa.large_string()),
-            ("ctx", pa.large_string()),
-            ("endings", _STRINGS),
-            ("source_id", pa.large_string()),
-            ("split", pa.large_string()),
-            ("split_type", pa.large_string()),
-            ("label", pa.large_string()),
-        ]
-    ),
-    "allenai/ai2_arc": pa.schema(
-        [
-            ("id", pa.large_string()),
-            ("question", pa.large_string()),
-            ("choices", _CHOICES),
-            ("answerKey", pa.large_string()),
-        ]
-    ),
-    "allenai/openbookqa": pa.schema(
-        [
-            ("id", pa.large_string()),
-            ("question_stem", pa.large_string()),
-            ("choices", _CHOICES),
-            ("answerKey", pa.large_string()),
-        ]
-    ),
-    "allenai/winogrande": pa.schema(
-        [
-            ("sentence", pa.large_string()),
-            ("option1", pa.large_string()),
-            ("option2", pa.large_string()),
-            ("answer", pa.large_string()),
-        ]
-    ),
-    "aps/super_glue": pa.schema(
-        [
-            ("question", pa.large_string()),
-            ("passage", pa.large_string()),
-            ("idx", pa.int64()),
-            ("label", pa.int64()),
-        ]
-    ),
-    "baber/piqa": pa.schema(
-        [
-            ("goal", pa.large_string()),
-            ("sol1", pa.large_string()),
-            ("sol2", pa.large_string()),
-            ("label", pa.int64()),
-        ]
-    ),
-    "cais/mmlu": pa.schema(
-        [
-            ("question", pa.large_string()),
-            ("subject", pa.large_string()),
-            ("choices", _STRINGS),
-            ("answer", pa.int64()),
-        ]
-    ),
-    "mteb/banking77": pa.schema(
-        [("text", pa.large_string()), ("label", pa.int64()), ("label_text", pa.large_string())]
-    ),
-    "nyu-mll/glue": pa.schema(
-        [
-            ("sentence1", pa.large_string()),
-            ("sentence2", pa.large_string()),
-            ("label", pa.int64()),
-            ("idx", pa.int32()),
-        ]
-    ),
-    "openai/gsm8k": pa.schema([("question", pa.large_string()), ("answer", pa.large_string())]),
+    path: pa.schema([(column, _TYPES[kind]) for column, kind in columns.items()])
+    for path, columns in _COLUMNS.items()
 }
 
 
@@ -146,13 +81,7 @@ def cached_hub(name: str, content: Mapping[str, Configs], *, title: str) -> Path
 def write_hub(directory: Path) -> None:
     """Write the synthetic documents of all data sets under ``directory``.
 
-    The bytes of the files depend only on the version of pyarrow.
-
-    Args:
-        directory: The root of the layout; it is created, and files in it are replaced.
-
-    Raises:
-        OSError: If a file cannot be written.
+    The bytes of the files depend only on the version of pyarrow; see :func:`write_documents`.
     """
     write_documents(directory, documents(), title="synthetic stand-in")
 

@@ -1,4 +1,4 @@
-"""Build tiny Mixture-of-Experts models: transformers' own classes with small random weights.
+"""Build tiny MoE models: transformers' own classes with small random weights.
 
 They are **untrained** and score as chance does. With them every command of the suite runs anywhere
 in seconds. Their routing is skewed like that of trained models, so that a capacity drops tokens.
@@ -6,20 +6,13 @@ in seconds. Their routing is skewed like that of trained models, so that a capac
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch import nn
-from transformers import (
-    AutoModelForCausalLM,
-    DeepseekV2Config,
-    MixtralConfig,
-    OlmoeConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-    Qwen2MoeConfig,
-    Qwen3MoeConfig,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from capmoe_eval.errors import bad_choice
 
@@ -36,92 +29,10 @@ _SHARPNESS = 1.25
 # With random weights the experts contribute little to a block's output; doubled, drops show.
 _EXPERT_GAIN = 2.0
 
-_HIDDEN = 64
-_COMMON: dict[str, Any] = {
-    "hidden_size": _HIDDEN,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": MAX_POSITIONS,
-    "bos_token_id": END_OF_TEXT_ID,
-    "eos_token_id": END_OF_TEXT_ID,
-    "pad_token_id": PADDING_ID,
-    "tie_word_embeddings": False,
-    # A linear map of unit-variance input then has unit-variance output at any width; with the usual
-    # 0.02 and a width of 64 the blocks would add next to nothing to the residual stream.
-    "initializer_range": _HIDDEN**-0.5,
-}
-#: The fields that differ between families. Each keeps the ratio E/K of its original (in brackets).
-_FAMILIES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
-    # 32/4 [OLMoE-1B-7B: 64/8]; weights are not normalised over the top-k.
-    "olmoe": (
-        OlmoeConfig,
-        {
-            "intermediate_size": 32,
-            "num_key_value_heads": 4,
-            "num_experts": 32,
-            "num_experts_per_tok": 4,
-            "norm_topk_prob": False,
-        },
-    ),
-    # 30/2 [Qwen1.5-MoE-A2.7B: 60/4]: divisible by six ranks; a gated shared expert.
-    "qwen2_moe": (
-        Qwen2MoeConfig,
-        {
-            "moe_intermediate_size": 32,
-            "shared_expert_intermediate_size": 128,
-            "num_key_value_heads": 4,
-            "num_experts": 30,
-            "num_experts_per_tok": 2,
-            "norm_topk_prob": False,
-        },
-    ),
-    # 32/2 [Qwen3-30B-A3B: 128/8]; weights are normalised over the top-k; grouped-query attention.
-    "qwen3_moe": (
-        Qwen3MoeConfig,
-        {
-            "moe_intermediate_size": 32,
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-            "num_experts": 32,
-            "num_experts_per_tok": 2,
-            "norm_topk_prob": True,
-        },
-    ),
-    # 32/3 [DeepSeek-V2-Lite: 64/6]; two shared experts, a dense first layer, latent attention
-    # without query compression.
-    "deepseek_v2": (
-        DeepseekV2Config,
-        {
-            "intermediate_size": 128,
-            "moe_intermediate_size": 32,
-            "num_hidden_layers": 4,
-            "first_k_dense_replace": 1,
-            "n_routed_experts": 32,
-            "n_shared_experts": 2,
-            "num_experts_per_tok": 3,
-            "norm_topk_prob": False,
-            "routed_scaling_factor": 1.0,
-            "topk_method": "greedy",
-            "q_lora_rank": None,
-            "kv_lora_rank": 32,
-            "qk_nope_head_dim": 16,
-            "qk_rope_head_dim": 8,
-            "v_head_dim": 16,
-        },
-    ),
-    # 8/2 [Mixtral-8x7B: 8/2]; weights are always normalised over the top-k.
-    "mixtral": (
-        MixtralConfig,
-        {
-            "intermediate_size": 64,
-            "num_key_value_heads": 2,
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-        },
-    ),
-}
-#: The families that have a tiny model.
+_CONFIGS = yaml.safe_load(Path(__file__).with_name("tiny_models.yaml").read_text(encoding="utf-8"))
+_FAMILIES: dict[str, dict[str, Any]] = _CONFIGS["families"]
 TINY_FAMILIES = tuple(_FAMILIES)
+"""The families that have a tiny model, by transformers' ``model_type``."""
 
 
 def tiny_config(family: str, vocab_size: int, **changes: Any) -> PretrainedConfig:
@@ -137,8 +48,16 @@ def tiny_config(family: str, vocab_size: int, **changes: Any) -> PretrainedConfi
     """
     if family not in _FAMILIES:
         raise bad_choice("family", family, TINY_FAMILIES)
-    config_class, own = _FAMILIES[family]
-    return config_class(vocab_size=vocab_size, **{**_COMMON, **own, **changes})
+    fields = {
+        "vocab_size": vocab_size,
+        "max_position_embeddings": MAX_POSITIONS,
+        "bos_token_id": END_OF_TEXT_ID,
+        "eos_token_id": END_OF_TEXT_ID,
+        "pad_token_id": PADDING_ID,
+    }
+    fields |= _CONFIGS["common"] | _FAMILIES[family] | changes
+    config: PretrainedConfig = AutoConfig.for_model(family, **fields)
+    return config
 
 
 def tiny_model(

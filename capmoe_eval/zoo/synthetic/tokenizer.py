@@ -1,4 +1,4 @@
-"""Train a small byte-level tokenizer on the synthetic documents when it is first needed."""
+"""Train a small byte-level tokenizer on the synthetic documents."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ import pytest
 from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.report.figures import command
 from capmoe_eval.report.figures.catalogue import get_figure
-from capmoe_eval.report.figures.spec import StudySpec
 from capmoe_eval.report.figures.studies import FigureStudies, gather_study
 from capmoe_eval.report.figures.write import render
 from tests.experiment.timings import files
@@ -25,9 +24,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def evidence(name: str, folder: Path) -> FigureStudies:
-    spec = get_figure(name)
-    assert isinstance(spec, StudySpec)
-    return gather_study(spec, read_bench(folder), "zoo")
+    return gather_study(get_figure(name), read_bench(folder), "zoo")
 
 
 def numbers(name: str, folder: Path) -> dict[str, Any]:

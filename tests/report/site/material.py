@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,16 @@ def odd_cell(model: str = HOSTILE, task: str = "piqa", **method: Any) -> Cell:
     )
 
 
-def write_figure(
-    folder: Path, name: str, about: Mapping[str, Any] | None, drawn: bool = True
-) -> None:
+COMPLETE = {"records": 0, "of": 3, "commands": []}
+ABOUT = {"place": "", "caption": "", "notes": [], "missing": COMPLETE}
+
+
+def write_figure(folder: Path, name: str, about: dict[str, Any] | None, drawn: bool = True) -> None:
     """Write what a figure consists of."""
     folder.mkdir(parents=True, exist_ok=True)
     if about is not None:
-        (folder / f"{name}.json").write_text(json.dumps(about), encoding="utf-8")
+        text = json.dumps(ABOUT | {"title": name} | about)
+        (folder / f"{name}.json").write_text(text, encoding="utf-8")
     if drawn:
         svg = '<svg xmlns="http://www.w3.org/2000/svg" width="90" height="40"></svg>'
         (folder / f"{name}.svg").write_text(svg, encoding="utf-8")
@@ -45,7 +47,7 @@ def ledger(record_path: str) -> dict[str, Any]:
         "low": 0.5,
         "high": 2.0,
         "unit": "points",
-        "records": [0, 7],
+        "records": [0, 1],
     }
     finding = {"source": "measured", "outcome": "holds", "text": "by 1.25", "details": [detail]}
     first = {
@@ -62,7 +64,7 @@ def ledger(record_path: str) -> dict[str, Any]:
     }
     second = {**first, "id": "two", "verdict": "not testable here", "kind": "number"}
     second |= {"published": None, "findings": [], "version": "v1"}
-    return {"profile": "zoo", "records": [record_path], "claims": [first, second, "not a claim"]}
+    return {"profile": "zoo", "records": [record_path, "none.json"], "claims": [first, second]}
 
 
 REPLICATION: dict[str, Any] = {

@@ -8,16 +8,19 @@ from pathlib import Path
 import pytest
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.paper.layout import Layout
+from capmoe_eval.paper.layout import Layout, SettingsLayout
 from capmoe_eval.paper.printed import lookup, printed_rows
-from capmoe_eval.paper.tables import LAYOUTS, TABLE5, TABLES
-from capmoe_eval.report.tables.fill import Measured, fill
-from capmoe_eval.report.tables.published import Printed, published_table
+from capmoe_eval.paper.tables import LAYOUTS, TABLES, find_layout
+from capmoe_eval.report.tables.entries import Measured
+from capmoe_eval.report.tables.fill import fill
+from capmoe_eval.report.tables.published import published_table
 from capmoe_eval.report.tables.render import to_markdown
-from capmoe_eval.report.tables.settings import TaskSettings, settings_table
+from capmoe_eval.report.tables.settings import settings_table
 from capmoe_eval.report.tables.table import Entry, Table, Text
 
 GOLDEN = Path(__file__).parent / "golden"
+TABLE5 = find_layout("table5")
+assert isinstance(TABLE5, SettingsLayout)
 
 
 def rendered_rows(table: Table) -> list[list[str]]:
@@ -130,7 +133,7 @@ def test_runs_that_measure_the_papers_numbers_give_the_papers_table(layout: Layo
     slots = [
         dataclasses.replace(slot, symbols={"2k": 16, "3k": 24}) for slot in layout.paper_models
     ]
-    table = fill(layout, slots, Measured(results, printed=Printed()))
+    table = fill(layout, slots, Measured(results).row)
     rows = [row for row in rendered_rows(table) if "_published_" not in row]
     golden = golden_rows(layout.name, layout.version)
     assert [row[:-1] for row in rows[1:]] == [row[:-1] for row in golden[1:]]
@@ -213,15 +216,12 @@ def test_no_gamma_is_said_where_the_paper_says_none() -> None:
     assert any("states no γ" in note for note in notes)
 
 
-SETTINGS = {
-    setting.task: TaskSettings(
-        setting.shots,
-        {"Accuracy": "acc", "Accuracy (Norm)": "acc_norm", "Exact Match": "exact_match"}[
-            setting.metric
-        ],
-    )
-    for setting in TABLE5.settings
-}
+def setting(fewshot: int | None, metric: str, answers: str = "none") -> dict[str, object]:
+    return {"fewshot": fewshot, "metric": metric, "filter": answers}
+
+
+KEYS = {printed: key for key, printed in TABLE5.metrics.items()}
+SETTINGS = {one.task: setting(one.shots, KEYS[one.metric]) for one in TABLE5.settings}
 
 
 def test_settings_stand_beside_the_printed_ones() -> None:
@@ -233,8 +233,8 @@ def test_settings_stand_beside_the_printed_ones() -> None:
 
 def test_settings_that_differ_are_told() -> None:
     ours = SETTINGS | {
-        "boolq": TaskSettings(None, "acc"),
-        "gsm8k": TaskSettings(5, "f1", "strict-match"),
+        "boolq": setting(None, "acc"),
+        "gsm8k": setting(5, "f1", "strict-match"),
     }
     table = settings_table(TABLE5, ours)
     assert table.notes == (

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.report.tables.measured import measured_table
 from capmoe_eval.report.tables.render import to_csv, to_html, to_latex, to_markdown
 from capmoe_eval.report.tables.table import Entry, Missing
@@ -67,7 +66,7 @@ def test_a_workload_that_is_missing(tmp_path: Path) -> None:
     del content["runs"][0]["points"][3]
     del content["runs"][0]["points"][0]["prefill"]
     files.write(tmp_path, content)
-    table, _ = measured_table("table10", bench=read_bench(tmp_path))
+    table, _ = measured_table("table10", bench=tmp_path)
     missing = [
         [isinstance(entry, Missing) for entry in row.entries].count(True) for row in table.rows
     ]

@@ -1,4 +1,4 @@
-"""What the ranks compute, and what one process computes for comparison."""
+"""Compute the same cases on ranks and, for comparison, in one process."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ EDGE_METHODS = (
 
 def model(family: str, size: int) -> PreTrainedModel:
     """Return a tiny model whose experts can be spread over that many ranks."""
-    _, settings = models._FAMILIES["qwen2_moe"]
+    settings = models._FAMILIES["qwen2_moe"]
     fits = {} if family != "qwen2_moe" or 30 % size == 0 else {"num_experts": 28}
     with mock.patch.dict(settings, fits):
         return tiny_model(family, vocab_size=VOCABULARY, seed=1)

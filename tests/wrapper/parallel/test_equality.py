@@ -22,14 +22,14 @@ def size(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(scope="module")
 def ranks(size: int, launch: Launch) -> list[Results]:
-    """What every rank computed."""
+    """Return the results of every rank."""
     directory, _ = launch(size)
     return [torch.load(directory / f"{rank}.pt") for rank in range(size)]
 
 
 @pytest.fixture(scope="module")
 def emulated(size: int) -> dict[str, Results]:
-    """What one process computes."""
+    """Return the results of one process."""
     return {
         family: cases.everything(family, cases.model(family, size), size)
         for family in cases.FAMILIES

@@ -1,4 +1,4 @@
-"""Which sequences are whose, and the emulation's groups from a rank's part of a batch."""
+"""Sequences are shared out evenly, and a rank's part of a batch gives the emulation's groups."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from itertools import islice
 import pytest
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.zoo.draw import Draw
 from capmoe_eval.zoo.miniworld.corpus import corpus
-from capmoe_eval.zoo.miniworld.draw import Draw
 from capmoe_eval.zoo.miniworld.evaluation import documents, number_triples
 from capmoe_eval.zoo.miniworld.lexicon import ACTIONS, MATERIALS, RELATIONS, SCALES, THINGS, TOOLS
 from capmoe_eval.zoo.miniworld.tokenizer import miniworld_tokenizer

@@ -1,0 +1,239 @@
+"""The entries of a table's rows, from finished evaluations."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.commands import override, row_command
+from capmoe_eval.experiment.datasource import EMBEDDED
+from capmoe_eval.experiment.record import Record
+from capmoe_eval.paper.layout import Asked, Layout, ModelSlot, RowSpec
+from capmoe_eval.report.tables.published import printed_row
+from capmoe_eval.report.tables.table import Entry, Missing, PairedTest, Published
+
+if TYPE_CHECKING:
+    from capmoe_eval.paper.pairing import Floats
+
+_BASELINE = Asked("baseline", None, {})
+
+
+class Measured:
+    """Entries from finished evaluations.
+
+    Several seeds of one cell are averaged. They saw the same documents, so the sampling error does
+    not shrink with their number: it is the mean of their standard errors, to which the standard
+    error of the mean over seeds is added in quadrature. One seed alone shows no spread between
+    seeds. The average over n tasks is missing where a task is, and its standard error is
+    sqrt(Σ se²) / n: the tasks share no documents. Where they do (``Layout.same_documents``) it is
+    the mean of theirs, an upper bound.
+
+    Each entry is compared with the same model's baseline on the same documents
+    (:mod:`capmoe_eval.paper.pairing`); what the paper prints for the same model stands
+    beside it, unless the documents are embedded ones.
+
+    Args:
+        records: Any evaluations; those which no row asks for are passed over.
+        overrides: Further words for the commands that fill missing entries.
+        seeds: The seeds which they ask for where a method is random.
+    """
+
+    def __init__(
+        self, records: Iterable[Record], overrides: Sequence[str] = (), seeds: Sequence[int] = (0,)
+    ) -> None:
+        self._overrides = tuple(overrides)
+        self._seeds = tuple(seeds)
+        self._found: defaultdict[tuple[object, ...], list[Record]] = defaultdict(list)
+        for record in records:
+            key = (record.model, record.method, record.gamma, record.task)
+            self._found[key].append(record)
+
+    def row(
+        self, layout: Layout, slot: ModelSlot, spec: RowSpec, gamma: float | None
+    ) -> list[Entry | Missing]:
+        """Return a row's entries, see :data:`capmoe_eval.report.tables.fill.RowSource`.
+
+        One command fills all that is missing in a row, so that a checkpoint is loaded once.
+
+        Raises:
+            UsageError: If two evaluations claim one entry and no seed tells them apart, if the
+                seeds of one entry have different knobs or saw different numbers of documents, or
+                if a number is not finite.
+        """
+        asked = Asked.of(slot, spec, gamma)
+        found = [self._runs(slot, asked, column.task) for column in layout.tasks]
+        absent = [column.task for column, runs in zip(layout.tasks, found, strict=True) if not runs]
+        missing = Missing(
+            row_command(
+                slot.key,
+                spec.method,
+                gamma,
+                spec.knobs_on(slot),
+                absent,
+                seeds=self._seeds,
+                overrides=self._overrides,
+            )
+        )
+        cells = [_entry(runs, layout.scale) if runs else missing for runs in found]
+        if layout.average is not None:
+            tasks = [cell for cell in cells if isinstance(cell, Entry)]
+            cells.append(missing if absent else _average(tasks, layout.same_documents))
+        if asked != _BASELINE:
+            baselines = [self._runs(slot, _BASELINE, column.task) for column in layout.tasks]
+            cells = _tested(cells, found, baselines, layout)
+        if all(record.data not in EMBEDDED for runs in found for record in runs):
+            cells = _beside(cells, layout, slot, spec, gamma)
+        return cells
+
+    def _runs(self, slot: ModelSlot, asked: Asked, task: str) -> list[Record]:
+        found = self._found.get((slot.key, asked.method, asked.gamma, task), [])
+        return [record for record in found if asked.fits(record.knobs)]
+
+
+def _entry(runs: Sequence[Record], scale: float) -> Entry | Missing:
+    """Return one entry for all evaluations of one cell and task; see :class:`Measured`."""
+    for run in runs:
+        if not math.isfinite(run.value + (run.stderr or 0.0)):
+            raise UsageError(f"not a number: {_describe(run, run)}; run it again")
+    for one, other in itertools.combinations(runs, 2):
+        names = f"{_describe(one, other)} and {_describe(other, one)}"
+        if one.seed == other.seed or None in (one.seed, other.seed):
+            raise UsageError(f"two results for one entry: {names}; keep one")
+        if one.knobs != other.knobs:
+            raise UsageError(
+                f"seeds of one entry have different settings: {names}; keep one setting"
+            )
+        if one.n != other.n:
+            raise UsageError(
+                f"seeds of one entry saw different documents: {names}; run them with the same limit"
+            )
+    values = [run.value for run in runs]
+    errors = [run.stderr for run in runs if run.stderr is not None]
+    stderr = None
+    if len(errors) == len(values):
+        spread = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+        stderr = scale * math.hypot(statistics.fmean(errors), spread)
+    by_seed = sorted(runs, key=lambda run: run.seed or 0)
+    return Entry(
+        value=scale * statistics.fmean(values),
+        stderr=stderr,
+        seeds=tuple(run.seed for run in by_seed if run.seed is not None),
+        documents=runs[0].n,
+        records=tuple(by_seed),
+    )
+
+
+def _describe(run: Record, other: Record) -> str:
+    """Return what an evaluation is, with the knobs in which it differs from another."""
+    told = (
+        f"[model={run.model} method={run.method} gamma={run.gamma} task={run.task} "
+        f"seed={run.seed}: {run.value:.4f} ± {run.stderr}, n={run.n}]"
+    )
+    knobs = [override(k, v) for k, v in run.knobs.items() if other.knobs.get(k) != v]
+    return f"{told} with {' '.join(knobs)}" if knobs else told
+
+
+def _average(entries: Sequence[Entry], same_documents: bool) -> Entry:
+    return Entry(
+        value=statistics.fmean(entry.value for entry in entries),
+        stderr=_error_of_mean([entry.stderr for entry in entries], same_documents),
+    )
+
+
+def _error_of_mean(errors: Sequence[float | None], same_documents: bool) -> float | None:
+    """Return the standard error of a mean over tasks, or None where one of theirs is not known."""
+    known = [error for error in errors if error is not None]
+    if len(known) < len(errors):
+        return None
+    return statistics.fmean(known) if same_documents else math.hypot(*known) / len(known)
+
+
+def _tested(
+    cells: Sequence[Entry | Missing],
+    found: Sequence[Sequence[Record]],
+    baselines: Sequence[Sequence[Record]],
+    layout: Layout,
+) -> list[Entry | Missing]:
+    """Compare a row's entries, and its average if it has one, with the baseline's."""
+    from capmoe_eval.paper.pairing import by_document
+
+    tasks = [_differences(*sides) for sides in zip(found, baselines, strict=True)]
+    samples: list[Sequence[Floats] | str] = [
+        task if isinstance(task, str) else [task] for task in tasks
+    ]
+    if layout.average is not None:
+        paired = [task for task in tasks if not isinstance(task, str)]
+        if len(paired) < len(tasks):
+            samples.append("a task has no paired test")
+        else:
+            samples.append(by_document(paired) if layout.same_documents else paired)
+    return [
+        cell if isinstance(cell, Missing) else _compared(cell, sample, layout.scale)
+        for cell, sample in zip(cells, samples, strict=True)
+    ]
+
+
+def _differences(runs: Sequence[Record], baseline: Sequence[Record]) -> Floats | str:
+    """Return each document's difference to the baseline [documents], or why there is none."""
+    from capmoe_eval.paper.pairing import Unpaired, pair
+
+    if len(baseline) != 1:
+        return "the baseline is missing"
+    found = pair([run.documents for run in runs], [baseline[0].documents])
+    if isinstance(found, Unpaired):
+        return f"not paired with the baseline: {found.reason}"
+    return found.differences
+
+
+def _compared(entry: Entry, sample: Sequence[Floats] | str, scale: float) -> Entry:
+    """Return an entry with its paired test, or with why it has none."""
+    from capmoe_eval.paper.statistics import sign_flip
+
+    if isinstance(sample, str):
+        return dataclasses.replace(entry, untested=sample)
+    effect = scale * statistics.fmean(float(task.mean()) for task in sample)
+    return dataclasses.replace(entry, test=PairedTest(effect, sign_flip(sample)))
+
+
+def _beside(
+    cells: list[Entry | Missing],
+    layout: Layout,
+    slot: ModelSlot,
+    spec: RowSpec,
+    gamma: float | None,
+) -> list[Entry | Missing]:
+    """Put what the paper prints for the same model beside a row's entries."""
+    try:
+        paper = next(model for model in layout.paper_models if model.key == slot.key)
+        printed = [entry.value for entry in printed_row(layout, paper, spec, gamma)]
+    except (StopIteration, LookupError):  # another model, or a γ that the paper did not take
+        return cells
+    errors = [_sampling_error(*pair, layout.scale) for pair in zip(cells, printed, strict=True)]
+    if layout.average is not None:
+        errors[-1] = _error_of_mean(errors[:-1], layout.same_documents)
+    return [
+        cell if isinstance(cell, Missing) else _with_printed(cell, number, error)
+        for cell, number, error in zip(cells, printed, errors, strict=True)
+    ]
+
+
+def _sampling_error(cell: Entry | Missing, printed: float, scale: float) -> float | None:
+    """Return the standard error of a printed share, had it been measured on our documents."""
+    if isinstance(cell, Missing) or not cell.documents:
+        return None
+    share = printed / scale
+    return scale * math.sqrt(share * (1 - share) / cell.documents)
+
+
+def _with_printed(entry: Entry, printed: float, sampling_error: float | None) -> Entry:
+    difference, error = entry.value - printed, 0.0
+    if entry.stderr is not None and sampling_error is not None:
+        error = math.hypot(entry.stderr, sampling_error)
+    published = Published(printed, difference, difference / error if error else None)
+    return dataclasses.replace(entry, published=published)

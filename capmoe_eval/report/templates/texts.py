@@ -1,0 +1,74 @@
+"""Numbers and JSON values as texts, and texts escaped for Markdown and LaTeX."""
+
+from __future__ import annotations
+
+import json
+import re
+from types import MappingProxyType
+from typing import Final
+
+from capmoe_eval.experiment.names import NO_LIMIT
+
+ABSENT: Final = "—"
+_LATEX: Final = MappingProxyType(
+    {
+        "\\": r"\textbackslash{}",
+        "&": r"\&",
+        "%": r"\%",
+        "$": r"\$",
+        "#": r"\#",
+        "_": r"\_",
+        "{": r"\{",
+        "}": r"\}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        # Bare, these two would be read as arguments of the line break before them.
+        "[": "{[}",
+        "*": "{*}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        "γ": r"$\gamma$",
+        NO_LIMIT: r"$+\infty$",
+        "∞": r"$\infty$",
+        "×": r"$\times$",
+        "±": r"$\pm$",
+        "−": r"$-$",
+        "▼": r"$^{\dagger}$",
+        "▲": r"$^{\ddagger}$",
+        "–": "--",
+        "—": "---",
+    }
+)
+_SPECIAL: Final = re.compile("|".join(re.escape(s) for s in sorted(_LATEX, key=len, reverse=True)))
+
+
+def one_line(text: str) -> str:
+    """Return a text with every white space as one blank."""
+    return " ".join(text.split())
+
+
+def markdown(text: str) -> str:
+    """Return a text of one line that Markdown shows as it is."""
+    return re.sub(r"([\\`*_\[\]<>|&~])", r"\\\1", one_line(text))
+
+
+def latex(text: str) -> str:
+    """Return a text of one line that LaTeX shows as it is."""
+    return _SPECIAL.sub(lambda match: _LATEX[match.group()], one_line(text))
+
+
+def shown(number: float | None, pattern: str = "{:g}", scale: float = 1.0) -> str:
+    """Return a number as text, or a dash where there is none."""
+    return ABSENT if number is None else pattern.format(scale * number).replace("-", "−")
+
+
+def text(value: object) -> str:
+    """Return any JSON value as words."""
+    if value is None:
+        return ABSENT
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (dict, list)):
+        return json.dumps(value, ensure_ascii=False)
+    return str(value)
