@@ -36,10 +36,18 @@ def _cell(identity: dict[str, object]) -> Cell:
 
 
 class Documents(_Part):
-    """The hash over the documents of a (sub)task, and each document's score in their order."""
+    """The hash over the documents of a (sub)task, and lists with an entry for each of them."""
 
     documents: str
     correct: Annotated[list[float], Field(min_length=1)]
+    batches: list[Count] | None = None
+    """The first batch that computed each document; None where it is not known."""
+
+    @model_validator(mode="after")
+    def _as_long(self) -> Documents:
+        if self.batches is not None and len(self.batches) != len(self.correct):
+            raise ValueError(f"{len(self.batches)} batches for {len(self.correct)} scores")
+        return self
 
 
 class Load(_Part):

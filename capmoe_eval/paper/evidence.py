@@ -203,14 +203,16 @@ class Evidence:
             if side.gamma == "matched"
             for model in self.models
         }
-        texts = [
+        shares = [
             f"{model} γ={found[0]:g} drops {found[1]:.1%}, Expert Drop {found[2]:.1%}"
             for model, found in matched.items()
             if found
         ]
         left_out = self.left_out(first, second)
-        alone = [f"{model} is left out: it has one expert per device" for model in left_out]
-        return "; ".join(texts + alone)
+        texts = [f"the nearest shares are: {'; '.join(shares)}"] if shares else []
+        if left_out:
+            texts.append(f"left out, with one expert per device: {', '.join(left_out)}")
+        return "; ".join(texts)
 
     def left_out(self, first: Side, second: Side) -> list[str]:
         """Return the models of which a device has one expert, where only one side is of devices."""
@@ -220,21 +222,26 @@ class Evidence:
         layers = {model: records[0].layers[0] for model, records in self._by_model.items()}
         return [m for m, home in homes.items() if home and layers[m].n_experts <= home.ep_size]
 
-    def _matched(self, side: Side, model: str) -> tuple[float, float, float] | None:
+    def dropped(self, sides: Sequence[Side], model: str) -> list[float]:
+        """Return the share of pairs that each side drops, over the tasks that all have, if any."""
+        found = [self.find(side, model) for side in sides]
+        tasks = [task for task in found[0] if all(task in of for of in found)]
+        return [
+            fmean(record.load.drop_rate for task in tasks for record in of[task])
+            for of in found
+            if tasks
+        ]
+
+    def _matched(self, side: Side, model: str) -> tuple[float, ...] | None:
         """Return the γ with the share of pairs dropped nearest to Expert Drop's, and both shares.
 
-        Shares are means over the tasks that both have; of equally near γ it is the lowest.
+        Of equally near γ it is the lowest.
         """
-        expert = self.find(Side(method="expert_drop", batches=side.batches), model)
-        found: list[tuple[float, float, float]] = []
+        expert, found = Side(method="expert_drop", batches=side.batches), []
         for gamma in self.gammas(side, model):
-            records = self.find(side.model_copy(update={"gamma": gamma}), model)
-            if tasks := sorted(records.keys() & expert.keys()):
-                dropped, removed = (
-                    fmean(record.load.drop_rate for task in tasks for record in of[task])
-                    for of in (records, expert)
-                )
-                found.append((gamma, dropped, removed))
+            own = side.model_copy(update={"gamma": gamma})
+            if shares := self.dropped((own, expert), model):
+                found.append((gamma, *shares))
         return min(found, key=lambda shares: abs(shares[1] - shares[2]), default=None)
 
     def home(self, model: str) -> Home | None:

@@ -119,7 +119,7 @@ def only_here(outcome: Outcome, findings: Sequence[Finding]) -> bool:
     """
     decided = [found.conditional for found in findings if found.outcome is outcome]
     if outcome is Outcome.FAILS:
-        return all(decided)
+        return bool(decided) and all(decided)
     return outcome is Outcome.HOLDS and any(decided)
 
 

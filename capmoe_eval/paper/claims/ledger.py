@@ -15,7 +15,7 @@ from capmoe_eval.paper.claims.entries import Check, Entry
 from capmoe_eval.paper.claims.result import CheckResult
 from capmoe_eval.paper.contrasts import Contrast, judge, read_contrasts
 from capmoe_eval.paper.evidence import Evidence
-from capmoe_eval.paper.replication.measures import MEASURES
+from capmoe_eval.paper.measures import MEASURES
 from capmoe_eval.paper.verdicts import (
     INCONSISTENT,
     NOT_MEASURED,
@@ -193,11 +193,11 @@ def _number(found: Finding) -> str:
 def _sentence(asked: Contrast, found: Finding) -> str:
     models = f"{len(found.models)} model{'s' * (len(found.models) != 1)}"
     p = "" if found.p is None else f"p = {found.p:.3g}, "
-    wide = "one model" if found.wide is None else f"[{found.wide[0]:+.2f}, {found.wide[1]:+.2f}]"
+    wide = "" if found.wide is None else "over models [{:+.2f}, {:+.2f}], ".format(*found.wide)
     note = f" ({found.note})" if found.note else ""
     return (
         f"{found.label}: {found.effect:+.2f} points [{found.low:+.2f}, {found.high:+.2f}], "
-        f"over models {wide}, {p}{models}, {found.documents:,} documents; "
+        f"{wide}{p}{models}, {found.documents:,} documents; "
         f"asked {asked.expect}: {found.outcome.value}{note}"
     )
 

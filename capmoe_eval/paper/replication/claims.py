@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter
 from capmoe_eval.paper.contrasts import Contrast, judge, read_contrasts
 from capmoe_eval.paper.evidence import Evidence, not_paired
 from capmoe_eval.paper.margins import margins
-from capmoe_eval.paper.replication.measures import MEASURES, Measure
+from capmoe_eval.paper.measures import MEASURES, Measure
 from capmoe_eval.paper.verdict_file import WrittenClaim, WrittenFinding, WrittenMargin
 from capmoe_eval.paper.verdicts import ONLY_HERE, WORD, Finding, deciding, only_here, weigh
 

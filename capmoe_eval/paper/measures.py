@@ -11,7 +11,6 @@ from functools import cache
 from typing import Any, Final, Literal
 
 from capmoe_eval.experiment.names import gamma_suffix
-from capmoe_eval.paper.claims.loads import LoadQuestion, load_values
 from capmoe_eval.paper.contrasts import Expectation
 from capmoe_eval.paper.evidence import Batches, Evidence, Side, not_paired
 from capmoe_eval.paper.pairing import Unpaired, pair
@@ -24,8 +23,8 @@ CHANGED: Final = 1.0
 def removed(evidence: Evidence) -> list[Finding]:
     """Expert Drop removes fewer of the router's assignments than Token Drop at its own γ."""
     token, expert = Side(method="score", gamma="own"), Side(method="expert_drop")
-    question = LoadQuestion(quantity="drop_rate", of=token, against=expert, above=0)
-    shares = {m: 100 * value for m, (value, _) in load_values(question, evidence).items()}
+    found = {model: evidence.dropped((token, expert), model) for model in evidence.models}
+    shares = {model: 100 * (both[0] - both[1]) for model, both in found.items() if both}
     outcomes = {m: Outcome.HOLDS if share > 0 else Outcome.FAILS for m, share in shares.items()}
     label = "share removed: score own γ − expert drop"
     return [_by_model(label, "% of assignments", shares, outcomes)]
