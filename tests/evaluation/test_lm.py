@@ -160,11 +160,12 @@ def test_every_document_names_the_first_batch_that_computed_it(
     n_choice = len(computed)
     prompts = [f"{context} {answer}" for (context, _), answer in zip(pairs, "abcde", strict=True)]
     settings = {"until": ["\n\n"], "do_sample": False}
-    asked_twice = [  # requests with other settings are in other batches
-        Instance("generate_until", {}, (prompt, settings | {"max_gen_toks": 2 + n % 2}), 0, about)
+    # As lm-eval repeats a request; those with other settings are in other batches.
+    asked_twice = [
+        request
         for n, prompt in enumerate(prompts)
-        for about in [("generation", n, 2)]
-        for _ in range(2)
+        for to in [settings | {"max_gen_toks": 2 + n % 2}]
+        for request in [Instance("generate_until", {}, (prompt, to), 0, ("generation", n, 2))] * 2
     ]
     lm.generate_until(asked_twice)
     expected = {
