@@ -20,8 +20,7 @@ from capmoe_eval.evaluation.run import run as run_plans
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.selection import composed
-from capmoe_eval.experiment.timings.quartiles import Spread
-from capmoe_eval.experiment.timings.targets import Target
+from capmoe_eval.experiment.timings.spread import Spread, Target
 
 _LINEAR = 1.10  # cost that grows by a tenth more than its cause is not called linear
 _FLAT = 1.02  # memory of the last cells over that of the first

@@ -18,9 +18,8 @@ from capmoe_eval.bench.ep.skew import skewed_logits
 from capmoe_eval.bench.listings import expanded_drop, token_drop
 from capmoe_eval.bench.live import peak_bytes
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.timings.quartiles import Spread
 from capmoe_eval.experiment.timings.schema import Shape
-from capmoe_eval.experiment.timings.targets import Target
+from capmoe_eval.experiment.timings.spread import Spread, Target
 from capmoe_eval.routing.assign import Assignment, Scores, assign
 from capmoe_eval.routing.capacity import TokenGroups, experts_per_rank, group_tokens
 from capmoe_eval.routing.method import Method
@@ -84,9 +83,8 @@ class _Problem:
         score_TE, topk_TK = self.scores.score_TE, self.scores.topk_TK
         local = score_TE.shape[1] // self.ranks
         maps = []
-        for rank, own in enumerate(
-            zip(score_TE.chunk(self.ranks), topk_TK.chunk(self.ranks), strict=True)
-        ):
+        chunks = zip(score_TE.chunk(self.ranks), topk_TK.chunk(self.ranks), strict=True)
+        for rank, own in enumerate(chunks):
             if name == "score":
                 maps.append(token_drop(*own, 1.0))
             else:

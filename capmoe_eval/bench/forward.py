@@ -16,7 +16,7 @@ from capmoe_eval.bench.ep.skew import check_peak
 from capmoe_eval.bench.options import RANKS
 from capmoe_eval.bench.skewed_model import skewed_model
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.timings.targets import Target
+from capmoe_eval.experiment.timings.spread import Target
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.session import capacity_aware
 

@@ -20,17 +20,11 @@ _HEAD = 64  # size of an attention head
 
 @dataclass(frozen=True)
 class SkewedModel:
-    """A model, a batch for it, and how uneven its routing of the batch is.
+    """A model, a batch for it, and how uneven its routing of the batch is."""
 
-    Attributes:
-        model: Ready to run, on its device.
-        tokens_BS: The batch; no padding.
-        peaks: The highest load of an expert over the mean load, layer by layer.
-    """
-
-    model: Any
-    tokens_BS: Tensor
-    peaks: list[float]
+    model: Any  # ready to run, on its device
+    tokens_BS: Tensor  # the batch; no padding
+    peaks: list[float]  # the highest load of an expert over the mean load, layer by layer
 
 
 @torch.no_grad()
@@ -49,15 +43,8 @@ def skewed_model(
     Embeddings share a direction, as trained models' hidden states do, and each router's weights
     along it are the experts' popularities (quantiles of a normal distribution), with the strength
     that gives the fullest expert ``peak`` times the mean load. No number is put into the forward.
-
-    Args:
-        shape: Sizes of the MoE layers; with 8 experts a Mixtral, else an OLMoE.
-        layers: Their number.
-        batch: Sequences of the batch.
-        prompt: Tokens of each.
-        peak: Highest load of an expert over the mean load.
-        device: The device of the model.
-        dtype: Precision.
+    With 8 experts the model is a Mixtral, else an OLMoE; ``prompt`` is the number of tokens of each
+    of ``batch`` sequences.
     """
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]), torch.device(device):

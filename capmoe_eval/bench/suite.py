@@ -20,8 +20,7 @@ from capmoe_eval.evaluation.loading import Placement, load_lm, quiet_libraries
 from capmoe_eval.evaluation.tasks import ready, task_manager
 from capmoe_eval.experiment.configuration import Plan, plans
 from capmoe_eval.experiment.selection import composed
-from capmoe_eval.experiment.timings.quartiles import Spread
-from capmoe_eval.experiment.timings.targets import Target
+from capmoe_eval.experiment.timings.spread import Spread, Target
 
 _GRID, _SINGLE, _START = 6.0, 1.2, 1.5
 
