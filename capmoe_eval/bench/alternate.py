@@ -67,15 +67,20 @@ def line(target: Target) -> str:
 
 
 def finish(
-    given: argparse.Namespace, device: torch.device, targets: Sequence[Target], **more: Any
+    given: argparse.Namespace,
+    device: torch.device,
+    targets: Sequence[Target],
+    options: Sequence[str] = (),
+    **more: Any,
 ) -> None:
-    """Print a line for each target and write ``<command>.json``, with further fields.
+    """Print a line for each target and write ``<command>.json``, with options and further fields.
 
     A target that is missed is a finding, not an error: the file says so.
     """
     path = given.out / f"{given.command}.json"
     common = {"command": given.command, "date": now(), "machine": machine(device)}
-    file = Evaluation(schema=Evaluation.SCHEMA, **common, targets=tuple(targets), **more)
+    asked = {name: getattr(given, name) for name in options}
+    file = Evaluation(schema=Evaluation.SCHEMA, **common, targets=tuple(targets), **asked, **more)
     file.write(path)
     print(*map(line, targets), f"written: {path}", sep="\n")
 

@@ -1,30 +1,40 @@
-"""The types of a benchmark file, for its writer and its readers."""
+"""The types of a benchmark file, for its writer and its readers.
+
+A value of another type is refused, by the writer too. A field that the writer leaves out stays out:
+a file that is read and written again is the same file.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     ConfigDict,
     Field,
     PlainSerializer,
+    ValidationError,
     ValidationInfo,
     field_validator,
 )
+from pydantic_core import from_json
 
-from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.timings.file import Count, File, Machine, Part, read_file
+from capmoe_eval.errors import UsageError, field_problem, shown
+from capmoe_eval.experiment.files import write_text
 from capmoe_eval.experiment.timings.names import DROPLESS, bench_command, evaluation_command
 from capmoe_eval.experiment.timings.spread import Spread, Target
 from capmoe_eval.experiment.timings.studies import STUDIES
 
 _LEAST_SPEEDUP: Final = 1e-9  # a time that is none
 
+Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Amount = Annotated[float, Field(ge=0)]
 Divisor = Annotated[float, Field(ge=1, multiple_of=1), PlainSerializer(int)]
@@ -49,6 +59,27 @@ def _with_total(seconds: dict[str, Spread]) -> dict[str, Spread]:
 
 
 Quartiles = Annotated[Spread, AfterValidator(_ordered)]
+
+
+class Part(BaseModel):
+    """An object within a file."""
+
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Machine(Part):
+    """The machine that something was timed on."""
+
+    device: str
+    name: str
+    torch: str
+    threads: Count
+
+    def __str__(self) -> str:
+        """Return it in a few words."""
+        noun = "thread" if self.threads == 1 else "threads"
+        threads = f", {self.threads} {noun}" if self.device == "cpu" else ""
+        return f"{self.device}: {self.name}{threads}, torch {self.torch}"
 
 
 @dataclass(frozen=True)
@@ -217,6 +248,27 @@ class Run(Part):
         return self.model or self.shape.name
 
 
+class File(Part):
+    """A whole file."""
+
+    SCHEMA: ClassVar[int]
+    LAYOUT: ClassVar[dict[str, Any]] = {}
+
+    schema_: int = Field(alias="schema")
+    command: str
+    path: Path = Field(default=Path(), exclude=True)  # where it was read
+    digest: str = Field(default="", exclude=True)  # beginning of the SHA-256 of its bytes
+
+    def text(self) -> str:
+        """Return the file's text: the fields that were given, and no default."""
+        content = self.model_dump(by_alias=True, exclude_unset=True)
+        return json.dumps(content, indent=1, **self.LAYOUT) + "\n"
+
+    def write(self, path: Path) -> None:
+        """Write the file."""
+        write_text(path, self.text())
+
+
 class Study(File):
     """The file of an efficiency study."""
 
@@ -288,12 +340,45 @@ class Evaluation(File):
 
 
 def read_study(path: Path) -> Study:
-    """Read the file of a study; see :func:`read_file`."""
+    """Read the file of a study.
+
+    Raises:
+        UsageError: If it cannot be read, is of another schema, or lacks something; the message is
+            one line that names the field and the command that makes the file anew.
+    """
     named = re.match(r"ep-([a-z]+)-", path.name)
     study = named[1] if named and named[1] in STUDIES else None
-    return read_file(Study, path, bench_command(study))
+    return _read(Study, path, bench_command(study))
 
 
 def read_evaluation(path: Path) -> Evaluation:
-    """Read the file of a benchmark of the evaluation; see :func:`read_file`."""
-    return read_file(Evaluation, path, evaluation_command(path.stem))
+    """Read the file of a benchmark of the evaluation.
+
+    Raises:
+        UsageError: As :func:`read_study`.
+    """
+    return _read(Evaluation, path, evaluation_command(path.stem))
+
+
+_FileT = TypeVar("_FileT", bound=File)
+
+
+def _read(kind: type[_FileT], path: Path, again: str) -> _FileT:
+    def refused(problem: str) -> UsageError:
+        return UsageError(f"{path}: {problem}; make it again: {again}")
+
+    try:
+        data = path.read_bytes()
+        content: Any = from_json(data)
+    except (OSError, ValueError) as error:
+        raise refused(f"not a whole file ({error})") from error
+    said = content.get("schema", "none") if isinstance(content, dict) else kind.SCHEMA
+    if said != kind.SCHEMA:
+        wanted = f"this version of capmoe_eval reads schema {kind.SCHEMA}"
+        raise refused(f"the file has schema {shown(said)}, {wanted}")
+    try:
+        found = kind.model_validate_json(data)
+    except ValidationError as error:
+        raise refused(field_problem(error)) from error
+    digest = hashlib.sha256(data).hexdigest()[:10]
+    return found.model_copy(update={"path": path, "digest": digest})
