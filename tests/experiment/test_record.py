@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import capmoe_eval
-from capmoe_eval.bench.ep.routing import recorded
+from capmoe_eval.bench.ep.jobs import recorded
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record import SCHEMA, Record, read_record, sealed
 from capmoe_eval.experiment.results import Reader, read_results, record_paths, result_directories
