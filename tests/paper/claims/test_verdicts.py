@@ -10,7 +10,7 @@ from capmoe_eval.paper.claims.ledger import conclude, ledger
 from capmoe_eval.paper.claims.result import CheckResult
 from capmoe_eval.paper.evidence import Evidence
 from capmoe_eval.paper.printed import find_row
-from capmoe_eval.paper.tables import MULTIPLE_CHOICE
+from capmoe_eval.paper.tables import ALL_TASKS
 from capmoe_eval.paper.verdicts import Finding, Outcome, deciding, only_here, weigh
 from tests.paper.fabricate import HEAD, evidence, judge, record
 
@@ -257,7 +257,7 @@ def test_a_whole_table_agrees_if_its_mean_difference_is_known_to_be_small(
     5 points away is z = 3.5 in all eight.
     """
     printed = find_row({"table": 1, "method": "Baseline"}).tasks
-    keys = {column.heading: column.task for column in MULTIPLE_CHOICE}
+    keys = {column.heading: column.task for column in ALL_TASKS}
     rows = [
         record(
             *("baseline", None, [(printed[name] + shift) / 100] * 2),
@@ -266,6 +266,7 @@ def test_a_whole_table_agrees_if_its_mean_difference_is_known_to_be_small(
             stderr=stderr,
         )
         for name, task in keys.items()
+        if name in printed
     ]
     verdict = judge("{value: {table: 1, method: Baseline}}", evidence(*rows, profile="paper"))
     assert verdict.label == f"{word} on the paper's checkpoints"
