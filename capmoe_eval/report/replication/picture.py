@@ -207,7 +207,5 @@ def _legend(figure: Figure, file: VerdictFile) -> None:
 def to_png(figure: Figure) -> bytes:
     """Return a figure as PNG; equal figures give equal bytes."""
     buffer = io.BytesIO()
-    figure.savefig(
-        buffer, format="png", dpi=192, metadata={"Software": None}, pil_kwargs={"optimize": True}
-    )
+    figure.savefig(buffer, format="png", dpi=192, metadata={"Software": None})
     return buffer.getvalue()
