@@ -157,6 +157,7 @@ def measure_after_drop(evidence: FigureRecords) -> Measured:
             "task": title,
             "layer": number,
             "gamma": records[0].gamma,
+            "effective_gamma": layers[0].effective_gamma,
             "asked": sorted(normalised(layers[0]), reverse=True),
             "lines": lines,
         }
@@ -177,7 +178,7 @@ def draw_after_drop(numbers: Numbers) -> Figure:
     """Draw Figure 9."""
     figure = style.new_figure(style.COLUMN, 2.4)
     axes = figure.subplots()
-    asked, gamma = numbers["asked"], numbers["gamma"]
+    asked, gamma, effective = (numbers[key] for key in ("asked", "gamma", "effective_gamma"))
     places = range(len(asked))
     axes.bar(places, asked, color="#e0e0e0", width=1.0, label="asked for (Token Drop)")
     step = max(1, len(asked) // 10)
@@ -185,6 +186,9 @@ def draw_after_drop(numbers: Numbers) -> Figure:
         every = (index * step // 4, step)
         axes.plot(line["load"], **style.line_look(index), markevery=every, label=line["label"])
     axes.axhline(gamma, color=BLACK, linewidth=0.6, linestyle=":")
+    if effective is not None:
+        label = f"γ after rounding: {effective:.2f}"
+        axes.axhline(effective, color=BLACK, linewidth=0.6, linestyle="--", label=label)
     axes.set(xticks=[], xlim=(-0.7, len(asked) - 0.3))
     axes.set(xlabel="experts, busiest first", ylabel="load / mean load N̄")
     where = f"{numbers['task']}, MoE layer {numbers['layer'] + 1}"

@@ -199,6 +199,8 @@ def test_figure_12_has_a_column_for_each_model() -> None:
 def test_figure_9_shows_the_whole_height_of_its_bars() -> None:
     drop = record(cell(Method("score", 1.0)), ROOT, [layer([97, 1, 1, 1], [4, 1, 1, 1])])
     numbers = expert_load.measure_after_drop(evidence(token_drop=[drop])).numbers
+    (axes,) = expert_load.draw_after_drop(numbers | {"effective_gamma": 1.25}).axes
+    assert "γ after rounding: 1.25" in [line.get_label() for line in axes.lines]
     (axes,) = expert_load.draw_after_drop(numbers).axes
     assert axes.get_ylim()[1] > numbers["asked"][0] == 3.88
 
