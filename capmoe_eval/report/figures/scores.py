@@ -58,15 +58,21 @@ def _curve(
     for gamma, same in groups.items():
         score = mean_score(same, tasks)
         if score:
+            rounded = mean_load(same, tasks, "effective_gamma")
             drop_rate = mean_load(same, tasks, "drop_rate")
-            mean.append({"gamma": gamma, **score, "drop_rate": drop_rate})
+            told = {"gamma": gamma, "effective_gamma": rounded, "drop_rate": drop_rate}
+            mean.append(told | score)
         else:
             here = {record.task for record in same}
             names = ", ".join(title for task, title in tasks.items() if task not in here)
             lacking.append((names, gamma_number(gamma)))
     points = {
         title: [
-            {"gamma": gamma, "value": 100 * record.value}
+            {
+                "gamma": gamma,
+                "effective_gamma": record.load.effective_gamma,
+                "value": 100 * record.value,
+            }
             for gamma, same in groups.items()
             for record in same
             if record.task == task
@@ -74,8 +80,8 @@ def _curve(
         for task, title in tasks.items()
     }
     where = by_key(lacking, itemgetter(0))
-    told = [(names, ", ".join(gamma for _, gamma in same)) for names, same in where.items()]
-    return {"tasks": points, "mean": mean}, told
+    absent = [(names, ", ".join(gamma for _, gamma in same)) for names, same in where.items()]
+    return {"tasks": points, "mean": mean}, absent
 
 
 def draw_curve(numbers: Numbers) -> Figure:
@@ -86,27 +92,32 @@ def draw_curve(numbers: Numbers) -> Figure:
         *(2, len(models)), sharex=True, sharey="row", height_ratios=[3, 1], squeeze=False
     )
     shown = [0.0, 3.0]
+    points = [point for model in models for listed in model["tasks"].values() for point in listed]
+    known = all(point["effective_gamma"] is not None for point in points)
+    gamma = "effective_gamma" if known else "gamma"
     for model, upper, lower in zip(models, *grid, strict=True):
-        shown += _draw_curve(upper, lower, model)
+        shown += _draw_curve(upper, lower, model, gamma)
         upper.set_title(model["model"])
     for lower in grid[1]:
         style.gamma_axis(lower, shown)
+        if known:
+            lower.set_xlabel("γ after rounding")
     grid[0, 0].set(ylabel="score (%)")
     grid[1, 0].set(ylabel="dropped (%)", ylim=(0, 105))
     style.legend_below(figure, *grid[0], columns=5)
     return figure
 
 
-def _draw_curve(upper: Axes, lower: Axes, model: Numbers) -> list[float]:
-    """Draw one model's curves, and return the γ that they have."""
+def _draw_curve(upper: Axes, lower: Axes, model: Numbers, gamma: str) -> list[float]:
+    """Draw one model's curves by one of their two γ, and return the γ that they have."""
     mean, published, shown = model["mean"], model["published"], []
     for index, (task, points) in enumerate(model["tasks"].items()):
-        gammas = column(points, "gamma")
+        gammas = column(points, gamma)
         look = style.line_look(index, 6) | {"markersize": 2.2, "linewidth": 0.6}
         upper.plot(gammas, column(points, "value"), **look, label=task)
         shown += gammas
     if mean:
-        gammas = column(mean, "gamma")
+        gammas = column(mean, gamma)
         look = {"color": BLACK, "linewidth": 1.4, "elinewidth": 0.7, "capsize": 1.5}
         values = column(mean, "value")
         upper.errorbar(gammas, values, _errors(mean), **look, label="mean ± 1.96 SE")

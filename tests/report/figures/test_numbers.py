@@ -165,14 +165,15 @@ def test_figure_12_means_only_what_is_complete() -> None:
     assert model["mean"] == [
         {
             "gamma": 1.0,
+            "effective_gamma": None,
             "value": 62.5,
             "stderr": pytest.approx(100 * (2 * 0.03**2) ** 0.5 / 2),
             "drop_rate": pytest.approx(0.1),
         }
     ]
     assert model["tasks"]["A"] == [
-        {"gamma": 1.0, "value": 50.0},
-        {"gamma": 2.0, "value": 60.0},
+        {"gamma": 1.0, "effective_gamma": None, "value": 50.0},
+        {"gamma": 2.0, "effective_gamma": None, "value": 60.0},
     ]
     assert model["baseline"]["value"] == pytest.approx(80)
     assert found.notes == ["Mine: no mean at γ=2: B missing."]
@@ -192,8 +193,14 @@ def test_figure_12_has_a_column_for_each_model() -> None:
     assert [(m["model"], m["mean"][0]["value"]) for m in models] == [("Mine", 50), ("Yours", 75)]
     assert models[0]["baseline"]["value"] == 100 and models[1]["baseline"] is None
     assert found.notes == ["Theirs is left out: none of its records is there."]
-    upper = scores.draw_curve(found.numbers).axes[:2]
-    assert [axes.get_title() for axes in upper] == ["Mine", "Yours"]
+    first, second, lower, _ = scores.draw_curve(found.numbers).axes
+    assert [axes.get_title() for axes in (first, second)] == ["Mine", "Yours"]
+    assert first.lines[0].get_xdata() == [1] and lower.get_xlabel() == "capacity factor γ"
+    for model in models:
+        (point,) = model["tasks"]["OBQA"]
+        point["effective_gamma"] = 1.75
+    first, _, lower, _ = scores.draw_curve(found.numbers).axes
+    assert first.lines[0].get_xdata() == [1.75] and lower.get_xlabel() == "γ after rounding"
 
 
 def test_figure_9_shows_the_whole_height_of_its_bars() -> None:
