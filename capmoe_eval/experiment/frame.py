@@ -19,10 +19,10 @@ def load_frame(root: Path | str) -> pd.DataFrame:
     (documents), ``drop_rate``, ``pad_waste``, ``peak_before``, ``peak_after`` (highest expert load
     over the mean), ``proven`` (no promise was broken), ``seconds`` and ``path``.
 
+    A file that is no whole record is left out, with a warning that names it.
+
     Args:
         root: The directory of a profile (``results/zoo``), or of several (``results``).
-
-    A file there that is no whole record is left out, with a warning that names it.
     """
     rows = []
     for directory in result_directories(Path(root)):

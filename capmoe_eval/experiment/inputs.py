@@ -10,9 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from filelock import FileLock
 
@@ -30,19 +29,16 @@ _DATASETS: Final = "datasets"
 _DECISIVE: Final = {_MODELS: ("weights", "tokenizer", "attention"), _DATASETS: ("fingerprint",)}
 
 
-@dataclass(frozen=True)
-class _Subject:
-    """A model or a dataset of a cell: a section of the file, and the identity as JSON."""
+class _Subject(NamedTuple):
+    """A model or a dataset: a section of the file, and the identity as JSON."""
 
     section: str
     identity: str
 
     def __str__(self) -> str:
         """Return its name in messages."""
-        own = json.loads(self.identity)
-        if self.section == _MODELS:
-            return f"model {own['name']}"
-        return f"dataset {own['dataset']} of data {own['data']}"
+        name = "model {name}" if self.section == _MODELS else "dataset {dataset} of data {data}"
+        return name.format_map(json.loads(self.identity))
 
 
 _Inputs = dict[_Subject, dict[str, Any]]
@@ -58,8 +54,7 @@ def _inputs(cell: Cell, provenance: Mapping[str, Any]) -> _Inputs:
     if "model" in provenance:
         model = provenance["model"]
         found[_subject(_MODELS, cell.model.identity())] = {
-            **{field: model.get(field) for field in _DECISIVE[_MODELS]},
-            "commit": model.get("commit"),
+            **{field: model.get(field) for field in (*_DECISIVE[_MODELS], "commit")},
             "computed_by": {
                 **provenance["versions"],
                 "code": provenance["git_revision"],
@@ -97,15 +92,23 @@ def check(
     """
     now, known = _inputs(cell, provenance), _known(root)
     _refuse(root, known, now, finished, cell.path(root))
-    return _warning(root, known, now)
+    for subject, fields in now.items():
+        then = known.get(subject, {}).get("computed_by", {})
+        differing = [
+            f"{name} {then.get(name)}, now {value}"
+            for name, value in fields.get("computed_by", {}).items()
+            if then and then.get(name) != value
+        ]
+        if differing:
+            return (
+                f"the results of {subject} in {root} were computed under other conditions "
+                f"({'; '.join(differing)}); numbers may differ in the last digits"
+            )
+    return None
 
 
 def note(record: Record, root: Path) -> None:
-    """Add the inputs of a record to the file, before the record itself is written.
-
-    Args:
-        record: The record.
-        root: The results directory.
+    """Add the inputs of a record to the file of its results directory, before it is written.
 
     Raises:
         UsageError: If another process has meanwhile written results of other weights or documents,
@@ -128,7 +131,18 @@ def prepare(root: Path) -> None:
     if (root / FILE).exists() or not record_paths(root):
         return
     with _locked(root):
-        known = _of_records(root)
+        known: _Inputs = {}
+        origin: dict[_Subject, Path] = {}
+        for record in read_results(root).records:
+            now = _recorded(record)
+            for subject, field in _conflicts(known, now):
+                raise UsageError(
+                    f"{origin[subject]} and {record.path}: computed with other {field} of "
+                    f"{subject} ({known[subject][field]} and {now[subject][field]}); delete the "
+                    "results of one of the two"
+                )
+            known |= now
+            origin |= dict.fromkeys(now, record.path)
         if known and not (root / FILE).exists():
             write_text(root / FILE, _text(known))
 
@@ -153,26 +167,9 @@ def _known(root: Path) -> _Inputs:
         ) from error
 
 
-def _of_records(root: Path) -> _Inputs:
-    """Return the inputs of all records of a directory; refuse them if they contradict."""
-    known: _Inputs = {}
-    origin: dict[_Subject, Record] = {}
-    for record in read_results(root).records:
-        now = _recorded(record)
-        for subject, field in _conflicts(known, now):
-            raise UsageError(
-                f"{origin[subject].path} and {record.path}: computed with other {field} of "
-                f"{subject} ({known[subject][field]} and {now[subject][field]}); delete the "
-                "results of one of the two"
-            )
-        known |= now
-        origin |= dict.fromkeys(now, record)
-    return known
-
-
 @contextmanager
 def _locked(root: Path) -> Iterator[None]:
-    """Lock the file against other processes inside a ``with`` block."""
+    """Lock the file against other processes."""
     with writing("results_dir", root):
         root.mkdir(parents=True, exist_ok=True)
         with FileLock(root / f".{FILE}.lock"):
@@ -181,7 +178,7 @@ def _locked(root: Path) -> Iterator[None]:
 
 def _text(known: _Inputs) -> str:
     content: dict[str, Any] = {"schema": _SCHEMA, _MODELS: [], _DATASETS: []}
-    for subject, fields in sorted(known.items(), key=lambda item: item[0].identity):
+    for subject, fields in sorted(known.items()):
         content[subject.section].append({"of": json.loads(subject.identity), **fields})
     return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
@@ -199,9 +196,9 @@ def _conflicts(then: _Inputs, now: _Inputs) -> Iterator[tuple[_Subject, str]]:
 def _refuse(
     root: Path, known: _Inputs, now: _Inputs, finished: Iterable[Record], own: Path
 ) -> None:
-    """Refuse inputs of a cell if another record than its ``own`` has others of the same name.
+    """Refuse inputs of a cell that differ from those of a finished record other than its ``own``.
 
-    Those ``finished`` are compared; where the file differs, all records of the directory.
+    Where the file differs, all records of the directory are compared.
     """
     if any(_conflicts(known, now)):
         finished = read_results(root).records
@@ -214,20 +211,3 @@ def _refuse(
                 f"{record.path} ({field} {then[subject][field]}, now {now[subject][field]}); "
                 f"choose another results_dir or {key}, or delete the old results"
             )
-
-
-def _warning(root: Path, known: _Inputs, now: _Inputs) -> str | None:
-    """Return which conditions of the model's last computation were others, or None."""
-    for subject, fields in now.items():
-        then = known.get(subject, {}).get("computed_by")
-        differing = [
-            f"{name} {then.get(name)}, now {value}"
-            for name, value in fields.get("computed_by", {}).items()
-            if then and then.get(name) != value
-        ]
-        if differing:
-            return (
-                f"the results of {subject} in {root} were computed under other conditions "
-                f"({'; '.join(differing)}); numbers may differ in the last digits"
-            )
-    return None

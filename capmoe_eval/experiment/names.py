@@ -19,14 +19,14 @@ TITLES: Final = MappingProxyType(
         "device_drop": "device-level Token Drop",
     }
 )
-"""Methods as the paper calls them, in the order in which they are offered."""
+"""The paper's names of methods by key, in the order in which they are offered."""
 SCORE: Final = "Score"
 """Token Drop among the selection metrics, as in Table 1."""
 METHODS: Final = MappingProxyType({title: key for key, title in TITLES.items()} | {SCORE: "score"})
 """Keys of the methods by their printed names."""
 
 NO_LIMIT: Final = "+∞"
-"""γ where there is no capacity limit."""
+"""γ without a capacity limit."""
 NO_GAMMA: Final = "–"
 """γ of a method that has none."""
 
@@ -51,7 +51,7 @@ def gamma_text(method: str, gamma: float | None, *, decimal: bool = False) -> st
 
 
 def gamma_suffix(gamma: float | None, lead: str = " γ=") -> str:
-    """Return γ to follow a name, after its lead; nothing for a method that has none."""
+    """Return γ after its lead, to follow a name; nothing for a method that has none."""
     return "" if gamma is None else lead + gamma_number(gamma)
 
 

@@ -1,10 +1,9 @@
-"""A results directory, and the one reader of its records for whatever shows results."""
+"""A results directory, and the one reader of its records."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +17,7 @@ class Results:
 
     Attributes:
         records: The valid ones.
-        broken: One line for each other file, which names the file and what to do.
+        broken: One line for each other file, which names the file and the fix.
     """
 
     records: tuple[Record, ...] = ()
@@ -32,12 +31,7 @@ class Reader:
         self._known: dict[Path, Record | UsageError] = {}
 
     def __call__(self, path: Path, root: Path) -> Record:
-        """Return the record at a path of a results directory.
-
-        Raises:
-            UsageError: If the file is not a whole record or lies in the wrong place; see
-                :func:`read_record`.
-        """
+        """Return the record at a path of a results directory, as :func:`read_record` does."""
         if path not in self._known:
             try:
                 self._known[path] = read_record(path, root)
@@ -51,25 +45,18 @@ class Reader:
     def all(self, places: Iterable[tuple[Path, Path]]) -> Results:
         """Return the records at some paths, each with its results directory, in their order."""
         records, broken = [], []
-        with _without_collector():
+        collects = gc.isenabled()
+        gc.disable()  # it would go through all records again and again, in vain
+        try:
             for path, root in places:
                 try:
                     records.append(self(path, root))
                 except UsageError as error:
                     broken.append(str(error))
+        finally:
+            if collects:
+                gc.enable()
         return Results(tuple(records), tuple(broken))
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Pause the search for garbage: it would go through all records again and again, in vain."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
 
 
 def record_paths(root: Path) -> list[Path]:
