@@ -138,10 +138,10 @@ class Cell:
     def __post_init__(self) -> None:
         for field, check in CHECKS.items():
             check(field, getattr(self, field))
-        auto = check_batch_size(self.batch_size, self.method)
-        if self.shuffle is not None and auto:
+        check_batch_size(self.batch_size, self.method)
+        if self.shuffle is not None and self.batch_size == "auto":
             raise UsageError(
-                f"batch_size={self.batch_size}: batches that are dealt at random (shuffle="
+                f"batch_size=auto: batches that are dealt at random (shuffle="
                 f"{self.shuffle}) need a number, such as batch_size=16"
             )
 
@@ -177,32 +177,27 @@ class Cell:
     def from_identity(cls, identity: dict[str, Any]) -> Cell:
         """Return the cell with an identity; the inverse of :meth:`identity`."""
         knobs = dict(identity["method"])
-        gamma = knobs.pop("gamma", None)
-        method = Method(knobs.pop("method"), None if gamma is None else float(gamma), **knobs)
         return cls(
             model=ModelId(**identity["model"]),
-            method=method,
+            method=Method(knobs.pop("method"), knobs.pop("gamma", None), **knobs),
             task=TaskId(**identity["task"]),
             **{key: identity[key] for key in CHECKS},
         )
 
 
-def check_batch_size(batch_size: int | str, method: Method) -> bool:
-    """Check a batch size, and return whether it is ``auto``.
+def check_batch_size(batch_size: int | str, method: Method) -> None:
+    """Check a batch size.
 
     Raises:
         UsageError: If it is neither a positive whole number nor ``auto``, or is ``auto`` under
             another method than the baseline.
     """
     CHECKS["batch_size"]("batch_size", batch_size)
-    if batch_size != "auto":
-        return False
-    if method.name != "baseline":
+    if batch_size == "auto" and method.name != "baseline":
         raise UsageError(
             "batch_size=auto: under a capacity the batch is part of the result, and auto makes it "
             "depend on free memory; choose a number, such as batch_size=16"
         )
-    return True
 
 
 def method_label(method: Method) -> str:

@@ -69,8 +69,13 @@ def sweeps(cells: Iterable[Cell], overrides: Sequence[str] = ()) -> list[str]:
         overrides: The command line of the experiment, such as ``limit=100``; its settings that are
             fields of the cells are left out.
     """
-    found = [_swept_words(cell) for cell in cells]
-    own = {key for words in found for key in words}
+    found: list[Words] = []
+    for cell in cells:
+        words: dict[str, Any] = {"model": cell.model.name}
+        words |= _method_words(cell.method, _model_defaults(cell.model.name), _SWEPT)
+        words |= {"batch_size": cell.batch_size, "shuffle": cell.shuffle, "tasks": cell.task.name}
+        found.append({key: (value,) for key, value in words.items()})
+    own = set().union(*found)
     kept = [
         word
         for word in overrides
@@ -179,15 +184,6 @@ def _different(
     """Return the fields in which something differs from the defaults."""
     values = {name: getattr(wanted, name) for name in fields}
     return {prefix + name: value for name, value in values.items() if defaults.get(name) != value}
-
-
-def _swept_words(cell: Cell) -> Words:
-    """Return what sets a cell: what may be swept, and what is not by default what it is."""
-    words = {"model": cell.model.name} | _method_words(
-        cell.method, _model_defaults(cell.model.name), _SWEPT
-    )
-    words |= {"batch_size": cell.batch_size, "shuffle": cell.shuffle, "tasks": cell.task.name}
-    return {key: (value,) for key, value in words.items()}
 
 
 def _joined(found: Iterable[Words], key: str) -> list[Words]:

@@ -23,6 +23,9 @@ from capmoe_eval.experiment.datasource import DataSource, cache_directory, data_
 from capmoe_eval.experiment.schema import SHARD, check_key
 from capmoe_eval.routing.method import KNOBS, Method
 
+# ${capmoe.cache:name}, a directory in the user's cache.
+OmegaConf.register_new_resolver("capmoe.cache", lambda name: str(cache_directory() / name))
+
 _GRIDS = ("grid", "parts")
 _PLACEMENT = ("device", "device_map", "threads", "parallel", "overwrite")
 _NO_NAME = re.compile(r"[-+]?[\d.][\d._e]*|null|true|false", re.IGNORECASE)
@@ -82,13 +85,6 @@ def config_directory() -> Path:
     package = Path(__file__).resolve().parents[1]
     inside = package / "conf"
     return inside if inside.is_dir() else package.parent / "conf"
-
-
-def register_resolvers() -> None:
-    """Teach OmegaConf ``${capmoe.cache:name}``, a directory in the user's cache."""
-    OmegaConf.register_new_resolver(
-        "capmoe.cache", lambda name: str(cache_directory() / name), replace=True
-    )
 
 
 def for_hydra(words: Sequence[str]) -> list[str]:

@@ -7,11 +7,12 @@ the records.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from filelock import FileLock
 
@@ -23,48 +24,47 @@ from capmoe_eval.experiment.results import read_results, record_paths
 
 FILE: Final = "inputs.json"
 _SCHEMA: Final = 1
-_MODELS: Final = "models"
-_DATASETS: Final = "datasets"
 # A difference in one of these fields is refused; other differences give a warning or are recorded.
-_DECISIVE: Final = {_MODELS: ("weights", "tokenizer", "attention"), _DATASETS: ("fingerprint",)}
+_DECISIVE: Final = ("weights", "tokenizer", "attention", "fingerprint")
+
+_Inputs = dict[str, dict[str, Any]]
+"""Entries of the file by the identity, as JSON, of the model or the dataset that each is ``of``."""
 
 
-class _Subject(NamedTuple):
-    """A model or a dataset: a section of the file, and the identity as JSON."""
-
-    section: str
-    identity: str
-
-    def __str__(self) -> str:
-        """Return its name in messages."""
-        name = "model {name}" if self.section == _MODELS else "dataset {dataset} of data {data}"
-        return name.format_map(json.loads(self.identity))
+def _by_identity(entries: Iterable[dict[str, Any]]) -> _Inputs:
+    return {json.dumps(entry["of"], sort_keys=True): entry for entry in entries}
 
 
-_Inputs = dict[_Subject, dict[str, Any]]
+def _section(entry: Mapping[str, Any]) -> str:
+    return "models" if "name" in entry["of"] else "datasets"
 
 
-def _subject(section: str, identity: Mapping[str, Any]) -> _Subject:
-    return _Subject(section, json.dumps(identity, sort_keys=True))
+def _title(entry: Mapping[str, Any]) -> str:
+    model = _section(entry) == "models"
+    return ("model {name}" if model else "dataset {dataset} of data {data}").format_map(entry["of"])
 
 
 def _inputs(cell: Cell, provenance: Mapping[str, Any]) -> _Inputs:
-    """Return the model and the dataset of a cell, each with the fields of the file."""
-    found: _Inputs = {}
-    if "model" in provenance:
-        model = provenance["model"]
-        found[_subject(_MODELS, cell.model.identity())] = {
-            **{field: model.get(field) for field in (*_DECISIVE[_MODELS], "commit")},
-            "computed_by": {
-                **provenance["versions"],
-                "code": provenance["git_revision"],
-                "device": "{type} {name}".format_map(provenance["device"]),
-                "threads": provenance["threads"],
-                "experts kernel": model.get("experts_implementation"),
-            },
-        }
-    dataset = _subject(_DATASETS, {"data": cell.data, "dataset": cell.task.dataset})
-    return found | {dataset: {"fingerprint": provenance["data_fingerprint"]}}
+    """Return the entries of a cell's model, if the provenance has it, and of its dataset."""
+    dataset = {
+        "of": {"data": cell.data, "dataset": cell.task.dataset},
+        "fingerprint": provenance["data_fingerprint"],
+    }
+    if "model" not in provenance:
+        return _by_identity([dataset])
+    fields = provenance["model"]
+    model = {
+        "of": cell.model.identity(),
+        **{field: fields.get(field) for field in ("weights", "tokenizer", "attention", "commit")},
+        "computed_by": {
+            **provenance["versions"],
+            "code": provenance["git_revision"],
+            "device": "{type} {name}".format_map(provenance["device"]),
+            "threads": provenance["threads"],
+            "experts kernel": fields.get("experts_implementation"),
+        },
+    }
+    return _by_identity([model, dataset])
 
 
 def _recorded(record: Record) -> _Inputs:
@@ -92,16 +92,16 @@ def check(
     """
     now, known = _inputs(cell, provenance), _known(root)
     _refuse(root, known, now, finished, cell.path(root))
-    for subject, fields in now.items():
-        then = known.get(subject, {}).get("computed_by", {})
+    for identity, entry in now.items():
+        then = known.get(identity, {}).get("computed_by", {})
         differing = [
             f"{name} {then.get(name)}, now {value}"
-            for name, value in fields.get("computed_by", {}).items()
+            for name, value in entry.get("computed_by", {}).items()
             if then and then.get(name) != value
         ]
         if differing:
             return (
-                f"the results of {subject} in {root} were computed under other conditions "
+                f"the results of {_title(entry)} in {root} were computed under other conditions "
                 f"({'; '.join(differing)}); numbers may differ in the last digits"
             )
     return None
@@ -118,7 +118,7 @@ def note(record: Record, root: Path) -> None:
     with _locked(root):
         known = _known(root)
         _refuse(root, known, now, (), record.path)
-        if any(known.get(subject) != fields for subject, fields in now.items()):
+        if any(known.get(identity) != entry for identity, entry in now.items()):
             write_text(root / FILE, _text(known | now))
 
 
@@ -132,14 +132,14 @@ def prepare(root: Path) -> None:
         return
     with _locked(root):
         known: _Inputs = {}
-        origin: dict[_Subject, Path] = {}
+        origin: dict[str, Path] = {}
         for record in read_results(root).records:
             now = _recorded(record)
-            for subject, field in _conflicts(known, now):
+            for identity, field, old, new in _conflicts(known, now):
                 raise UsageError(
-                    f"{origin[subject]} and {record.path}: computed with other {field} of "
-                    f"{subject} ({known[subject][field]} and {now[subject][field]}); delete the "
-                    "results of one of the two"
+                    f"{origin[identity]} and {record.path}: computed with other {field} of "
+                    f"{_title(now[identity])} ({old} and {new}); delete the results of one of the "
+                    "two"
                 )
             known |= now
             origin |= dict.fromkeys(now, record.path)
@@ -156,11 +156,7 @@ def _known(root: Path) -> _Inputs:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["schema"] != _SCHEMA:
             raise ValueError(f"schema {content['schema']}, this version reads {_SCHEMA}")
-        return {
-            _subject(section, entry.pop("of")): entry
-            for section in _DECISIVE
-            for entry in content[section]
-        }
+        return _by_identity([*content["models"], *content["datasets"]])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{path}: cannot be read ({error}); delete it, it is made again from the records"
@@ -177,20 +173,18 @@ def _locked(root: Path) -> Iterator[None]:
 
 
 def _text(known: _Inputs) -> str:
-    content: dict[str, Any] = {"schema": _SCHEMA, _MODELS: [], _DATASETS: []}
-    for subject, fields in sorted(known.items()):
-        content[subject.section].append({"of": json.loads(subject.identity), **fields})
+    content: dict[str, Any] = {"schema": _SCHEMA, "models": [], "datasets": []}
+    for _, entry in sorted(known.items()):
+        content[_section(entry)].append(entry)
     return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
 
-def _conflicts(then: _Inputs, now: _Inputs) -> Iterator[tuple[_Subject, str]]:
-    """Yield the subjects and decisive fields that are known of both sides and differ."""
-    for subject, fields in now.items():
-        before = then.get(subject, {})
-        for field in _DECISIVE[subject.section]:
-            old, new = before.get(field), fields.get(field)
-            if None not in (old, new) and old != new:
-                yield subject, field
+def _conflicts(then: _Inputs, now: _Inputs) -> Iterator[tuple[str, str, Any, Any]]:
+    """Yield identity, field, and both values where a decisive field is known and differs."""
+    for identity, field in itertools.product(now, _DECISIVE):
+        old, new = then.get(identity, {}).get(field), now[identity].get(field)
+        if None not in (old, new) and old != new:
+            yield identity, field, old, new
 
 
 def _refuse(
@@ -204,10 +198,10 @@ def _refuse(
         finished = read_results(root).records
     for record in finished:
         then = _recorded(record) if record.path != own else {}
-        for subject, field in _conflicts(then, now):
-            key = "model.name" if subject.section == _MODELS else "data.name"
+        for identity, field, old, new in _conflicts(then, now):
+            key = "data.name" if field == "fingerprint" else "model.name"
             raise UsageError(
-                f"{root / FILE}: {subject} has other {field} than its results here, such as "
-                f"{record.path} ({field} {then[subject][field]}, now {now[subject][field]}); "
-                f"choose another results_dir or {key}, or delete the old results"
+                f"{root / FILE}: {_title(now[identity])} has other {field} than its results here, "
+                f"such as {record.path} ({field} {old}, now {new}); choose another results_dir or "
+                f"{key}, or delete the old results"
             )

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import math
-from types import MappingProxyType
 from typing import Final
 
-TITLES: Final = MappingProxyType(
-    {
-        "baseline": "Baseline",
-        "order": "Order",
-        "reverse_order": "Reverse Order",
-        "random": "Random",
-        "score": "Token Drop",
-        "expert_drop": "Expert Drop",
-        "expanded_drop": "Expanded Drop",
-        "token_reroute": "Token Reroute",
-        "device_drop": "device-level Token Drop",
-    }
-)
+TITLES: Final = {
+    "baseline": "Baseline",
+    "order": "Order",
+    "reverse_order": "Reverse Order",
+    "random": "Random",
+    "score": "Token Drop",
+    "expert_drop": "Expert Drop",
+    "expanded_drop": "Expanded Drop",
+    "token_reroute": "Token Reroute",
+    "device_drop": "device-level Token Drop",
+}
 """The paper's names of methods by key, in the order in which they are offered."""
 SCORE: Final = "Score"
 """Token Drop among the selection metrics, as in Table 1."""
-METHODS: Final = MappingProxyType({title: key for key, title in TITLES.items()} | {SCORE: "score"})
+METHODS: Final = {title: key for key, title in TITLES.items()} | {SCORE: "score"}
 """Keys of the methods by their printed names."""
 
 NO_LIMIT: Final = "+∞"

@@ -17,7 +17,6 @@ from capmoe_eval.experiment.configuration import (
     for_hydra,
     model_notes,
     plans,
-    register_resolvers,
 )
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import Reader
@@ -89,7 +88,6 @@ def _planned(overrides: tuple[str, ...]) -> list[Plan]:
 
 @functools.lru_cache(maxsize=64)
 def _composed(overrides: tuple[str, ...]) -> DictConfig:
-    register_resolvers()
     with composing():
         config: DictConfig = compose("config", overrides=for_hydra(overrides))
     return config
