@@ -145,7 +145,6 @@ def _refused(error: Exception) -> str:
     section = re.search(r"full_key: (\w+)\.", told)
     if section and fields(section[1]):
         return str(bad_choice(section[1], unknown[1], fields(section[1])))
-    known = [str(key) for key in OmegaConf.load(config_directory() / "config.yaml")]
-    known = [key for key in known if key not in ("defaults", "hydra")]
-    groups = [path.name for path in config_directory().iterdir() if path.is_dir()]
-    return str(bad_choice("key", unknown[1], sorted({*known, *groups})))
+    keys = {str(key) for key in OmegaConf.load(config_directory() / "config.yaml")}
+    groups = {path.name for path in config_directory().iterdir() if path.is_dir()}
+    return str(bad_choice("key", unknown[1], sorted(keys - {"defaults", "hydra"} | groups)))

@@ -120,7 +120,7 @@ def cell_command(cell: Cell, results: str) -> str | None:
 
 @functools.cache
 def _model_defaults(name: str) -> Mapping[str, Any]:
-    """Return the configuration of a model where nothing else is said; unknown ones are custom."""
+    """Return the configuration of a model without overrides; an unknown model is ``custom``."""
     if name not in options("model"):
         return _model_defaults("custom")
     if name == "custom":
@@ -170,7 +170,7 @@ def _line(words: Words, overrides: Sequence[str] = ()) -> str:
 def _method_words(
     method: Method, defaults: Mapping[str, Any], always: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return a method, its γ, and the knobs that are not by default what they are."""
+    """Return a method, its γ, and the knobs that differ from the defaults or stand ``always``."""
     knobs = method.identity()
     words: dict[str, Any] = {"method": knobs.pop("method")}
     if "gamma" in knobs:
@@ -187,7 +187,7 @@ def _different(
 
 
 def _joined(found: Iterable[Words], key: str) -> list[Words]:
-    """Join those that differ in one key alone."""
+    """Join the words that differ in one key alone."""
     groups: dict[str, Words] = {}
     for words in found:
         rest = sorted((name, None if name == key else values) for name, values in words.items())

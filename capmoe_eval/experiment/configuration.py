@@ -29,7 +29,7 @@ OmegaConf.register_new_resolver("capmoe.cache", lambda name: str(cache_directory
 _GRIDS = ("grid", "parts")
 _PLACEMENT = ("device", "device_map", "threads", "parallel", "overwrite")
 _NO_NAME = re.compile(r"[-+]?[\d.][\d._e]*|null|true|false", re.IGNORECASE)
-# How a word of the command line begins that sets a key of a grid, or a whole one.
+# The beginning of a word of the command line that sets a grid or one of its keys.
 _IN_A_GRID = re.compile(r"(grid|parts)[.=]")
 
 
@@ -62,7 +62,7 @@ class Plan:
 
     @property
     def path(self) -> Path:
-        """Where the cell's record lies."""
+        """The path of the cell's record."""
         return self.cell.path(self.root)
 
 

@@ -1,14 +1,19 @@
-"""A results directory, and the one reader of its records."""
+"""A results directory: the one reader of its records, also as a pandas data frame."""
 
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record import Record, read_record
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -79,3 +84,49 @@ def result_directories(root: Path) -> list[Path]:
     """
     below = [path for path in sorted(root.glob("*/")) if not any(path.glob("*/*.json"))]
     return [path for path in (root, *below) if record_paths(path)]
+
+
+def load_frame(root: Path | str) -> pd.DataFrame:
+    """Return one row per record of a results directory, in the order of their paths.
+
+    Columns: ``model``, ``task``, ``label``, the method's own knobs (``method``, ``gamma``, …;
+    missing where a method has no such knob), ``value`` and ``stderr`` (fractions), ``n``
+    (documents), ``drop_rate``, ``pad_waste``, ``peak_before``, ``peak_after`` (highest expert load
+    over the mean), ``proven`` (no promise was broken), ``seconds`` and ``path``.
+
+    A file that is no whole record is left out, with a warning that names it.
+
+    Args:
+        root: The directory of a profile (``results/zoo``), or of several (``results``).
+    """
+    import pandas as pd
+
+    rows = []
+    for directory in result_directories(Path(root)):
+        found = read_results(directory)
+        rows += [_row(record) for record in found.records]
+        for line in found.broken:
+            warnings.warn(f"left out: {line}", stacklevel=2)
+    return pd.DataFrame(rows)
+
+
+def _row(record: Record) -> dict[str, object]:
+    knobs = record.cell.method.identity()
+    if "gamma" in knobs:
+        knobs["gamma"] = float(knobs["gamma"])
+    return {
+        "model": record.model,
+        "task": record.task,
+        "label": record.cell.label,
+        **knobs,
+        "value": record.value,
+        "stderr": record.stderr,
+        "n": record.n,
+        "drop_rate": record.load.drop_rate,
+        "pad_waste": record.load.pad_waste,
+        "peak_before": record.load.peak_before,
+        "peak_after": record.load.peak_after,
+        "proven": not record.proofs.broken,
+        "seconds": record.provenance.seconds,
+        "path": str(record.path),
+    }
