@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from capmoe_eval.experiment.frame import load_frame
+    from capmoe_eval.experiment.results import load_frame
     from capmoe_eval.routing.method import METHODS, Method
     from capmoe_eval.wrapper.meter import Meter
     from capmoe_eval.wrapper.session import capacity_aware
@@ -25,7 +25,7 @@ _HOMES = {
     "Meter": "capmoe_eval.wrapper.meter",
     "Method": "capmoe_eval.routing.method",
     "capacity_aware": "capmoe_eval.wrapper.session",
-    "load_frame": "capmoe_eval.experiment.frame",
+    "load_frame": "capmoe_eval.experiment.results",
 }
 
 

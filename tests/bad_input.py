@@ -108,6 +108,7 @@ MAIN: Mapping[str, str] = {
             ("{}", "{}"),
         )
     },
+    "gamma=-2": "gamma=-2: the capacity factor must be a number of at least 0",
     "gamma=null": "gamma: method 'score' needs a capacity factor",
     "method=baseline gamma=abc": "gamma=abc: the capacity factor",
     # Choices.
@@ -163,7 +164,7 @@ MAIN: Mapping[str, str] = {
     "model.pretrained=42": "model.pretrained=42",
     "'model.pretrained=\"\"'": "model.pretrained=",
     "model.pretrained=zoo:nope": "model.pretrained=zoo:nope",
-    "model.pretrained=tiny:nope": "model.pretrained=tiny:nope",
+    "model.pretrained=tiny:nope": "model.pretrained=tiny:nope: did you mean",
     "model.pretrained=/no/such": "model.pretrained=/no/such: cannot be loaded",
     "model.pretrained=file": "model.pretrained=file: cannot be loaded",
     "model.revision=null": "model.revision=null",
@@ -187,7 +188,7 @@ MAIN: Mapping[str, str] = {
     "tasks=obqa ~tasks.obqa.metric": "field 'metric' is missing",
     "device=qpu": "device=qpu: not usable here",
     "device=cuda:99": "device=cuda:99: not usable here",
-    "ep_size=7 tasks=obqa": "ep_size=7: 32 experts",
+    "ep_size=7 tasks=obqa": "ep_size=7: 32 experts cannot be spread evenly over 7 ranks",
     # Groups and keys.
     "tasks=[]": "tasks=",
     "tasks=null": "tasks=",
@@ -196,9 +197,10 @@ MAIN: Mapping[str, str] = {
     "tasks=42": "tasks=42",
     "tasks=../model/olmoe": "tasks.name=olmoe",
     "model=nope": "model=nope: choose one of",
+    "model=tiny_olmo": "model=tiny_olmo: did you mean 'tiny_olmoe'?",
     "model=null": "model",
     "model=[]": "model",
-    "model=custom": "model.name",
+    "model=custom": "Missing mandatory value: model.name",
     "model=custom model.name=x": "model.pretrained",
     "profile=tinny": "did you mean 'tiny'",
     "profile=null": "profile=null: choose one of",
@@ -245,6 +247,9 @@ MAIN: Mapping[str, str] = {
     "parts.a.gamma=[nan]": "gamma=nan",
     "parts.a.nope=[1]": "parts.a=nope",
     "experiment=table1 gamma=1": "gamma=1: gamma is set by the experiment's grid",
+    "experiment=table1 grid.gama=[1]": "key=gama",
+    "experiment=table1 grid.gamma=1": "grid.gamma=1: must be a list of values",
+    "experiment=table1 grid.model=[x]": "model=x: choose one of",
     "grid.gamma=[1.0] gamma=2": "gamma=2: gamma is set by the experiment's grid",
     # Shares.
     **{f"shard={word}": f"shard={word}: must be i/n" for word in ("0/2", "3/2", "x", "1", "1/0")},

@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from capmoe_eval.experiment.configuration import config_directory, plans, register_resolvers
+from capmoe_eval.experiment.configuration import config_directory, plans
 
 Plugins.instance()  # as Hydra imports them
 from hydra_plugins.capmoe_launcher.compose import composed_jobs  # noqa: E402
@@ -51,7 +51,6 @@ class Counting:
 @pytest.fixture
 def sweep() -> Any:
     """The loader, and the configuration of a sweep."""
-    register_resolvers()
     with initialize_config_dir(str(config_directory()), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
         master = loader.load_configuration("config", [], RunMode.MULTIRUN)

@@ -18,7 +18,6 @@ from capmoe_eval.experiment.configuration import (
     for_hydra,
     model_notes,
     plans,
-    register_resolvers,
     share,
 )
 from capmoe_eval.experiment.processes import process_rank
@@ -67,7 +66,6 @@ def main() -> None:
     """Run the command line and exit: 0 done, 1 a cell failed, 2 bad input, 130 interrupted."""
     # Hydra would print its own report of an error and exit 1; we say it in one line and exit 2.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-    register_resolvers()
     command: Callable[[], int | None] = hydra.main(
         version_base="1.3", config_path=str(config_directory()), config_name="config"
     )(_task)

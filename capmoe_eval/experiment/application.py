@@ -25,56 +25,55 @@ from capmoe_eval.experiment.processes import process_rank
 from capmoe_eval.experiment.schema import fields
 
 
-class _Stopped(KeyboardInterrupt):
-    """A signal that ends the process as Ctrl-C does; ``status`` is the exit status."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.status = 128 + number
-
-
 def run_command(command: Callable[[], int | None]) -> int:
     """Call a command and return its exit status; a user's mistake gives one line and status 2.
 
     Ctrl-C, SIGTERM and SIGHUP all end it in the same way: half-written files are removed, and the
-    status is 128 plus the signal's number. Nothing is read from standard input.
+    status is 128 plus the signal's number. Standard input is empty, so that no library gets an
+    answer from it.
     """
     try:
-        with _signals(), _no_answers(), one_line_errors():
+        with (
+            Path(os.devnull).open() as nothing,
+            mock.patch.object(sys, "stdin", nothing),
+            _signals(),
+            one_line_errors(),
+        ):
             status = _status(command)
             sys.stdout.flush()
             return status
     except BrokenPipeError:  # the reader, such as `head`, has read enough
         _discard_output()
         return 0
+    except UnwritableError as error:
+        return _say(str(error))
     except KeyboardInterrupt as error:
         print("interrupted: finished cells are kept, the same command continues", file=sys.stderr)
-        return error.status if isinstance(error, _Stopped) else 128 + signal.SIGINT
+        return 128 + (error.args[0] if error.args else signal.SIGINT)
 
 
 def run_all(commands: Iterable[Callable[[], int | None]]) -> int:
     """Call commands one after the other, and return the highest status.
 
     A mistake in one does not stop the others; an interrupt or an unwritable file does.
+
+    Raises:
+        UnwritableError: Since the others could not write their files either.
     """
     highest = 0
     for command in commands:
         try:
-            highest = max(highest, _status(command, apart=(UnwritableError, BrokenPipeError)))
-        except UnwritableError as error:  # the others could not write their files either
-            return _say(str(error))
+            highest = max(highest, _status(command))
         except BrokenPipeError:  # nobody reads the output, but the files are still to be written
             _discard_output()
     return highest
 
 
-def _status(
-    command: Callable[[], int | None], *, apart: tuple[type[Exception], ...] = (BrokenPipeError,)
-) -> int:
-    """Call a command and return its status; print a user's mistake, or raise what is ``apart``."""
+def _status(command: Callable[[], int | None]) -> int:
+    """Call a command and return its status; print a user's mistake unless it ends all commands."""
     try:
         return command() or 0
-    except apart:
+    except (BrokenPipeError, UnwritableError):
         raise
     except UsageError as error:
         return _say(str(error))
@@ -97,7 +96,7 @@ def _signals() -> Iterator[None]:
     """Make SIGTERM and SIGHUP end the process as Ctrl-C does, unless they are ignored (nohup)."""
 
     def stop(number: int, _frame: object) -> None:
-        raise _Stopped(number)
+        raise KeyboardInterrupt(number)
 
     before = {}
     if threading.current_thread() is threading.main_thread():
@@ -109,13 +108,6 @@ def _signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def _no_answers() -> Iterator[None]:
-    """Replace standard input by an empty one, so that no library gets an answer from it."""
-    with Path(os.devnull).open() as nothing, mock.patch.object(sys, "stdin", nothing):
-        yield
 
 
 def _discard_output() -> None:
@@ -153,7 +145,6 @@ def _refused(error: Exception) -> str:
     section = re.search(r"full_key: (\w+)\.", told)
     if section and fields(section[1]):
         return str(bad_choice(section[1], unknown[1], fields(section[1])))
-    known = [str(key) for key in OmegaConf.load(config_directory() / "config.yaml")]
-    known = [key for key in known if key not in ("defaults", "hydra")]
-    groups = [path.name for path in config_directory().iterdir() if path.is_dir()]
-    return str(bad_choice("key", unknown[1], sorted({*known, *groups})))
+    keys = {str(key) for key in OmegaConf.load(config_directory() / "config.yaml")}
+    groups = {path.name for path in config_directory().iterdir() if path.is_dir()}
+    return str(bad_choice("key", unknown[1], sorted(keys - {"defaults", "hydra"} | groups)))

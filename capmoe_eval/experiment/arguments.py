@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
 
-from capmoe_eval.checks import CAPACITY, Check, real, whole
+from capmoe_eval.checks import CAPACITY, Check, whole
 from capmoe_eval.errors import shown
 from capmoe_eval.experiment.timings.names import FOLDER
 
@@ -48,8 +48,14 @@ def one_line_errors() -> Iterator[None]:
         yield
 
 
+def _path(word: str) -> Path:
+    if not word.strip() or not word.isprintable():
+        raise argparse.ArgumentTypeError(f"={shown(word)}: must be a path")
+    return Path(word)
+
+
 def _typed(parse: Callable[[str], Any], check: Check) -> Callable[[str], Any]:
-    """Return a type of an option: what a word says, if it keeps the rule."""
+    """Return a type of an option: the value of a word that keeps the rule."""
 
     def convert(word: str) -> Any:
         try:
@@ -63,17 +69,15 @@ def _typed(parse: Callable[[str], Any], check: Check) -> Callable[[str], Any]:
     return convert
 
 
-def _path(word: str) -> Path:
-    if not word.strip() or not word.isprintable():
-        raise argparse.ArgumentTypeError(f"={shown(word)}: must be a path")
-    return Path(word)
-
-
 COUNT = _typed(int, whole(1))
 INDEX = _typed(int, whole(0))
 SEED = _typed(int, whole(0, 2**32 - 1))
 THREADS = _typed(int, whole(1, 1024))
-POSITIVE = _typed(float, real(above=0))
-SECONDS = _typed(float, real(least=0))
+POSITIVE = _typed(
+    float, Check("must be a finite number above 0", lambda number: 0 < number < math.inf)
+)
+SECONDS = _typed(
+    float, Check("must be a finite number of at least 0", lambda number: 0 <= number < math.inf)
+)
 GAMMA = _typed(float, CAPACITY)
 PATH = _path

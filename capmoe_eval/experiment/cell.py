@@ -15,14 +15,14 @@ from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.names import gamma_label
 from capmoe_eval.routing.method import DEFAULTS, Method
 
-_BATCH = whole(1)
+_COUNT = whole(1)
 
 MODEL_CHECKS: dict[str, Check] = {
     "name": NAME,
     "pretrained": TEXT,
     "revision": TEXT,
     "tokenizer": TEXT.or_null("null for the model's own"),
-    "max_length": whole(1).or_null("null for the model's own"),
+    "max_length": _COUNT.or_null("null for the model's own"),
 }
 TASK_CHECKS: dict[str, Check] = {
     "name": NAME,
@@ -38,8 +38,8 @@ TASK_FIELDS = tuple(field for field in TASK_CHECKS if field != "name")
 """Fields of a task that are those of ``tasks.<name>`` in the configuration."""
 CHECKS: dict[str, Check] = {
     "batch_size": Check(
-        f"{_BATCH.rule}, or auto for the baseline",
-        lambda value: _BATCH.holds(value) or value == "auto",
+        f"{_COUNT.rule}, or auto for the baseline",
+        lambda value: value == "auto" or _COUNT.holds(value),
     ),
     "limit": whole(1, what="a whole number of documents").or_null("null for all"),
     "data": dataclasses.replace(NAME, rule=f"{NAME.rule}; call a local root data.name=NAME"),
@@ -138,10 +138,10 @@ class Cell:
     def __post_init__(self) -> None:
         for field, check in CHECKS.items():
             check(field, getattr(self, field))
-        auto = check_batch_size(self.batch_size, self.method)
-        if self.shuffle is not None and auto:
+        check_batch_size(self.batch_size, self.method)
+        if self.shuffle is not None and self.batch_size == "auto":
             raise UsageError(
-                f"batch_size={self.batch_size}: batches that are dealt at random (shuffle="
+                f"batch_size=auto: batches that are dealt at random (shuffle="
                 f"{self.shuffle}) need a number, such as batch_size=16"
             )
 
@@ -151,11 +151,7 @@ class Cell:
             "model": self.model.identity(),
             "method": self.method.identity(),
             "task": dataclasses.asdict(self.task),
-            "batch_size": self.batch_size,
-            "limit": self.limit,
-            "data": self.data,
-            "eval_seed": self.eval_seed,
-            "shuffle": self.shuffle,
+            **{field: getattr(self, field) for field in CHECKS},
         }
 
     @cached_property
@@ -171,8 +167,7 @@ class Cell:
 
     def path(self, root: Path) -> Path:
         """Return the path of the cell's record under ``root``."""
-        name = f"{self.label}-{self.digest}.json"
-        return root / self.model.name / self.task.name / name
+        return root / self.model.name / self.task.name / f"{self.label}-{self.digest}.json"
 
     def __str__(self) -> str:
         """Return the cell in one short line."""
@@ -182,37 +177,27 @@ class Cell:
     def from_identity(cls, identity: dict[str, Any]) -> Cell:
         """Return the cell with an identity; the inverse of :meth:`identity`."""
         knobs = dict(identity["method"])
-        gamma = knobs.pop("gamma", None)
-        method = Method(knobs.pop("method"), None if gamma is None else float(gamma), **knobs)
         return cls(
             model=ModelId(**identity["model"]),
-            method=method,
+            method=Method(knobs.pop("method"), knobs.pop("gamma", None), **knobs),
             task=TaskId(**identity["task"]),
             **{key: identity[key] for key in CHECKS},
         )
 
 
-def check_batch_size(batch_size: int | str, method: Method) -> bool:
-    """Check a batch size, and return whether it is ``auto``.
-
-    Args:
-        batch_size: Sequences per forward, or ``auto``.
-        method: The method; only the baseline may have ``auto``, because under a capacity the batch
-            is part of the result.
+def check_batch_size(batch_size: int | str, method: Method) -> None:
+    """Check a batch size.
 
     Raises:
-        UsageError: If it is neither a positive whole number nor ``auto``, or is ``auto`` under a
-            capacity.
+        UsageError: If it is neither a positive whole number nor ``auto``, or is ``auto`` under
+            another method than the baseline.
     """
     CHECKS["batch_size"]("batch_size", batch_size)
-    if batch_size != "auto":
-        return False
-    if method.name != "baseline":
+    if batch_size == "auto" and method.name != "baseline":
         raise UsageError(
             "batch_size=auto: under a capacity the batch is part of the result, and auto makes it "
             "depend on free memory; choose a number, such as batch_size=16"
         )
-    return True
 
 
 def method_label(method: Method) -> str:

@@ -16,7 +16,6 @@ from capmoe_eval.experiment.datasource import EMBEDDED, HUB
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.routing.method import Method
 
-PROGRAM: Final = "python -m capmoe_eval"
 DIRECTORY: Final = "DIRECTORY"
 """Stands in a command for a directory that a record does not know."""
 
@@ -39,9 +38,8 @@ def row_command(
     knobs: Mapping[str, object],
     tasks: Sequence[str],
     *,
-    seeds: Sequence[int] = (0,),
-    overrides: Sequence[str] = (),
-    program: str = PROGRAM,
+    seeds: Sequence[int],
+    overrides: Sequence[str],
 ) -> str:
     """Return the command that computes a row of a table: one method on one model.
 
@@ -53,7 +51,6 @@ def row_command(
         tasks: Keys of the tasks.
         seeds: Seeds of a random method.
         overrides: Further words, such as the choice of a profile.
-        program: The start of the line.
     """
     words: Words = {"model": (model,), "method": (method,)}
     if gamma is not None:
@@ -61,7 +58,7 @@ def row_command(
     words |= {knob: (value,) for knob, value in knobs.items()} | {"tasks": tuple(tasks)}
     if method == "random":
         words["seed"] = tuple(seeds)
-    return _line(words, overrides, program)
+    return _line(words, overrides)
 
 
 def sweeps(cells: Iterable[Cell], overrides: Sequence[str] = ()) -> list[str]:
@@ -69,11 +66,16 @@ def sweeps(cells: Iterable[Cell], overrides: Sequence[str] = ()) -> list[str]:
 
     Args:
         cells: The cells of one experiment.
-        overrides: What was said on the command line of the experiment, such as ``limit=100``; what
-            the cells say themselves is left out of it.
+        overrides: The command line of the experiment, such as ``limit=100``; its settings that are
+            fields of the cells are left out.
     """
-    found = [_swept_words(cell) for cell in cells]
-    own = {key for words in found for key in words}
+    found: list[Words] = []
+    for cell in cells:
+        words: dict[str, Any] = {"model": cell.model.name}
+        words |= _method_words(cell.method, _model_defaults(cell.model.name), _SWEPT)
+        words |= {"batch_size": cell.batch_size, "shuffle": cell.shuffle, "tasks": cell.task.name}
+        found.append({key: (value,) for key, value in words.items()})
+    own = set().union(*found)
     kept = [
         word
         for word in overrides
@@ -86,14 +88,14 @@ def sweeps(cells: Iterable[Cell], overrides: Sequence[str] = ()) -> list[str]:
 
 
 def cell_command(cell: Cell, results: str) -> str | None:
-    """Return the command that computes one cell; what its defaults say already is left out.
+    """Return the shell command that computes one cell, without what its defaults say already.
 
     Args:
         cell: The cell.
-        results: Where the record goes.
+        results: The directory of the new record.
 
     Returns:
-        One shell command line, or None if the cell's task is none of ``conf/tasks/``.
+        The line, or None if the cell's task is none of ``conf/tasks/``.
     """
     config, task = _model_defaults(cell.model.name), _task_defaults(cell.task.name)
     if task is None:
@@ -118,7 +120,7 @@ def cell_command(cell: Cell, results: str) -> str | None:
 
 @functools.cache
 def _model_defaults(name: str) -> Mapping[str, Any]:
-    """Return the configuration of a model where nothing else is said; unknown ones are custom."""
+    """Return the configuration of a model without overrides; an unknown model is ``custom``."""
     if name not in options("model"):
         return _model_defaults("custom")
     if name == "custom":
@@ -159,16 +161,16 @@ def _spelled(value: object) -> str:
     return f'"{escaped}"'
 
 
-def _line(words: Words, overrides: Sequence[str] = (), program: str = PROGRAM) -> str:
+def _line(words: Words, overrides: Sequence[str] = ()) -> str:
     swept = any(len(values) > 1 for key, values in words.items() if key != "tasks")
     said = [override(key, *values) for key, values in words.items()]
-    return f"{program} {shlex.join([*(['-m'] if swept else []), *overrides, *said])}"
+    return f"python -m capmoe_eval {shlex.join([*(['-m'] if swept else []), *overrides, *said])}"
 
 
 def _method_words(
     method: Method, defaults: Mapping[str, Any], always: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return a method, its γ, and the knobs that are not by default what they are."""
+    """Return a method, its γ, and the knobs that differ from the defaults or stand ``always``."""
     knobs = method.identity()
     words: dict[str, Any] = {"method": knobs.pop("method")}
     if "gamma" in knobs:
@@ -184,17 +186,8 @@ def _different(
     return {prefix + name: value for name, value in values.items() if defaults.get(name) != value}
 
 
-def _swept_words(cell: Cell) -> Words:
-    """Return what sets a cell: what may be swept, and what is not by default what it is."""
-    words = {"model": cell.model.name} | _method_words(
-        cell.method, _model_defaults(cell.model.name), _SWEPT
-    )
-    words |= {"batch_size": cell.batch_size, "shuffle": cell.shuffle, "tasks": cell.task.name}
-    return {key: (value,) for key, value in words.items()}
-
-
 def _joined(found: Iterable[Words], key: str) -> list[Words]:
-    """Join those that differ in one key alone."""
+    """Join the words that differ in one key alone."""
     groups: dict[str, Words] = {}
     for words in found:
         rest = sorted((name, None if name == key else values) for name, values in words.items())

@@ -23,10 +23,13 @@ from capmoe_eval.experiment.datasource import DataSource, cache_directory, data_
 from capmoe_eval.experiment.schema import SHARD, check_key
 from capmoe_eval.routing.method import KNOBS, Method
 
+# ${capmoe.cache:name}, a directory in the user's cache.
+OmegaConf.register_new_resolver("capmoe.cache", lambda name: str(cache_directory() / name))
+
 _GRIDS = ("grid", "parts")
 _PLACEMENT = ("device", "device_map", "threads", "parallel", "overwrite")
 _NO_NAME = re.compile(r"[-+]?[\d.][\d._e]*|null|true|false", re.IGNORECASE)
-# How a word of the command line begins that sets a key of a grid, or a whole one.
+# The beginning of a word of the command line that sets a grid or one of its keys.
 _IN_A_GRID = re.compile(r"(grid|parts)[.=]")
 
 
@@ -36,15 +39,15 @@ class Plan:
 
     Attributes:
         cell: The cell.
-        source: Where its documents come from.
+        source: The source of its documents.
         root: The results directory.
-        device: Where the model goes.
+        device: The device of the model.
         device_map: How a large model is spread.
         threads: CPU threads of torch, or None for its own choice.
-        parallel: ``none``, or ``ep``: each of the processes that ``torchrun`` started is a rank. It
-            gives the same numbers, and so is no part of the cell.
+        parallel: ``none``, or ``ep``: each process that ``torchrun`` started is a rank. The numbers
+            are the same, and so this is no part of the cell.
         overwrite: Whether a finished cell is computed again.
-        note: What must be said of the model's numbers, or None.
+        note: A caution about the model's numbers, or None.
     """
 
     cell: Cell
@@ -59,16 +62,16 @@ class Plan:
 
     @property
     def path(self) -> Path:
-        """Where the cell's record lies."""
+        """The path of the cell's record."""
         return self.cell.path(self.root)
 
 
 def model_notes(planned: Iterable[Plan], title: Callable[[str], str] = str) -> list[str]:
-    """Return what must be said of the models' numbers, each sentence once.
+    """Return the cautions about the models' numbers, each once, in the order of the plans.
 
     Args:
-        planned: The plans, whose order is that of the sentences and of the models in them.
-        title: Returns how a model is named, by its key.
+        planned: The plans.
+        title: Returns the title of a model by its key.
     """
     models: dict[str, dict[str, None]] = {}
     for plan in planned:
@@ -84,21 +87,13 @@ def config_directory() -> Path:
     return inside if inside.is_dir() else package.parent / "conf"
 
 
-def register_resolvers() -> None:
-    """Teach OmegaConf ``${capmoe.cache:name}``, a directory in the user's cache."""
-    OmegaConf.register_new_resolver(
-        "capmoe.cache", lambda name: str(cache_directory() / name), replace=True
-    )
-
-
 def for_hydra(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line so that grids take keys that they do not have yet.
+    """Return the words of a command line with new keys of grids forced on Hydra.
 
-    The composed configuration is closed: it takes a new key only where it is forced to. What may
-    be a key of a grid is checked when it is expanded.
+    Hydra refuses a key that a grid does not have yet; keys of grids are checked on expansion.
 
     Raises:
-        UsageError: If a group is set to what is no name.
+        UsageError: If the option of a group is a number, null, true or false.
     """
     for word in words:
         group, _, option = word.partition("=")
@@ -108,10 +103,10 @@ def for_hydra(words: Sequence[str]) -> list[str]:
 
 
 def profile_name(config: DictConfig) -> str:
-    """Return the name of the profile, under which reports are written.
+    """Return the name of the profile, a directory of reports.
 
     Raises:
-        UsageError: If it cannot be a directory's.
+        UsageError: If it cannot be a directory's name.
     """
     name = (config.get("profile") or {}).get("name")
     NAME("profile.name", name)
@@ -159,52 +154,52 @@ def _loaded(group: str) -> dict[str, DictConfig]:
 def expand(config: DictConfig) -> Iterator[dict[str, Any]]:
     """Yield the configuration, plain and resolved, at every point of its grids.
 
-    ``grid`` is one grid; its first key is the slowest. Where ``parts`` names several, each is
-    expanded together with ``grid``, one after the other. A ``tasks`` key of a grid chooses among
-    the composed tasks. An interpolation sees a point's model, but no other key of the grid.
+    The first key of ``grid`` is the slowest. With ``parts`` each part is expanded together with
+    ``grid``, one after the other. A ``tasks`` key of a grid chooses among the composed tasks. An
+    interpolation sees a point's model, but no other key of the grid.
 
     Raises:
         UsageError: If a grid has a key that the configuration has not, or an empty list.
     """
-    shared, parts = grids(config)
-    by_name = {name: shared | part for name, part in parts.items()}
+    parts = grids(config)
+    shared = parts.pop("grid")
     # Resolving is slow: once for each model, not at each point.
     resolved = functools.cache(functools.partial(_resolved, config))
-    for name, grid in (by_name or {"grid": shared}).items():
-        yield from _expand(config, resolved, grid, name)
+    for name, part in (parts or {"grid": {}}).items():
+        grid = shared | part
+        _check_grid(config, name, grid)
+        for values in itertools.product(*grid.values()):
+            point = dict(zip(grid, values, strict=True))
+            variant = resolved(point.pop("model", None))
+            if "tasks" in point:
+                point["tasks"] = _chosen_task(variant["tasks"], point["tasks"], name)
+            yield variant | point
 
 
-def grids(config: DictConfig) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return the shared grid, and those of the parts by name (``parts.<name>``), plain.
+def grids(config: DictConfig) -> dict[str, dict[str, Any]]:
+    """Return the grids by name, plain: ``grid``, which all share, and each ``parts.<name>``.
 
     Raises:
-        UsageError: If one of them is none.
+        UsageError: If one of them has no keys with values.
     """
     found: dict[str, Any] = {name: config.get(name) for name in _GRIDS}
     for name, value in found.items():
         if OmegaConf.is_config(value):
             found[name] = OmegaConf.to_container(value, resolve=True)
-    _check_grid("parts", found["parts"], "parts.a")
-    parts = {f"parts.{name}": grid for name, grid in found["parts"].items()}
-    for name, grid in ({"grid": found["grid"]} | parts).items():
-        _check_grid(name, grid, name)
-    return found["grid"], parts
+    parts = found["parts"]
+    if isinstance(parts, Mapping):
+        found |= {f"parts.{name}": grid for name, grid in found.pop("parts").items()}
+    for name, grid in found.items():
+        if not isinstance(grid, Mapping):
+            example = "parts.a" if name == "parts" else name
+            raise UsageError(
+                f"{name}={shown(grid)}: must be keys with lists of values, for example "
+                f"{example}.gamma=[1.0,2.0]"
+            )
+    return found
 
 
-def _check_grid(name: str, grid: object, example: str) -> None:
-    if not isinstance(grid, Mapping):
-        raise UsageError(
-            f"{name}={shown(grid)}: must be keys with lists of values, for example "
-            f"{example}.gamma=[1.0,2.0]"
-        )
-
-
-def _expand(
-    config: DictConfig,
-    resolved: Callable[[str | None], dict[str, Any]],
-    grid: Mapping[str, Any],
-    name: str,
-) -> Iterator[dict[str, Any]]:
+def _check_grid(config: DictConfig, name: str, grid: Mapping[str, Any]) -> None:
     for key, values in grid.items():
         if key not in config or key in (*_GRIDS, "shard"):
             raise bad_choice("key" if name == "grid" else name, key, [str(k) for k in config])
@@ -215,19 +210,16 @@ def _expand(
         for value in values:
             if key == "model":
                 choice(*options(key))(key, value)
-            elif key != "tasks":  # names, that are looked up
+            elif key != "tasks":  # looked up at each point
                 check_key(key, value)
-    for values in itertools.product(*grid.values()):
-        point = dict(zip(grid, values, strict=True))
-        variant = resolved(point.pop("model", None))
-        if "tasks" in point:
-            named = {spec.get("lm_eval"): key for key, spec in variant["tasks"].items()}
-            task = point["tasks"]
-            task = named.get(task, task) if isinstance(task, str) else task  # lm-eval's will do
-            if not isinstance(task, str) or task not in variant["tasks"]:
-                raise bad_choice(f"{name}.tasks", task, list(variant["tasks"]))
-            point["tasks"] = {task: variant["tasks"][task]}
-        yield variant | point
+
+
+def _chosen_task(tasks: Mapping[str, Any], name: object, grid: str) -> dict[str, Any]:
+    """Return the one of the tasks that a grid names, by our key or lm-eval's."""
+    for key, task in tasks.items():
+        if name in (key, task.get("lm_eval")):
+            return {key: task}
+    raise bad_choice(f"{grid}.tasks", name, tasks)
 
 
 def _resolved(config: DictConfig, model: str | None) -> dict[str, Any]:
@@ -237,36 +229,28 @@ def _resolved(config: DictConfig, model: str | None) -> dict[str, Any]:
         config.model = load_option("model", model)
     config = OmegaConf.masked_copy(config, [str(key) for key in config if key not in _GRIDS])
     try:
-        plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
         key = error.full_key
         raise UsageError(f"Missing mandatory value: {key}; say {key}=…") from error
-    assert isinstance(plain, dict)
     for key in dict.fromkeys(("model", "tasks", "data", *plain)):
-        check_key(str(key), plain.get(key))
-    return {str(key): value for key, value in plain.items()}
+        check_key(key, plain.get(key))
+    return dict(plain)
 
 
 def check_overrides(config: DictConfig, overrides: Sequence[str]) -> None:
-    """Refuse a command-line override that the grid would silently replace.
-
-    Args:
-        config: The composed configuration.
-        overrides: What was said on the command line, ``key=value``.
+    """Refuse an override, ``key=value``, that a grid of the configuration would silently replace.
 
     Raises:
         UsageError: Naming the override and the way to change the grid instead.
     """
-    shared, parts = grids(config)
-    for override in overrides:
+    for override, (name, grid) in itertools.product(overrides, grids(config).items()):
         key = re.split("[.=]", override.lstrip("+~"))[0]
-        if key not in _GRIDS:
-            for name, grid in ({"grid": shared} | parts).items():
-                if key in grid:
-                    raise UsageError(
-                        f"{override}: {key} is set by the experiment's grid; change the grid "
-                        f"instead: '{name}.{key}=[…]'"
-                    )
+        if key in grid and key not in _GRIDS:
+            raise UsageError(
+                f"{override}: {key} is set by the experiment's grid; change the grid instead: "
+                f"'{name}.{key}=[…]'"
+            )
 
 
 def plans(config: DictConfig) -> list[Plan]:
@@ -291,9 +275,7 @@ def plans(config: DictConfig) -> list[Plan]:
 
 
 def share(planned: Sequence[Plan], shard: str | None) -> list[Plan]:
-    """Return the part of the plans that one of several processes computes.
-
-    Plans go round in the order of their digests: every process gets cheap and dear tasks.
+    """Return the plans of one of several processes, dealt out in the order of their digests.
 
     Args:
         planned: All plans.
@@ -308,11 +290,6 @@ def share(planned: Sequence[Plan], shard: str | None) -> list[Plan]:
     number, _, count = shard.partition("/")
     mine = set(sorted(plan.cell.digest for plan in planned)[int(number) - 1 :: int(count)])
     return [plan for plan in planned if plan.cell.digest in mine]
-
-
-def merge(batches: Sequence[Sequence[Plan]]) -> list[Plan]:
-    """Return the plans of several configurations, each cell once."""
-    return list({plan.path: plan for batch in batches for plan in batch}.values())
 
 
 def _plan(config: Mapping[str, Any], task_name: str) -> Plan:

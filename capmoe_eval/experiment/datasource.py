@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import hashlib
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -25,18 +27,15 @@ class DataSource:
 
     Attributes:
         name: ``hub``, one of :data:`EMBEDDED`, or the name of a local root in results.
-        root: The directory in hub layout (``<org>/<dataset>/README.md`` with a ``configs:`` header,
-            parquet files beside it), or None for the hub.
+        root: The directory in hub layout, with ``<org>/<dataset>/README.md`` (a ``configs:``
+            header) and parquet files beside it; None for the hub.
     """
 
     name: str
     root: Path | None = None
 
     def directory(self, dataset: str) -> Path | None:
-        """Return the directory of a dataset, or None for the hub.
-
-        Args:
-            dataset: Name of the dataset, ``<org>/<name>``.
+        """Return the directory of a dataset, ``<org>/<name>``, or None for the hub.
 
         Raises:
             UsageError: If the dataset is not in the root.
@@ -55,21 +54,13 @@ class DataSource:
         return directory
 
     def fingerprint(self, dataset: str) -> str | None:
-        """Return a hash of the dataset's files, or None for the hub.
-
-        Args:
-            dataset: Name of the dataset on the hub, or several names joined by ``+``.
+        """Return a hash of a dataset's files, or of several (joined by ``+``); None for the hub.
 
         Raises:
             UsageError: If the dataset is not in the root.
         """
-        hashes = []
-        for name in dataset.split("+"):
-            directory = self.directory(name.strip())
-            if directory is None:
-                return None
-            hashes.append(_hash_files(directory))
-        return "+".join(hashes)
+        found = [self.directory(name.strip()) for name in dataset.split("+")]
+        return "+".join(_hash_files(one) for one in found if one) or None
 
 
 @functools.cache  # so a process does not notice files that change while it runs
@@ -114,13 +105,9 @@ def _writable_or_temporary(directory: Path) -> Path:
         check_writable("XDG_CACHE_HOME", directory)
     except UnwritableError as error:
         print(f"note: {error}; until then every run makes anew what it holds", file=sys.stderr)
-        return Path(_temporary().name)
+        directory = Path(tempfile.mkdtemp(prefix="capmoe_eval-"))
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)
     return directory
-
-
-@functools.cache  # keeps a reference: the directory is deleted with its object
-def _temporary() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="capmoe_eval-")
 
 
 def data_source(root: str | None, name: str | None = None) -> DataSource:

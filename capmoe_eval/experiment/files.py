@@ -13,19 +13,18 @@ from pathlib import Path
 from capmoe_eval.errors import writing
 
 _TEMPORARY = re.compile(r"\..+?(\.(?P<pid>[0-9]+))?\.[a-z0-9_]{8}\.tmp")
-"""The name of a temporary file: the file's own, the writer's process, and eight characters."""
+"""The name of a temporary file: the file's own, the process (not in old ones), eight characters."""
 
 
 def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Replace ``path`` by ``data``; whoever reads, whenever killed, finds the old or the new file.
+    """Replace ``path`` by ``data``; a reader always finds the whole old or the whole new file.
 
     The data goes to a temporary file in the same directory, is flushed to the disk and renamed.
 
     Args:
         path: The file to write; missing parent directories are created.
         data: The whole content.
-        durable: Whether to wait for the disk. Without it a power failure may leave an empty file:
-            for thousands of files that are made again in seconds.
+        durable: Whether to wait for the disk. Without it a power failure may leave an empty file.
 
     Raises:
         OSError: If the directory cannot be written. Nothing is left behind.
@@ -70,26 +69,22 @@ def remove_strays(directories: Iterable[Path]) -> list[Path]:
 
 
 def _runs(pid: str | None) -> bool:
-    """Return whether a process of this machine has a number; files of old had none."""
-    if pid is None:
-        return False
+    """Return whether a process of this machine has this number."""
     try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, OverflowError):
-        return False
+        os.kill(int(pid or "none"), 0)
     except PermissionError:
-        pass
+        return True
+    except (ProcessLookupError, OverflowError, ValueError):
+        return False
     return True
 
 
 def check_writable(field: str, directory: Path) -> None:
-    """Refuse a directory in which nothing can be written, before anything is computed for it.
-
-    Nothing is made: where it is not there, its nearest parent that is there is tried.
+    """Refuse a directory in which nothing can be written; if it is missing, its nearest parent.
 
     Args:
         field: The setting that names the directory.
-        directory: There or not.
+        directory: The directory, which is not made.
 
     Raises:
         UnwritableError: If it cannot be written.

@@ -7,10 +7,10 @@ the records.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,52 +24,47 @@ from capmoe_eval.experiment.results import read_results, record_paths
 
 FILE: Final = "inputs.json"
 _SCHEMA: Final = 1
-_MODELS: Final = "models"
-_DATASETS: Final = "datasets"
 # A difference in one of these fields is refused; other differences give a warning or are recorded.
-_DECISIVE: Final = {_MODELS: ("weights", "tokenizer", "attention"), _DATASETS: ("fingerprint",)}
+_DECISIVE: Final = ("weights", "tokenizer", "attention", "fingerprint")
+
+_Inputs = dict[str, dict[str, Any]]
+"""Entries of the file by the identity, as JSON, of the model or the dataset that each is ``of``."""
 
 
-@dataclass(frozen=True)
-class _Subject:
-    """A model or a dataset of a cell: a section of the file, and the identity as JSON."""
-
-    section: str
-    identity: str
-
-    def __str__(self) -> str:
-        """Return its name in messages."""
-        own = json.loads(self.identity)
-        if self.section == _MODELS:
-            return f"model {own['name']}"
-        return f"dataset {own['dataset']} of data {own['data']}"
+def _by_identity(entries: Iterable[dict[str, Any]]) -> _Inputs:
+    return {json.dumps(entry["of"], sort_keys=True): entry for entry in entries}
 
 
-_Inputs = dict[_Subject, dict[str, Any]]
+def _section(entry: Mapping[str, Any]) -> str:
+    return "models" if "name" in entry["of"] else "datasets"
 
 
-def _subject(section: str, identity: Mapping[str, Any]) -> _Subject:
-    return _Subject(section, json.dumps(identity, sort_keys=True))
+def _title(entry: Mapping[str, Any]) -> str:
+    model = _section(entry) == "models"
+    return ("model {name}" if model else "dataset {dataset} of data {data}").format_map(entry["of"])
 
 
 def _inputs(cell: Cell, provenance: Mapping[str, Any]) -> _Inputs:
-    """Return the model and the dataset of a cell, each with the fields of the file."""
-    found: _Inputs = {}
-    if "model" in provenance:
-        model = provenance["model"]
-        found[_subject(_MODELS, cell.model.identity())] = {
-            **{field: model.get(field) for field in _DECISIVE[_MODELS]},
-            "commit": model.get("commit"),
-            "computed_by": {
-                **provenance["versions"],
-                "code": provenance["git_revision"],
-                "device": "{type} {name}".format_map(provenance["device"]),
-                "threads": provenance["threads"],
-                "experts kernel": model.get("experts_implementation"),
-            },
-        }
-    dataset = _subject(_DATASETS, {"data": cell.data, "dataset": cell.task.dataset})
-    return found | {dataset: {"fingerprint": provenance["data_fingerprint"]}}
+    """Return the entries of a cell's model, if the provenance has it, and of its dataset."""
+    dataset = {
+        "of": {"data": cell.data, "dataset": cell.task.dataset},
+        "fingerprint": provenance["data_fingerprint"],
+    }
+    if "model" not in provenance:
+        return _by_identity([dataset])
+    fields = provenance["model"]
+    model = {
+        "of": cell.model.identity(),
+        **{field: fields.get(field) for field in ("weights", "tokenizer", "attention", "commit")},
+        "computed_by": {
+            **provenance["versions"],
+            "code": provenance["git_revision"],
+            "device": "{type} {name}".format_map(provenance["device"]),
+            "threads": provenance["threads"],
+            "experts kernel": fields.get("experts_implementation"),
+        },
+    }
+    return _by_identity([model, dataset])
 
 
 def _recorded(record: Record) -> _Inputs:
@@ -97,15 +92,23 @@ def check(
     """
     now, known = _inputs(cell, provenance), _known(root)
     _refuse(root, known, now, finished, cell.path(root))
-    return _warning(root, known, now)
+    for identity, entry in now.items():
+        then = known.get(identity, {}).get("computed_by", {})
+        differing = [
+            f"{name} {then.get(name)}, now {value}"
+            for name, value in entry.get("computed_by", {}).items()
+            if then and then.get(name) != value
+        ]
+        if differing:
+            return (
+                f"the results of {_title(entry)} in {root} were computed under other conditions "
+                f"({'; '.join(differing)}); numbers may differ in the last digits"
+            )
+    return None
 
 
 def note(record: Record, root: Path) -> None:
-    """Add the inputs of a record to the file, before the record itself is written.
-
-    Args:
-        record: The record.
-        root: The results directory.
+    """Add the inputs of a record to the file of its results directory, before it is written.
 
     Raises:
         UsageError: If another process has meanwhile written results of other weights or documents,
@@ -115,7 +118,7 @@ def note(record: Record, root: Path) -> None:
     with _locked(root):
         known = _known(root)
         _refuse(root, known, now, (), record.path)
-        if any(known.get(subject) != fields for subject, fields in now.items()):
+        if any(known.get(identity) != entry for identity, entry in now.items()):
             write_text(root / FILE, _text(known | now))
 
 
@@ -128,7 +131,18 @@ def prepare(root: Path) -> None:
     if (root / FILE).exists() or not record_paths(root):
         return
     with _locked(root):
-        known = _of_records(root)
+        known: _Inputs = {}
+        origin: dict[str, Path] = {}
+        for record in read_results(root).records:
+            now = _recorded(record)
+            for identity, field, old, new in _conflicts(known, now):
+                raise UsageError(
+                    f"{origin[identity]} and {record.path}: computed with other {field} of "
+                    f"{_title(now[identity])} ({old} and {new}); delete the results of one of the "
+                    "two"
+                )
+            known |= now
+            origin |= dict.fromkeys(now, record.path)
         if known and not (root / FILE).exists():
             write_text(root / FILE, _text(known))
 
@@ -142,37 +156,16 @@ def _known(root: Path) -> _Inputs:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["schema"] != _SCHEMA:
             raise ValueError(f"schema {content['schema']}, this version reads {_SCHEMA}")
-        return {
-            _subject(section, entry.pop("of")): entry
-            for section in _DECISIVE
-            for entry in content[section]
-        }
+        return _by_identity([*content["models"], *content["datasets"]])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{path}: cannot be read ({error}); delete it, it is made again from the records"
         ) from error
 
 
-def _of_records(root: Path) -> _Inputs:
-    """Return the inputs of all records of a directory; refuse them if they contradict."""
-    known: _Inputs = {}
-    origin: dict[_Subject, Record] = {}
-    for record in read_results(root).records:
-        now = _recorded(record)
-        for subject, field in _conflicts(known, now):
-            raise UsageError(
-                f"{origin[subject].path} and {record.path}: computed with other {field} of "
-                f"{subject} ({known[subject][field]} and {now[subject][field]}); delete the "
-                "results of one of the two"
-            )
-        known |= now
-        origin |= dict.fromkeys(now, record)
-    return known
-
-
 @contextmanager
 def _locked(root: Path) -> Iterator[None]:
-    """Lock the file against other processes inside a ``with`` block."""
+    """Lock the file against other processes."""
     with writing("results_dir", root):
         root.mkdir(parents=True, exist_ok=True)
         with FileLock(root / f".{FILE}.lock"):
@@ -180,54 +173,35 @@ def _locked(root: Path) -> Iterator[None]:
 
 
 def _text(known: _Inputs) -> str:
-    content: dict[str, Any] = {"schema": _SCHEMA, _MODELS: [], _DATASETS: []}
-    for subject, fields in sorted(known.items(), key=lambda item: item[0].identity):
-        content[subject.section].append({"of": json.loads(subject.identity), **fields})
+    content: dict[str, Any] = {"schema": _SCHEMA, "models": [], "datasets": []}
+    for _, entry in sorted(known.items()):
+        content[_section(entry)].append(entry)
     return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
 
-def _conflicts(then: _Inputs, now: _Inputs) -> Iterator[tuple[_Subject, str]]:
-    """Yield the subjects and decisive fields that are known of both sides and differ."""
-    for subject, fields in now.items():
-        before = then.get(subject, {})
-        for field in _DECISIVE[subject.section]:
-            old, new = before.get(field), fields.get(field)
-            if None not in (old, new) and old != new:
-                yield subject, field
+def _conflicts(then: _Inputs, now: _Inputs) -> Iterator[tuple[str, str, Any, Any]]:
+    """Yield identity, field, and both values where a decisive field is known and differs."""
+    for identity, field in itertools.product(now, _DECISIVE):
+        old, new = then.get(identity, {}).get(field), now[identity].get(field)
+        if None not in (old, new) and old != new:
+            yield identity, field, old, new
 
 
 def _refuse(
     root: Path, known: _Inputs, now: _Inputs, finished: Iterable[Record], own: Path
 ) -> None:
-    """Refuse inputs of a cell if another record than its ``own`` has others of the same name.
+    """Refuse inputs of a cell that differ from those of a finished record other than its ``own``.
 
-    Those ``finished`` are compared; where the file differs, all records of the directory.
+    Where the file differs, all records of the directory are compared.
     """
     if any(_conflicts(known, now)):
         finished = read_results(root).records
     for record in finished:
         then = _recorded(record) if record.path != own else {}
-        for subject, field in _conflicts(then, now):
-            key = "model.name" if subject.section == _MODELS else "data.name"
+        for identity, field, old, new in _conflicts(then, now):
+            key = "data.name" if field == "fingerprint" else "model.name"
             raise UsageError(
-                f"{root / FILE}: {subject} has other {field} than its results here, such as "
-                f"{record.path} ({field} {then[subject][field]}, now {now[subject][field]}); "
-                f"choose another results_dir or {key}, or delete the old results"
+                f"{root / FILE}: {_title(now[identity])} has other {field} than its results here, "
+                f"such as {record.path} ({field} {old}, now {new}); choose another results_dir or "
+                f"{key}, or delete the old results"
             )
-
-
-def _warning(root: Path, known: _Inputs, now: _Inputs) -> str | None:
-    """Return which conditions of the model's last computation were others, or None."""
-    for subject, fields in now.items():
-        then = known.get(subject, {}).get("computed_by")
-        differing = [
-            f"{name} {then.get(name)}, now {value}"
-            for name, value in fields.get("computed_by", {}).items()
-            if then and then.get(name) != value
-        ]
-        if differing:
-            return (
-                f"the results of {subject} in {root} were computed under other conditions "
-                f"({'; '.join(differing)}); numbers may differ in the last digits"
-            )
-    return None

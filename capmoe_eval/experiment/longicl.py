@@ -4,9 +4,8 @@ A prompt shows R customer queries of each of the 77 intents with the intent's na
 without one; the model continues with the name. Nothing is random. The reference is
 ``banking77_infer.py`` of LongICLBench; the paper differs only in using 100 test documents, not 500.
 
-A row is a mapping with ``text``, the query, and ``label_text``, the name of its intent. The
-functions work for any set of labels. Labels are identified by name, because their numbers differ
-between published copies of the data.
+A row is a mapping with ``text``, the query, and ``label_text``, the name of its intent: the numbers
+of labels differ between published copies of the data. The functions work for any set of labels.
 """
 
 from __future__ import annotations
@@ -27,17 +26,10 @@ _Row = TypeVar("_Row", bound=Mapping[str, object])
 
 
 def demonstrations(rows: Iterable[_Row], shots: int) -> list[_Row]:
-    """Return the demonstrations of a prompt: ``shots`` rows of each label.
+    """Return the demonstrations of a prompt: ``shots`` (R) rows of each label of the train split.
 
     As LongICLBench's ``select_data``, this makes ``shots`` passes over the labels in the order of
     their first appearance in ``rows``; each pass takes the next unused row of each label.
-
-    Args:
-        rows: The train split.
-        shots: R, the number of demonstrations per label.
-
-    Returns:
-        Number of labels times ``shots`` rows, pass by pass.
 
     Raises:
         UsageError: If ``shots`` is not positive or a label has fewer rows.
@@ -67,10 +59,6 @@ def prompt(demonstrations: Iterable[Mapping[str, object]], text: str) -> str:
     r"""Return the prompt for the query ``text``; it ends in ``intent category: `` with the space.
 
     Queries are not stripped: a few of BANKING77's begin or end in newlines.
-
-    Args:
-        demonstrations: Rows from :func:`demonstrations`.
-        text: The query whose intent the model is to name.
     """
     shown = "".join(
         f"service query: {row['text']}\nintent category: {row['label_text']}\n"
@@ -81,22 +69,16 @@ def prompt(demonstrations: Iterable[Mapping[str, object]], text: str) -> str:
 
 
 def score(continuation: str, label: str) -> bool:
-    """Return whether the model's continuation of a prompt names the label.
+    """Return whether the model's continuation of a prompt names the label of the right intent.
 
     The answer is the first line, stripped, of the text before the next ``service query``; it is
     compared without regard to case. As in LongICLBench, blank lines before it are skipped.
-
-    Args:
-        continuation: The text that the model generated.
-        label: The name of the right intent.
     """
-    answer = continuation.split(NEXT_QUERY, maxsplit=1)[0].strip()
-    first_line = answer.split("\n", maxsplit=1)[0].strip()
-    return first_line.lower() == label.lower()
+    answer = continuation.partition(NEXT_QUERY)[0].strip()
+    return answer.partition("\n")[0].strip().lower() == label.lower()
 
 
 def _by_label(rows: Iterable[_Row]) -> dict[str, list[_Row]]:
-    """Return the rows by label, with labels in the order of their first appearance."""
     by_label: dict[str, list[_Row]] = {}
     for row in rows:
         by_label.setdefault(str(row["label_text"]), []).append(row)
@@ -104,9 +86,6 @@ def _by_label(rows: Iterable[_Row]) -> dict[str, list[_Row]]:
 
 
 def _passes(by_label: Mapping[str, Sequence[_Row]], count: int) -> list[_Row]:
-    return [
-        members[index]
-        for index in range(count)
-        for members in by_label.values()
-        if index < len(members)
-    ]
+    """Return the first unused row of each label, ``count`` times."""
+    taken = range(count)
+    return [rows[i] for i in taken for rows in by_label.values() if i < len(rows)]

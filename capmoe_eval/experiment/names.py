@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import math
-from types import MappingProxyType
 from typing import Final
 
-TITLES: Final = MappingProxyType(
-    {
-        "baseline": "Baseline",
-        "order": "Order",
-        "reverse_order": "Reverse Order",
-        "random": "Random",
-        "score": "Token Drop",
-        "expert_drop": "Expert Drop",
-        "expanded_drop": "Expanded Drop",
-        "token_reroute": "Token Reroute",
-        "device_drop": "device-level Token Drop",
-    }
-)
-"""Methods as the paper calls them, in the order in which they are offered."""
+TITLES: Final = {
+    "baseline": "Baseline",
+    "order": "Order",
+    "reverse_order": "Reverse Order",
+    "random": "Random",
+    "score": "Token Drop",
+    "expert_drop": "Expert Drop",
+    "expanded_drop": "Expanded Drop",
+    "token_reroute": "Token Reroute",
+    "device_drop": "device-level Token Drop",
+}
+"""The paper's names of methods by key, in the order in which they are offered."""
 SCORE: Final = "Score"
 """Token Drop among the selection metrics, as in Table 1."""
-METHODS: Final = MappingProxyType({title: key for key, title in TITLES.items()} | {SCORE: "score"})
+METHODS: Final = {title: key for key, title in TITLES.items()} | {SCORE: "score"}
 """Keys of the methods by their printed names."""
 
 NO_LIMIT: Final = "+∞"
-"""γ where there is no capacity limit."""
+"""γ without a capacity limit."""
 NO_GAMMA: Final = "–"
 """γ of a method that has none."""
 
@@ -51,7 +48,7 @@ def gamma_text(method: str, gamma: float | None, *, decimal: bool = False) -> st
 
 
 def gamma_suffix(gamma: float | None, lead: str = " γ=") -> str:
-    """Return γ to follow a name, after its lead; nothing for a method that has none."""
+    """Return γ after its lead, to follow a name; nothing for a method that has none."""
     return "" if gamma is None else lead + gamma_number(gamma)
 
 

@@ -165,21 +165,16 @@ class Record:
 def sealed(content: dict[str, Any]) -> bytes:
     """Set the checksum of a record's content and return the bytes of its file.
 
-    The checksum is the SHA-256 of the file with 64 zeros in the checksum's place.
+    The checksum is the SHA-256 of the file with 64 zeros in the checksum's place. NaN in lm-eval's
+    part becomes null, as JSON has none.
     """
     part = content["capmoe"]
     part["checksum"] = _BLANK
-    data = _encoded(content)
+    whole = {key: _finite(value) for key, value in content.items()} | {"capmoe": part}
+    text = json.dumps(whole, indent=1, sort_keys=True, ensure_ascii=False)
+    data = (_NUMBERS.sub(lambda n: f"[{' '.join(n[1].split())}]", text) + "\n").encode()
     part["checksum"] = hashlib.sha256(data).hexdigest()
     return data.replace(_CHECKSUM % _BLANK.encode(), _CHECKSUM % part["checksum"].encode())
-
-
-def _encoded(content: dict[str, Any]) -> bytes:
-    """Return the bytes of a record's file; NaN in lm-eval's part becomes null, as JSON has none."""
-    ours = {"capmoe": content["capmoe"]}
-    content = {key: _finite(part) for key, part in content.items() if key != "capmoe"} | ours
-    text = json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False)
-    return (_NUMBERS.sub(_on_one_line, text) + "\n").encode()
 
 
 def _finite(value: Any) -> Any:
@@ -188,10 +183,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list):
         return [_finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _on_one_line(numbers: re.Match[str]) -> str:
-    return f"[{' '.join(numbers[1].split())}]"
 
 
 def read_record(path: Path, root: Path | None = None) -> Record:
@@ -204,8 +195,7 @@ def read_record(path: Path, root: Path | None = None) -> Record:
 
     Raises:
         UsageError: If the file is truncated, changed, not a record, of another schema, or of
-            another cell than its path says; the message is one line and names the file and what to
-            do.
+            another cell than its path says.
     """
     try:
         return _parsed(path.read_bytes(), path, root)

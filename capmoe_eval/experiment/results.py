@@ -1,15 +1,19 @@
-"""A results directory, and the one reader of its records for whatever shows results."""
+"""A results directory: the one reader of its records, also as a pandas data frame."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record import Record, read_record
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -18,7 +22,7 @@ class Results:
 
     Attributes:
         records: The valid ones.
-        broken: One line for each other file, which names the file and what to do.
+        broken: One line for each other file, which names the file and the fix.
     """
 
     records: tuple[Record, ...] = ()
@@ -32,12 +36,7 @@ class Reader:
         self._known: dict[Path, Record | UsageError] = {}
 
     def __call__(self, path: Path, root: Path) -> Record:
-        """Return the record at a path of a results directory.
-
-        Raises:
-            UsageError: If the file is not a whole record or lies in the wrong place; see
-                :func:`read_record`.
-        """
+        """Return the record at a path of a results directory, as :func:`read_record` does."""
         if path not in self._known:
             try:
                 self._known[path] = read_record(path, root)
@@ -51,25 +50,18 @@ class Reader:
     def all(self, places: Iterable[tuple[Path, Path]]) -> Results:
         """Return the records at some paths, each with its results directory, in their order."""
         records, broken = [], []
-        with _without_collector():
+        collects = gc.isenabled()
+        gc.disable()  # it would go through all records again and again, in vain
+        try:
             for path, root in places:
                 try:
                     records.append(self(path, root))
                 except UsageError as error:
                     broken.append(str(error))
+        finally:
+            if collects:
+                gc.enable()
         return Results(tuple(records), tuple(broken))
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Pause the search for garbage: it would go through all records again and again, in vain."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
 
 
 def record_paths(root: Path) -> list[Path]:
@@ -92,3 +84,51 @@ def result_directories(root: Path) -> list[Path]:
     """
     below = [path for path in sorted(root.glob("*/")) if not any(path.glob("*/*.json"))]
     return [path for path in (root, *below) if record_paths(path)]
+
+
+def load_frame(root: Path | str) -> pd.DataFrame:
+    """Return one row per record of a results directory, in the order of their paths.
+
+    Columns: ``model``, ``task``, ``label``, the method's own knobs (``method``, ``gamma``, …;
+    missing where a method has no such knob), ``value`` and ``stderr`` (fractions), ``n``
+    (documents), ``drop_rate``, ``pad_waste``, ``effective_gamma`` (capacity over the mean load;
+    missing without a capacity), ``peak_before``, ``peak_after`` (highest expert load over the
+    mean), ``proven`` (no promise was broken), ``seconds`` and ``path``.
+
+    A file that is no whole record is left out, with a warning that names it.
+
+    Args:
+        root: The directory of a profile (``results/zoo``), or of several (``results``).
+    """
+    import pandas as pd
+
+    rows = []
+    for directory in result_directories(Path(root)):
+        found = read_results(directory)
+        rows += [_row(record) for record in found.records]
+        for line in found.broken:
+            warnings.warn(f"left out: {line}", stacklevel=2)
+    return pd.DataFrame(rows)
+
+
+def _row(record: Record) -> dict[str, object]:
+    knobs = record.cell.method.identity()
+    if "gamma" in knobs:
+        knobs["gamma"] = float(knobs["gamma"])
+    return {
+        "model": record.model,
+        "task": record.task,
+        "label": record.cell.label,
+        **knobs,
+        "value": record.value,
+        "stderr": record.stderr,
+        "n": record.n,
+        "drop_rate": record.load.drop_rate,
+        "pad_waste": record.load.pad_waste,
+        "effective_gamma": record.load.effective_gamma,
+        "peak_before": record.load.peak_before,
+        "peak_after": record.load.peak_after,
+        "proven": not record.proofs.broken,
+        "seconds": record.provenance.seconds,
+        "path": str(record.path),
+    }

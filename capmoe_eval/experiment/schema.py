@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from capmoe_eval.checks import CAPACITY, FLAG, NAME, TEXT, Check, choice, whole
 from capmoe_eval.errors import UsageError, shown
@@ -20,12 +20,6 @@ DTYPES: Final = ("float32", "bfloat16", "float16")
 ATTENTION: Final = ("sdpa", "eager", "flash_attention_2")
 _SHARD: Final = re.compile(r"([1-9]\d*)/([1-9]\d*)")
 
-_DTYPE = choice(*DTYPES)
-_THREADS = whole(1, 1024).or_null("null for torch's own choice")
-_DEVICE_MAP = TEXT.or_null("null for one device")
-_ROOT = TEXT.or_null("null for the hub")
-_NULL = "null for none"
-_GAMMA = CAPACITY.or_null("null where the method has none")
 _DATA_NAME = Check(
     f"{NAME.rule}, and not {', '.join((HUB, *EMBEDDED))}, which stand for other documents",
     lambda value: NAME.holds(value) and value not in (HUB, *EMBEDDED),
@@ -44,15 +38,15 @@ SHARD: Final = Check("must be i/n with 1 ≤ i ≤ n, for example shard=1/2", _i
 _MODEL: Final[dict[str, Check]] = {
     **MODEL_CHECKS,
     "title": TEXT,
-    "note": TEXT.or_null(_NULL),
+    "note": TEXT.or_null("null for none"),
     "profile": NAME,
-    "dtype": _DTYPE,
-    "device_map": _DEVICE_MAP,
-    "threads": _THREADS,
+    "dtype": choice(*DTYPES),
+    "device_map": TEXT.or_null("null for one device"),
+    "threads": whole(1, 1024).or_null("null for torch's own choice"),
     "ep_size": KNOBS["ep_size"],
-    "gamma": _GAMMA,
+    "gamma": CAPACITY.or_null("null where the method has none"),
     "batch_size": CHECKS["batch_size"],
-    "data_root": _ROOT,
+    "data_root": TEXT.or_null("null for the hub"),
 }
 _TASK: Final[dict[str, Check]] = {
     **{field: TASK_CHECKS[field] for field in TASK_FIELDS},
@@ -61,15 +55,16 @@ _TASK: Final[dict[str, Check]] = {
 }
 SCHEMA: Final[dict[str, Check | dict[str, Check]]] = {
     "method": choice(*METHODS),
-    "gamma": _GAMMA,
     **KNOBS,
-    **{key: CHECKS[key] for key in ("batch_size", "shuffle", "limit", "eval_seed")},
-    "data": {"root": _ROOT, "name": _DATA_NAME.or_null("null for the directory's own")},
-    "dtype": _DTYPE,
+    **{key: CHECKS[key] for key in ("shuffle", "limit", "eval_seed")},
+    # The model's, unless something else is said.
+    **{key: _MODEL[key] for key in ("gamma", "batch_size", "dtype", "threads", "device_map")},
+    "data": {
+        "root": _MODEL["data_root"],
+        "name": _DATA_NAME.or_null("null for the directory's own"),
+    },
     "attention": choice(*ATTENTION).or_null("null for the model's own"),
     "device": TEXT,
-    "threads": _THREADS,
-    "device_map": _DEVICE_MAP,
     "parallel": choice(*PARALLEL),
     "results_dir": TEXT,
     "overwrite": FLAG,
@@ -95,28 +90,25 @@ def check_key(key: str, value: object) -> None:
         UsageError: Naming the key, the value and the rule.
     """
     if key == "tasks":
-        for name, task in _section("tasks", value, "obqa").items():
+        if not isinstance(value, Mapping) or not value:
+            raise UsageError(
+                f"tasks={shown(value)}: must name at least one task, for example tasks=[obqa]"
+            )
+        for name, task in value.items():
             NAME("tasks", name)
-            _check_fields(f"tasks.{name}", _section(f"tasks.{name}", task, "lm_eval"), _TASK)
-        return
-    rule = SCHEMA.get(key, {})
-    if isinstance(rule, Check):
+            _check_section(f"tasks.{name}", task, _TASK)
+    elif isinstance(rule := SCHEMA.get(key, {}), Check):
         rule(key, value)
     elif rule:
-        _check_fields(key, _section(key, value, next(iter(rule))), rule)
+        _check_section(key, value, rule)
 
 
-def _section(name: str, value: object, example: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping) or not value:
+def _check_section(name: str, section: object, rules: Mapping[str, Check]) -> None:
+    if not isinstance(section, Mapping) or not section:
+        example = f"{name}.{next(iter(rules))}"
         raise UsageError(
-            f"{name}={shown(value)}: must have at least one field, such as {name}.{example}"
-            if name != "tasks"
-            else f"tasks={shown(value)}: must name at least one task, for example tasks=[{example}]"
+            f"{name}={shown(section)}: must have at least one field, such as {example}"
         )
-    return value
-
-
-def _check_fields(name: str, section: Mapping[str, Any], rules: Mapping[str, Check]) -> None:
     for field, rule in rules.items():
         if field in section:
             rule(f"{name}.{field}", section[field])

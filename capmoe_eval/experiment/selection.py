@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hydra import compose
@@ -17,21 +17,16 @@ from capmoe_eval.experiment.configuration import (
     for_hydra,
     model_notes,
     plans,
-    register_resolvers,
 )
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.results import Reader, Results
+from capmoe_eval.experiment.results import Reader
 
 LEFT_OUT = "left out"
-"""How a note on a record that cannot be read begins."""
+"""The beginning of a note on a record that cannot be read."""
 
 
 def refuse_experiment(overrides: Sequence[str]) -> None:
-    """Refuse a word that names an experiment: a report names its own.
-
-    Raises:
-        UsageError: Naming the word.
-    """
+    """Refuse a word that names an experiment, since a report names its own (UsageError)."""
     for word in overrides:
         if word.lstrip("+~").partition("=")[0] == "experiment":
             raise UsageError(
@@ -48,7 +43,7 @@ class Finished:
         plans: All cells of the experiment.
         records: Those that are finished, in the plans' order.
         broken: A note for each file that cannot be read.
-        notes: What must be said of the models' numbers.
+        notes: The cautions about the models' numbers.
     """
 
     config: DictConfig
@@ -69,31 +64,11 @@ def finished(overrides: Sequence[str], reader: Reader | None = None) -> Finished
         UsageError: For a value that cannot be.
         HydraException: For an override that does not exist.
     """
-    config, cells = planned(overrides)
+    config, cells = composed(overrides), list(_planned(tuple(overrides)))
     check_overrides(config, overrides)
-    found = read_finished(cells, reader or Reader())
+    found = (reader or Reader()).all((plan.path, plan.root) for plan in cells if plan.path.exists())
     broken = [f"{LEFT_OUT}: {line}" for line in found.broken]
     return Finished(config, cells, list(found.records), broken, model_notes(cells))
-
-
-def read_finished(planned: Iterable[Plan], reader: Reader) -> Results:
-    """Return the records of those plans that are finished, and what is wrong with other files."""
-    return reader.all((plan.path, plan.root) for plan in planned if plan.path.exists())
-
-
-def planned(overrides: Sequence[str]) -> tuple[DictConfig, list[Plan]]:
-    """Return the configuration that a command line composes, and the cells that it plans.
-
-    Raises:
-        UsageError: For a value that cannot be.
-        HydraException: For an override that does not exist.
-    """
-    return composed(overrides), list(_planned(tuple(overrides)))
-
-
-@functools.lru_cache(maxsize=64)  # a report asks for each of its experiments several times
-def _planned(overrides: tuple[str, ...]) -> list[Plan]:
-    return plans(composed(overrides))
 
 
 def composed(overrides: Sequence[str]) -> DictConfig:
@@ -105,9 +80,14 @@ def composed(overrides: Sequence[str]) -> DictConfig:
     return _composed(tuple(overrides)).copy()
 
 
-@functools.lru_cache(maxsize=64)  # a report asks for each of its experiments several times
+# A report asks for each of its experiments several times.
+@functools.lru_cache(maxsize=64)
+def _planned(overrides: tuple[str, ...]) -> list[Plan]:
+    return plans(composed(overrides))
+
+
+@functools.lru_cache(maxsize=64)
 def _composed(overrides: tuple[str, ...]) -> DictConfig:
-    register_resolvers()
     with composing():
         config: DictConfig = compose("config", overrides=for_hydra(overrides))
     return config

@@ -5,6 +5,7 @@ Hydra composes every job anew, twice, from a dozen files: 0.16 s of CPU for each
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -39,14 +40,11 @@ def composed_jobs(
     """
     parser = OverridesParser.create(config_loader=loader)
     known: dict[tuple[str, ...], DictConfig] = {}
-    groups: dict[str, bool] = {}
+    options = functools.cache(loader.get_group_options)
 
     def is_value(override: Override) -> bool:
-        key = override.key_or_group
-        if key not in groups:
-            groups[key] = bool(loader.get_group_options(key))
         plain = override.package is None and not (override.is_add() or override.is_force_add())
-        return plain and not override.is_delete() and not groups[key]
+        return plain and not override.is_delete() and not options(override.key_or_group)
 
     for words in jobs:
         overrides = parser.parse_overrides(list(words))

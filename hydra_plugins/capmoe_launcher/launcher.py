@@ -7,6 +7,7 @@ Hydra's own launcher runs job after job: it would load the model for each, and c
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -16,7 +17,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from capmoe_eval.evaluation.command import execute
-from capmoe_eval.experiment.configuration import check_overrides, merge, plans, share
+from capmoe_eval.experiment.configuration import Plan, check_overrides, plans, share
 
 from .compose import CellSweeper, composed_jobs
 
@@ -48,11 +49,11 @@ class CellLauncher(Launcher):
         del initial_job_idx
         loader = self._context.config_loader
         jobs = composed_jobs(loader, self._config, job_overrides)
-        batches = []
+        planned: dict[Path, Plan] = {}
         for overrides, config in zip(job_overrides, jobs, strict=True):
             check_overrides(config, overrides)
-            batches.append(plans(config))
-        status = execute(share(merge(batches), self._config.shard))
+            planned |= {plan.path: plan for plan in plans(config)}
+        status = execute(share(list(planned.values()), self._config.shard))
         if status:
             raise SystemExit(status)
         return [JobReturn(list(words), status=JobStatus.COMPLETED) for words in job_overrides]

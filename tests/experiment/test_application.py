@@ -134,7 +134,7 @@ def test_a_full_disk_ends_all(capsys: pytest.CaptureFixture[str]) -> None:
         raise unwritable("--out", Path("there"), OSError(errno.ENOSPC, "No space left on device"))
 
     called: list[str] = []
-    assert run_all([full, lambda: called.append("next")]) == 2
+    assert run_command(lambda: run_all([full, lambda: called.append("next")])) == 2
     assert not called and "--out=there: cannot be written (No space" in capsys.readouterr().err
 
 

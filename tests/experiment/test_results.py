@@ -14,8 +14,8 @@ from capmoe_eval.evaluation.run import run
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.configuration import Plan
 from capmoe_eval.experiment.datasource import data_source
-from capmoe_eval.experiment.frame import load_frame
 from capmoe_eval.experiment.record import Record
+from capmoe_eval.experiment.results import load_frame
 from capmoe_eval.report.figures import loads
 from capmoe_eval.routing.method import Method
 
