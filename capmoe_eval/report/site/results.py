@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
-
-from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import NO_GAMMA, NO_LIMIT
 from capmoe_eval.paper.layout import AnyLayout, Layout
 from capmoe_eval.paper.tables import TABLES
 from capmoe_eval.report.site import page
-from capmoe_eval.report.site.inventory import Inventory
+from capmoe_eval.report.site.inventory import Inventory, attempt
 from capmoe_eval.report.site.names import gamma_filter, method_filter, name_filter
 from capmoe_eval.report.site.page import Address, render_page
 from capmoe_eval.report.tables.measured import other_table, results_table
@@ -48,15 +44,12 @@ def tables_page(inventory: Inventory, address: Address) -> str:
 
 def _table(layout: AnyLayout, inventory: Inventory) -> Table | str:
     """Return a filled table, or why it cannot be filled."""
-    try:
-        if not isinstance(layout, Layout):
-            return other_table(layout, inventory.bench)
-        experiment = inventory.experiments[layout.key]
-        if experiment.found is None:
-            return experiment.problem
-        return results_table(layout, experiment.found, inventory.overrides)
-    except (UsageError, HydraException, OmegaConfBaseException) as error:
-        return " ".join(str(error).split())
+    if not isinstance(layout, Layout):
+        return attempt(lambda: other_table(layout, inventory.bench))
+    found = inventory.experiments[layout.key]
+    if isinstance(found, str):
+        return found
+    return attempt(lambda: results_table(layout, found, inventory.overrides))
 
 
 def _view(table: Table, folder: Path, address: Address) -> dict[str, object]:

@@ -10,7 +10,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import gamma_text
 from capmoe_eval.paper.layout import OWN, Layout, ModelSlot, RowSpec
 from capmoe_eval.report.tables.notes import table_notes
-from capmoe_eval.report.tables.table import Block, Cell, Entry, Missing, Row, Table
+from capmoe_eval.report.tables.table import Block, Entry, Missing, PairedTest, Row, Table
 
 RowSource: TypeAlias = Callable[
     [Layout, ModelSlot, RowSpec, float | None], Sequence[Entry | Missing]
@@ -51,7 +51,7 @@ def fill(layout: Layout, slots: Sequence[ModelSlot], entries: RowSource) -> Tabl
         ),
         decimals=layout.decimals,
     )
-    table = _corrected(table)
+    _correct([entry.test for entry in table.entries if entry.test])
     return dataclasses.replace(table, notes=tuple(table_notes(layout, slots, table)))
 
 
@@ -73,23 +73,10 @@ def _row(layout: Layout, slot: ModelSlot, spec: RowSpec, entries: RowSource) -> 
     return Row(tuple(labels), cells, slot.key, spec.method, gamma_text(spec.method, gamma))
 
 
-def _corrected(table: Table) -> Table:
-    """Return a table with every test's p corrected for the number of its tests."""
-    tests = [entry.test for entry in table.entries if entry.test]
-    if not tests:
-        return table
-    from capmoe_eval.paper.statistics import holm
+def _correct(tests: Sequence[PairedTest]) -> None:
+    """Correct each test's p for the number of tests of the table."""
+    if tests:
+        from capmoe_eval.paper.statistics import holm
 
-    corrected = iter(holm([test.p for test in tests]))
-
-    def correct(cell: Cell) -> Cell:
-        if not isinstance(cell, Entry) or cell.test is None:
-            return cell
-        test = dataclasses.replace(cell.test, corrected=next(corrected))
-        return dataclasses.replace(cell, test=test)
-
-    def row(row: Row) -> Row:
-        return dataclasses.replace(row, entries=tuple(map(correct, row.entries)))
-
-    blocks = tuple(Block(tuple(map(row, block.rows))) for block in table.blocks)
-    return dataclasses.replace(table, blocks=blocks)
+        for test, corrected in zip(tests, holm([test.p for test in tests]), strict=True):
+            test.corrected = corrected
