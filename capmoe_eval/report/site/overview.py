@@ -14,7 +14,6 @@ from capmoe_eval.report.site.claims import (
 )
 from capmoe_eval.report.site.figures import figure_names
 from capmoe_eval.report.site.inventory import Inventory, missing_cells
-from capmoe_eval.report.site.listing import broken_files
 from capmoe_eval.report.site.page import Address, render_page
 
 
@@ -41,7 +40,7 @@ def overview_page(inventory: Inventory, replication: Path, address: Address) -> 
         "Capacity-aware inference, reproduced",
         profile,
         notes=inventory.notes,
-        broken=broken_files(inventory),
+        broken=inventory.broken,
         broken_promises=[
             address.link(page.cell_path(record), str(record.cell)) for record in broken_promises
         ],
