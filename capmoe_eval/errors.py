@@ -40,6 +40,11 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of an exception's message, or its kind where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
 def bad_choice(field: str, value: object, choices: Iterable[str]) -> UsageError:
     """Return the error for a name that is none of ``choices``, with the closest one if there is.
 

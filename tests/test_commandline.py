@@ -59,6 +59,8 @@ def test_one_evaluation_prints_a_result_table(shell: Shell) -> None:
         "score",
         "±",
         "n",
+        "effective",
+        "γ",
         "dropped",
         "peak",
         "record",
@@ -67,6 +69,7 @@ def test_one_evaluation_prints_a_result_table(shell: Shell) -> None:
     path = shell.cwd / obqa.split()[-1]
     record = read_record(path)
     assert f"{100 * record.value:.1f}" in obqa
+    assert f" {record.load.effective_gamma:.2f} " in obqa
     assert f"{100 * record.load.drop_rate:.1f} %" in obqa
     assert f"{record.load.peak_before:.2f} → " in obqa
     assert count == "2 computed, 0 finished before, 0 failed"

@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 import torch
 
 from capmoe_eval.bench.device import machine, say
-from capmoe_eval.experiment.timings.quartiles import Spread
 from capmoe_eval.experiment.timings.schema import Evaluation
-from capmoe_eval.experiment.timings.targets import Target
+from capmoe_eval.experiment.timings.spread import Spread, Target
 
 _Spent = TypeVar("_Spent")
 
@@ -68,27 +67,20 @@ def line(target: Target) -> str:
 
 
 def finish(
-    given: argparse.Namespace, device: torch.device, targets: Sequence[Target], **more: Any
+    given: argparse.Namespace,
+    device: torch.device,
+    targets: Sequence[Target],
+    options: Sequence[str] = (),
+    **more: Any,
 ) -> None:
-    """Print a line for each target and write ``<command>.json``.
+    """Print a line for each target and write ``<command>.json``, with options and further fields.
 
     A target that is missed is a finding, not an error: the file says so.
-
-    Args:
-        given: The command line; its ``command`` and ``out`` name the file.
-        device: The device of the measurement.
-        targets: The measured numbers with their targets.
-        more: Further fields of the file.
     """
-    file = Evaluation(
-        schema=Evaluation.SCHEMA,
-        command=given.command,
-        date=now(),
-        machine=machine(device),
-        targets=tuple(targets),
-        **more,
-    )
     path = given.out / f"{given.command}.json"
+    common = {"command": given.command, "date": now(), "machine": machine(device)}
+    asked = {name: getattr(given, name) for name in options}
+    file = Evaluation(schema=Evaluation.SCHEMA, **common, targets=tuple(targets), **asked, **more)
     file.write(path)
     print(*map(line, targets), f"written: {path}", sep="\n")
 

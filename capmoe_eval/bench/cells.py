@@ -7,7 +7,6 @@ import io
 import statistics
 import tempfile
 import time
-from pathlib import Path
 
 import psutil
 
@@ -20,8 +19,7 @@ from capmoe_eval.evaluation.run import run as run_plans
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.selection import composed
-from capmoe_eval.experiment.timings.quartiles import Spread
-from capmoe_eval.experiment.timings.targets import Target
+from capmoe_eval.experiment.timings.spread import Spread, Target
 
 _LINEAR = 1.10  # cost that grows by a tenth more than its cause is not called linear
 _FLAT = 1.02  # memory of the last cells over that of the first
@@ -42,24 +40,20 @@ def run(given: argparse.Namespace) -> None:
     check_names(given.model, [given.task])
     with tempfile.TemporaryDirectory() as scratch:
         setting = [f"model={given.model}", f"tasks={given.task}", "method=random", "gamma=1.0"]
-        many = _Growth(given.cells)
-        seeds = list(range(given.cells))
+        setting.append(f"results_dir={scratch}")
+        seeds = list(range(given.cells + given.repeats))
         say(f"cells: {given.cells} cells of {given.limit} documents")
-        _compute([*setting, f"limit={given.limit}", f"+grid.seed={seeds}"], Path(scratch), many)
-        sizes, repeats = sorted(given.documents), given.repeats
-        longer = _Growth(repeats * len(sizes))
-        say(f"cells: {', '.join(map(str, sizes))} documents, {repeats} times")
-        seeds = list(range(given.cells, given.cells + repeats))
-        grid = [f"+grid.seed={seeds}", f"+grid.limit={sizes}"]
-        _compute([*setting, *grid], Path(scratch), longer)
+        grid = [f"limit={given.limit}", f"+grid.seed={seeds[: given.cells]}"]
+        many = _compute([*setting, *grid])
+        sizes = sorted(given.documents)
+        say(f"cells: {', '.join(map(str, sizes))} documents, {given.repeats} times")
+        grid = [f"+grid.seed={seeds[given.cells :]}", f"+grid.limit={sizes}"]
+        longer = _compute([*setting, *grid])
     finish(
         given,
         CPU,
         [*_by_cells(many), _by_documents(longer, len(sizes))],
-        cells=given.cells,
-        limit=given.limit,
-        model=given.model,
-        task=given.task,
+        ("cells", "limit", "model", "task"),
         seconds=many.seconds,
         memory_mib=many.memory,
         documents=longer.documents,
@@ -70,8 +64,8 @@ def run(given: argparse.Namespace) -> None:
 class _Growth(Progress):
     """Notes time and memory at the end of every cell, instead of showing it."""
 
-    def __init__(self, total: int) -> None:
-        super().__init__(total, io.StringIO())
+    def __init__(self) -> None:
+        super().__init__(0, io.StringIO())
         self.seconds: list[float] = []
         self.memory: list[float] = []
         self.documents: list[int] = []
@@ -87,12 +81,13 @@ class _Growth(Progress):
         self._before = time.perf_counter()
 
 
-def _compute(overrides: list[str], results: Path, growth: _Growth) -> None:
-    planned = plans(composed([*overrides, f"results_dir={results}"]))
-    outcome = run_plans(planned, growth)
-    if outcome.failures:
-        cell, reason = outcome.failures[0]
+def _compute(overrides: list[str]) -> _Growth:
+    growth = _Growth()
+    failures = run_plans(plans(composed(overrides)), growth).failures
+    if failures:
+        cell, reason = failures[0]
         raise UsageError(f"{cell}: {reason}")
+    return growth
 
 
 def _by_cells(growth: _Growth) -> list[Target]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from capmoe_eval.bench.alternate import alternate, finish, ratio, timed
 from capmoe_eval.bench.device import device_of, dtype_name, dtype_of, say
@@ -16,11 +20,9 @@ from capmoe_eval.bench.ep.clock import Clock
 from capmoe_eval.bench.ep.layer import LayerSetting, find_shape, random_experts
 from capmoe_eval.bench.ep.skew import skewed_logits
 from capmoe_eval.bench.listings import expanded_drop, token_drop
-from capmoe_eval.bench.live import peak_bytes
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.timings.quartiles import Spread
 from capmoe_eval.experiment.timings.schema import Shape
-from capmoe_eval.experiment.timings.targets import Target
+from capmoe_eval.experiment.timings.spread import Spread, Target
 from capmoe_eval.routing.assign import Assignment, Scores, assign
 from capmoe_eval.routing.capacity import TokenGroups, experts_per_rank, group_tokens
 from capmoe_eval.routing.method import Method
@@ -54,15 +56,8 @@ def run(given: argparse.Namespace) -> None:
             row = _measure(name, problem, given.rounds, device)
             targets += _targets(shape.name, row, layer, device.type)
             details.append({"shape": shape.name, **row, "layer_seconds": layer})
-    finish(
-        given,
-        device,
-        targets,
-        tokens=given.tokens,
-        ranks=given.ranks,
-        details=details,
-        dtype=dtype_name(dtype),
-    )
+    more = {"details": details, "dtype": dtype_name(dtype)}
+    finish(given, device, targets, ("tokens", "ranks"), **more)
 
 
 @dataclass(frozen=True)
@@ -84,9 +79,8 @@ class _Problem:
         score_TE, topk_TK = self.scores.score_TE, self.scores.topk_TK
         local = score_TE.shape[1] // self.ranks
         maps = []
-        for rank, own in enumerate(
-            zip(score_TE.chunk(self.ranks), topk_TK.chunk(self.ranks), strict=True)
-        ):
+        chunks = zip(score_TE.chunk(self.ranks), topk_TK.chunk(self.ranks), strict=True)
+        for rank, own in enumerate(chunks):
             if name == "score":
                 maps.append(token_drop(*own, 1.0))
             else:
@@ -113,11 +107,9 @@ def _measure(name: str, problem: _Problem, rounds: int, device: torch.device) ->
     That is memory beyond inputs, result and one index per slot, in score matrices [T, E] of
     float32.
     """
-
-    def side(decide: Callable[[str], object]) -> Callable[[], float]:
-        return lambda: timed(lambda: decide(name), Clock(device).wait)
-
-    sides = {"ours": side(problem.ours), "paper": side(problem.paper)}
+    decisions = {"ours": problem.ours, "paper": problem.paper}
+    wait = Clock(device).wait
+    sides = {side: partial(timed, partial(of, name), wait) for side, of in decisions.items()}
     seconds = alternate(sides, rounds=rounds)
     made: list[Assignment] = []
     peak = peak_bytes(lambda: made.append(problem.ours(name)))
@@ -160,7 +152,7 @@ def _layer_seconds(
         weight_TK, topk_TK = logits_TE.softmax(dim=1).topk(shape.top_k, dim=1)
         experts(hidden_TH, topk_TK, weight_TK.to(dtype))
 
-    sides = {"layer": lambda: timed(layer, Clock(device).wait)}
+    sides = {"layer": partial(timed, layer, Clock(device).wait)}
     spent = alternate(sides, rounds=given.layer_rounds, warmup=1)["layer"]
     total: float = Spread.of(spent).median * given.tokens / n_tokens
     return total
@@ -193,3 +185,56 @@ def _targets(shape: str, row: dict[str, Any], layer_seconds: float, device: str)
             at_least=False,
         ),
     ]
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """Return the most bytes of tensors that were alive at once while something ran.
+
+    Storages that existed before do not count. What a kernel needs beside its outputs, such as a
+    sort's own buffer, is not seen.
+    """
+    with _LiveBytes() as live:
+        work()
+    peak: int = live.peak
+    return peak
+
+
+class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Follows the storages that are allocated inside the block, on any device."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = 0
+        self._now = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run an operation and note the storages that are new."""
+        given = {storage._cdata for storage in _storages((args, kwargs))}
+        result = func(*args, **(kwargs or {}))
+        for storage in _storages(result):
+            if storage._cdata not in self._known | given:
+                self._follow(storage)
+        return result
+
+    def _follow(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        self._known.add(key)
+        self._now += size
+        self.peak = max(self.peak, self._now)
+        weakref.finalize(storage, self._forget, key, size)
+
+    def _forget(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self._now -= size
+
+
+def _storages(values: object) -> list[torch.UntypedStorage]:
+    leaves = (leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
+    return [leaf.untyped_storage() for leaf in leaves]

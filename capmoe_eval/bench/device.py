@@ -11,7 +11,7 @@ import torch
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.experiment.processes import process_rank
 from capmoe_eval.experiment.schema import DTYPES
-from capmoe_eval.experiment.timings.file import Machine
+from capmoe_eval.experiment.timings.schema import Machine
 
 CPU = torch.device("cpu")
 

@@ -20,8 +20,7 @@ from capmoe_eval.evaluation.loading import Placement, load_lm, quiet_libraries
 from capmoe_eval.evaluation.tasks import ready, task_manager
 from capmoe_eval.experiment.configuration import Plan, plans
 from capmoe_eval.experiment.selection import composed
-from capmoe_eval.experiment.timings.quartiles import Spread
-from capmoe_eval.experiment.timings.targets import Target
+from capmoe_eval.experiment.timings.spread import Spread, Target
 
 _GRID, _SINGLE, _START = 6.0, 1.2, 1.5
 
@@ -62,9 +61,8 @@ def run(given: argparse.Namespace) -> None:
 
         def plain_grid() -> float:
             """Run plain lm-eval for every cell; or once for each task, counted for its cells."""
-            if given.every_cell:
-                return sum(plain(name) for name in names for _ in GAMMAS)
-            return len(GAMMAS) * sum(plain(name) for name in names)
+            times = len(GAMMAS) if given.every_cell else 1
+            return len(GAMMAS) / times * sum(plain(name) for name in names for _ in range(times))
 
         seconds = alternate(
             {
@@ -116,10 +114,8 @@ def run(given: argparse.Namespace) -> None:
         given,
         CPU,
         targets,
-        model=given.model,
-        tasks=given.tasks,
+        ("model", "tasks", "limit"),
         gammas=GAMMAS,
-        limit=given.limit,
         every_plain_cell_ran=given.every_cell,
         seconds=seconds,
     )

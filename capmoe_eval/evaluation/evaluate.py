@@ -17,7 +17,7 @@ import torch
 from lm_eval.utils import handle_non_serializable
 
 from capmoe_eval.errors import UsageError, bad_choice
-from capmoe_eval.evaluation.lm import CapmoeLM
+from capmoe_eval.evaluation.lm import CapmoeLM, Document
 from capmoe_eval.evaluation.provenance import provenance
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell
@@ -57,7 +57,7 @@ def evaluate(
         lm.release()
     seconds = time.perf_counter() - started
     value, stderr = _headline(cell, result["results"])
-    documents = _documents(cell, result["samples"])
+    documents = _documents(cell, result["samples"], lm.batches)
     report = meter.report()
     # Prompts and documents stay out of the record: they would make it a hundred times as large.
     content = {key: part for key, part in result.items() if key != "samples"}
@@ -132,8 +132,10 @@ def _headline(cell: Cell, results: dict[str, Any]) -> tuple[float, float | None]
     return float(own[key]), float(stderr) if known else None
 
 
-def _documents(cell: Cell, samples: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Return each document's correctness, and a hash over the documents.
+def _documents(
+    cell: Cell, samples: dict[str, list[dict[str, Any]]], batches: dict[Document, int]
+) -> dict[str, Any]:
+    """Return each document's correctness and first batch, and a hash over the documents.
 
     Only records with the same hash may be paired document by document.
     """
@@ -142,9 +144,11 @@ def _documents(cell: Cell, samples: dict[str, list[dict[str, Any]]]) -> dict[str
         chosen = [row for row in rows if row["filter"] == cell.task.filter]
         chosen.sort(key=lambda row: row["doc_id"])
         hashes = "".join(row["doc_hash"] for row in chosen)
+        first = [batches.get((name, row["doc_id"])) for row in chosen]
         parts[name] = {
             "documents": hashlib.sha256(hashes.encode()).hexdigest()[:16],
             "correct": [_plain(row[cell.task.metric]) for row in chosen],
+            "batches": None if None in first else first,
         }
     if not any(part["correct"] for part in parts.values()):
         raise UsageError(f"task={cell.task.name}: no documents were evaluated")

@@ -30,6 +30,8 @@ from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.ranks import ranks_in
 from capmoe_eval.wrapper.session import capacity_aware
 
+Document = tuple[str | None, int | None]  # name of the task, lm-eval's id of the document
+
 _KNOBS = {field.name for field in dataclasses.fields(Method)} - {"name"}
 
 
@@ -75,6 +77,9 @@ class CapmoeLM(HFLM):
             super().__init__(pretrained, **kwargs)
         self._worlds = worlds
         self._lengths: list[int] = []
+        self._asked: list[Document] = []  # the document of each log-likelihood that is asked for
+        self._n_batches = 0
+        self.batches: dict[Document, int] = {}  # under this method, first batch of each document
         self._routing = ExitStack()
         self.quiet = False  # whether lm-eval's own progress bars stay away
         self.shuffle: int | None = None  # seed of random batches; None for lm-eval's, by length
@@ -110,6 +115,7 @@ class CapmoeLM(HFLM):
         """
         check_batch_size(self.batch_size, method)
         self.release()
+        self._n_batches, self.batches = 0, {}
         self.meter = self._routing.enter_context(capacity_aware(self.model, method))
         return self.meter
 
@@ -147,27 +153,64 @@ class CapmoeLM(HFLM):
 
     def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> Any:
         """Return lm-eval's log-likelihoods."""
-        return super().loglikelihood(requests, disable_tqdm or self.quiet)
+        self._asked = _documents(requests)
+        try:
+            return super().loglikelihood(requests, disable_tqdm or self.quiet)
+        finally:
+            self._asked = []
 
     def generate_until(self, requests: Any, disable_tqdm: bool = False) -> Any:
         """Return lm-eval's continuations."""
         quiet = disable_tqdm or self.quiet
-        if self.shuffle is None:
-            return super().generate_until(requests, quiet)
         plain = super().generate_until
-        return self._dealt(requests, range(len(requests)), lambda part: plain(part, True))
+        with self._noted_batches(_documents(requests), [request.args for request in requests], id):
+            if self.shuffle is None:
+                return plain(requests, quiet)
+            return self._dealt(requests, range(len(requests)), lambda part: plain(part, True))
 
     def _loglikelihood_tokens(self, requests: Any, *args: Any, **kwargs: Any) -> Any:
+        def row(request: Any) -> Hashable:
+            # One-token continuations of a context share a row, as in lm-eval.
+            _, context, continuation = request
+            return (*context, *continuation[:-1]) if self.logits_cache else id(request)
+
         plain = super()._loglikelihood_tokens
-        with _padded_lengths(self._lengths):
+        noted = self._noted_batches(self._asked, requests, row)
+        with _padded_lengths(self._lengths), noted:
             if self.shuffle is None:
                 return plain(requests, *args, **kwargs)
-            # One-token continuations of a context share a row, as in lm-eval.
-            rows = [
-                (*context, *continuation[:-1]) if self.logits_cache else number
-                for number, (_, context, continuation) in enumerate(requests)
-            ]
+            rows = [row(request) for request in requests]
             return self._dealt(requests, rows, lambda part: plain(part, disable_tqdm=True))
+
+    @contextmanager
+    def _noted_batches(
+        self, documents: list[Document], requests: Any, row: Callable[[Any], Hashable]
+    ) -> Iterator[None]:
+        """Note the first batch of every document whose requests are computed in this block.
+
+        Args:
+            documents: The document of each request; of other requests only batches are counted.
+            requests: The requests, as lm-eval puts them into batches.
+            row: What the requests that share a row of a batch have in common.
+        """
+        batches: list[list[Any]] = []
+
+        class Noting(huggingface.Collator):
+            def get_batched(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+                for batch in super().get_batched(*args, **kwargs):
+                    batches.append(batch)
+                    yield batch
+
+        with _in_lm_eval("Collator", Noting):
+            yield
+        number_of: dict[Hashable, int] = {}
+        for number, batch in enumerate(batches, start=self._n_batches):
+            for request in batch:
+                number_of.setdefault(row(request), number)
+        self._n_batches += len(batches)
+        for document, request in zip(documents, requests, strict=False):
+            number = number_of[row(request)]
+            self.batches[document] = min(number, self.batches.get(document, number))
 
     def _dealt(
         self, requests: Any, rows: Sequence[Hashable], evaluate: Callable[[Any], list[Any]]
@@ -224,9 +267,23 @@ def _padded_lengths(lengths: list[int]) -> Iterator[None]:
         padded: Tensor = pad_and_concat(width, tensors, *args, **kwargs)
         return padded
 
-    huggingface.pad_and_concat = noting
+    with _in_lm_eval("pad_and_concat", noting):
+        try:
+            yield
+        finally:
+            lengths.clear()
+
+
+@contextmanager
+def _in_lm_eval(name: str, ours: Any) -> Iterator[None]:
+    """Put something in the place of what lm-eval's model makes batches by."""
+    theirs = getattr(huggingface, name)
+    setattr(huggingface, name, ours)
     try:
         yield
     finally:
-        huggingface.pad_and_concat = pad_and_concat
-        lengths.clear()
+        setattr(huggingface, name, theirs)
+
+
+def _documents(requests: Any) -> list[Document]:
+    return [(request.task_name, request.doc_id) for request in requests]

@@ -15,7 +15,7 @@ import transformers
 from transformers import PreTrainedTokenizerFast
 
 from capmoe_eval.checks import choice
-from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.errors import UsageError, bad_choice, first_line
 from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.experiment.cell import ModelId
 from capmoe_eval.experiment.schema import ATTENTION, DTYPES
@@ -100,8 +100,7 @@ def _device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(
-            f"device={name}: not usable here ({str(error).splitlines()[0]}); choose auto, cpu "
-            "or cuda:N"
+            f"device={name}: not usable here ({first_line(error)}); choose auto, cpu or cuda:N"
         ) from error
     return device
 

@@ -32,11 +32,11 @@ class Progress:
         """Show that a model is being loaded."""
         self._draw(f"loading {model} …")
 
-    def warn(self, line: str) -> None:
-        """Print a warning, unless the same one was printed before."""
-        if line in self._warned:
+    def warn(self, line: str, kind: str | None = None) -> None:
+        """Print a warning, unless one of its kind (or the same one) was printed before."""
+        if (kind or line) in self._warned:
             return
-        self._warned.add(line)
+        self._warned.add(kind or line)
         self._erase()
         print(f"warning: {line}", file=self._stream, flush=True)
 

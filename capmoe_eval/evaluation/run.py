@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from capmoe_eval.errors import UnwritableError, UsageError, unwritable
 from capmoe_eval.evaluation.progress import Progress
+from capmoe_eval.evaluation.summary import rounding_warning
 from capmoe_eval.experiment import inputs
 from capmoe_eval.experiment.configuration import Plan
 from capmoe_eval.experiment.files import check_writable, remove_strays
@@ -188,6 +189,8 @@ def _of_one_model(
             if not process_rank():
                 inputs.note(record, plan.root)
                 record.write()
+            if (rounded := rounding_warning(record)) is not None:
+                progress.warn(rounded, "rounding")
         except Exception as error:
             if isinstance(error, OSError) and error.errno in _DISK:
                 raise unwritable("results_dir", plan.root, error) from error

@@ -13,7 +13,7 @@ import lm_eval.utils
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._factory import TaskFactory
 
-from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.errors import UsageError, bad_choice, first_line
 from capmoe_eval.evaluation.longicl import TASKS_DIR as LONGICL
 from capmoe_eval.evaluation.mixtures import TASKS_DIR as MIXTURES
 from capmoe_eval.evaluation.provenance import hub_commit
@@ -72,9 +72,9 @@ class TaskLibrary:
                 if source.root is None:
                     raise UsageError(
                         f"task={name}: its dataset cannot be loaded from the hub "
-                        f"({_first_line(error)}); set data.root=DIR to a directory in hub layout"
+                        f"({first_line(error)}); set data.root=DIR to a directory in hub layout"
                     ) from error
-                raise UsageError(f"task={name}: {_first_line(error)}") from error
+                raise UsageError(f"task={name}: {first_line(error)}") from error
             self._built[key] = built
         return self._built[key]
 
@@ -206,7 +206,3 @@ class _RootedFactory(TaskFactory):
             cache = str(cache_directory() / "datasets" / str(fingerprint))
             config["dataset_kwargs"] = (config.get("dataset_kwargs") or {}) | {"cache_dir": cache}
         return config
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

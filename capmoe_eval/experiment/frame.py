@@ -16,8 +16,9 @@ def load_frame(root: Path | str) -> pd.DataFrame:
 
     Columns: ``model``, ``task``, ``label``, the method's own knobs (``method``, ``gamma``, …;
     missing where a method has no such knob), ``value`` and ``stderr`` (fractions), ``n``
-    (documents), ``drop_rate``, ``pad_waste``, ``peak_before``, ``peak_after`` (highest expert load
-    over the mean), ``proven`` (no promise was broken), ``seconds`` and ``path``.
+    (documents), ``drop_rate``, ``pad_waste``, ``effective_gamma`` (capacity over the mean load;
+    missing without a capacity), ``peak_before``, ``peak_after`` (highest expert load over the
+    mean), ``proven`` (no promise was broken), ``seconds`` and ``path``.
 
     Args:
         root: The directory of a profile (``results/zoo``), or of several (``results``).
@@ -47,6 +48,7 @@ def _row(record: Record) -> dict[str, object]:
         "n": record.n,
         "drop_rate": record.load.drop_rate,
         "pad_waste": record.load.pad_waste,
+        "effective_gamma": record.load.effective_gamma,
         "peak_before": record.load.peak_before,
         "peak_after": record.load.peak_after,
         "proven": not record.proofs.broken,

@@ -126,10 +126,10 @@ class Record:
         return self.cell.data
 
     @cached_property
-    def documents(self) -> Mapping[str, tuple[str, Sequence[float]]]:
-        """Per subtask, the hash over its documents and their scores."""
+    def documents(self) -> Mapping[str, tuple[str, Sequence[float], Sequence[int]]]:
+        """Per subtask, the hash over its documents, their scores, and their batches if known."""
         parts = sorted(self.part.documents.items())
-        return {name: (part.documents, part.correct) for name, part in parts}
+        return {name: (part.documents, part.correct, part.batches or ()) for name, part in parts}
 
     @property
     def value(self) -> float:

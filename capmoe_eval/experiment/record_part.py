@@ -36,10 +36,18 @@ def _cell(identity: dict[str, object]) -> Cell:
 
 
 class Documents(_Part):
-    """The hash over the documents of a (sub)task, and each document's score in their order."""
+    """The hash over the documents of a (sub)task, and lists with an entry for each of them."""
 
     documents: str
     correct: Annotated[list[float], Field(min_length=1)]
+    batches: list[Count] | None = None
+    """The first batch that computed each document; None where it is not known."""
+
+    @model_validator(mode="after")
+    def _as_long(self) -> Documents:
+        if self.batches is not None and len(self.batches) != len(self.correct):
+            raise ValueError(f"{len(self.batches)} batches for {len(self.correct)} scores")
+        return self
 
 
 class Load(_Part):
@@ -53,6 +61,8 @@ class Load(_Part):
     lost_all: Count
     drop_rate: Share
     pad_waste: Share | None
+    mean_load: Amount | None = None
+    effective_gamma: Amount | None = None
     peak_before: Amount
     peak_after: Amount
     mean_peak_before: Amount
@@ -77,16 +87,19 @@ class Peaks(_Part):
 
 
 class Grid(_Part):
-    """Drop rate and padding waste that Token Drop would have on this routing at each γ."""
+    """What Token Drop would do on this routing at each γ; the effective γ is None if not known."""
 
     gamma: Annotated[list[Amount], Field(min_length=1)]
     drop_rate: list[Share]
     pad_waste: list[Share | None]
+    effective_gamma: list[Amount] | None = None
 
     @model_validator(mode="after")
     def _as_long(self) -> Grid:
         if not len(self.gamma) == len(self.drop_rate) == len(self.pad_waste):
             raise ValueError("gamma, drop_rate and pad_waste are not of one length")
+        if self.effective_gamma is not None and len(self.effective_gamma) != len(self.gamma):
+            raise ValueError("gamma and effective_gamma are not of one length")
         return self
 
 
@@ -104,6 +117,8 @@ class Layer(_Part):
     lost_all: Count
     drop_rate: Share
     pad_waste: Share | None
+    mean_load: Amount | None = None
+    effective_gamma: Amount | None = None
     load_before: list[Count]
     load_after: list[Count]
     score_by_rank: list[float] | None

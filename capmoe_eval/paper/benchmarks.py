@@ -41,28 +41,15 @@ class Shown:
         scale = self.study.scale
         return "full widths" if scale == 1 else f"widths 1/{scale:g}"
 
-    @property
-    def as_deployed(self) -> bool:
-        """True if it has as many ranks as the paper has GPUs for this model."""
-        found = deployment(self.run.model)
-        return found is not None and found.ranks == self.run.ranks
-
 
 @dataclass(frozen=True)
 class Bench:
-    """The benchmark files of a directory.
-
-    Attributes:
-        folder: The directory.
-        studies: Whole files of efficiency studies, in the order of their names.
-        evaluations: Whole files of benchmarks of the evaluation.
-        broken: The error of each other file, one line each.
-    """
+    """The benchmark files of a directory."""
 
     folder: Path = FOLDER
-    studies: tuple[Study, ...] = ()
-    evaluations: tuple[Evaluation, ...] = ()
-    broken: tuple[str, ...] = ()
+    studies: tuple[Study, ...] = ()  # whole files, in the order of their names
+    evaluations: tuple[Evaluation, ...] = ()  # whole files of the other benchmarks
+    broken: tuple[str, ...] = ()  # the error of each other file, one line each
 
     def broken_of(self, study: str) -> list[str]:
         """Return what is wrong with the files of a study that cannot be read."""
@@ -101,8 +88,9 @@ class Bench:
 
 def _priority(shown: Shown) -> tuple[object, ...]:
     """Return a key by which the run that should be shown is the highest."""
-    study = shown.study
-    return (shown.as_deployed, not study.emulated, -study.scale, study.date, study.path.name)
+    study, found = shown.study, deployment(shown.run.model)
+    deployed = found is not None and found.ranks == shown.run.ranks
+    return (deployed, not study.emulated, -study.scale, study.date, study.path.name)
 
 
 def _place(shown: Shown) -> tuple[int, str]:

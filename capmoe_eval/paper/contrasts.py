@@ -5,63 +5,68 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from functools import cache
+from importlib import resources
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
 from capmoe_eval.paper.evidence import Evidence, Side
+from capmoe_eval.paper.margins import in_points
 from capmoe_eval.paper.statistics import holm
 from capmoe_eval.paper.verdicts import LEVEL, Finding, Outcome
-
-MARGIN: Final = 1.0
-"""Points of accuracy that a method may lose and still be ``close``."""
 
 
 @dataclass(frozen=True)
 class Expectation:
     """The bounds, in points, between which an effect must lie for a claim to hold.
 
-    ``greater`` is (0, ∞), ``less`` (−∞, 0), ``close`` [−1, ∞); ``within: 1`` is [−1, 1],
-    ``at_least: -1`` [−1, ∞) and ``at_most: -5`` (−∞, −5].
+    ``greater`` is (0, ∞), ``less`` (−∞, 0); ``within: 1`` is [−1, 1], ``at_least: -1`` [−1, ∞) and
+    ``at_most: -5`` (−∞, −5]. A number may be a margin of ``data/margins.yaml``, ``-gain``.
+
+    Attributes:
+        low: The lower bound.
+        high: The upper bound.
+        margin: Name of the margin that the bounds are; empty where they are numbers.
     """
 
     low: float
     high: float
+    margin: str = ""
 
     @classmethod
-    def of(cls, raw: str | Mapping[str, float]) -> Expectation:
+    def of(cls, raw: str | Mapping[str, float | str]) -> Expectation:
         """Read an expectation.
 
         Raises:
             ValueError: If it is none.
         """
-        [(name, bound)] = raw.items() if isinstance(raw, Mapping) else [(raw, 0.0)]
+        [(name, given)] = raw.items() if isinstance(raw, Mapping) else [(raw, 0.0)]
+        bound = in_points(given)
         bounds = {
             "greater": (0.0, math.inf),
             "less": (-math.inf, 0.0),
-            "close": (-MARGIN, math.inf),
             "within": (-bound, bound),
             "at_least": (bound, math.inf),
             "at_most": (-math.inf, bound),
         }
         if name not in bounds:
             raise ValueError(f"expect: {name!r} is none of {', '.join(bounds)}")
-        return cls(*bounds[name])
+        return cls(*bounds[name], given.removeprefix("-") if isinstance(given, str) else "")
 
     @property
     def is_direction(self) -> bool:
         """True if it asks for a sign alone, which the test of no difference decides, too."""
         return 0.0 in (self.low, self.high)
 
-    def judge(self, low: float, high: float, p: float | None = None) -> Outcome:
+    def judge(self, low: float, high: float) -> Outcome:
         """Return what a 95 % interval, in points, says.
 
-        It holds where the whole interval lies within the bounds and fails where it lies outside. A
-        direction also needs a corrected p below :data:`LEVEL`.
+        It holds where the whole interval lies within the bounds, fails where it lies outside.
         """
-        if self.is_direction and (p is None or p >= LEVEL):
-            return Outcome.UNDECIDED
-        if low >= self.low and high <= self.high:
+        strictly = self.is_direction and 0.0 in (low, high)
+        if low >= self.low and high <= self.high and not strictly:
             return Outcome.HOLDS
         if high < self.low or low > self.high:
             return Outcome.FAILS
@@ -72,10 +77,10 @@ class Expectation:
         if self.is_direction:
             return "> 0" if self.low == 0.0 else "< 0"
         if self.high == math.inf:
-            return f"≥ {self.low:+g}"
+            return f"≥ {self.low:+.3g}"
         if self.low == -math.inf:
-            return f"≤ {self.high:+g}"
-        return f"within ±{self.high:g}"
+            return f"≤ {self.high:+.3g}"
+        return f"within ±{self.high:.3g}"
 
 
 def _expectation(raw: Any) -> Expectation:
@@ -86,57 +91,81 @@ class Contrast(BaseModel):
     """The first side minus the second, over the same documents.
 
     Attributes:
-        label: A name for people; both sides where none is given.
         first: The side whose score is taken, ``a`` in the data.
         second: The side whose score is subtracted, ``b``.
         expect: Where the effect must lie.
+        model: A part of the names of the models that it is asked of; all where it is empty.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    label: str = ""
     first: Side = Field(alias="a")
     second: Side = Field(alias="b")
     expect: Annotated[Expectation, BeforeValidator(_expectation)]
+    model: str = ""
 
     def __str__(self) -> str:
-        """Return the label."""
-        return self.label or f"{self.first} − {self.second}"
+        """Return both sides, the batches where they are not lm-eval's, and the model if named."""
+        batches = ", mixed batches" if self.first.batches == "mixed" else ""
+        model = f", {self.model} alone" if self.model else ""
+        return f"{self.first} − {self.second}{batches}{model}"
 
 
-def judge(
-    contrasts: Sequence[Contrast], evidence: Evidence, *, test_margins: bool
-) -> list[Finding]:
+@cache
+def _named() -> Mapping[str, Sequence[Any]]:
+    text = (resources.files(__package__) / "data" / "contrasts.yaml").read_text(encoding="utf-8")
+    lists: Mapping[str, Sequence[Any]] = yaml.safe_load(text)
+    return lists
+
+
+def read_contrasts(raw: Sequence[str | Mapping[str, Any]]) -> tuple[Contrast, ...]:
+    """Return contrasts: each item is one, or the name of a list in ``data/contrasts.yaml``.
+
+    Raises:
+        ValueError: If an item is no contrast, or there is no such list.
+    """
+    items: list[Any] = []
+    for item in raw:
+        if isinstance(item, str) and item not in _named():
+            raise ValueError(f"contrasts {item!r} are none of {', '.join(_named())}")
+        items += _named()[item] if isinstance(item, str) else [item]
+    return TypeAdapter(tuple[Contrast, ...]).validate_python(items)
+
+
+def judge(contrasts: Sequence[Contrast], evidence: Evidence) -> list[Finding]:
     """Return a finding for each contrast of a claim.
 
-    Args:
-        contrasts: The contrasts of the claim; p is corrected for their number (Holm).
-        evidence: The records.
-        test_margins: Whether contrasts that ask for a margin, which the interval alone decides,
-            have a p and count in its correction.
+    The interval over documents decides. A direction also needs a p below :data:`LEVEL`, corrected
+    for the number of directions among the contrasts (Holm).
     """
-    effects = [evidence.effect(asked.first, asked.second) for asked in contrasts]
-    tested = [
+    effects = [evidence.effect(asked.first, asked.second, asked.model) for asked in contrasts]
+    directions = [
         effect.comparison.p
         for asked, (effect, _) in zip(contrasts, effects, strict=True)
-        if effect.comparison and (test_margins or asked.expect.is_direction)
+        if effect.comparison and asked.expect.is_direction
     ]
-    corrected = iter(holm(tested))
+    corrected = iter(holm(directions))
     findings = []
     for asked, (effect, records) in zip(contrasts, effects, strict=True):
-        found = effect.comparison
+        found, expect = effect.comparison, asked.expect
+        bounds, note = (expect.low, expect.high), evidence.remark(asked.first, asked.second)
         if found is None:
-            findings.append(Finding(str(asked), Outcome.ABSENT, unit="points"))
+            absent = Finding(str(asked), Outcome.ABSENT, unit="points", bounds=bounds, note=note)
+            findings.append(absent)
             continue
-        p = next(corrected) if test_margins or asked.expect.is_direction else None
-        outcome = asked.expect.judge(found.low, found.high, p)
-        numbers = found.effect, found.low, found.high, p
+        p = next(corrected) if expect.is_direction else None
+        decided = expect.judge(found.low, found.high)
+        outcome = decided if p is None or p < LEVEL else Outcome.UNDECIDED
         findings.append(
             Finding(
-                *(str(asked), outcome, *numbers, "points"),
+                *(str(asked), outcome, found.effect, found.low, found.high, p, "points"),
                 models=effect.models,
                 documents=found.documents,
                 records=records,
+                note=note,
+                bounds=bounds,
+                wide=effect.wide,
+                conditional=effect.wide is None or expect.judge(*effect.wide) is not decided,
             )
         )
     return findings

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import gamma_suffix
-from capmoe_eval.experiment.record import VERDICTS, Record
+from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import read_results
 from capmoe_eval.paper.benchmarks import Bench
 from capmoe_eval.paper.pairing import Documents
 from capmoe_eval.paper.statistics import Effect, contrast
 from capmoe_eval.paper.tables import ALL_TASKS
-from capmoe_eval.paper.verdict_file import VerdictFile, read_verdicts
 from capmoe_eval.routing.method import Method
 
 MIX: Final = "zero_shot_mix"
 """The task whose requests, of four tasks, meet in one batch."""
 
 _TASKS: Final = {MIX, *(column.task for column in ALL_TASKS)}
+
+Trainings = Sequence[Mapping[str, Any]]
+"""The trainings of :data:`TRAININGS`, one mapping each."""
+TRAININGS: Final = Path("results/training_seeds.json")
+"""The file of the balance of the trained tiny models of several training seeds."""
 
 Batches = Literal["single", "mixed", "sized"]
 """``single``: batches of one task, by length, as lm-eval makes them. ``mixed``: random batches of
@@ -57,13 +63,14 @@ class Side(BaseModel):
     Attributes:
         method: A name of :data:`capmoe_eval.routing.method.METHODS`.
         gamma: Capacity factor, "own" for the model's of Table 2, None for methods without one.
+            "matched" is that of the records whose dropped share is nearest to Expert Drop's.
         batches: The composition of its batches.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
     method: str
-    gamma: float | Literal["own"] | None = None
+    gamma: float | Literal["own", "matched"] | None = None
     batches: Batches = "single"
 
     @property
@@ -82,13 +89,15 @@ class Side(BaseModel):
         m = knobs.get("m")
         if isinstance(m, str):
             knobs["m"] = int(m.removesuffix("k") or 1) * top_k
-        return Method(self.method, home.gamma if self.gamma == "own" else self.gamma, **knobs)
+        gamma = home.gamma if isinstance(self.gamma, str) else self.gamma
+        return Method(self.method, gamma, **knobs)
 
     def __str__(self) -> str:
         """Return the side in a few words."""
-        gamma = "own γ" if self.gamma == "own" else gamma_suffix(self.gamma, "γ=")
+        given = self.gamma
+        gamma = f"{given} γ" if isinstance(given, str) else gamma_suffix(given, "γ=")
         knobs = [k if v is True else f"{k}={v}" for k, v in self.knobs.items()]
-        return " ".join(part for part in (self.method, gamma, *knobs) if part)
+        return " ".join(part for part in (self.method.replace("_", " "), gamma, *knobs) if part)
 
 
 @dataclass(frozen=True)
@@ -100,7 +109,7 @@ class Evidence:
         records: Whole records; models are shown in the order of their first record.
         broken: One line for each file that is no whole record.
         homes: Each model's own settings.
-        replication: The report of the replication, or None.
+        trainings: The trainings of several seeds, one mapping each.
         bench: The files of the benchmarks.
         tasks: The order in which tasks are resampled; empty for that of the records.
     """
@@ -109,7 +118,7 @@ class Evidence:
     records: tuple[Record, ...] = ()
     broken: tuple[str, ...] = ()
     homes: Mapping[str, Home] = field(default_factory=dict)
-    replication: VerdictFile | None = None
+    trainings: Trainings = ()
     bench: Bench = field(default_factory=Bench)
     tasks: tuple[str, ...] = ()
     _effects: dict[str, tuple[Effect, tuple[str, ...]]] = field(default_factory=dict, repr=False)
@@ -128,6 +137,11 @@ class Evidence:
         home = self.home(model)
         if home is None:
             return {}
+        if side.gamma == "matched":
+            matched = self._matched(side, model)
+            if matched is None:
+                return {}
+            side = side.model_copy(update={"gamma": matched[0]})
         top_k = next((record.layers[0].top_k for record in self._by_model.get(model, ())), 1)
         batch_size = home.batch_size if side.batches == "single" else None
         key = model, side.batches, batch_size, side.routing(home, top_k)
@@ -148,17 +162,20 @@ class Evidence:
                     found.setdefault(task, []).append(record.documents)
         return found
 
-    def effect(self, first: Side, second: Side) -> tuple[Effect, tuple[str, ...]]:
+    def effect(self, first: Side, second: Side, model: str = "") -> tuple[Effect, tuple[str, ...]]:
         """Return the first side minus the second, and the paths of the records compared.
 
-        It is computed once, however many claims ask for it.
+        It is computed once, however many claims ask for it. ``model`` is a part of the names of the
+        models that are compared.
         """
-        key = repr((first, second))
+        key = repr((first, second, model))
         if key not in self._effects:
             sides = (first, second)
+            left_out = self.left_out(first, second)
             answers = {
-                model: (self.documents(first, model), self.documents(second, model))
-                for model in self.models
+                name: (self.documents(first, name), self.documents(second, name))
+                for name in self.models
+                if model in name and name not in left_out
             }
             effect = contrast(answers, self.tasks)
             paths = {
@@ -171,6 +188,61 @@ class Evidence:
             }
             self._effects[key] = effect, tuple(sorted(paths))
         return self._effects[key]
+
+    def gammas(self, side: Side, model: str) -> list[float]:
+        """Return every γ at which a model has records of a side, whatever γ the side names."""
+        factors = {record.cell.method.gamma for record in self._by_model.get(model, ())}
+        known = sorted(gamma for gamma in factors if gamma is not None)
+        return [g for g in known if self.find(side.model_copy(update={"gamma": g}), model)]
+
+    def remark(self, first: Side, second: Side) -> str:
+        """Return what a reader of a contrast must know of its models; empty for most."""
+        matched = {
+            model: self._matched(side, model)
+            for side in (first, second)
+            if side.gamma == "matched"
+            for model in self.models
+        }
+        shares = [
+            f"{model} γ={found[0]:g} drops {found[1]:.1%}, Expert Drop {found[2]:.1%}"
+            for model, found in matched.items()
+            if found
+        ]
+        left_out = self.left_out(first, second)
+        texts = [f"the nearest shares are: {'; '.join(shares)}"] if shares else []
+        if left_out:
+            texts.append(f"left out, with one expert per device: {', '.join(left_out)}")
+        return "; ".join(texts)
+
+    def left_out(self, first: Side, second: Side) -> list[str]:
+        """Return the models of which a device has one expert, where only one side is of devices."""
+        if first.knobs.get("granularity") == second.knobs.get("granularity"):
+            return []
+        homes = {model: self.home(model) for model in self.models}
+        layers = {model: records[0].layers[0] for model, records in self._by_model.items()}
+        return [m for m, home in homes.items() if home and layers[m].n_experts <= home.ep_size]
+
+    def dropped(self, sides: Sequence[Side], model: str) -> list[float]:
+        """Return the share of pairs that each side drops, over the tasks that all have, if any."""
+        found = [self.find(side, model) for side in sides]
+        tasks = [task for task in found[0] if all(task in of for of in found)]
+        return [
+            fmean(record.load.drop_rate for task in tasks for record in of[task])
+            for of in found
+            if tasks
+        ]
+
+    def _matched(self, side: Side, model: str) -> tuple[float, ...] | None:
+        """Return the γ with the share of pairs dropped nearest to Expert Drop's, and both shares.
+
+        Of equally near γ it is the lowest.
+        """
+        expert, found = Side(method="expert_drop", batches=side.batches), []
+        for gamma in self.gammas(side, model):
+            own = side.model_copy(update={"gamma": gamma})
+            if shares := self.dropped((own, expert), model):
+                found.append((gamma, *shares))
+        return min(found, key=lambda shares: abs(shares[1] - shares[2]), default=None)
 
     def home(self, model: str) -> Home | None:
         """Return a model's own settings; without them, the most frequent among its records."""
@@ -212,22 +284,49 @@ class Evidence:
         return {model: tuple(max(sets.items(), key=rank)[1]) for model, sets in groups.items()}
 
 
-def read_evidence(root: Path, profile: str) -> Evidence:
+def read_evidence(root: Path, profile: str, trainings: Path | None = None) -> Evidence:
     """Read every record under a results directory; broken files are listed and left out.
 
     Args:
-        root: The directory, ``results/<profile>``, which may hold a report of the replication.
+        root: The directory, ``results/<profile>``.
         profile: Name of the profile.
+        trainings: The file of trainings, see :func:`read_trainings`.
+
+    Raises:
+        UsageError: If the file of trainings is damaged.
     """
     found = read_results(root)
-    try:
-        replication = read_verdicts(root / VERDICTS, profile)
-        broken = found.broken
-    except UsageError as error:
-        replication, broken = None, (*found.broken, str(error))
     # Models differ in their tasks; the order must not depend on the model that comes first.
-    order = tuple(sorted(_TASKS))
-    return Evidence(profile, found.records, broken, replication=replication, tasks=order)
+    order, trained = tuple(sorted(_TASKS)), read_trainings(trainings, profile)
+    return Evidence(profile, found.records, found.broken, trainings=trained, tasks=order)
+
+
+def read_trainings(path: Path | None, profile: str) -> Trainings:
+    """Return the trainings of several seeds, none where there is no file.
+
+    Args:
+        path: The file; None for :data:`TRAININGS` in profile zoo, and for none in the others:
+            trained tiny models say nothing of them.
+        profile: Name of the profile.
+
+    Raises:
+        UsageError: If the file is damaged.
+    """
+    if path is None and profile == "zoo":
+        path = TRAININGS
+    if path is None or not path.is_file():
+        return []
+    try:
+        trainings: Trainings = json.loads(path.read_text(encoding="utf-8"))["trainings"]
+        for training in trainings:
+            float(training["peaks"][0]), int(training["steps"])
+            training["name"], training["origin"], training["seed"]
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise UsageError(
+            f"{path}: not a whole file of trainings ({error}); delete it, or make it anew with "
+            "`python -m capmoe_eval.tiny origins`"
+        ) from error
+    return trainings
 
 
 def _batches(record: Record) -> Batches | None:

@@ -7,17 +7,23 @@ nothing of them is compared.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+_SEED: Final = re.compile(r"_s(eed)?\d+$")
+
 Floats: TypeAlias = NDArray[np.float64]
 
-Documents: TypeAlias = Mapping[str, tuple[str, Sequence[float]]]
-"""Per subtask: a hash over its documents, and each document's score in their order."""
+Documents: TypeAlias = Mapping[
+    str, tuple[str, Sequence[float]] | tuple[str, Sequence[float], Sequence[int]]
+]
+"""Per subtask: a hash over its documents, each document's score in their order, and its batch where
+it is known."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +34,13 @@ class Paired:
         documents: Subtasks and the hashes over their documents, in the order of the scores.
         first: [documents], the mean over the first side's evaluations.
         second: [documents], the mean over the second side's.
+        batches: [documents], the batch of each; None where it is unknown or the evaluations differ.
     """
 
     documents: tuple[tuple[str, str], ...]
     first: Floats
     second: Floats
+    batches: NDArray[np.int64] | None = None
 
     @property
     def differences(self) -> Floats:
@@ -71,21 +79,32 @@ def pair(first: Sequence[Documents], second: Sequence[Documents]) -> Paired | Un
         if reason:
             return Unpaired(reason)
     documents = tuple((name, run[0]) for name, run in sorted(everyone[0].items()))
-    return Paired(documents, _mean(first), _mean(second))
+    return Paired(documents, _mean(first), _mean(second), _shared_batches(everyone))
 
 
-def pool(models: Iterable[Mapping[str, Paired]]) -> dict[str, Floats]:
+def family(model: str) -> str:
+    """Return a model's name without its training seed: ``zoo_olmoe`` of ``zoo_olmoe_s1``."""
+    return _SEED.sub("", model)
+
+
+def pool(models: Mapping[str, Mapping[str, Paired]]) -> dict[str, Floats]:
     """Return the differences by task, averaged over the models that answered the same documents.
 
-    Models that answered other documents of a task are further units of chance beside them.
+    Training seeds of one model are averaged first. Models that answered other documents of a task
+    are further units of chance beside them.
     """
-    collected: dict[str, dict[object, list[Floats]]] = {}
-    for model in models:
-        for task, paired in model.items():
-            sets = collected.setdefault(task, {})
-            sets.setdefault(paired.documents, []).append(paired.differences)
+    collected: dict[str, dict[object, dict[str, list[Floats]]]] = {}
+    for model, tasks in models.items():
+        for task, paired in tasks.items():
+            families = collected.setdefault(task, {}).setdefault(paired.documents, {})
+            families.setdefault(family(model), []).append(paired.differences)
     return {
-        task: np.concatenate([np.mean(several, axis=0) for several in sets.values()])
+        task: np.concatenate(
+            [
+                np.mean([np.mean(seeds, axis=0) for seeds in families.values()], axis=0)
+                for families in sets.values()
+            ]
+        )
         for task, sets in collected.items()
     }
 
@@ -103,9 +122,9 @@ def by_document(tasks: Sequence[Floats]) -> Sequence[Floats]:
 
 def _incomplete(run: Documents) -> str | None:
     """Return what an evaluation lacks to be paired with any, or None."""
-    if not run or any(not len(scores) for _, scores in run.values()):
+    if not run or any(not len(part[1]) for part in run.values()):
         return "scores by document are not known"
-    if not all(np.isfinite(np.asarray(scores, float)).all() for _, scores in run.values()):
+    if not all(np.isfinite(np.asarray(part[1], float)).all() for part in run.values()):
         return "a document's score is not a number"
     return None
 
@@ -122,6 +141,15 @@ def _other(run: Documents, than: Documents) -> str | None:
         if counts[0] != counts[1]:
             return f"{counts[0]} and {counts[1]} scores for the same documents of {name}"
     return None
+
+
+def _shared_batches(runs: Sequence[Documents]) -> NDArray[np.int64] | None:
+    """Return the batch of each document, or None unless all runs name the same."""
+    named = [[part[2] if len(part) > 2 else () for _, part in sorted(run.items())] for run in runs]
+    batches = [np.concatenate([np.asarray(part, dtype=np.int64) for part in run]) for run in named]
+    documents = sum(len(part[1]) for part in runs[0].values())
+    same = all(np.array_equal(other, batches[0]) for other in batches)
+    return batches[0] if same and len(batches[0]) == documents else None
 
 
 def _mean(runs: Sequence[Documents]) -> Floats:

@@ -16,6 +16,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from capmoe_eval.paper.hierarchy import over_models
 from capmoe_eval.paper.pairing import Documents, Floats, Paired, Unpaired, pair, pool
 
 #: Resamples of the bootstrap, and of the sign flips where they are drawn.
@@ -85,11 +86,14 @@ class Effect:
         comparison: Over all models; None where no model has a task on both sides.
         pairs: What was compared, by model and task.
         unpaired: Why the two sides of a task do not pair, by model and task.
+        wide: The 95 % interval over models and training seeds
+            (:func:`capmoe_eval.paper.hierarchy.over_models`).
     """
 
     comparison: Comparison | None
     pairs: Mapping[str, Mapping[str, Paired]]
     unpaired: Mapping[tuple[str, str], str]
+    wide: tuple[float, float] | None = None
 
     @property
     def models(self) -> dict[str, float]:
@@ -117,9 +121,14 @@ def contrast(models: Mapping[str, tuple[Side, Side]], tasks: Sequence[str] = ())
                     unpaired[model, task] = found.reason
                 else:
                     pairs.setdefault(model, {})[task] = found
-    pooled = pool(pairs.values())
+    pooled, wide = pool(pairs), over_models(pairs)
     points = {task: 100 * pooled[task] for task in (tasks or pooled) if task in pooled}
-    return Effect(compare(points) if points else None, pairs, unpaired)
+    return Effect(
+        compare(points) if points else None,
+        pairs,
+        unpaired,
+        wide and (100 * wide[0], 100 * wide[1]),
+    )
 
 
 def sign_flip(tasks: Sequence[Floats]) -> float:

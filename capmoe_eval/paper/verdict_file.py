@@ -1,23 +1,15 @@
-"""The file ``replication.json``: one schema for its writer and its readers."""
+"""The file ``replication.json``: its schema."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
-from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from capmoe_eval.errors import UsageError, field_problem
-from capmoe_eval.paper.verdicts import WORD, Finding, Outcome
-
-_OUTCOME = {word: outcome for outcome, word in WORD.items()}
-
-
-def outcome_of(word: str) -> Outcome:
-    """Return the outcome that a verdict stands for; a word that is not ours decides nothing."""
-    return _OUTCOME.get(word, Outcome.UNDECIDED)
+from capmoe_eval.paper.verdicts import WORD, Finding
 
 
 class _Part(BaseModel):
@@ -25,7 +17,10 @@ class _Part(BaseModel):
 
 
 class WrittenFinding(_Part):
-    """A :class:`Finding`, its outcome as a word and its numbers rounded to five digits."""
+    """A :class:`Finding`, its outcome as a word and its numbers rounded to five digits.
+
+    ``bounds`` has None where there is no bound.
+    """
 
     label: str
     verdict: str = ""
@@ -37,6 +32,9 @@ class WrittenFinding(_Part):
     models: Mapping[str, float] = {}
     documents: int = 0
     note: str = ""
+    bounds: tuple[float | None, float | None] | None = None
+    wide: tuple[float, float] | None = None
+    conditional: bool = False
 
     @classmethod
     def of(cls, finding: Finding) -> WrittenFinding:
@@ -44,18 +42,38 @@ class WrittenFinding(_Part):
         content = dataclasses.asdict(finding) | {"verdict": WORD[finding.outcome]}
         for name in ("effect", "low", "high", "p"):
             content[name] = None if content[name] is None else round(content[name], 5)
+        for name in ("bounds", "wide"):
+            content[name] = content[name] and [
+                round(end, 5) if math.isfinite(end) else None for end in content[name]
+            ]
         content["models"] = {model: round(value, 5) for model, value in finding.models.items()}
         return cls.model_validate(content)
 
 
 class WrittenClaim(_Part):
-    """A claim with its verdict and findings."""
+    """A claim with its verdict, the label of the finding that decided it, and all findings."""
 
     id: str
     place: str = ""
     statement: str = ""
     verdict: str
+    scope: str = ""
+    decided_by: str = ""
+    refuted_by: str = ""
+    note: str = ""
     contrasts: tuple[WrittenFinding, ...] = ()
+
+
+class WrittenMargin(_Part):
+    """A margin in points, with the printed cells behind it and the claims that it judges."""
+
+    id: str
+    points: float
+    meaning: str
+    words: str
+    place: str
+    source: str
+    claims: tuple[str, ...] = ()
 
 
 class VerdictFile(_Part):
@@ -68,7 +86,7 @@ class VerdictFile(_Part):
         missing: Number of evaluations that are not finished.
         notes: Remarks on the models and on files that could not be read.
         level: Family-wise error rate within a claim.
-        margin: Points that count as close.
+        margins: The margins of the claims.
         claims: The claims.
     """
 
@@ -78,35 +96,9 @@ class VerdictFile(_Part):
     missing: int = 0
     notes: tuple[str, ...] = ()
     level: float = 0.0
-    margin: float = 0.0
+    margins: tuple[WrittenMargin, ...] = ()
     claims: tuple[WrittenClaim, ...]
-
-    def claim(self, name: str) -> WrittenClaim | None:
-        """Return the claim with an id, or None."""
-        return next((claim for claim in self.claims if claim.id == name), None)
 
     def to_json(self) -> str:
         """Return the file's text."""
         return json.dumps(self.model_dump(), indent=1, ensure_ascii=False) + "\n"
-
-
-def read_verdicts(path: Path, profile: str) -> VerdictFile | None:
-    """Read the verdicts on a profile, or return None if there is no file.
-
-    Raises:
-        UsageError: If the file is damaged, or of another profile; the message names it.
-    """
-    if not path.is_file():
-        return None
-    try:
-        found = VerdictFile.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        raise UsageError(f"{path}: no replication report ({field_problem(error)})") from error
-    except OSError as error:
-        raise UsageError(f"{path}: no replication report ({error})") from error
-    if found.profile != profile:
-        raise UsageError(
-            f"{path}: verdicts of profile {found.profile}, not of {profile}; run "
-            f"`python -m capmoe_eval.replication profile={profile}`"
-        )
-    return found

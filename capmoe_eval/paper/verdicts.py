@@ -18,9 +18,7 @@ class Outcome(Enum):
     FAILS = "fails"
     UNDECIDED = "undecided"
     MIXED = "mixed"
-    """It holds on some models and fails on others."""
-    PARTLY = "partly"
-    """A part of it holds; the rest is undecided."""
+    """It holds on some models and fails on others; of a claim, this decides nothing."""
     ABSENT = "absent"
     """It could be measured here; the records are missing."""
     IMPOSSIBLE = "impossible"
@@ -33,13 +31,14 @@ NOT_SHOWN: Final = "not shown"
 NOT_MEASURED: Final = "not measured"
 NOT_TESTABLE: Final = "not testable here"
 INCONSISTENT: Final = "inconsistent in print"
+ONLY_HERE: Final = "on these models"
+"""The scope of a verdict that holds for these models and batches, and is not shown for others."""
 
 WORD: Final[Mapping[Outcome, str]] = {
     Outcome.HOLDS: CONFIRMED,
     Outcome.FAILS: CONTRADICTED,
     Outcome.UNDECIDED: NOT_SHOWN,
     Outcome.MIXED: "mixed",
-    Outcome.PARTLY: "partly",
     Outcome.ABSENT: NOT_MEASURED,
     Outcome.IMPOSSIBLE: NOT_TESTABLE,
 }
@@ -57,7 +56,7 @@ class Finding:
         label: What was compared or measured.
         outcome: What it says of the claim.
         effect: The value, in ``unit``; None where it was not measured.
-        low: Lower end of its 95 % confidence interval; None where there is none.
+        low: Lower end of its 95 % confidence interval over documents; None where there is none.
         high: Upper end.
         p: Two-sided p, corrected for the contrasts of the claim (Holm); None without a test.
         unit: "points" for accuracies in percent; empty for shares and ratios.
@@ -65,6 +64,10 @@ class Finding:
         documents: Number of documents that were compared; 0 where none were.
         records: Paths of the records that it was computed from.
         note: A remark for the reader; may be empty.
+        bounds: Where the effect must lie, in ``unit``; ``inf`` where it has no bound.
+        wide: The 95 % interval over models, training seeds and batches; None without several
+            models.
+        conditional: True if what ``low`` and ``high`` decide, ``wide`` does not.
     """
 
     label: str
@@ -78,25 +81,46 @@ class Finding:
     documents: int = 0
     records: tuple[str, ...] = ()
     note: str = ""
+    bounds: tuple[float, float] | None = None
+    wide: tuple[float, float] | None = None
+    conditional: bool = False
 
 
-def combine(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the outcome of a claim whose parts must all hold; one that fails refutes it."""
+def weigh(outcomes: Sequence[Outcome]) -> Outcome:
+    """Return what several findings say of a claim that needs them all.
+
+    It is the one rule of the replication and the ledger: what fails outranks what holds; a claim
+    holds only if every part does, so that an absent or undecided part leaves it undecided.
+    """
     if Outcome.FAILS in outcomes:
         return Outcome.FAILS
-    if outcomes and all(outcome is Outcome.HOLDS for outcome in outcomes):
-        return Outcome.HOLDS
-    return Outcome.UNDECIDED
-
-
-def summarize(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return what the measured tests of a claim have in common; "mixed" if one of several fails."""
-    measured = set(outcomes) - {Outcome.ABSENT}
-    if not measured:
+    if not set(outcomes) - {Outcome.ABSENT, Outcome.IMPOSSIBLE}:
         return Outcome.ABSENT
-    if len(measured) == 1:
-        return measured.pop()
-    return Outcome.MIXED if Outcome.FAILS in measured else Outcome.PARTLY
+    return Outcome.HOLDS if set(outcomes) == {Outcome.HOLDS} else Outcome.UNDECIDED
+
+
+def deciding(findings: Sequence[Finding]) -> Finding | None:
+    """Return the finding that decided a claim, the first of several; None if nothing was measured.
+
+    A claim that only lacks a part was decided by none: its first measured finding is returned.
+    """
+    found = [finding for finding in findings if finding.effect is not None]
+    outcome = weigh([finding.outcome for finding in findings])
+    asked = (outcome, Outcome.MIXED) if outcome is Outcome.UNDECIDED else (outcome,)
+    decided = [finding for finding in found if finding.outcome in asked]
+    return next(iter(decided or found), None)
+
+
+def only_here(outcome: Outcome, findings: Sequence[Finding]) -> bool:
+    """Return True if a verdict speaks of these models and batches only, not of others like them.
+
+    So it is where the interval over models and training seeds of a deciding finding is not known
+    or does not decide the same: of all that fail, or of any of those that hold.
+    """
+    decided = [found.conditional for found in findings if found.outcome is outcome]
+    if outcome is Outcome.FAILS:
+        return bool(decided) and all(decided)
+    return outcome is Outcome.HOLDS and any(decided)
 
 
 def unanimous(fits: Sequence[bool]) -> Outcome:

@@ -214,6 +214,11 @@ class Method:
         return None if self.gamma is None else self.granularity  # type: ignore[return-value]
 
     @property
+    def has_capacity(self) -> bool:
+        """True if experts or devices have a finite capacity."""
+        return self.gamma is not None and self.gamma < math.inf
+
+    @property
     def keep(self) -> Keep:
         """The order in which an overloaded expert (or device) keeps pairs."""
         return self.name if self.name in get_args(Keep) else "score"  # type: ignore[return-value]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UsageError, first_line
 
 _LAYERS = re.compile(r"(?:.*\.)?layers\.(?=\d)")
 """The prefix of the names of a layer's tensors."""
@@ -108,7 +108,7 @@ def one_line(field: str, name: str | Path) -> Iterator[None]:
                 f"{field}={name}: needs code of its own, which runs only where it is asked for by "
                 "name: python -m capmoe_eval.lm_eval run … --trust_remote_code"
             ) from error
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+        reason = first_line(error)
         if str(name).startswith(("/", ".", "~")) and not Path(name).expanduser().exists():
             reason = "no such directory"
         elif not isinstance(error, (OSError, ValueError)):

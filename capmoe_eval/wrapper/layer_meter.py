@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,13 @@ from capmoe_eval.wrapper.plan import GAMMA_GRID, ForwardPlan
 # Shape suffixes: N rows of the batch, T counted tokens, K = top-k, S slots, E experts, G groups,
 # U bounded units (experts, or devices), X capacity factors of the grid, R ranks.
 
-_SCALARS = (
+SCALARS = (
     "tokens",  # counted tokens T, summed over forwards
     "assignments",  # T·K
     "dropped",  # pairs of a token's own top-k that were not computed
     "added",  # computed pairs beyond a token's own top-k
     "lost_all",  # tokens none of whose pairs was computed
+    "buckets",  # groups with a token, times bounded units
     "slots",  # C summed over groups and bounded units
     "unused_slots",  # of them, left empty
     "violations",  # buckets with more pairs than their bound
@@ -149,6 +151,7 @@ class LayerMeter:
         demand_GU, kept_GU = self._by_unit(demand_GE), self._by_unit(kept_GE)
         grid_XGU = plan.capacities(GAMMA_GRID, *size)[:, :, None].expand(-1, *demand_GU.shape)
         self._add(
+            buckets=sum(tokens > 0 for tokens in plan.groups.tokens) * demand_GU.shape[1],
             grid_dropped=(demand_GU - grid_XGU).clamp_min(0).sum(dim=(1, 2)),
             grid_unused=(grid_XGU - demand_GU).clamp_min(0).sum(dim=(1, 2)),
             grid_slots=grid_XGU.sum(dim=(1, 2)),
@@ -196,17 +199,17 @@ class LayerMeter:
 
     def report(self) -> dict[str, Any]:
         """Return the layer's statistics, JSON-ready; see ``docs/results.md``."""
-        counts = {name: self.count(name) for name in _SCALARS}
+        counts = {name: self.count(name) for name in SCALARS}
         total = max(counts["assignments"], 1)
-        grid = zip(self._list("grid_unused"), self._list("grid_slots"), strict=True)
+        grid_slots = self._list("grid_slots")
+        grid = zip(self._list("grid_unused"), grid_slots, strict=True)
         return {
             "name": self.layer.name,
             "n_experts": self.layer.n_experts,
             "top_k": self.layer.top_k,
             "forwards": self.forwards,
             **counts,
-            "drop_rate": counts["dropped"] / total,
-            "pad_waste": _share(counts["unused_slots"], counts["slots"]),
+            **ratios(counts, self._method),
             "load_before": self._list("load_before"),
             "load_after": self._list("load_after"),
             "score_by_rank": self._scores(),
@@ -215,6 +218,7 @@ class LayerMeter:
                 "gamma": list(GAMMA_GRID),
                 "drop_rate": [n / total for n in self._list("grid_dropped")],
                 "pad_waste": [_share(unused, slots) for unused, slots in grid],
+                "effective_gamma": [slots / total for slots in grid_slots],
             },
             "weight_deviation": 0.0 if self.deviation is None else _finite(float(self.deviation)),
         }
@@ -250,8 +254,25 @@ def _summary(peaks: list[Tensor]) -> dict[str, float]:
     return {"mean": float(values.mean()), "max": float(values.max()), "last": float(values[-1])}
 
 
-def _share(unused: int, slots: int) -> float | None:
-    return unused / slots if slots else None
+def ratios(counts: Mapping[str, int], method: Method) -> dict[str, float | None]:
+    """Return the ratios of the sums of one layer or of several.
+
+    A bucket's mean load is T·K/U, so all buckets' mean loads are T·K together, and the effective
+    capacity factor, the sum of all capacities over the sum of all mean loads, is slots over
+    assignments.
+    """
+    return {
+        "drop_rate": counts["dropped"] / max(counts["assignments"], 1),
+        "pad_waste": _share(counts["unused_slots"], counts["slots"]),
+        "mean_load": _share(counts["assignments"], counts["buckets"]),
+        "effective_gamma": (
+            _share(counts["slots"], counts["assignments"]) if method.has_capacity else None
+        ),
+    }
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
 
 
 def _finite(number: float) -> float | None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UsageError, first_line
 from capmoe_eval.wrapper.gates import ExpertTensor, Gate, find_gate, whole
 from capmoe_eval.wrapper.ranks import ALONE, Ranks, ranks_of
 
@@ -84,7 +84,7 @@ def _read_layer(model_name: str, name: str, parent: nn.Module, experts: nn.Modul
         try:
             gate, top_k = _read_router(child, parent, experts, n_experts)
         except Exception as error:  # any module may be tried as a router
-            reasons.append(f"{child_name} ({type(child).__name__}): {_first_line(error)}")
+            reasons.append(f"{child_name} ({type(child).__name__}): {first_line(error)}")
             continue
         return MoeLayer(name, child, experts, gate, n_experts, top_k, ranks)
     raise UsageError(
@@ -214,10 +214,6 @@ def _probe(
 
 def _asks_for_tokens(router: nn.Module) -> bool:
     return "input_ids" in inspect.signature(router.forward).parameters
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
 
 
 def expected_moe_layers(config: Any) -> int | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from capmoe_eval.errors import EnforcementError
 from capmoe_eval.routing.method import Method
-from capmoe_eval.wrapper.layer_meter import LayerMeter
+from capmoe_eval.wrapper.layer_meter import SCALARS, LayerMeter, ratios
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.plan import ForwardPlan
 from capmoe_eval.wrapper.ranks import ALONE
@@ -155,10 +155,7 @@ class Meter:
         """Return the statistics over all layers and forwards, JSON-ready."""
         layers = [layer.report() for layer in self.layers]
         peaks = [layer["peak"] for layer in layers if layer["peak"]]
-        total = {
-            name: sum(layer[name] for layer in layers)
-            for name in ("dropped", "added", "lost_all", "assignments", "slots", "unused_slots")
-        }
+        total = {name: sum(layer[name] for layer in layers) for name in SCALARS}
 
         def peak(when: str, kind: str) -> list[float]:
             return [peak[f"expert_{when}"][kind] for peak in peaks]
@@ -170,8 +167,7 @@ class Meter:
             "dropped": total["dropped"],
             "added": total["added"],
             "lost_all": total["lost_all"],
-            "drop_rate": total["dropped"] / max(total["assignments"], 1),
-            "pad_waste": total["unused_slots"] / total["slots"] if total["slots"] else None,
+            **ratios(total, self.method),
             "peak_before": max(peak("before", "max"), default=None),
             "peak_after": max(peak("after", "max"), default=None),
             "mean_peak_before": _mean(peak("before", "mean")),

@@ -10,8 +10,7 @@ import pytest
 
 from capmoe_eval.bench.alternate import alternate, finish, line, ratio, timed
 from capmoe_eval.bench.device import CPU, machine
-from capmoe_eval.experiment.timings.quartiles import Spread
-from capmoe_eval.experiment.timings.targets import Target
+from capmoe_eval.experiment.timings.spread import Spread, Target
 
 
 def test_every_round_runs_every_side_and_begins_with_another(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from capmoe_eval.bench.decision import peak_bytes
 from capmoe_eval.bench.ep.skew import peak_load
+from capmoe_eval.bench.forward import skewed_model
 from capmoe_eval.bench.listings import expanded_drop, token_drop
-from capmoe_eval.bench.live import peak_bytes
-from capmoe_eval.bench.skewed_model import skewed_model
 from capmoe_eval.experiment.timings.schema import Shape
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.reference import Problem, assign_reference

@@ -96,6 +96,10 @@ def test_a_record_is_whole_and_can_be_read_again(
     assert again.cell == record.cell
     assert all(promise.passed for _, promise in again.proofs)
     assert again.load.drop_rate > 0
+    (documents,) = again.part.documents.values()
+    assert documents.batches is not None and len(documents.batches) == 2
+    assert 0 in documents.batches
+    assert max(documents.batches) < again.load.forwards - again.load.decode_forwards
     assert again.n == 2 and len(again.documents[task(name).lm_eval][1]) == 2
     assert again.provenance.data_fingerprint == source.fingerprint(task(name).dataset)
     assert again.content["results"][task(name).lm_eval]  # lm-eval's own result is there, too
@@ -345,5 +349,8 @@ def test_a_mixture_pools_the_requests_of_its_tasks(
     assert record.value == pytest.approx(sum(map(sum, correct)) / 8)
     singly = [run(lm, library, source, name, method, batch_size=8) for name in ("obqa", "rte")]
     assert record.load.forwards < 2 * len(correct)
+    batches = [part.batches or [] for part in record.part.documents.values()]
+    assert {number for part in batches for number in part} == set(range(record.load.forwards))
+    assert any(set(part) & set(other) for part in batches for other in batches if part is not other)
     assert record.cell.shuffle == 0 and record.cell.digest != singly[0].cell.digest
     assert (record.provenance.data_fingerprint or "").count("+") == 3

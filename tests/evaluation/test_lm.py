@@ -117,11 +117,73 @@ def test_another_method_on_the_loaded_model_starts_afresh() -> None:
 
 
 def test_the_patch_of_lm_eval_is_taken_back_also_after_an_error() -> None:
-    before = huggingface.pad_and_concat
+    before = huggingface.pad_and_concat, huggingface.Collator
     lm = build(CapmoeLM, "olmoe", 4)
     with pytest.raises(AssertionError):
         lm._loglikelihood_tokens([(("", ""), [1], [])], disable_tqdm=True)
-    assert huggingface.pad_and_concat is before
+    assert (huggingface.pad_and_concat, huggingface.Collator) == before
+
+
+@pytest.mark.parametrize("shuffle", [None, 0, 1])
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+@pytest.mark.parametrize("logits_cache", [True, False])
+def test_every_document_names_the_first_batch_that_computed_it(
+    logits_cache: bool, batch_size: int, shuffle: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm = build(CapmoeLM, "olmoe", batch_size, logits_cache=logits_cache)
+    lm.set_batches(batch_size, shuffle)
+    computed: list[list[str]] = []  # the texts of every batch that the model was called with
+    for name in ("_model_call", "_model_generate"):
+        plain = getattr(lm, name)
+
+        def noting(*args: Any, plain: Any = plain, **kwargs: Any) -> Any:
+            rows = args[0] if args else kwargs["context"]
+            computed.append([lm.tok_decode(row) for row in rows.tolist()])
+            return plain(*args, **kwargs)
+
+        monkeypatch.setattr(lm, name, noting)
+
+    def first_batch(texts: list[str]) -> int:
+        """The first batch with a row that is one of these texts and pads."""
+        return next(
+            number
+            for number, rows in enumerate(computed)
+            if any(row.replace(lm.tok_decode([0]), "") in texts for row in rows)
+        )
+
+    pairs = [pair for pair in PAIRS if "<|" not in pair[0] and pair[0]]
+    asked = [("choice", number // 2) for number in range(len(pairs))]
+    lm.loglikelihood(
+        [Instance("loglikelihood", {}, p, 0, (*d, 1)) for p, d in zip(pairs, asked, strict=True)]
+    )
+    inputs = [lm.tok_decode(lm.tok_encode(a + b)[:-1]) for a, b in pairs]
+    n_choice = len(computed)
+    prompts = [f"{context} {answer}" for (context, _), answer in zip(pairs, "abcde", strict=True)]
+    settings = {"until": ["\n\n"], "do_sample": False}
+    # As lm-eval repeats a request; those with other settings are in other batches.
+    asked_twice = [
+        request
+        for n, prompt in enumerate(prompts)
+        for to in [settings | {"max_gen_toks": 2 + n % 2}]
+        for request in [Instance("generate_until", {}, (prompt, to), 0, ("generation", n, 2))] * 2
+    ]
+    lm.generate_until(asked_twice)
+    expected = {
+        ("choice", d): first_batch([i for i, a in zip(inputs, asked, strict=True) if a[1] == d])
+        for d in range(3)
+    }
+    expected |= {("generation", n): first_batch([prompt]) for n, prompt in enumerate(prompts)}
+    assert lm.batches == expected
+    assert max(lm.batches[asked] for asked in expected if asked[0] == "choice") < n_choice
+    assert len(set(expected.values())) > 2 or batch_size == 5, "the batches tell nothing"
+    lm.route(lm.meter.method)
+    assert lm.batches == {}
+
+
+def test_rolling_log_likelihoods_have_no_batch() -> None:
+    lm = build(CapmoeLM, "olmoe", 2)
+    lm.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, ("A bird",), 0, ("t", 0, 1))])
+    assert lm.batches == {}
 
 
 def test_lengths_of_another_batch_are_an_error() -> None:

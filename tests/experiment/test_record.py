@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import capmoe_eval
-from capmoe_eval.bench.ep.routing import recorded
+from capmoe_eval.bench.ep.jobs import recorded
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record import SCHEMA, Record, read_record, sealed
 from capmoe_eval.experiment.results import Reader, read_results, record_paths, result_directories
@@ -135,6 +135,8 @@ NAN, INFINITE, HUGE = float("nan"), float("inf"), 10**400
         (shorten, "n is 400, and documents has 399 scores"),
         (put("documents", value={}), "capmoe.documents'"),
         (put("documents", "obqa", "correct", value=[]), "capmoe.documents.obqa.correct'"),
+        (put("documents", "obqa", "batches", value=[0]), "documents.obqa': 1 batches for 400"),
+        (put("documents", "obqa", "batches", value=[-1] * 400), r"obqa.batches\[0\]'"),
         (put("documents", "obqa", "correct", 3, value="1"), r"documents.obqa.correct\[3\]'"),
         (put("documents", "obqa", "correct", 3, value=None), r"documents.obqa.correct\[3\]'"),
         (put("load", value={}), "capmoe.load.forwards' is missing"),
@@ -147,6 +149,8 @@ NAN, INFINITE, HUGE = float("nan"), float("inf"), 10**400
         (put("layers", 0, "score_by_rank", value=[0.5]), "score_by_rank has 1 numbers"),
         (put("layers", 0, "assignments", value=0), r"layers\[0\].assignments'"),
         (put("layers", 0, "grid", "drop_rate", value=[0.1]), r"layers\[0\].grid': gamma,"),
+        (put("layers", 0, "grid", "effective_gamma", value=[0.1]), "gamma and effective_gamma"),
+        (put("layers", 0, "effective_gamma", value=-0.1), r"layers\[0\].effective_gamma'"),
         (put("layers", 0, "peak", value={}), r"layers\[0\].peak.expert_before' is missing"),
         (drop("layers", 0, "grid", "pad_waste"), r"layers\[0\].grid.pad_waste' is missing"),
         (drop("proofs", "kernel_agrees"), "capmoe.proofs.kernel_agrees' is missing"),

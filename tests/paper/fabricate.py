@@ -29,6 +29,7 @@ def record(
     cell: dict[str, Any] | None = None,
     root: Path = Path("results/zoo"),
     broken_promise: str = "",
+    stderr: float = 0.01,
     **knobs: Any,
 ) -> Record:
     """Return a record; nothing is written."""
@@ -42,7 +43,7 @@ def record(
         **{"batch_size": HOME.batch_size, **(cell or {})},
         parts={
             "documents": documents,
-            "stderr": 0.01,
+            "stderr": stderr,
             "load": loads,
             "layers": [records.layer([30, 20, 10, 10, 10, 10, 5, 5], **(layer or {}))],
             "broken_promise": broken_promise,

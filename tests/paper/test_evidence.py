@@ -52,3 +52,13 @@ def test_contrasts_without_records_are_none() -> None:
         Side(method="score", gamma=1.0), Side(method="order", gamma=1.0)
     )
     assert effect.comparison is None and not records
+
+
+def test_the_batches_that_records_name_are_those_of_the_comparison() -> None:
+    rows = [record("score", 1.0), record("random", 1.0)]
+    for row in rows:
+        row.content["capmoe"]["documents"]["obqa"]["batches"] = [0, 0, 1, 1]
+    sides = (Side(method=name, gamma=1.0) for name in ("score", "random"))
+    effect, _ = evidence(*rows).effect(*sides)
+    batches = effect.pairs["zoo_olmoe"]["obqa"].batches
+    assert batches is not None and batches.tolist() == [0, 0, 1, 1]

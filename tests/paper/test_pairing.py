@@ -52,16 +52,23 @@ def paired(scores: Sequence[float], documents: str = "h") -> Paired:
 
 
 def test_models_are_averaged_over_the_same_documents_alone() -> None:
-    models: list[Mapping[str, Paired]] = [
-        {"obqa": paired([1.0, 0.0, 1.0])},
-        {"obqa": paired([0.0, 0.0, 1.0]), "rte": paired([1.0, 1.0])},
-        {"obqa": paired([-1.0, -1.0], "other")},
-    ]
+    models: dict[str, Mapping[str, Paired]] = {
+        "a": {"obqa": paired([1.0, 0.0, 1.0])},
+        "b": {"obqa": paired([0.0, 0.0, 1.0]), "rte": paired([1.0, 1.0])},
+        "c": {"obqa": paired([-1.0, -1.0], "other")},
+    }
     pooled = pool(models)
     assert {task: values.tolist() for task, values in pooled.items()} == {
         "obqa": [0.5, 0.0, 1.0, -1.0, -1.0],
         "rte": [1.0, 1.0],
     }
+
+
+def test_training_seeds_are_averaged_before_models_are() -> None:
+    seeds = {
+        name: {"t": paired([value])} for name, value in (("a", 0.0), ("a_s1", 1.0), ("b", 1.0))
+    }
+    assert pool(seeds)["t"].tolist() == [0.75]
 
 
 def test_tasks_of_the_same_documents_are_one() -> None:

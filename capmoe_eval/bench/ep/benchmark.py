@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from capmoe_eval.bench.alternate import now
 from capmoe_eval.bench.device import device_of, dtype_name, dtype_of, machine
+from capmoe_eval.bench.ep.emulation import MACHINES, NODE, Machine
 from capmoe_eval.bench.ep.jobs import Job, free_job, study_jobs
-from capmoe_eval.bench.ep.link import MACHINES, NODE, Machine
 from capmoe_eval.bench.ep.measure import EMULATED, Bench
-from capmoe_eval.bench.ep.text import table
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.experiment.processes import process_count, process_rank
-from capmoe_eval.experiment.timings import schema
+from capmoe_eval.experiment.timings.schema import Link, Miss, Point, Study, Timing
 from capmoe_eval.experiment.timings.studies import find_studies
 from capmoe_eval.wrapper.parallel.world import World
 
@@ -50,8 +50,8 @@ def run(given: argparse.Namespace) -> None:
     world = World.join(device) if processes else None
     bench = Bench(world, device, dtype, link, given.repeats, given.warmup, given.validate)
     for name, said, jobs in asked:
-        file = schema.Study(
-            schema=schema.Study.SCHEMA,
+        file = Study(
+            schema=Study.SCHEMA,
             command="ep",
             date=now(),
             machine=machine(device),
@@ -67,10 +67,10 @@ def run(given: argparse.Namespace) -> None:
         if not process_rank():
             path = given.out / f"ep-{name}-{file.kind}.json"
             file.write(path)
-            print(f"{table(file)}\nwritten: {path}\n")
+            print(*_lines(file), f"written: {path}\n", sep="\n")
 
 
-def _link(given: argparse.Namespace, device: torch.device) -> schema.Link | Machine:
+def _link(given: argparse.Namespace, device: torch.device) -> Link | Machine:
     """Return the emulated link, or the machine whose balance it shall have."""
     stated = given.bandwidth is not None or given.latency is not None
     in_proportion = given.machine is not None or given.balance is not None
@@ -83,16 +83,15 @@ def _link(given: argparse.Namespace, device: torch.device) -> schema.Link | Mach
         bandwidth = NODE.bandwidth if given.bandwidth is None else given.bandwidth
         latency = NODE.latency if given.latency is None else given.latency
         said = f"stated: {bandwidth / 1e9:g} GB/s per rank and direction, {1e6 * latency:g} µs"
-        return schema.Link(bandwidth, latency, said)
+        return Link(bandwidth, latency, said)
     name = given.machine or "h20"
     if name not in MACHINES:
         raise bad_choice("machine", name, MACHINES)
     chosen = MACHINES[name]
     if given.balance is None:
         return chosen
-    return dataclasses.replace(
-        chosen, name=f"a machine as fast as {chosen.name}", bandwidth=given.balance * chosen.flops
-    )
+    fast = f"a machine as fast as {chosen.name}"
+    return replace(chosen, name=fast, bandwidth=given.balance * chosen.flops)
 
 
 def _keep_memory() -> None:
@@ -106,3 +105,61 @@ def _keep_memory() -> None:
     if hasattr(library, "mallopt"):
         library.mallopt(mmap_max, 0)
         library.mallopt(trim_threshold, 2**31 - 1)
+
+
+def _lines(study: Study) -> Iterator[str]:
+    """Yield a file as text: a block for each run, a line for each method."""
+    yield f"{study.study or 'ep'}, {study.dtype}, {study.machine.name}"
+    yield study.note or f"measured on real processes ({study.backend})"
+    for run in study.runs:
+        shape, link = run.shape, run.link
+        shared = f", shared experts of width {shape.shared}" if shape.shared else ""
+        yield (
+            f"\n{run.title}: H={shape.hidden} I={shape.intermediate} E={shape.n_experts} "
+            f"K={shape.top_k}{shared}; {run.ranks} ranks"
+        )
+        if link:
+            speed = f"{link.bandwidth / 1e9:.3g} GB/s, {1e6 * link.latency:.3g} µs"
+            yield f"link: {speed}; {link.source}"
+        for point in run.points:
+            yield from _point_lines(point)
+
+
+def _point_lines(point: Point) -> Iterator[str]:
+    place = f" ({point.place})" if point.place else ""
+    yield (
+        f"{point.tokens_per_rank} tokens per rank{place}, routing of {point.routing.source}, "
+        f"peak load {point.routing.peak:.2f} × mean"
+    )
+    yield from _timing_lines(point.timings)
+    if point.validation:
+        yield from _error_lines("layer", point.validation.errors)
+    if point.prefill:
+        yield f"prefill, {point.prefill.layers} layers, prompts of {point.prefill.prompt}"
+        yield from _timing_lines(point.prefill.timings)
+        if point.validation and point.validation.prefill:
+            yield from _error_lines("prefill", point.validation.prefill.errors)
+
+
+def _error_lines(part: str, errors: Mapping[str, Miss]) -> Iterator[str]:
+    for name, error in errors.items():
+        shares = f"total {100 * error.total:+.0f} %, speedup {100 * error.speedup:+.0f} %"
+        yield f"  emulated {part}, {name}: {shares}"
+
+
+def _timing_lines(rows: Sequence[Timing]) -> Iterator[str]:
+    """Yield a heading and a line per method; milliseconds are medians."""
+    phases = [phase for phase in rows[0].seconds if phase != "total"]
+    yield (
+        f"{'method':<38}{'ms':>9}{'speedup':>9}{'quartiles':>14}{'ideal':>7}{'reached':>9}"
+        f"{'dropped':>9}  " + "".join(f"{phase:>9}" for phase in phases)
+    )
+    for row in rows:
+        quartiles = f"{row.speedup.low:.2f}–{row.speedup.high:.2f}"
+        reached = "–" if row.reached is None else f"{100 * row.reached:.0f} %"
+        yield (
+            f"{row.method:<38}{1e3 * row.seconds['total'].median:>9.2f}"
+            f"{row.speedup.median:>9.2f}{quartiles:>14}{row.ideal_rank:>7.2f}{reached:>9}"
+            f"{100 * row.dropped_share:>7.1f} %  "
+            + "".join(f"{1e3 * row.seconds[phase].median:>9.2f}" for phase in phases)
+        )

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-Lap = Callable[[str], AbstractContextManager[None]]
-"""Times the block under a phase's name."""
+Lap = Callable[[str], AbstractContextManager[object]]
+"""Times the block under a phase's name; ``nullcontext`` times nothing."""
 
 
 class Clock:
@@ -19,9 +19,6 @@ class Clock:
 
     On a GPU the marks are events in its stream, so that nothing waits between phases; elsewhere
     they are the time of day.
-
-    Attributes:
-        device: The device that does the work.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -72,21 +69,11 @@ class Clock:
         return float(begun.elapsed_time(ended)) / 1e3
 
 
-@contextlib.contextmanager
-def untimed(_phase: str) -> Iterator[None]:
-    """Time nothing, in place of :meth:`Clock.lap`."""
-    yield
-
-
 def from_ends(ends: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds of phases that follow each other, and their ``total``.
+    """Return the seconds of phases that follow each other, and their sum as ``total``.
 
     Args:
         ends: When the last rank had finished each phase, in seconds since all of them began.
-
-    Returns:
-        Of every phase the time from the end of the one before it; they sum to the total, which is
-        the end of the last.
     """
     spent: dict[str, float] = {}
     begun = 0.0

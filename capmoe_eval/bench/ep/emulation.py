@@ -2,22 +2,22 @@
 
 Gate, decision, packing, experts, combination and shared experts of each rank are measured, alone on
 the device; the slowest rank counts, as it would between two exchanges. The exchanges are not run:
-they take ``latency + bytes / bandwidth`` of the rank that sends or receives most
-(:func:`capmoe_eval.bench.ep.link.exchange_seconds`).
+they take ``latency + bytes / bandwidth`` of the rank that sends or receives most.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 
-from capmoe_eval.bench.ep.clock import Clock, from_ends, untimed
+from capmoe_eval.bench.ep.clock import Clock, from_ends
 from capmoe_eval.bench.ep.layer import LayerSetting, Rank, SharedExperts, random_experts
-from capmoe_eval.bench.ep.link import Machine, exchange_seconds
 from capmoe_eval.bench.ep.timing import Pass, load_of
 from capmoe_eval.experiment.timings.schema import Link, Load
 from capmoe_eval.routing.method import Method
@@ -25,6 +25,40 @@ from capmoe_eval.wrapper.parallel.dispatch import Exchange, run_experts
 
 _PASSES = 3  # over which the device's speed is measured, after one that warms up
 _STATED_BYTES = 2  # of a value on a stated machine: bfloat16
+
+NODE = Link(200e9, 20e-6, "stated")
+"""An all-to-all within a node of GPUs."""
+
+
+def exchange_seconds(link: Link, bytes_RR: Tensor) -> float:
+    """Return the time of an exchange of bytes [R, R] from each rank to each; what stays is free."""
+    moving_RR = bytes_RR.double().clone().fill_diagonal_(0)
+    busiest = max(float(moving_RR.sum(dim=dim).max()) for dim in (0, 1))
+    return link.latency + busiest / link.bandwidth
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine whose communication is to be emulated on a slower device."""
+
+    name: str  # for the file
+    flops: float  # operations per second that its experts' kernel reaches in bfloat16
+    bandwidth: float  # bytes per second that a rank sends, and at the same time receives
+    latency: float  # seconds of an exchange of nothing
+
+    @property
+    def balance(self) -> float:
+        """Bytes that it can send in the time of one floating-point operation."""
+        return self.bandwidth / self.flops
+
+
+# NVLink of both: 450 GB/s per direction. Peak of dense bfloat16: 148 and 989 TFLOP/s, of which a
+# grouped product reaches some 80 and 60 %. 20 µs is what an all-to-all of nothing takes in NCCL.
+MACHINES = {
+    "h20": Machine("H20", 120e12, 450e9, 20e-6),
+    "h100": Machine("H100 SXM", 600e12, 450e9, 20e-6),
+}
+"""The paper measured on eight H20; an H100 computes faster over the same link."""
 
 
 class EmulatedLayer:
@@ -95,7 +129,7 @@ class EmulatedLayer:
     @torch.no_grad()
     def load(self, method: Method) -> Load:
         """Return the pairs that the method leaves to be sent and computed, over all ranks."""
-        routed = [rank.route(method, untimed) for rank in self._ranks]
+        routed = [rank.route(method, nullcontext) for rank in self._ranks]
         counts_RRL = torch.stack([one.packed.counts_RL for one in routed])
         pairs_RR = counts_RRL.sum(dim=2)
         return load_of(
@@ -107,10 +141,10 @@ class EmulatedLayer:
 
 
 @lru_cache(maxsize=1)  # a study times many routings of one layer
-def _weights(setting: LayerSetting) -> tuple[list[nn.Module], SharedExperts | None]:
+def _weights(setting: LayerSetting) -> tuple[list[nn.Module], SharedExperts]:
     """Return every rank's experts, and the shared ones."""
     experts = [random_experts(setting, rank) for rank in range(setting.ranks)]
-    return experts, SharedExperts.of(setting)
+    return experts, SharedExperts(setting)
 
 
 def _slowest(
@@ -130,13 +164,8 @@ def balanced(layer: EmulatedLayer, machine: Machine, *, width: int, tokens: floa
     than the machine's as the device is, with three corrections, so that the exchanges take the same
     share of the experts' time that they take there at full size and in bfloat16: a row of fewer
     bytes or more; an expert whose work per row is smaller by the width; and, for the latency, a
-    layer whose whole work is smaller.
-
-    Args:
-        layer: The layer, on its device.
-        machine: The machine.
-        width: The divisor of the layer's widths.
-        tokens: The divisor of the number of its tokens.
+    layer whose whole work is smaller. ``width`` and ``tokens`` are the divisors of the layer's
+    widths and of the number of its tokens.
     """
     setting, dropless = layer.setting, Method("baseline")
     times = [layer.run(dropless).seconds["experts"] for _ in range(_PASSES + 1)][1:]

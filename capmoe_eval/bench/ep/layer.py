@@ -49,21 +49,13 @@ def find_shape(name: str, field: str = "shape") -> Shape:
 
 @dataclass(frozen=True)
 class LayerSetting:
-    """A layer as it is timed.
-
-    Attributes:
-        shape: Its sizes.
-        ranks: Ranks R.
-        device: The device of every rank.
-        dtype: Precision of weights and hidden states.
-        seed: Seed of weights and hidden states.
-    """
+    """A layer as it is timed."""
 
     shape: Shape
     ranks: int
-    device: torch.device
-    dtype: torch.dtype = torch.float32
-    seed: int = 0
+    device: torch.device  # the device of every rank
+    dtype: torch.dtype = torch.float32  # precision of weights and hidden states
+    seed: int = 0  # seed of weights and hidden states
 
     @property
     def row_bytes(self) -> int:
@@ -95,11 +87,6 @@ def random_experts(setting: LayerSetting, rank: int) -> nn.Module:
 class SharedExperts:
     """The shared experts of a layer: one gated MLP with random weights, the same on every rank."""
 
-    @classmethod
-    def of(cls, setting: LayerSetting) -> SharedExperts | None:
-        """Return the layer's shared experts, or None if it has none."""
-        return cls(setting) if setting.shape.shared else None
-
     def __init__(self, setting: LayerSetting) -> None:
         shape = setting.shape
         generator = torch.Generator().manual_seed(setting.seed)
@@ -120,19 +107,12 @@ class SharedExperts:
 
 @dataclass(frozen=True)
 class Routed:
-    """A rank's tokens after the router, the capacity and the packing.
+    """A rank's tokens after the router, the capacity and the packing."""
 
-    Attributes:
-        hidden_TH: Their hidden states before the layer.
-        packed: The kept pairs, ready to be sent.
-        weight_TS: Combine weight of each slot.
-        top_k: Of the slots, the tokens' own.
-    """
-
-    hidden_TH: Tensor
-    packed: Packed
-    weight_TS: Tensor
-    top_k: int
+    hidden_TH: Tensor  # their hidden states before the layer
+    packed: Packed  # the kept pairs, ready to be sent
+    weight_TS: Tensor  # combine weight of each slot
+    top_k: int  # of the slots, the tokens' own
 
     @property
     def dropped(self) -> int:
@@ -148,7 +128,7 @@ class Rank:
         logits: Router logits [T·R, E] of the tokens of all ranks.
         number: The rank's number.
         experts: Its experts.
-        shared: The shared experts, or None.
+        shared: The shared experts; not asked where the layer has none.
         total: Sums a load over all ranks; ``expert_drop`` asks for it.
 
     Attributes:
@@ -163,7 +143,7 @@ class Rank:
         logits: Tensor,
         number: int,
         experts: nn.Module,
-        shared: SharedExperts | None,
+        shared: SharedExperts,
         total: Callable[[Tensor], Tensor],
     ) -> None:
         self.setting, self.experts, self.shared, self._total = setting, experts, shared, total
@@ -218,7 +198,7 @@ class Rank:
         """
         with lap("combine"):
             out_TH = combine_rows(rows_PH, routed.packed, routed.weight_TS)
-        if self.shared is not None:
+        if self.setting.shape.shared:
             with lap("shared"):
                 out_TH = out_TH + self.shared(routed.hidden_TH)
         return out_TH

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,19 +11,17 @@ import torch
 
 from capmoe_eval.bench.alternate import alternate, ratio
 from capmoe_eval.bench.device import say
-from capmoe_eval.bench.ep.emulation import EmulatedLayer, balanced
-from capmoe_eval.bench.ep.jobs import Job
+from capmoe_eval.bench.ep.emulation import NODE, EmulatedLayer, Machine, balanced
+from capmoe_eval.bench.ep.jobs import Job, Routing
 from capmoe_eval.bench.ep.layer import LayerSetting
-from capmoe_eval.bench.ep.link import NODE, Machine, measured_link
-from capmoe_eval.bench.ep.prefill import EmulatedPrefill, RankedPrefill
-from capmoe_eval.bench.ep.routing import Routing
+from capmoe_eval.bench.ep.prefill import Prefill
 from capmoe_eval.bench.ep.skew import peak_load
-from capmoe_eval.bench.ep.timing import Layer, RankedLayer
+from capmoe_eval.bench.ep.timing import Layer, RankedLayer, measured_link
 from capmoe_eval.experiment.cell import method_label
 from capmoe_eval.experiment.timings import schema
 from capmoe_eval.experiment.timings.names import DROPLESS
-from capmoe_eval.experiment.timings.quartiles import Spread
-from capmoe_eval.experiment.timings.schema import Label, Link, Miss, Timing
+from capmoe_eval.experiment.timings.schema import Label, Link, Timing
+from capmoe_eval.experiment.timings.spread import Spread
 from capmoe_eval.experiment.timings.studies import Workload
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.parallel.world import World
@@ -38,52 +35,38 @@ EMULATED = (
 
 @dataclass(frozen=True)
 class Bench:
-    """Times jobs: on real ranks where there is a world, emulated otherwise.
-
-    Attributes:
-        world: The processes, or None.
-        device: The device of this process.
-        dtype: Precision.
-        link: The emulated link, or the machine whose balance it shall have.
-        repeats: Rounds.
-        warmup: Rounds before them.
-        validate: Whether to emulate, too, and compare.
-    """
+    """Times jobs: on real ranks where there is a world, emulated otherwise."""
 
     world: World | None
-    device: torch.device
+    device: torch.device  # the device of this process
     dtype: torch.dtype
-    link: Link | Machine
+    link: Link | Machine  # the emulated link, or the machine whose balance it shall have
     repeats: int
-    warmup: int
-    validate: bool
+    warmup: int  # rounds before those that count
+    validate: bool  # emulate, too, and compare
 
     def run(self, job: Job) -> schema.Run:
-        """Return the timings of a job."""
-        setting = LayerSetting(job.shape, job.ranks, self.device, self.dtype)
-        link = None if self.world else self._stated(job, setting)
+        """Return the timings of a job; a machine's balance is found at its first point."""
+        shape, link = job.shape, self.link
+        setting = LayerSetting(shape, job.ranks, self.device, self.dtype)
+        if isinstance(link, Machine) and not self.world:
+            logits = job.routings[0].logits(job.batches[0].tokens, shape.n_experts, shape.top_k)
+            first = EmulatedLayer(setting, logits, NODE)
+            link = balanced(first, link, width=job.scale, tokens=job.fewer_tokens)
+        stated = link if isinstance(link, Link) and not self.world else None
         return schema.Run(
             model=job.model,
-            shape=job.shape,
+            shape=shape,
             ranks=job.ranks,
-            experts_per_rank=job.shape.n_experts // job.ranks,
+            experts_per_rank=shape.n_experts // job.ranks,
             why=job.why,
-            link=link,
+            link=stated,
             points=tuple(
-                self._point(job, setting, batch, routing, link)
+                self._point(job, setting, batch, routing, stated)
                 for batch in job.batches
                 for routing in job.routings
             ),
         )
-
-    def _stated(self, job: Job, setting: LayerSetting) -> Link:
-        """Return the link of all points of a job; a machine's balance is found at the first."""
-        if isinstance(self.link, Link):
-            return self.link
-        shape = job.shape
-        logits = job.routings[0].logits(job.batches[0].tokens, shape.n_experts, shape.top_k)
-        layer = EmulatedLayer(setting, logits, NODE)
-        return balanced(layer, self.link, width=job.scale, tokens=job.fewer_tokens)
 
     def _point(
         self, job: Job, setting: LayerSetting, batch: Workload, routing: Routing, link: Link | None
@@ -105,45 +88,35 @@ class Bench:
             routing.logits(batch.tokens, shape.n_experts, shape.top_k, layer=number)
             for number in range(max(1, job.layers))
         ]
-        layers: list[Layer] = []
-        prefills: list[Layer] = []
+        models: list[list[RankedLayer] | list[EmulatedLayer]] = []
         if self.world:
-            seeds = [dataclasses.replace(setting, seed=number) for number in range(len(logits))]
-            ranked = [RankedLayer(*each, self.world) for each in zip(seeds, logits, strict=True)]
-            layers.append(ranked[0])
-            if job.layers:
-                prefills.append(RankedPrefill(ranked, tokens, batch.prompt))
+            seeds = [replace(setting, seed=number) for number in range(len(logits))]
+            ranked = zip(seeds, logits, strict=True)
+            models.append([RankedLayer(*each, self.world) for each in ranked])
             link = measured_link(self.world, self.device) if self.validate else None
         if link:
-            emulated = [EmulatedLayer(setting, each, link) for each in logits]
-            layers.append(emulated[0])
-            if job.layers:
-                prefills.append(EmulatedPrefill(emulated, tokens, batch.prompt))
-        rows, whole = (
-            time_layers(each, job.methods, repeats=self.repeats, warmup=self.warmup)
-            for each in (layers, prefills)
-        )
-        found: dict[str, Any] = {"timings": rows[0]}
+            models.append([EmulatedLayer(setting, each, link) for each in logits])
+        prefills = [Prefill(each, tokens, batch.prompt) for each in models] if job.layers else []
+        timed = partial(time_layers, methods=job.methods, repeats=self.repeats, warmup=self.warmup)
+        rows, whole = timed([each[0] for each in models]), timed(prefills)
+        found: dict[str, Any] = {}
+        check: dict[str, Any] = {}
         if whole:
-            found["prefill"] = schema.Prefill(
-                layers=job.layers, prompt=batch.prompt, timings=whole[0]
-            )
+            size = {"layers": job.layers, "prompt": batch.prompt}
+            found["prefill"] = schema.Prefill(**size, timings=whole[0])
         if self.world and link:
-            check: dict[str, Any] = {
-                "note": EMULATED,
-                "link": link,
-                "errors": _errors(*rows),
-                "timings": rows[1],
-            }
             if whole:
-                check["prefill"] = schema.Comparison(errors=_errors(*whole), timings=whole[1])
-            found["validation"] = schema.Validation(**check)
+                check["prefill"] = schema.Comparison(**_compared(*whole))
+            found["validation"] = schema.Validation(
+                note=EMULATED, link=link, **_compared(*rows), **check
+            )
         return schema.Point(
             tokens_per_rank=tokens,
             batch=batch.sequences,
             prompt=batch.prompt,
             place=batch.place,
             routing=schema.Routing(**said, peak=peak_load(logits[0], shape.top_k)),
+            timings=rows[0],
             **found,
         )
 
@@ -155,12 +128,6 @@ def time_layers(
 
     Every round passes through all layers once under each method, so that what disturbs the machine
     disturbs all of them; a speedup is taken within a round.
-
-    Args:
-        layers: The layers.
-        methods: The methods.
-        repeats: Rounds.
-        warmup: Rounds before them that are not counted.
 
     Returns:
         The rows of every layer: dropless, then each method.
@@ -187,30 +154,31 @@ def _rows(
 ) -> Iterator[Timing]:
     """Yield a layer's rows, given the seconds of its passes by method."""
     totals = {name: [each["total"] for each in of] for name, of in passes.items()}
-    loads = {name: layer.load(method) for name, method in methods.items()}
-    full = loads[DROPLESS]
+    full = layer.load(methods[DROPLESS])
     for name, method in methods.items():
+        load = layer.load(method)
         speedup = ratio(totals[DROPLESS], totals[name])
-        ideal = full.fullest_rank / max(1, loads[name].fullest_rank)
+        ideal = full.fullest_rank / max(1, load.fullest_rank)
         label = Label(method.name, method.gamma, method.granularity, method.candidates)
         yield Timing(
             method=name,
             label=None if name == DROPLESS else label,
             seconds={part: Spread.of([p[part] for p in passes[name]]) for part in passes[name][0]},
             speedup=speedup,
-            load=loads[name],
-            ideal_expert=full.fullest_expert / max(1, loads[name].fullest_expert),
+            load=load,
+            ideal_expert=full.fullest_expert / max(1, load.fullest_expert),
             ideal_rank=ideal,
             reached=(speedup.median - 1) / (ideal - 1) if ideal > _GAIN else None,
         )
 
 
-def _errors(measured: Sequence[Timing], emulated: Sequence[Timing]) -> dict[str, Miss]:
-    """Return by what share each emulated row misses the one that was measured."""
-    return {
-        ours.method: Miss(
+def _compared(measured: Sequence[Timing], emulated: Sequence[Timing]) -> dict[str, Any]:
+    """Return emulated rows, and by what share each misses the one that was measured."""
+    errors = {
+        ours.method: schema.Miss(
             total=theirs.seconds["total"].median / ours.seconds["total"].median - 1,
             speedup=theirs.speedup.median / ours.speedup.median - 1,
         )
         for ours, theirs in zip(measured, emulated, strict=True)
     }
+    return {"errors": errors, "timings": emulated}

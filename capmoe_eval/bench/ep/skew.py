@@ -45,12 +45,7 @@ def popularity(n_experts: int) -> Tensor:
 
 
 def strength(peak: float, peak_at: Callable[[float], float]) -> float:
-    """Return the least strength of popularities at which the peak load is reached, by bisection.
-
-    Args:
-        peak: The wanted peak.
-        peak_at: Returns the peak at a strength.
-    """
+    """Return the least strength of popularities at which ``peak_at`` is the peak, by bisection."""
     low, high = 0.0, _STRONGEST
     for _ in range(_STEPS):
         middle = (low + high) / 2

@@ -6,7 +6,9 @@ Two ways: :class:`RankedLayer`, on real processes, and
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from capmoe_eval.bench.ep.clock import Clock, Lap, from_ends, untimed
+from capmoe_eval.bench.ep.clock import Clock, Lap, from_ends
 from capmoe_eval.bench.ep.layer import LayerSetting, Rank, SharedExperts, random_experts
-from capmoe_eval.experiment.timings.schema import Load
+from capmoe_eval.experiment.timings.schema import Link, Load
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.parallel.dispatch import announce, run_experts, send_back, send_rows
 from capmoe_eval.wrapper.parallel.world import World
@@ -24,20 +26,17 @@ from capmoe_eval.wrapper.parallel.world import World
 PHASES = ("gate", "decide", "permute", "dispatch", "experts", "return", "combine", "shared")
 """The phases of a layer, in order; only one with shared experts has the last. Figure 6 shows the
 first two, and the exchanges, as one."""
+_LINK_ROWS, _LINK_COLUMNS = 8192, 256  # float32 to each rank: 8 MiB
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass through the layer.
+    """One pass through the layer."""
 
-    Attributes:
-        seconds: Of every phase and of the ``total``, their sum: a phase lasts from when the last
-            rank finished the one before to when the last rank finished it.
-        output_TH: This rank's output (of all ranks, where they are emulated).
-    """
-
+    # Of every phase and of the ``total``, their sum: a phase lasts from when the last rank finished
+    # the one before to when the last rank finished it.
     seconds: Mapping[str, float]
-    output_TH: Tensor
+    output_TH: Tensor  # this rank's output (of all ranks, where they are emulated)
 
 
 class Layer(Protocol):
@@ -65,7 +64,7 @@ class RankedLayer:
         self.world = world
         self.setting = setting
         experts = random_experts(setting, world.rank)
-        shared = SharedExperts.of(setting)
+        shared = SharedExperts(setting)
         self._rank = Rank(setting, logits, world.rank, experts, shared, world.total)
 
     @torch.no_grad()
@@ -106,7 +105,7 @@ class RankedLayer:
     def load(self, method: Method) -> Load:
         """Return the pairs that the method leaves to be sent and computed, over all ranks."""
         world = self.world
-        routed = self._rank.route(method, untimed)
+        routed = self._rank.route(method, nullcontext)
         own_RL = routed.packed.counts_RL
         sent = own_RL.sum() - own_RL[world.rank].sum()
         dropped = torch.tensor(routed.dropped, device=own_RL.device)
@@ -153,3 +152,26 @@ def summed(loads: Sequence[Load]) -> Load:
         fullest_expert=sum(load.fullest_expert for load in loads),
         fullest_rank=sum(load.fullest_rank for load in loads),
     )
+
+
+def measured_link(world: World, device: torch.device, *, repeats: int = 30) -> Link:
+    """Measure an all-to-all between the processes, into memory that is asked for as in a layer.
+
+    Its latency is that of tiny messages, its bandwidth that of large ones.
+    """
+
+    def seconds(rows: int) -> float:
+        sent = torch.zeros(rows * world.size, _LINK_COLUMNS, device=device)
+        clock = Clock(device)
+        dist.barrier(group=world.group)
+        clock.start()
+        with clock.lap("exchange"):
+            dist.all_to_all_single(torch.empty_like(sent), sent, group=world.group)
+        own = torch.tensor(clock.seconds()["exchange"], dtype=torch.float64, device=device)
+        return float(world.highest(own))
+
+    # In turn, so that what disturbs the machine disturbs both.
+    pairs = [(seconds(1), seconds(_LINK_ROWS)) for _ in range(repeats + 2)][2:]
+    small, large = (statistics.median(of) for of in zip(*pairs, strict=True))
+    outgoing = _LINK_ROWS * _LINK_COLUMNS * 4 * (world.size - 1)
+    return Link(outgoing / max(large - small, 1e-9), small, "measured between the processes")

@@ -1,1 +1,1 @@
-"""The files of ``results/bench/``; `schema` and `file` alone need pydantic."""
+"""The files of ``results/bench/``; `schema` alone needs pydantic."""

@@ -1,31 +1,40 @@
-"""The types of a benchmark file, for its writer and its readers."""
+"""The types of a benchmark file, for its writer and its readers.
+
+A value of another type is refused, by the writer too. A field that the writer leaves out stays out:
+a file that is read and written again is the same file.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     ConfigDict,
     Field,
     PlainSerializer,
+    ValidationError,
     ValidationInfo,
     field_validator,
 )
+from pydantic_core import from_json
 
-from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.timings.file import Count, File, Machine, Part, read_file
+from capmoe_eval.errors import UsageError, field_problem, shown
+from capmoe_eval.experiment.files import write_text
 from capmoe_eval.experiment.timings.names import DROPLESS, bench_command, evaluation_command
-from capmoe_eval.experiment.timings.quartiles import Spread
+from capmoe_eval.experiment.timings.spread import Spread, Target
 from capmoe_eval.experiment.timings.studies import STUDIES
-from capmoe_eval.experiment.timings.targets import Target
 
 _LEAST_SPEEDUP: Final = 1e-9  # a time that is none
 
+Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Amount = Annotated[float, Field(ge=0)]
 Divisor = Annotated[float, Field(ge=1, multiple_of=1), PlainSerializer(int)]
@@ -52,69 +61,65 @@ def _with_total(seconds: dict[str, Spread]) -> dict[str, Spread]:
 Quartiles = Annotated[Spread, AfterValidator(_ordered)]
 
 
+class Part(BaseModel):
+    """An object within a file."""
+
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Machine(Part):
+    """The machine that something was timed on."""
+
+    device: str
+    name: str
+    torch: str
+    threads: Count
+
+    def __str__(self) -> str:
+        """Return it in a few words."""
+        noun = "thread" if self.threads == 1 else "threads"
+        threads = f", {self.threads} {noun}" if self.device == "cpu" else ""
+        return f"{self.device}: {self.name}{threads}, torch {self.torch}"
+
+
 @dataclass(frozen=True)
 class Label:
-    """The method of a row.
+    """The method of a row."""
 
-    Attributes:
-        name: Its key (``method=``).
-        gamma: Capacity factor; None where it has none.
-        granularity: ``expert`` or ``device``, which a capacity bounds.
-        candidates: Which experts ``expanded_drop`` adds.
-    """
-
-    name: str
-    gamma: Amount | None
-    granularity: str
-    candidates: str
+    name: str  # its key (``method=``)
+    gamma: Amount | None  # capacity factor; None where it has none
+    granularity: str  # ``expert`` or ``device``, which a capacity bounds
+    candidates: str  # which experts ``expanded_drop`` adds
 
 
 @dataclass(frozen=True)
 class Load:
-    """The pairs that a method leaves to be sent and computed, over all ranks.
+    """The pairs that a method leaves to be sent and computed, over all ranks."""
 
-    Attributes:
-        kept: Pairs that are computed.
-        dropped_share: Pairs of the tokens' own top-k that are not, as a share of all.
-        expert_load: Pairs of every expert.
-        rank_load: Pairs of every rank's experts.
-        sent_bytes: Bytes that leave any rank in the first all-to-all; as many come back.
-        fullest_expert: Pairs of the fullest expert; of several layers, the sum of each one's own.
-        fullest_rank: The same of the rank with most.
-    """
-
-    kept: Count
-    dropped_share: Amount
-    expert_load: list[Count]
-    rank_load: list[Count]
-    sent_bytes: Count
-    fullest_expert: Count
-    fullest_rank: Count
+    kept: Count  # pairs that are computed
+    dropped_share: Amount  # pairs of the tokens' own top-k that are not, as a share of all
+    expert_load: list[Count]  # pairs of every expert
+    rank_load: list[Count]  # pairs of every rank's experts
+    sent_bytes: Count  # leave any rank in the first all-to-all; as many come back
+    fullest_expert: Count  # its pairs; of several layers, the sum of each one's own
+    fullest_rank: Count  # the same of the rank with most
 
 
 class Timing(Part):
-    """One method's times and its gain over dropless routing.
-
-    Attributes:
-        method: The row's name.
-        label: The method; None for dropless.
-        seconds: Of every phase and of the total; a measured prefill has the total alone.
-        speedup: Of the total, over the dropless pass of the same round.
-        load: The pairs that are sent and computed.
-        ideal_expert: The fullest expert's load before over that after: N_max / max(C, …), the
-            speedup of a rank with one expert that does nothing else.
-        ideal_rank: The same of the fullest rank's experts together.
-        reached: The speedup's share of the gain of ``ideal_rank``; None if that is too small.
-    """
+    """One method's times and its gain over dropless routing."""
 
     method: str
-    label: Label | None
+    label: Label | None  # None for dropless
+    # Of every phase and of the total; a measured prefill has the total alone.
     seconds: Annotated[dict[str, Quartiles], AfterValidator(_with_total)]
+    # Of the total, over the dropless pass of the same round.
     speedup: Annotated[Quartiles, AfterValidator(_above_0)]
     load: Load
+    # The fullest expert's load before over that after: N_max / max(C, …), the speedup of a rank
+    # with one expert that does nothing else.
     ideal_expert: Amount
-    ideal_rank: Amount
-    reached: float | None
+    ideal_rank: Amount  # the same of the fullest rank's experts together
+    reached: float | None  # the speedup's share of ``ideal_rank``'s gain; None if that is too small
 
     @property
     def dropped_share(self) -> float:
@@ -133,19 +138,12 @@ Timings = Annotated[tuple[Timing, ...], AfterValidator(_with_dropless)]
 
 
 class Routing(Part):
-    """The routing of a point.
+    """The routing of a point."""
 
-    Attributes:
-        source: ``figure 1``, ``peak``, or the name of a record's layer.
-        wanted_peak: The peak that was asked for, where one was.
-        together: Whether one rank has the popular experts.
-        peak: The fullest expert's load over the mean load N̄.
-    """
-
-    source: str
-    wanted_peak: Amount | None = None
-    together: bool = False
-    peak: Amount
+    source: str  # ``figure 1``, ``peak``, or the name of a record's layer
+    wanted_peak: Amount | None = None  # the peak that was asked for, where one was
+    together: bool = False  # one rank has the popular experts
+    peak: Amount  # the fullest expert's load over the mean load N̄
 
 
 class Prefill(Part):
@@ -158,17 +156,11 @@ class Prefill(Part):
 
 @dataclass(frozen=True)
 class Link:
-    """A model of the all-to-all between ranks.
+    """A model of the all-to-all between ranks."""
 
-    Attributes:
-        bandwidth: Bytes per second that a rank sends, and at the same time receives.
-        latency: Seconds of an exchange of nothing.
-        source: The origin of these two, in plain words.
-    """
-
-    bandwidth: Amount
-    latency: Amount
-    source: str
+    bandwidth: Amount  # bytes per second that a rank sends, and at the same time receives
+    latency: Amount  # seconds of an exchange of nothing
+    source: str  # the origin of these two, in plain words
 
 
 class Miss(Part):
@@ -196,44 +188,30 @@ class Validation(Part):
 
 
 class Point(Part):
-    """The timings of one batch under one routing.
-
-    Attributes:
-        batch: Sequences over all ranks; ``prompt`` is the number of tokens of each.
-        place: The workload of the paper that it stands for, as ``batch 8K x prompt 512``; None for
-            none. Batch and prompt may be smaller than that.
-        validation: The emulation beside it, where one was timed.
-        timings: Of one layer, by method; ``prefill`` has those of a whole model.
-    """
+    """The timings of one batch under one routing."""
 
     tokens_per_rank: Positive
-    batch: Positive
-    prompt: Positive
+    batch: Positive  # sequences over all ranks
+    prompt: Positive  # tokens of each
+    # The workload of the paper that it stands for, as ``batch 8K x prompt 512``; None for none.
+    # Batch and prompt may be smaller than that.
     place: str | None = None
     routing: Routing
-    validation: Validation | None = None
-    timings: Timings
-    prefill: Prefill | None = None
+    validation: Validation | None = None  # the emulation beside it, where one was timed
+    timings: Timings  # of one layer, by method
+    prefill: Prefill | None = None  # of a whole model
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of an MoE layer; in a file, after scaling.
-
-    Attributes:
-        hidden: Hidden size H.
-        intermediate: Width of an expert.
-        n_experts: Routed experts E, of which a token chooses ``top_k``, K.
-        shared: Width of the shared experts, which every token passes through, as one gated MLP; 0
-            where there are none.
-    """
+    """The sizes of an MoE layer; in a file, after scaling."""
 
     name: str
-    hidden: Positive
-    intermediate: Positive
-    n_experts: Positive
-    top_k: Positive
-    shared: Count
+    hidden: Positive  # hidden size H
+    intermediate: Positive  # width of an expert
+    n_experts: Positive  # routed experts E
+    top_k: Positive  # experts K that a token chooses
+    shared: Count  # width of the shared experts, as one gated MLP; 0 where there are none
 
     def scaled(self, scale: int) -> Shape:
         """Return the layer with all widths divided; experts and top-k stay.
@@ -241,9 +219,7 @@ class Shape:
         Raises:
             UsageError: If a width is no multiple of it.
         """
-        widths: dict[str, Any] = {
-            name: getattr(self, name) for name in ("hidden", "intermediate", "shared")
-        }
+        widths: dict[str, Any] = {n: getattr(self, n) for n in ("hidden", "intermediate", "shared")}
         if any(width % scale for width in widths.values()):
             said = ", ".join(f"{name} {width}" for name, width in widths.items())
             raise UsageError(f"scale={scale}: it must divide the layer's widths ({said})")
@@ -256,22 +232,14 @@ class Shape:
 
 
 class Run(Part):
-    """One layer over one number of ranks.
+    """One layer over one number of ranks."""
 
-    Attributes:
-        model: The paper's model of this shape, or None.
-        experts_per_rank: Routed experts of each rank.
-        why: Why this routing, or empty.
-        link: The stated exchange; None where it was measured.
-        points: Timings by batch and routing.
-    """
-
-    model: str | None
+    model: str | None  # the paper's model of this shape
     shape: Shape
     ranks: Positive
     experts_per_rank: Positive
-    why: str = ""
-    link: Link | None
+    why: str = ""  # why this routing
+    link: Link | None  # the stated exchange; None where it was measured
     points: Annotated[tuple[Point, ...], Field(min_length=1)]
 
     @property
@@ -280,37 +248,46 @@ class Run(Part):
         return self.model or self.shape.name
 
 
-class Study(File):
-    """The file of an efficiency study.
+class File(Part):
+    """A whole file."""
 
-    Attributes:
-        study: One of :data:`STUDIES`; None for a single layer that was asked for by hand.
-        place: The paper's place.
-        why: Why these sizes.
-        kind: ``measured`` on real ranks, or ``emulated``: each rank's work in turn on one device.
-        note: The warning of an emulation; None where it was measured.
-        date: ISO 8601.
-        backend: The library that connects the ranks; None where it was emulated.
-        repeats: Counted rounds; ``warmup`` is the number of rounds before them.
-        scale: Hidden and intermediate widths are the model's divided by this.
-        batch_divisor: Batches are the paper's divided by this; None where that is not said.
-    """
+    SCHEMA: ClassVar[int]
+    LAYOUT: ClassVar[dict[str, Any]] = {}
+
+    schema_: int = Field(alias="schema")
+    command: str
+    path: Path = Field(default=Path(), exclude=True)  # where it was read
+    digest: str = Field(default="", exclude=True)  # beginning of the SHA-256 of its bytes
+
+    def text(self) -> str:
+        """Return the file's text: the fields that were given, and no default."""
+        content = self.model_dump(by_alias=True, exclude_unset=True)
+        return json.dumps(content, indent=1, **self.LAYOUT) + "\n"
+
+    def write(self, path: Path) -> None:
+        """Write the file."""
+        write_text(path, self.text())
+
+
+class Study(File):
+    """The file of an efficiency study."""
 
     SCHEMA = 2
 
-    study: str | None
-    place: str | None = None
-    why: str | None = None
+    study: str | None  # one of :data:`STUDIES`; None for a layer that was asked for by hand
+    place: str | None = None  # the paper's place
+    why: str | None = None  # why these sizes
+    # On real ranks, or each rank's work in turn on one device.
     kind: Literal["emulated", "measured"]
-    note: str | None
-    date: str
+    note: str | None  # the warning of an emulation; None where it was measured
+    date: str  # ISO 8601
     machine: Machine
-    backend: str | None
+    backend: str | None  # the library that connects the ranks; None where it was emulated
     dtype: str
-    repeats: Positive
-    warmup: Count
-    scale: Divisor
-    batch_divisor: Positive | None = None
+    repeats: Positive  # counted rounds
+    warmup: Count  # rounds before them
+    scale: Divisor  # hidden and intermediate widths are the model's divided by this
+    batch_divisor: Positive | None = None  # batches are the paper's divided by this
     runs: Annotated[tuple[Run, ...], Field(min_length=1)]
 
     @field_validator("study")
@@ -336,13 +313,8 @@ class Study(File):
     def errors(self) -> Sequence[Mapping[str, float]]:
         """By what share the emulation missed each validated method, prefills included."""
         checks = [p.validation for run in self.runs for p in run.points if p.validation]
-        return [
-            miss.model_dump()
-            for check in checks
-            for part in (check, check.prefill)
-            if part is not None
-            for miss in part.errors.values()
-        ]
+        parts = [part for check in checks for part in (check, check.prefill) if part]
+        return [miss.model_dump() for part in parts for miss in part.errors.values()]
 
 
 class Evaluation(File):
@@ -368,13 +340,45 @@ class Evaluation(File):
 
 
 def read_study(path: Path) -> Study:
-    """Read the file of a study; see :func:`read_file`."""
+    """Read the file of a study.
+
+    Raises:
+        UsageError: If it cannot be read, is of another schema, or lacks something; the message is
+            one line that names the field and the command that makes the file anew.
+    """
     named = re.match(r"ep-([a-z]+)-", path.name)
-    return read_file(
-        Study, path, bench_command(named[1] if named and named[1] in STUDIES else None)
-    )
+    study = named[1] if named and named[1] in STUDIES else None
+    return _read(Study, path, bench_command(study))
 
 
 def read_evaluation(path: Path) -> Evaluation:
-    """Read the file of a benchmark of the evaluation; see :func:`read_file`."""
-    return read_file(Evaluation, path, evaluation_command(path.stem))
+    """Read the file of a benchmark of the evaluation.
+
+    Raises:
+        UsageError: As :func:`read_study`.
+    """
+    return _read(Evaluation, path, evaluation_command(path.stem))
+
+
+_FileT = TypeVar("_FileT", bound=File)
+
+
+def _read(kind: type[_FileT], path: Path, again: str) -> _FileT:
+    def refused(problem: str) -> UsageError:
+        return UsageError(f"{path}: {problem}; make it again: {again}")
+
+    try:
+        data = path.read_bytes()
+        content: Any = from_json(data)
+    except (OSError, ValueError) as error:
+        raise refused(f"not a whole file ({error})") from error
+    said = content.get("schema", "none") if isinstance(content, dict) else kind.SCHEMA
+    if said != kind.SCHEMA:
+        wanted = f"this version of capmoe_eval reads schema {kind.SCHEMA}"
+        raise refused(f"the file has schema {shown(said)}, {wanted}")
+    try:
+        found = kind.model_validate_json(data)
+    except ValidationError as error:
+        raise refused(field_problem(error)) from error
+    digest = hashlib.sha256(data).hexdigest()[:10]
+    return found.model_copy(update={"path": path, "digest": digest})

@@ -7,7 +7,7 @@ attention, shared and routed experts; batches are divided by a factor of their o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -23,40 +23,24 @@ FIGURE_1 = "figure 1"
 
 @dataclass(frozen=True)
 class ModelCase:
-    """A model of the paper, where it ran, and how unevenly its experts are taken to be loaded.
+    """A model of the paper, where it ran, and how unevenly its experts are taken to be loaded."""
 
-    Attributes:
-        title: As the paper's tables call it.
-        shape: Its layer, a key of ``SHAPES``.
-        ranks: Ranks that it is spread over.
-        routing: :data:`FIGURE_1`, the name of a record's model, or None.
-        peaks: Without a routing: the fullest expert's load over the mean.
-        why: The reason for the loads.
-        share: Of the study's batch, in which it runs: models whose tokens cost more get fewer.
-    """
-
-    title: str
-    shape: str
-    ranks: int
-    routing: str | None = None
-    peaks: Sequence[float] = ()
-    why: str = ""
-    share: float = 1.0
+    title: str  # as the paper's tables call it
+    shape: str  # its layer, a key of ``SHAPES``
+    ranks: int  # ranks that it is spread over
+    routing: str | None = None  # :data:`FIGURE_1`, the name of a record's model, or None
+    peaks: Sequence[float] = ()  # without a routing: the fullest expert's load over the mean
+    why: str = ""  # the reason for the loads
+    share: float = 1.0  # of the study's batch; models whose tokens cost more get fewer
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A batch.
+    """A batch."""
 
-    Attributes:
-        sequences: Sequences over all ranks.
-        prompt: Tokens of each.
-        place: The paper's name for it, where it has one.
-    """
-
-    sequences: int
+    sequences: int  # sequences over all ranks
     prompt: int
-    place: str | None = None
+    place: str | None = None  # the paper's name for it, where it has one
 
     @property
     def tokens(self) -> int:
@@ -65,42 +49,19 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Limit:
-    """A method of a study, of every γ that it is timed at."""
-
-    name: str
-    gammas: Sequence[float]
-    granularity: str = "expert"
-    candidates: str = "local"
-
-
-@dataclass(frozen=True)
 class Plan:
-    """A place of the paper, and what is timed for it.
+    """A place of the paper, and what is timed for it."""
 
-    Attributes:
-        name: As ``--study`` takes it.
-        about: The question in a few words.
-        place: The paper's place.
-        why: Why these sizes.
-        models: The models.
-        limits: The methods; dropless is beside them.
-        workloads: The batches, as the paper has them.
-        batch_divisor: The divisor of batches.
-        layers: MoE layers of the prefill; 0 leaves it out.
-        scale: The divisor of widths and prompts, where ``--scale`` gives none.
-    """
-
-    name: str
-    about: str
+    name: str  # as ``--study`` takes it
+    about: str  # the question in a few words
     place: str
-    why: str
+    why: str  # why these sizes
     models: Sequence[ModelCase]
-    limits: Sequence[Limit]
-    workloads: Sequence[Workload]
-    batch_divisor: int
-    layers: int = 0
-    scale: int = 4
+    methods: Sequence[Mapping[str, Any]]  # knobs without the ranks; dropless is beside them
+    workloads: Sequence[Workload]  # the batches, as the paper has them
+    batch_divisor: int  # the divisor of batches
+    layers: int = 0  # MoE layers of the prefill; 0 leaves it out
+    scale: int = 4  # the divisor of widths and prompts, where ``--scale`` gives none
 
 
 def _plans() -> tuple[Plan, ...]:
@@ -111,7 +72,11 @@ def _plans() -> tuple[Plan, ...]:
             name=name,
             why=f"{raw.pop('why')}; {found['smaller']}",
             models=[ModelCase(**case) for case in raw.pop("models")],
-            limits=[Limit(**limit) for limit in raw.pop("limits")],
+            methods=[
+                {**knobs, "gamma": gamma}
+                for knobs in raw.pop("methods")
+                for gamma in knobs["gamma"]
+            ],
             workloads=[Workload(**workload) for workload in raw.pop("workloads")],
             **raw,
         )

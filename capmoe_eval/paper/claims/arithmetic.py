@@ -16,6 +16,8 @@ from typing import Any, Final
 from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.paper.claims import drawn
 from capmoe_eval.paper.claims.result import CheckResult, in_print, listed, tallied
+from capmoe_eval.paper.contrasts import Expectation
+from capmoe_eval.paper.margins import in_points
 from capmoe_eval.paper.printed import (
     AVERAGE,
     FIELDS,
@@ -25,8 +27,11 @@ from capmoe_eval.paper.printed import (
     find_rows,
     pairs,
 )
-from capmoe_eval.paper.verdicts import Outcome
+from capmoe_eval.paper.verdicts import Outcome, weigh
 
+_TWO_SIDED: Final = 1.96
+# Tables 6 and 7 print fractions, the others percent.
+_UNIT: Final = {6: 0.01, 7: 0.01}
 # Printed decimals are exact; sums of binary fractions are not.
 _EPSILON: Final = 1e-9
 
@@ -84,7 +89,7 @@ def nearest(stated: float, a: Where, b: Where) -> CheckResult:
 
 
 def ranking(
-    higher: Where, lower: Where, columns: str = AVERAGE, margin: float = 0.0
+    higher: Where, lower: Where, columns: str = AVERAGE, margin: float | str = 0.0
 ) -> CheckResult:
     """Check that rows lie above others, or at most a margin below them.
 
@@ -92,11 +97,13 @@ def ranking(
         higher: The rows that are said to be higher.
         lower: The others; rows pair by the fields that neither names.
         columns: A column, or "each" for every task.
-        margin: Points by which the rows may lie lower, negative; 0 if they must lie higher.
+        margin: Points by which the rows may lie lower, negative, or the name of a margin with its
+            sign; 0 if they must lie higher.
     """
-    least = margin - _EPSILON if margin else _EPSILON
+    points = in_points(margin)
     failed, gaps = [], []
     for row, other in pairs(higher, lower):
+        least = points * _UNIT.get(row.table, 1.0) - _EPSILON if points else _EPSILON
         for column in row.tasks if columns == "each" else [columns]:
             if column not in row.values or column not in other.values:
                 continue
@@ -106,7 +113,7 @@ def ranking(
                     f"{row.label} {column} {row.values[column]:g} "
                     f"against {other.method} {other.values[column]:g}"
                 )
-    relation = f"at most {-margin:g} lower" if margin else "higher"
+    relation = f"at most {-points:.3g} points lower" if points else "higher"
     text = (
         f"{{fit}} of {{all}} printed pairs are {relation}; differences from "
         f"{min(gaps):+.2f} to {max(gaps):+.2f}."
@@ -184,22 +191,25 @@ def columns(table: int, stated: Sequence[str]) -> CheckResult:
     return in_print(printed == list(stated), text)
 
 
-def noise(a: Where, b: Where, documents: int) -> CheckResult:
-    """Check that fractions differ by less than chance alone makes them (unpaired, 1.96 errors)."""
-    found = []
+def agreement(a: Where, b: Where, documents: int, margin: str) -> CheckResult:
+    """Check that fractions agree: each difference's 95 % interval lies within a margin.
+
+    It fails if one lies wholly outside; a difference that is not significant is no agreement. The
+    intervals are those of two unpaired shares of as many documents.
+    """
+    found, outcomes = [], []
+    bound = in_points(margin)
     for row, other in pairs(a, b):
         for column, value in row.tasks.items():
-            gap, p = value - other.values[column], (value + other.values[column]) / 2
-            error = math.sqrt(p * (1 - p) / documents)
-            z = abs(gap) / (math.sqrt(2) * error)
-            found.append((z, error, f"{row.label} {column} ({gap:+.2f})"))
-    largest = max(error for _, error, _ in found)
-    z, _, where = max(found, key=lambda item: item[0])
+            gap, p = 100 * (value - other.values[column]), (value + other.values[column]) / 2
+            reach = 100 * _TWO_SIDED * math.sqrt(2 * p * (1 - p) / documents)
+            outcomes.append(Expectation.of({"within": bound}).judge(gap - reach, gap + reach))
+            found.append((reach, f"{row.label} {column} {gap:+.0f} ± {reach:.0f}"))
     text = (
-        f"With n = {documents} a standard error is up to {largest:.3f}; the largest difference, "
-        f"{where}, is {z:.1f} standard errors of a difference."
+        f"With n = {documents} differences are known to {min(found)[0]:.0f} points or worse; asked "
+        f"within ±{bound:.3g}: {'; '.join(text for _, text in found)}."
     )
-    return in_print(z < 1.96, text)
+    return CheckResult("printed", weigh(outcomes), text)
 
 
 def one_factor(a: Where, b: Where) -> CheckResult:
@@ -297,7 +307,7 @@ FACTS: Final[Mapping[str, Callable[..., CheckResult]]] = {
         best_against,
         grain,
         columns,
-        noise,
+        agreement,
         one_factor,
         rising,
         workload,

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.paper.claims.result import CheckResult, in_print, tallied
+from capmoe_eval.paper.margins import in_points
 from capmoe_eval.paper.printed import figure
 
 _EPSILON: Final = 1e-9
@@ -56,18 +57,21 @@ _TAKE: Final[Mapping[str, Callable[[Any], float]]] = {
 """Functions of values: ``gain`` of a speedup in percent, ``percent`` of one number of another."""
 
 
-def series(path: Sequence[str | int], higher: int, lower: int, margin: float = 0.0) -> CheckResult:
+def series(
+    path: Sequence[str | int], higher: int, lower: int, margin: float | str = 0.0
+) -> CheckResult:
     """Check that one series of a bar chart is nowhere more than ``-margin`` below another.
 
     Args:
         path: A figure of groups, each a list of values.
         higher: Index of the series that is said to be higher.
         lower: Index of the other.
-        margin: Least difference.
+        margin: Least difference in points, or the name of a margin with its sign.
     """
+    bound = in_points(margin)
     groups = {k: v for k, v in figure(*path).items() if k not in ("source", "order")}
     gaps = {name: values[higher] - values[lower] for name, values in groups.items()}
-    failed = [f"{name} {gap:+.1f}" for name, gap in gaps.items() if gap < margin - _EPSILON]
+    failed = [f"{name} {gap:+.1f}" for name, gap in gaps.items() if gap < bound - _EPSILON]
     least, most = min(gaps.values()), max(gaps.values())
     text = f"{{fit}} of {{all}} groups fit; differences from {least:+.1f} to {most:+.1f}."
     return tallied(text, failed, len(gaps))

@@ -16,7 +16,7 @@ Kind = Literal["number", "effect", "reading", "setting", "definition"]
 to show; setting: how something was run; definition: an equation, an algorithm or a rule."""
 
 CheckKind = Literal[
-    "printed", "agree", "measured", "load", "promise", "value", "replication", "speedup", "none"
+    "printed", "agree", "measured", "measure", "load", "promise", "value", "speedup", "none"
 ]
 """The kinds of checks; docs/claims.md defines them."""
 

@@ -7,25 +7,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from capmoe_eval.errors import field_problem
 from capmoe_eval.paper.claims import arithmetic, loads, speedup, values
 from capmoe_eval.paper.claims.entries import Check, Entry
 from capmoe_eval.paper.claims.result import CheckResult
-from capmoe_eval.paper.contrasts import Contrast, judge
+from capmoe_eval.paper.contrasts import Contrast, judge, read_contrasts
 from capmoe_eval.paper.evidence import Evidence
-from capmoe_eval.paper.verdict_file import VerdictFile, outcome_of
+from capmoe_eval.paper.measures import MEASURES
 from capmoe_eval.paper.verdicts import (
-    CONFIRMED,
     INCONSISTENT,
     NOT_MEASURED,
     NOT_SHOWN,
     NOT_TESTABLE,
+    ONLY_HERE,
     WORD,
     Finding,
     Outcome,
-    combine,
+    deciding,
+    only_here,
+    weigh,
 )
 
 SCOPES: Final[Mapping[str, str]] = {
@@ -36,10 +38,10 @@ SCOPES: Final[Mapping[str, str]] = {
 """The models that a measured verdict speaks of, by profile."""
 _IN_PRINT: Final = "in print"
 
-# The first source that decides is the verdict's. A replication report has contrasts made for one
-# claim each; it goes before the simple ones here.
-_MEASURED: Final = ({"value"}, {"replication"}, {"measured", "load", "promise"}, {"speedup"})
-_DECIDED: Final = {Outcome.HOLDS, Outcome.FAILS, Outcome.UNDECIDED}
+# Records decide together; timings, of other machines or emulated, only where there are no records.
+_MEASURED: Final = ({"value", "measured", "measure", "load", "promise"}, {"speedup"})
+# A part that cannot be tested keeps the rest from being confirmed.
+_PRINTED: Final = ("printed", "agree", "none")
 
 
 @dataclass(frozen=True)
@@ -64,13 +66,19 @@ class Verdict:
         """The word with its scope, as shown."""
         return f"{self.word} {self.scope}".strip()
 
+    @property
+    def decided_by(self) -> Finding | None:
+        """The finding of ours that decided, or would have but for the paper's own numbers."""
+        findings = [found for result in _deciding(self.results) for found in result.findings]
+        return deciding(findings)
+
 
 def ledger(entries: Sequence[Entry], evidence: Evidence) -> list[Verdict]:
     """Check every claim against the evidence.
 
     Args:
         entries: The claims.
-        evidence: Records of one profile, and the replication's verdicts where there are any.
+        evidence: Records of one profile.
 
     Returns:
         One verdict per claim, in the same order.
@@ -102,6 +110,8 @@ def _check(
             return _agreement(entry, by_id[arguments["with"]])
         case "measured":
             return _measured(arguments["contrasts"], evidence)
+        case "measure":
+            return _measure(arguments["name"], evidence)
         case "load":
             return loads.check(arguments, evidence)
         case "promise":
@@ -112,8 +122,6 @@ def _check(
             timed = speedup.check(arguments, evidence.bench)
             # Ours do not stand beside a published number.
             return dataclasses.replace(timed, findings=()) if entry.kind == "number" else timed
-        case "replication":
-            return replicated(arguments["id"], evidence.replication)
         case "none":
             return CheckResult("none", Outcome.IMPOSSIBLE, arguments["reason"])
 
@@ -128,10 +136,10 @@ def _agreement(entry: Entry, other: Entry) -> CheckResult:
     return CheckResult("agree", Outcome.HOLDS if same else Outcome.FAILS, text)
 
 
-def _measured(raw: Sequence[Mapping[str, Any]], evidence: Evidence) -> CheckResult:
+def _measured(raw: Sequence[str | Mapping[str, Any]], evidence: Evidence) -> CheckResult:
     """Return what contrasts say of a claim: all must hold; p is corrected for their number."""
-    contrasts = TypeAdapter(tuple[Contrast, ...]).validate_python(raw)
-    findings = judge(contrasts, evidence, test_margins=True)
+    contrasts = read_contrasts(raw)
+    findings = judge(contrasts, evidence)
     present = [
         (asked, found)
         for asked, found in zip(contrasts, findings, strict=True)
@@ -141,7 +149,9 @@ def _measured(raw: Sequence[Mapping[str, Any]], evidence: Evidence) -> CheckResu
     unpaired = dict.fromkeys(
         f"{model} {task} ({reason})"
         for asked in contrasts
-        for (model, task), reason in evidence.effect(asked.first, asked.second)[0].unpaired.items()
+        for (model, task), reason in evidence.effect(asked.first, asked.second, asked.model)[
+            0
+        ].unpaired.items()
     )
     texts = [_sentence(asked, found) for asked, found in present]
     if missing:
@@ -149,72 +159,81 @@ def _measured(raw: Sequence[Mapping[str, Any]], evidence: Evidence) -> CheckResu
         texts.append(f"{lead}: {'; '.join(missing)}")
     if unpaired:
         texts.append(f"Not paired and left out: {'; '.join(unpaired)}")
-    outcome = combine([found.outcome for found in findings]) if present else Outcome.ABSENT
+    outcome = weigh([found.outcome for found in findings])
     text = f"{'. '.join(texts)}."
     return CheckResult("measured", outcome, text, tuple(found for _, found in present))
 
 
+def _measure(name: str, evidence: Evidence) -> CheckResult:
+    """Return what a measure of the replication says of a claim.
+
+    Raises:
+        ValueError: If there is no such measure.
+    """
+    if name not in MEASURES:
+        raise ValueError(f"measure {name!r} is none of {', '.join(MEASURES)}")
+    findings = MEASURES[name](evidence)
+    texts = [
+        f"{found.label}: {_number(found)}{found.outcome.value}"
+        + (f" ({found.note})" if found.note else "")
+        for found in findings
+    ]
+    outcome = weigh([found.outcome for found in findings])
+    present = tuple(found for found in findings if found.effect is not None)
+    return CheckResult("measure", outcome, f"{'. '.join(texts)}.", present)
+
+
+def _number(found: Finding) -> str:
+    if found.effect is None:
+        return ""
+    bounds = "" if found.low is None else f" [{found.low:+.2f}, {found.high:+.2f}]"
+    return f"{found.effect:+.2f}{bounds} {found.unit}; "
+
+
 def _sentence(asked: Contrast, found: Finding) -> str:
     models = f"{len(found.models)} model{'s' * (len(found.models) != 1)}"
+    p = "" if found.p is None else f"p = {found.p:.3g}, "
+    wide = "" if found.wide is None else "over models [{:+.2f}, {:+.2f}], ".format(*found.wide)
+    note = f" ({found.note})" if found.note else ""
     return (
         f"{found.label}: {found.effect:+.2f} points [{found.low:+.2f}, {found.high:+.2f}], "
-        f"p = {found.p:.3g}, {models}, {found.documents:,} documents; "
-        f"asked {asked.expect}: {found.outcome.value}"
+        f"{wide}{p}{models}, {found.documents:,} documents; "
+        f"asked {asked.expect}: {found.outcome.value}{note}"
     )
 
 
-def replicated(name: str, replication: VerdictFile | None) -> CheckResult:
-    """Return the replication's verdict on a claim."""
-    claim = replication and replication.claim(name)
-    if not claim:
-        text = f"The replication report has no claim ({name})."
-        return CheckResult(
-            "replication",
-            Outcome.ABSENT,
-            text if replication else "No replication report (make replicate).",
-        )
-    findings = tuple(
-        Finding(
-            found.label,
-            outcome_of(found.verdict),
-            *(found.effect, found.low, found.high, found.p),
-            models=dict(sorted(found.models.items())),
-        )
-        for found in claim.contrasts
-        if found.effect is not None
-    )
-    text = f"Replication report ({name}): {claim.verdict}; {len(findings)} contrasts."
-    outcome = outcome_of(claim.verdict)
-    if outcome in (Outcome.MIXED, Outcome.PARTLY):
-        outcome = Outcome.UNDECIDED
-    return CheckResult("replication", outcome, text, findings)
+def _deciding(results: Sequence[CheckResult]) -> list[CheckResult]:
+    """Return the measured results that a verdict rests on; none if nothing was measured."""
+    for sources in _MEASURED:
+        found = [r for r in results if r.source in sources and r.outcome is not Outcome.IMPOSSIBLE]
+        if weigh([result.outcome for result in found]) is not Outcome.ABSENT:
+            return found
+    return []
 
 
 def conclude(entry: Entry, results: Sequence[CheckResult], profile: str) -> tuple[str, str]:
     """Return the word and the scope that follow from the results of an entry's checks.
 
     What the paper's own numbers refute is inconsistent in print, whatever was measured. Else
-    measurements decide: one that fails contradicts, all that hold confirm, anything between, or
-    half measured, is not shown. Timings speak of a direction at most. Without a measurement,
-    arithmetic that holds confirms in print.
+    measurements decide, by the one rule of :func:`capmoe_eval.paper.verdicts.weigh`. Timings speak
+    of a direction at most. Without a measurement, arithmetic decides in print.
     """
-    printed = [r.outcome for r in results if r.source in ("printed", "agree")]
-    if Outcome.FAILS in printed:
+    # Some facts name numbers and decide nothing.
+    idle = [r for r in results if r.source == "printed" and r.outcome is Outcome.IMPOSSIBLE]
+    printed = weigh([r.outcome for r in results if r.source in _PRINTED and r not in idle])
+    if printed is Outcome.FAILS:
         return INCONSISTENT, ""
-    for sources in _MEASURED:
-        of_sources = [r for r in results if r.source in sources]
-        outcomes = [r.outcome for r in of_sources]
-        if _DECIDED.isdisjoint(outcomes):
-            continue
-        outcome = combine(outcomes)
-        scopes = [r.scope for r in of_sources if r.scope]
+    measured = _deciding(results)
+    if measured:
+        outcome = weigh([result.outcome for result in measured])
+        scopes = [result.scope for result in measured if result.scope]
         if scopes:
             return _direction(entry, outcome, scopes[0])
-        return WORD[outcome], SCOPES.get(profile, f"in profile {profile}")
-    if Outcome.UNDECIDED in printed:
-        return NOT_SHOWN, _IN_PRINT
-    if Outcome.HOLDS in printed:
-        return CONFIRMED, _IN_PRINT
+        scope = SCOPES.get(profile, f"in profile {profile}")
+        here = only_here(outcome, [found for result in measured for found in result.findings])
+        return WORD[outcome], f"{scope}, {ONLY_HERE}" if here else scope
+    if printed is not Outcome.ABSENT:
+        return WORD[printed], _IN_PRINT
     if any(r.outcome is Outcome.ABSENT for r in results):
         return NOT_MEASURED, ""
     return NOT_TESTABLE, ""

@@ -14,7 +14,7 @@ from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.record_part import Proofs
 from capmoe_eval.paper.claims.result import CheckResult
 from capmoe_eval.paper.evidence import Evidence, Side
-from capmoe_eval.paper.verdicts import Finding, Outcome, combine, unanimous
+from capmoe_eval.paper.verdicts import Finding, Outcome, unanimous, weigh
 
 
 def _share(record: Record, pairs: float) -> float:
@@ -80,6 +80,7 @@ class LoadQuestion(BaseModel):
         gamma: Of "drop_rate_at".
         higher: Models (beginnings of their names) that must each lie above every one of ``lower``.
         lower: See ``higher``.
+        every_gamma: Ask it of the side at every γ that there are records of.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -92,6 +93,7 @@ class LoadQuestion(BaseModel):
     gamma: float | None = None
     higher: tuple[str, ...] = ()
     lower: tuple[str, ...] = ()
+    every_gamma: bool = False
 
     @model_validator(mode="after")
     def _checked(self) -> LoadQuestion:
@@ -121,8 +123,11 @@ def load_values(
     It is the mean over the model's tasks, for a peak the highest of them.
     """
     asked = [side for side in (question.of, question.against) if side is not None]
+    left_out = evidence.left_out(*asked) if len(asked) == 2 else []
     values = {}
     for model in evidence.models:
+        if model in left_out:
+            continue
         found, *others = (evidence.find(side, model) for side in asked)
         tasks, paths = [], set()
         for task in found:
@@ -154,13 +159,28 @@ def check(raw: Mapping[str, Any], evidence: Evidence) -> CheckResult:
         ValueError: If the question cannot be read.
     """
     question = LoadQuestion.model_validate(raw)
+    asked = [question]
+    if question.every_gamma:
+        factors = {g for model in evidence.models for g in evidence.gammas(question.of, model)}
+        sides = [question.of.model_copy(update={"gamma": gamma}) for gamma in sorted(factors)]
+        asked = [question.model_copy(update={"of": side}) for side in sides] or asked
+    results = [_answer(one, evidence) for one in asked]
+    return CheckResult(
+        "load",
+        weigh([result.outcome for result in results]),
+        " ".join(result.text for result in results),
+        tuple(found for result in results for found in result.findings),
+    )
+
+
+def _answer(question: LoadQuestion, evidence: Evidence) -> CheckResult:
     found = load_values(question, evidence)
     if not found:
         return CheckResult("load", Outcome.ABSENT, f"No records of: {question}.")
     values = {model: value for model, (value, _) in found.items()}
     fits, text = (_groups if question.higher else _bounds)(question, values)
-    # True of some models only is undecided, and so are groups of which one has no records.
-    outcome = combine([unanimous(fits)]) if fits else Outcome.UNDECIDED
+    # Groups of which one has no records decide nothing.
+    outcome = unanimous(fits) if fits else Outcome.UNDECIDED
     finding = Finding(
         str(question),
         outcome,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.experiment.timings.names import DROPLESS, bench_command
-from capmoe_eval.experiment.timings.quartiles import Spread
+from capmoe_eval.experiment.timings.spread import Spread
 from capmoe_eval.paper.benchmarks import Bench, Shown
 from capmoe_eval.paper.claims.result import CheckResult, listed
 from capmoe_eval.paper.verdicts import Finding, Outcome
@@ -28,19 +28,12 @@ EMULATED: Final = "in direction, emulated"
 
 @dataclass(frozen=True)
 class Pair:
-    """Something that must be higher than something else.
+    """Something that must be higher than something else."""
 
-    Attributes:
-        label: What is compared.
-        higher: What must be higher, median and quartiles.
-        lower: What must be lower.
-        source: The run that both are from, or the first of two.
-    """
-
-    label: str
-    higher: Spread
-    lower: Spread
-    source: Shown
+    label: str  # what is compared
+    higher: Spread  # what must be higher, median and quartiles
+    lower: Spread  # what must be lower
+    source: Shown  # the run that both are from, or the first of two
 
     @property
     def outcome(self) -> Outcome:
@@ -113,6 +106,7 @@ def _how(sources: Sequence[Shown]) -> str:
 
 
 _ONE: Final = Spread(1.0, 1.0, 1.0)
+_EXCHANGE: Final = ("permute", "dispatch", "return")
 
 
 def _methods(timings: Sequence[Timing]) -> Iterator[tuple[Label, Timing]]:
@@ -121,22 +115,32 @@ def _methods(timings: Sequence[Timing]) -> Iterator[tuple[Label, Timing]]:
             yield row.label, row
 
 
+def _layers(shown: Sequence[Shown]) -> Iterator[tuple[Shown, Label, Timing]]:
+    """Yield every method's row of each run's first point."""
+    for one in shown:
+        for label, row in _methods(one.run.points[0].timings):
+            yield one, label, row
+
+
 def _name(one: Shown, label: Label) -> str:
     return f"{one.run.title} {label.name}{gamma_suffix(label.gamma)}"
 
 
+def _dropless(timings: Sequence[Timing]) -> Timing:
+    return next(row for row in timings if row.method == DROPLESS)
+
+
 def accelerates(shown: Sequence[Shown]) -> Iterator[Pair]:
     """One MoE layer is faster with a capacity than without."""
-    for one in shown:
-        for label, row in _methods(one.run.points[0].timings):
-            yield Pair(_name(one, label), row.speedup, _ONE, one)
+    for one, label, row in _layers(shown):
+        yield Pair(_name(one, label), row.speedup, _ONE, one)
 
 
 def rises(shown: Sequence[Shown]) -> Iterator[Pair]:
     """One MoE layer gains more with the tightest γ than with the loosest."""
     for one in shown:
         series: dict[str, dict[float, Spread]] = {}
-        for label, row in _methods(one.run.points[0].timings):
+        for _, label, row in _layers([one]):
             if label.gamma is not None:
                 series.setdefault(label.name, {})[label.gamma] = row.speedup
         for name, speedups in series.items():
@@ -150,10 +154,8 @@ def whole_model(shown: Sequence[Shown]) -> Iterator[Pair]:
     """A prefill is faster with a capacity than without, and gains less than one MoE layer."""
     for one in shown:
         point = one.run.points[0]
-        if point.prefill is None:
-            continue
         layers = {row.method: row.speedup for row in point.timings}
-        for label, row in _methods(point.prefill.timings):
+        for label, row in _methods(point.prefill.timings if point.prefill else ()):
             yield Pair(f"{_name(one, label)}, prefill", row.speedup, _ONE, one)
             if row.method in layers:
                 yield Pair(f"{_name(one, label)}, layer", layers[row.method], row.speedup, one)
@@ -161,16 +163,12 @@ def whole_model(shown: Sequence[Shown]) -> Iterator[Pair]:
 
 def fewer_experts(shown: Sequence[Shown]) -> Iterator[Pair]:
     """A layer gains more with the fewest experts per rank than with the most."""
-    by_model: dict[str, list[Shown]] = {}
-    for one in shown:
-        by_model.setdefault(one.run.title, []).append(one)
-    for model, runs in by_model.items():
+    for model in dict.fromkeys(one.run.title for one in shown):
+        runs = [one for one in shown if one.run.title == model]
         few = min(runs, key=lambda one: one.run.experts_per_rank)
         many = max(runs, key=lambda one: one.run.experts_per_rank)
-        if few is many:
-            continue
-        others = dict(_methods(many.run.points[0].timings))
-        for label, row in _methods(few.run.points[0].timings):
+        others = {label: row for _, label, row in _layers([many]) if many is not few}
+        for _, label, row in _layers([few]):
             if label in others:
                 ranks = f"{few.run.experts_per_rank} against {many.run.experts_per_rank} experts"
                 said = f"{model} {label.name}, {ranks} per rank"
@@ -179,29 +177,20 @@ def fewer_experts(shown: Sequence[Shown]) -> Iterator[Pair]:
 
 def phases_shrink(shown: Sequence[Shown]) -> Iterator[Pair]:
     """A capacity shortens permutation, communication and experts; candidates are local."""
-    for one in shown:
-        rows = one.run.points[0].timings
-        dropless = next(row for row in rows if row.method == DROPLESS)
-        for label, row in _methods(rows):
-            if label.candidates == "local":
-                yield from _phases(one, label, dropless, row, *_EXCHANGE, "experts")
+    for one, label, row in _layers(shown):
+        if label.candidates == "local":
+            dropless = _dropless(one.run.points[0].timings)
+            yield from _phases(one, label, dropless, row, *_EXCHANGE, "experts")
 
 
 def global_costs(shown: Sequence[Shown]) -> Iterator[Pair]:
     """Candidates on all ranks make permutation and communication longer than local ones do."""
     for one in shown:
-        rows = [
-            (label, row)
-            for label, row in _methods(one.run.points[0].timings)
-            if label.name == "expanded_drop"
-        ]
+        rows = [(label, row) for _, label, row in _layers([one]) if label.name == "expanded_drop"]
         local = {label.gamma: row for label, row in rows if label.candidates == "local"}
         for label, row in rows:
             if label.candidates == "global" and label.gamma in local:
                 yield from _phases(one, label, row, local[label.gamma], *_EXCHANGE)
-
-
-_EXCHANGE: Final = ("permute", "dispatch", "return")
 
 
 def _phases(
@@ -230,14 +219,10 @@ def slower_when_uneven(shown: Sequence[Shown]) -> Iterator[Pair]:
     for one in shown:
         points = sorted(one.run.points, key=lambda point: point.routing.peak)
         for first, last in itertools.pairwise(points):
-            if first.tokens_per_rank != last.tokens_per_rank:
-                continue
-            slow, fast = (
-                next(row for row in point.timings if row.method == DROPLESS).seconds["total"]
-                for point in (last, first)
-            )
-            peaks = f"peak {last.routing.peak:.1f} against {first.routing.peak:.1f}"
-            yield Pair(f"{one.run.title}, {peaks}, seconds", slow, fast, one)
+            if first.tokens_per_rank == last.tokens_per_rank:
+                peaks = f"peak {last.routing.peak:.1f} against {first.routing.peak:.1f}"
+                slow, fast = (_dropless(point.timings).seconds["total"] for point in (last, first))
+                yield Pair(f"{one.run.title}, {peaks}, seconds", slow, fast, one)
 
 
 FACTS: Final[Mapping[str, tuple[str, Callable[[Sequence[Shown]], Iterator[Pair]]]]] = {

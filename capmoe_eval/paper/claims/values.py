@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from capmoe_eval.paper.claims.result import CheckResult
+from capmoe_eval.paper.contrasts import Expectation
 from capmoe_eval.paper.evidence import Evidence, Side
 from capmoe_eval.paper.layout import OWN
 from capmoe_eval.paper.printed import PrintedRow, find_rows
 from capmoe_eval.paper.tables import ALL_TASKS, LAYOUTS
-from capmoe_eval.paper.verdicts import Finding, Outcome
+from capmoe_eval.paper.verdicts import LEVEL, Finding, Outcome
 
 _TASKS: Final = {column.heading: column.task for column in ALL_TASKS}
 _BEYOND: Final = 1.96
@@ -34,6 +35,7 @@ def check(where: Mapping[str, Any], evidence: Evidence) -> CheckResult:
             "value", Outcome.IMPOSSIBLE, f"Needs the weights of {names}: profile=paper compares."
         )
     compared: list[tuple[float, str, Finding]] = []
+    gaps: list[tuple[float, float]] = []
     for row in rows:
         model, side = _asked(row)
         found = evidence.find(side, model)
@@ -53,27 +55,34 @@ def check(where: Mapping[str, Any], evidence: Evidence) -> CheckResult:
             )
             numbers = f"{row.label} {heading}, ours {ours:.1f}, printed {printed:g}, z = {z:+.1f}"
             compared.append((abs(z), numbers, finding))
+            gaps.append((ours - printed, error))
     cells = sum(len(row.tasks) for row in rows)
     if not compared:
         return CheckResult("value", Outcome.ABSENT, f"None of {cells} numbers has a record.")
     beyond = sum(z >= _BEYOND for z, _, _ in compared)
     _, worst, _ = max(compared, key=lambda item: item[0])
+    mean = sum(gap for gap, _ in gaps) / len(gaps)
+    reach = _BEYOND * math.sqrt(2 * sum(error**2 for _, error in gaps)) / len(gaps)
     text = (
         f"{len(compared)} of {cells} numbers have records; {beyond} differ by {_BEYOND} standard "
-        f"errors or more, {0.05 * len(compared):.1f} would by chance. Furthest: {worst}."
+        f"errors or more, {0.05 * len(compared):.1f} would by chance; the mean difference is "
+        f"{mean:+.2f} ± {reach:.2f} points. Furthest: {worst}."
     )
     findings = tuple(finding for _, _, finding in compared)
-    return CheckResult("value", _outcome(beyond, len(compared), cells), text, findings)
+    within = Expectation.of({"within": "comparable"}).judge(mean - reach, mean + reach)
+    outcome = _outcome(beyond, cells, within) if len(compared) == cells else Outcome.UNDECIDED
+    return CheckResult("value", outcome, text, findings)
 
 
-def _outcome(beyond: int, compared: int, cells: int) -> Outcome:
-    """Judge a table by how many numbers lie beyond: a binomial test at 5 %; half-filled is open."""
-    if compared < cells:
-        return Outcome.UNDECIDED
+def _outcome(beyond: int, cells: int, mean: Outcome) -> Outcome:
+    """Judge a whole table: it fails if too many numbers lie beyond (binomial test at 5 %).
+
+    It holds only if, besides, the mean difference is known to be within the margin.
+    """
     from scipy.stats import binomtest
 
     tail = binomtest(beyond, cells, 0.05, alternative="greater").pvalue
-    return Outcome.HOLDS if tail >= 0.05 else Outcome.FAILS
+    return Outcome.FAILS if tail < LEVEL else mean
 
 
 def _asked(row: PrintedRow) -> tuple[str, Side]:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
-from typing import Literal
+from typing import Annotated
 
 import yaml
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter
 
-from capmoe_eval.paper.contrasts import Contrast, judge
+from capmoe_eval.paper.contrasts import Contrast, judge, read_contrasts
 from capmoe_eval.paper.evidence import Evidence, not_paired
-from capmoe_eval.paper.replication.measures import MEASURES, Trainings
-from capmoe_eval.paper.verdict_file import WrittenClaim, WrittenFinding
-from capmoe_eval.paper.verdicts import WORD, Finding, summarize
+from capmoe_eval.paper.margins import margins
+from capmoe_eval.paper.measures import MEASURES, Measure
+from capmoe_eval.paper.verdict_file import WrittenClaim, WrittenFinding, WrittenMargin
+from capmoe_eval.paper.verdicts import ONLY_HERE, WORD, Finding, deciding, only_here, weigh
 
 
 class Claim(BaseModel):
@@ -24,6 +25,8 @@ class Claim(BaseModel):
         id: Its letter.
         place: Where the paper makes it.
         statement: The claim in our words.
+        refuted_by: The result that would contradict it, in one sentence.
+        note: A remark on the comparison; may be empty.
         contrasts: The paired comparisons that test it.
         measure: Name of the function of ``measures`` that tests what no score can show, or None.
     """
@@ -33,8 +36,27 @@ class Claim(BaseModel):
     id: str
     place: str
     statement: str
-    contrasts: tuple[Contrast, ...] = ()
-    measure: Literal["removed", "balance", "decay", "companions"] | None = None
+    refuted_by: str
+    note: str = ""
+    contrasts: Annotated[tuple[Contrast, ...], BeforeValidator(read_contrasts)] = ()
+    measure: Measure | None = None
+
+
+def written_margins() -> tuple[WrittenMargin, ...]:
+    """Return every margin as it is written."""
+    judging = [
+        (claim.id, {contrast.expect.margin for contrast in claim.contrasts})
+        for claim in replication_claims()
+    ]
+    return tuple(
+        WrittenMargin(
+            points=round(margin.points, 5),
+            source=margin.source,
+            claims=tuple(claim for claim, names in judging if margin.id in names),
+            **margin.model_dump(include={"id", "meaning", "words", "place"}),
+        )
+        for margin in margins().values()
+    )
 
 
 @cache
@@ -44,28 +66,31 @@ def replication_claims() -> tuple[Claim, ...]:
     return TypeAdapter(tuple[Claim, ...]).validate_python(yaml.safe_load(text))
 
 
-def find(claim: Claim, evidence: Evidence, trainings: Trainings = ()) -> list[Finding]:
+def find(claim: Claim, evidence: Evidence) -> list[Finding]:
     """Return the findings of a claim's contrasts, then those of its measure.
-
-    p is corrected for the number of the claim's contrasts that ask for a direction.
 
     Raises:
         UsageError: If the records of a task do not pair: a verdict on a part of them is none.
     """
     for contrast in claim.contrasts:
-        effect, _ = evidence.effect(contrast.first, contrast.second)
+        effect, _ = evidence.effect(contrast.first, contrast.second, contrast.model)
         for (model, task), reason in effect.unpaired.items():
             raise not_paired(model, task, reason)
-    findings = judge(claim.contrasts, evidence, test_margins=False)
-    return findings + (MEASURES[claim.measure](evidence, trainings) if claim.measure else [])
+    measured = MEASURES[claim.measure](evidence) if claim.measure else []
+    return [*judge(claim.contrasts, evidence), *measured]
 
 
 def judged(claim: Claim, findings: Sequence[Finding]) -> WrittenClaim:
     """Return a claim with its verdict, as it is written."""
+    decided, outcome = deciding(findings), weigh([finding.outcome for finding in findings])
     return WrittenClaim(
         id=claim.id,
         place=claim.place,
         statement=claim.statement,
-        verdict=WORD[summarize([finding.outcome for finding in findings])],
+        verdict=WORD[outcome],
+        scope=ONLY_HERE if only_here(outcome, findings) else "",
+        decided_by=decided.label if decided else "",
+        refuted_by=claim.refuted_by,
+        note=claim.note,
         contrasts=tuple(map(WrittenFinding.of, findings)),
     )

@@ -100,19 +100,17 @@ class Report:
 
 
 def _shown(verdict: Verdict) -> tuple[str, str]:
-    """Return the number beside the published one and its 95 % interval, empty where there is none.
-
-    It is the first of the first result that has numbers.
-    """
-    details = next((result.findings for result in verdict.results if result.findings), ())
-    if not details:
+    """Return the number that decided and its 95 % interval, empty where there is none."""
+    found = verdict.decided_by
+    if found is None:
         return "", ""
-    first, more = details[0], f" (first of {len(details)})" if details[1:] else ""
-    value = f"{first.effect:+.2f}" if first.unit == "points" else f"{first.effect:.3g}"
-    bounds = first.low is not None and first.high is not None
+    count = sum(len(result.findings) for result in verdict.results)
+    more = f" (one of {count}: {found.label})" if count > 1 else ""
+    value = f"{found.effect:+.2f}" if found.unit == "points" else f"{found.effect:.3g}"
+    bounds = found.low is not None and found.high is not None
     return (
-        f"{value} {first.unit}".rstrip() + more,
-        f"[{first.low:+.2f}, {first.high:+.2f}]" if bounds else "",
+        f"{value} {found.unit}".rstrip() + more,
+        f"[{found.low:+.2f}, {found.high:+.2f}]" if bounds else "",
     )
 
 
@@ -178,7 +176,7 @@ def _records(result: CheckResult) -> list[str]:
 
 def _models(result: CheckResult) -> Iterator[str]:
     """Yield a sentence on the models of each finding, where they were measured."""
-    if result.source in ("measured", "replication"):
+    if result.source == "measured":
         for found in result.findings:
             if found.models:
                 pattern = "{} {:+.2f}" if found.unit == "points" else "{} {:.3g}"
@@ -197,6 +195,7 @@ def to_json(report: Report) -> str:
             **verdict.entry.model_dump(exclude={"checks"}),
             "verdict": verdict.word,
             "scope": verdict.scope,
+            "decided_by": verdict.decided_by and verdict.decided_by.label,
             "findings": [
                 {
                     "source": result.source,
@@ -213,6 +212,8 @@ def to_json(report: Report) -> str:
             "label": found.label,
             **{name: _round(getattr(found, name)) for name in ("effect", "low", "high", "p")},
             "unit": found.unit,
+            "outcome": found.outcome.value,
+            "wide": found.wide and [_round(end) for end in found.wide],
             "models": {model: _round(value) for model, value in found.models.items()},
             "records": [position[path] for path in found.records],
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,21 +10,16 @@ from pathlib import Path
 from capmoe_eval.errors import UsageError, writing
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import PATH, Parser
-from capmoe_eval.experiment.configuration import profile_name
+from capmoe_eval.experiment.configuration import load_option, options, profile_name
 from capmoe_eval.experiment.files import check_writable, write_bytes, write_text
 from capmoe_eval.experiment.record import VERDICTS
 from capmoe_eval.experiment.selection import finished, refuse_experiment
-from capmoe_eval.paper.contrasts import MARGIN
-from capmoe_eval.paper.evidence import Evidence
-from capmoe_eval.paper.replication.claims import find, judged, replication_claims
-from capmoe_eval.paper.replication.measures import Trainings
+from capmoe_eval.paper.evidence import TRAININGS, Evidence, Home, read_trainings
+from capmoe_eval.paper.replication.claims import find, judged, replication_claims, written_margins
 from capmoe_eval.paper.verdict_file import VerdictFile
 from capmoe_eval.paper.verdicts import LEVEL
-from capmoe_eval.report.replication.render import draw, to_markdown, to_png
-
-#: Where the balance of the trained tiny models of several training seeds is kept.
-TRAININGS = Path("results/training_seeds.json")
-_TRAINED = "zoo"
+from capmoe_eval.report.replication.picture import draw, to_png
+from capmoe_eval.report.replication.render import to_markdown
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -42,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--trainings",
         type=PATH,
-        help=f"training seeds' balance (default: {TRAININGS} with profile {_TRAINED}, else none)",
+        help=f"training seeds' balance (default: {TRAININGS} with profile zoo, else none)",
     )
     parser.add_argument("overrides", nargs="*", help="as for python -m capmoe_eval")
     given = parser.parse_args(arguments)
@@ -59,9 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         results = given.results or found.plans[0].root
         check_writable("--results", results)
         check_writable("--out", given.out)
-        # Trained tiny models say nothing of other profiles, unless someone names them.
-        trained = given.trainings or (TRAININGS if profile == _TRAINED else None)
-        evidence, trainings = Evidence(profile, tuple(found.records)), _trainings(trained)
+        trainings = read_trainings(given.trainings, profile)
+        evidence = Evidence(profile, tuple(found.records), trainings=trainings)
+        evidence = dataclasses.replace(evidence, homes=_homes(evidence))
         file = VerdictFile(
             profile=profile,
             models=evidence.models,
@@ -69,10 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             missing=len(found.plans) - len(found.records),
             notes=(*found.notes, *found.broken),
             level=LEVEL,
-            margin=MARGIN,
-            claims=tuple(
-                judged(claim, find(claim, evidence, trainings)) for claim in replication_claims()
-            ),
+            margins=written_margins(),
+            claims=tuple(judged(claim, find(claim, evidence)) for claim in replication_claims()),
         )
         with writing("--results", results):
             write_text(results / VERDICTS, file.to_json())
@@ -89,17 +82,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(run_command(report))
 
 
-def _trainings(path: Path | None) -> Trainings:
-    if path is None or not path.is_file():
-        return []
-    try:
-        trainings: Trainings = json.loads(path.read_text(encoding="utf-8"))["trainings"]
-        for training in trainings:
-            float(training["peaks"][0]), int(training["steps"])
-            training["name"], training["origin"], training["seed"]
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise UsageError(
-            f"{path}: not a whole file of trainings ({error}); delete it, or make it anew with "
-            "`python -m capmoe_eval.tiny origins`"
-        ) from error
-    return trainings
+def _homes(evidence: Evidence) -> dict[str, Home]:
+    """Return the models' settings: the γ of ``conf/model``, the rest as their records have it."""
+    homes = {}
+    for model in set(evidence.models).intersection(options("model")):
+        gamma, home = load_option("model", model).gamma, evidence.home(model)
+        if gamma is not None and home is not None:
+            homes[model] = dataclasses.replace(home, gamma=float(gamma))
+    return homes

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.timings.quartiles import Spread
 from capmoe_eval.experiment.timings.schema import Label, read_evaluation, read_study
+from capmoe_eval.experiment.timings.spread import Spread
 from capmoe_eval.paper.benchmarks import read_bench
 from tests.experiment.timings import files
 

@@ -8,7 +8,7 @@ import pytest
 
 from capmoe_eval.paper.claims.entries import paper_claims, read_claims
 from capmoe_eval.paper.claims.ledger import ledger
-from capmoe_eval.paper.contrasts import Contrast
+from capmoe_eval.paper.contrasts import read_contrasts
 from capmoe_eval.paper.evidence import Evidence
 
 ENTRY = """
@@ -48,9 +48,23 @@ def test_every_check_can_be_read_where_there_are_no_records() -> None:
 def test_every_contrast_asks_of_two_different_choices() -> None:
     for claim in paper_claims():
         for check in claim.checks:
-            for raw in check.arguments.get("contrasts", ()):
-                contrast = Contrast.model_validate(raw)
+            for contrast in read_contrasts(check.arguments.get("contrasts", ())):
                 assert contrast.first != contrast.second, claim.id
+
+
+def test_entries_with_the_words_of_a_claim_name_its_contrasts() -> None:
+    """Those of the replication are (a2), (b), (b2), (c2) and (e)."""
+    named = {
+        claim.id: check.arguments["contrasts"]
+        for claim in paper_claims()
+        for check in claim.checks
+        if check.kind == "measured" and isinstance(check.arguments["contrasts"][0], str)
+    }
+    assert named["s52-expanded-over-token"] == ["expanded_over_token"]
+    assert named["s51-random-over-order"] == ["random_over_orders"]
+    assert named["d-gamma-15-suffices"] == ["gamma_15"]
+    assert named["d-low-gamma"] == ["low_gamma"]
+    assert named["s52-device-consistently"] == ["device_table3", "device_same_gamma"]
 
 
 def test_an_entry_is_read_as_it_stands() -> None:

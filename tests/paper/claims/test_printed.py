@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from capmoe_eval.paper.claims.arithmetic import averages, check, grain, rounded, truncated
+from capmoe_eval.paper.claims.arithmetic import (
+    agreement,
+    averages,
+    check,
+    grain,
+    rounded,
+    truncated,
+)
 from capmoe_eval.paper.claims.entries import paper_claims
 from capmoe_eval.paper.claims.ledger import Verdict, ledger
 from capmoe_eval.paper.evidence import Evidence
@@ -36,7 +43,7 @@ def text(verdict: Verdict) -> str:
         ("abstract-mixtral-02", "confirmed in print", "0.2 fits as points"),
         ("abstract-olmoe-30-09", "confirmed in print", "0.9 fits as points"),
         ("b-context-lengths", INCONSISTENT, "prints 2K, 4K, 7K, 9K, 11K; the text says 2K, 4K, 7K"),
-        ("b-match-token", "confirmed in print", "a standard error is up to 0.050"),
+        ("b-match-token", "not shown in print", "differences are known to 12 points or worse"),
         ("t1-base-model", "confirmed in print", "RTE 53.7→67.9, BoolQ 74.7→80.7"),
         (
             "s52-device-confounded",
@@ -116,3 +123,18 @@ def test_rows_pair_by_what_neither_choice_fixes() -> None:
         find_row({"table": 2, "method": "Token Drop"})
     with pytest.raises(LookupError, match="no field colour"):
         find_rows({"colour": 1})
+
+
+@pytest.mark.parametrize(
+    ("documents", "margin", "outcome"),
+    [
+        (100, "comparable", Outcome.UNDECIDED),  # nothing significant, and nothing known
+        (10**9, "comparable", Outcome.FAILS),  # five points are surely more
+    ],
+)
+def test_agreement_is_an_interval_within_a_margin(
+    documents: int, margin: str, outcome: Outcome
+) -> None:
+    token, baseline = ({"table": 6, "method": m} for m in ("Expanded Drop", "Baseline"))
+    assert agreement(token, baseline, documents, margin).outcome is outcome
+    assert agreement(baseline, baseline, 10**9, margin).outcome is Outcome.HOLDS

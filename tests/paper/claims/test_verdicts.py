@@ -10,12 +10,12 @@ from capmoe_eval.paper.claims.ledger import conclude, ledger
 from capmoe_eval.paper.claims.result import CheckResult
 from capmoe_eval.paper.evidence import Evidence
 from capmoe_eval.paper.printed import find_row
-from capmoe_eval.paper.tables import MULTIPLE_CHOICE
-from capmoe_eval.paper.verdicts import Outcome, combine
+from capmoe_eval.paper.tables import ALL_TASKS
+from capmoe_eval.paper.verdicts import Finding, Outcome, deciding, only_here, weigh
 from tests.paper.fabricate import HEAD, evidence, judge, record
 
 CONTRAST = """{measured: {contrasts: [
-  {label: c, a: {method: score, gamma: 1.0}, b: {method: random, gamma: 1.0}, expect: %s}]}}"""
+  {a: {method: score, gamma: 1.0}, b: {method: random, gamma: 1.0}, expect: %s}]}}"""
 RIGHT, WRONG = [1] * 40, [0] * 40
 
 
@@ -23,29 +23,29 @@ RIGHT, WRONG = [1] * 40, [0] * 40
 
 
 @pytest.mark.parametrize(
-    ("score", "random", "expect", "label"),
+    ("score", "random", "expect", "word"),
     [
         # 20 of 40 documents gained, none lost: exact p = 2/2^20.
-        (RIGHT, [1] * 20 + [0] * 20, "greater", "confirmed at toy scale"),
-        ([1] * 20 + [0] * 20, RIGHT, "greater", "contradicted at toy scale"),
-        ([1] * 20 + [0] * 20, RIGHT, "less", "confirmed at toy scale"),
+        (RIGHT, [1] * 20 + [0] * 20, "greater", "confirmed"),
+        ([1] * 20 + [0] * 20, RIGHT, "greater", "contradicted"),
+        ([1] * 20 + [0] * 20, RIGHT, "less", "confirmed"),
         # One gained, one lost: p = 1.
-        ([0, 1] + [1] * 38, [1, 0] + [1] * 38, "greater", "not shown at toy scale"),
+        ([0, 1] + [1] * 38, [1, 0] + [1] * 38, "greater", "not shown"),
         # No difference at all is within a point; it is no sign of a gain.
-        (RIGHT, RIGHT, "{within: 1}", "confirmed at toy scale"),
-        (RIGHT, RIGHT, "greater", "not shown at toy scale"),
+        (RIGHT, RIGHT, "{within: 1}", "confirmed"),
+        (RIGHT, RIGHT, "greater", "not shown"),
         # 50 points lower is surely more than 1 point lower.
-        ([1] * 20 + [0] * 20, RIGHT, "{at_least: -1}", "contradicted at toy scale"),
-        ([1] * 20 + [0] * 20, RIGHT, "{at_most: -5}", "confirmed at toy scale"),
+        ([1] * 20 + [0] * 20, RIGHT, "{at_least: -1}", "contradicted"),
+        ([1] * 20 + [0] * 20, RIGHT, "{at_most: -5}", "confirmed"),
         # 1 of 40 lost: −2.5 points, but the interval reaches 0.
-        ([0] + [1] * 39, RIGHT, "{at_least: -1}", "not shown at toy scale"),
+        ([0] + [1] * 39, RIGHT, "{at_least: -1}", "not shown"),
     ],
 )
 def test_a_contrast_decides_by_its_interval(
-    score: list[float], random: list[float], expect: str, label: str
+    score: list[float], random: list[float], expect: str, word: str
 ) -> None:
     found = evidence(record("score", 1.0, score), record("random", 1.0, random))
-    assert judge(CONTRAST % expect, found).label == label
+    assert judge(CONTRAST % expect, found).word == word
 
 
 def test_an_effect_is_counted_in_points_and_tasks_count_equally() -> None:
@@ -91,7 +91,7 @@ def test_other_documents_are_not_paired() -> None:
     verdict = judge(CONTRAST % "greater", found)
     assert verdict.label == "not measured"
     text = verdict.results[0].text
-    assert "No records of: c" in text
+    assert "No records of: score γ=1 − random γ=1" in text
     assert "Not paired and left out: zoo_olmoe obqa (other documents of obqa)." in text
 
 
@@ -245,14 +245,28 @@ def test_published_values_are_compared_with_their_own_checkpoint_only() -> None:
     assert judge(check, evidence(profile="paper")).word == "not measured"
 
 
-@pytest.mark.parametrize(("shift", "word"), [(0.0, "confirmed"), (5.0, "contradicted")])
-def test_a_whole_table_is_judged_by_how_many_numbers_lie_beyond(shift: float, word: str) -> None:
-    # Baseline of Table 1, with a standard error of 1 point: 5 points away is z = 3.5 in all eight.
+@pytest.mark.parametrize(
+    ("shift", "stderr", "word"),
+    [(0.0, 0.005, "confirmed"), (0.0, 0.01, "not shown"), (5.0, 0.01, "contradicted")],
+)
+def test_a_whole_table_agrees_if_its_mean_difference_is_known_to_be_small(
+    shift: float, stderr: float, word: str
+) -> None:
+    """The mean of eight numbers with a standard error of 1 point is known to 0.98, of 0.5 to 0.49.
+
+    5 points away is z = 3.5 in all eight.
+    """
     printed = find_row({"table": 1, "method": "Baseline"}).tasks
-    keys = {column.heading: column.task for column in MULTIPLE_CHOICE}
+    keys = {column.heading: column.task for column in ALL_TASKS}
     rows = [
-        record("baseline", None, [(printed[name] + shift) / 100] * 2, model="olmoe", task=task)
+        record(
+            *("baseline", None, [(printed[name] + shift) / 100] * 2),
+            model="olmoe",
+            task=task,
+            stderr=stderr,
+        )
         for name, task in keys.items()
+        if name in printed
     ]
     verdict = judge("{value: {table: 1, method: Baseline}}", evidence(*rows, profile="paper"))
     assert verdict.label == f"{word} on the paper's checkpoints"
@@ -273,11 +287,11 @@ def result(source: str, outcome: Outcome) -> CheckResult:
         ([("printed", Outcome.HOLDS), ("measured", Outcome.ABSENT)], "confirmed in print"),
         ([("printed", Outcome.UNDECIDED), ("load", Outcome.HOLDS)], "confirmed at toy scale"),
         ([("printed", Outcome.UNDECIDED)], "not shown in print"),
-        (
-            [("replication", Outcome.FAILS), ("measured", Outcome.HOLDS)],
-            "contradicted at toy scale",
-        ),
-        ([("replication", Outcome.ABSENT), ("measured", Outcome.HOLDS)], "confirmed at toy scale"),
+        ([("measure", Outcome.FAILS), ("measured", Outcome.HOLDS)], "contradicted at toy scale"),
+        ([("measure", Outcome.ABSENT), ("measured", Outcome.HOLDS)], "not shown at toy scale"),
+        ([("value", Outcome.IMPOSSIBLE), ("load", Outcome.HOLDS)], "confirmed at toy scale"),
+        ([("printed", Outcome.HOLDS), ("none", Outcome.IMPOSSIBLE)], "not shown in print"),
+        ([("printed", Outcome.HOLDS), ("printed", Outcome.IMPOSSIBLE)], "confirmed in print"),
         ([("measured", Outcome.HOLDS), ("load", Outcome.UNDECIDED)], "not shown at toy scale"),
         ([("load", Outcome.HOLDS), ("load", Outcome.ABSENT)], "not shown at toy scale"),
         ([("load", Outcome.FAILS), ("load", Outcome.ABSENT)], "contradicted at toy scale"),
@@ -292,21 +306,106 @@ def test_findings_make_a_verdict(findings: list[tuple[str, Outcome]], label: str
     assert f"{word} {scope}".strip() == label
 
 
-def test_parts_of_a_claim_must_all_hold() -> None:
-    holds, fails, open_ = Outcome.HOLDS, Outcome.FAILS, Outcome.UNDECIDED
-    assert combine([holds, holds]) is holds
-    assert combine([holds, open_]) is open_
-    assert combine([holds, open_, fails]) is fails
-    assert combine([]) is open_
+@pytest.mark.parametrize(
+    ("outcomes", "expected"),
+    [
+        ("holds holds", "holds"),
+        ("holds undecided", "undecided"),
+        ("holds absent", "undecided"),
+        ("holds mixed", "undecided"),
+        ("holds impossible", "undecided"),
+        ("holds undecided absent fails", "fails"),
+        ("absent impossible", "absent"),
+        ("", "absent"),
+    ],
+)
+def test_what_fails_outranks_what_holds_and_what_is_absent_confirms_nothing(
+    outcomes: str, expected: str
+) -> None:
+    assert weigh([Outcome(outcome) for outcome in outcomes.split()]) is Outcome(expected)
+
+
+def test_the_number_that_is_shown_decided() -> None:
+    holds, open_, fails = (
+        Finding(outcome.value, outcome, 1.0)
+        for outcome in (Outcome.HOLDS, Outcome.UNDECIDED, Outcome.FAILS)
+    )
+    absent = Finding("absent", Outcome.ABSENT)
+    assert deciding([holds, open_, fails]) is fails
+    assert deciding([holds, open_]) is open_
+    assert deciding([absent, holds]) is holds
+    assert deciding([absent]) is None
+
+
+def test_a_verdict_that_holds_for_these_models_only_says_so() -> None:
+    here, wide = (Finding("f", Outcome.HOLDS, 1.0, conditional=c) for c in (True, False))
+    assert only_here(Outcome.HOLDS, [here, wide]) and not only_here(Outcome.HOLDS, [wide])
+    here, wide = (Finding("f", Outcome.FAILS, 1.0, conditional=c) for c in (True, False))
+    assert only_here(Outcome.FAILS, [here]) and not only_here(Outcome.FAILS, [here, wide])
+    assert not only_here(Outcome.UNDECIDED, [])
+
+
+def test_models_that_differ_make_a_verdict_on_these_models() -> None:
+    def found(*lost: int) -> Evidence:
+        rows = [
+            record(method, 1.0, answers, model=f"zoo_{number}")
+            for number, count in enumerate(lost)
+            for method, answers in (
+                ("score", RIGHT),
+                ("random", [0] * count + [1] * (40 - count)),
+            )
+        ]
+        return evidence(*rows)
+
+    assert judge(CONTRAST % "greater", found(20, 20, 20)).label == "confirmed at toy scale"
+    label = "confirmed at toy scale, on these models"
+    assert judge(CONTRAST % "greater", found(40, 0, 0)).label == label
+    # One model says nothing of others.
+    assert judge(CONTRAST % "greater", found(20)).label == label
+
+
+def test_an_entry_on_one_model_is_judged_by_that_model() -> None:
+    found = evidence(
+        *(record("score", 1.0, RIGHT, model=model) for model in ("zoo_olmoe", "zoo_mixtral")),
+        record("random", 1.0, WRONG, model="zoo_olmoe"),
+        record("random", 1.0, RIGHT, model="zoo_mixtral"),
+    )
+    check = CONTRAST.replace("{a:", "{model: mixtral, a:") % "{within: 1}"
+    assert judge(check, found).results[0].findings[0].models == {"zoo_mixtral": 0.0}
+
+
+def test_an_entry_is_shown_by_the_number_that_contradicts_it() -> None:
+    """Score − random holds and random − reverse order fails: the second is shown."""
+    check = """{measured: {contrasts: [
+      {a: {method: score, gamma: 1}, b: {method: random, gamma: 1}, expect: greater},
+      {a: {method: random, gamma: 1}, b: {method: reverse_order, gamma: 1}, expect: greater}]}}"""
+    rows = [("score", RIGHT), ("random", [1] * 20 + [0] * 20), ("reverse_order", RIGHT)]
+    verdict = judge(check, evidence(*(record(m, 1.0, answers) for m, answers in rows)))
+    assert verdict.word == "contradicted"
+    assert verdict.decided_by and verdict.decided_by.effect == pytest.approx(-50)
+
+
+def test_no_overhead_is_asked_at_every_gamma() -> None:
+    check = """{load: {quantity: computed_share, of: {method: expanded_drop, gamma: 1.0},
+      every_gamma: true, below: 1.0000001}}"""
+    one, two = (
+        record("expanded_drop", gamma, load={"added": added})
+        for gamma, added in ((1.0, 0), (2.0, 50))
+    )
+    assert judge(check, evidence(one)).word == "confirmed"
+    verdict = judge(check, evidence(one, two))
+    assert verdict.word == "contradicted"
+    assert verdict.decided_by and "γ=2" in verdict.decided_by.label
+    assert judge(check, evidence(record("baseline"))).word == "not measured"
 
 
 @pytest.mark.parametrize(
     ("profile", "label"),
     [
-        ("zoo", "contradicted at toy scale"),
-        ("tiny", "contradicted on untrained models"),
-        ("paper", "contradicted on the paper's checkpoints"),
-        ("mine", "contradicted in profile mine"),
+        ("zoo", "contradicted at toy scale, on these models"),
+        ("tiny", "contradicted on untrained models, on these models"),
+        ("paper", "contradicted on the paper's checkpoints, on these models"),
+        ("mine", "contradicted in profile mine, on these models"),
     ],
 )
 def test_a_measured_verdict_says_of_what(profile: str, label: str) -> None:

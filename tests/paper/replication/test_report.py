@@ -44,11 +44,15 @@ def test_records_become_verdicts(results: Path, capsys: pytest.CaptureFixture[st
     assert verdicts["f"] == "not measured"
     assert found["models"] == ["zoo_olmoe"] and found["missing"] > 0
     by_label = {c["label"]: c for claim in found["claims"] for c in claim["contrasts"]}
-    contrast = by_label["score γ=1 > order γ=1, mixed batches"]
+    contrast = by_label["score γ=1 − order γ=1, mixed batches"]
     assert contrast["effect"] in (100.0, None)
     text = (results / "reports/zoo/replication.md").read_text()
     for claim in found["claims"]:
         assert f"| ({claim['id']}) | {claim['statement']} | " in text
+        assert f"What would refute it: {claim['refuted_by']}" in text
+    assert "## These margins are fixed before the new models are evaluated." in text
+    for margin in found["margins"]:
+        assert f"| {margin['id']} | {margin['points']:.2f} | {margin['meaning']} | " in text
     assert "closed mini-world" in text and "evaluations are missing" in out
     assert (results / "reports/zoo/replication.png").read_bytes().startswith(b"\x89PNG")
 
@@ -86,6 +90,7 @@ def test_training_seeds_are_read_and_a_damaged_file_is_refused(
     file = results / "results/training_seeds.json"
     seeds = [
         {"name": "mixtral", "origin": origin, "seed": seed, "steps": 9, "peaks": [peak + seed / 9]}
+        | {"accuracy": {"boolq": 90.0}}
         for origin, peak in (("scratch", 3.0), ("upcycled", 2.0))
         for seed in range(3)
     ]
@@ -108,6 +113,7 @@ def test_each_profile_has_its_own_verdicts(
     peaks = {"scratch": 3.0, "upcycled": 2.0}
     seeds = [
         {"name": "mixtral", "origin": origin, "seed": seed, "steps": 9, "peaks": [peak + seed / 9]}
+        | {"accuracy": {"boolq": 90.0}}
         for origin, peak in peaks.items()
         for seed in range(3)
     ]

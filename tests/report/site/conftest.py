@@ -24,8 +24,9 @@ from tests.report.site import material
 def made(cell: Cell, root: Path, right: int = 30, n: int = 40, **parts: Any) -> Record:
     """A record with so many right answers; the first of four experts lost half of its load."""
     correct = [1] * right + [0] * (n - right)
-    layer = records.layer([8, 4, 2, 2], [4, 4, 2, 2], name="model.layers.0.mlp")
-    load = {"tokens": 1234, "drop_rate": 0.2}
+    name = "model.layers.0.mlp"
+    layer = records.layer([8, 4, 2, 2], [4, 4, 2, 2], name=name, effective_gamma=0.9)
+    load = {"tokens": 1234, "drop_rate": 0.2, "effective_gamma": 1.125}
     return records.record(cell, root, correct, layers=[layer], load=load, **parts)
 
 

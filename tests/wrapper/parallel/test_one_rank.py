@@ -10,11 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from capmoe_eval.bench.ep.link import measured_link
 from capmoe_eval.bench.ep.measure import time_layers
-from capmoe_eval.bench.ep.prefill import RankedPrefill
+from capmoe_eval.bench.ep.prefill import Prefill
 from capmoe_eval.bench.ep.skew import skewed_logits
-from capmoe_eval.bench.ep.timing import PHASES, RankedLayer
+from capmoe_eval.bench.ep.timing import PHASES, RankedLayer, measured_link
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.parallel.model import shard_experts, split_batches, world_of
@@ -105,7 +104,7 @@ def test_a_layer_is_timed_and_computes_what_it_should(world: World) -> None:
 def test_a_prefill_goes_through_its_layers(world: World) -> None:
     logits = skewed_logits(20, 8, 2, 2.5)
     settings = [dataclasses.replace(setting(1), seed=seed) for seed in range(2)]
-    prefill = RankedPrefill([RankedLayer(each, logits, world) for each in settings], 20, 5)
+    prefill = Prefill([RankedLayer(each, logits, world) for each in settings], 20, 5)
     full, cut = (prefill.run(m).output_TH for m in (Method("baseline"), Method("score", 0.5)))
     assert full.shape[:2] == (4, 1) and not torch.equal(full, cut)
     assert prefill.load(Method("score", 0.5)).dropped_share > 0

@@ -11,16 +11,22 @@ import torch
 from torch import Tensor, nn
 
 from capmoe_eval.bench.ep.clock import Clock, from_ends
-from capmoe_eval.bench.ep.emulation import EmulatedLayer, balanced
+from capmoe_eval.bench.ep.emulation import (
+    MACHINES,
+    NODE,
+    EmulatedLayer,
+    Machine,
+    balanced,
+    exchange_seconds,
+)
 from capmoe_eval.bench.ep.layer import SHAPES, LayerSetting
-from capmoe_eval.bench.ep.link import MACHINES, NODE, Machine, exchange_seconds
 from capmoe_eval.bench.ep.measure import time_layers
-from capmoe_eval.bench.ep.prefill import EmulatedPrefill
+from capmoe_eval.bench.ep.prefill import Prefill
 from capmoe_eval.bench.ep.skew import skewed_logits
 from capmoe_eval.bench.ep.timing import PHASES, Pass, summed
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.timings.quartiles import Spread
 from capmoe_eval.experiment.timings.schema import Link, Load, Shape
+from capmoe_eval.experiment.timings.spread import Spread
 from capmoe_eval.routing.method import Method
 from tests.wrapper.parallel.conftest import Launch
 
@@ -187,7 +193,7 @@ def test_an_emulated_prefill_is_its_dense_part_and_its_layers() -> None:
     first = layer(link)
     others = [skewed_logits(40, 8, 2, 3.0, seed=s) for s in (1, 2)]
     layers = [first, *(EmulatedLayer(setting(), logits, link) for logits in others)]
-    prefill = EmulatedPrefill(layers, 20, 5)
+    prefill = Prefill(layers, 20, 5)
     done = prefill.run(METHODS["score"])
     assert done.output_TH.shape[:2] == (4, 1)
     assert done.seconds["moe"] > 3 * 0.75  # three exchanges in each of three layers

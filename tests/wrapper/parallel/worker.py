@@ -16,10 +16,9 @@ from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
 from capmoe_eval.bench.__main__ import main as bench
-from capmoe_eval.bench.ep.link import measured_link
-from capmoe_eval.bench.ep.prefill import RankedPrefill
+from capmoe_eval.bench.ep.prefill import Prefill
 from capmoe_eval.bench.ep.skew import skewed_logits
-from capmoe_eval.bench.ep.timing import PHASES, RankedLayer
+from capmoe_eval.bench.ep.timing import PHASES, RankedLayer, measured_link
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.parallel import model as parallel_model
@@ -83,7 +82,7 @@ def _timed(world: World) -> tuple[dict[str, Tensor], dict[str, Any]]:
     link = measured_link(world, CPU, repeats=2)
     assert link.latency > 0 and link.bandwidth > 0 and "measured" in link.source
     layers = [RankedLayer(setting(), skewed_logits(40, 8, 2, 2.5), world) for _ in range(2)]
-    prefill = RankedPrefill(layers, 20, 5)
+    prefill = Prefill(layers, 20, 5)
     written = [prefill.run(methods[name]) for name in ("dropless", "score", "dropless")]
     assert written[0].output_TH.shape[:2] == (4, 1) and set(written[0].seconds) == {"total"}
     assert torch.equal(written[0].output_TH, written[2].output_TH)

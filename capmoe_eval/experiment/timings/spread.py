@@ -1,33 +1,40 @@
-"""Targets of the evaluation's benchmarks, and the numbers that were reached."""
+"""Median and quartiles of a measurement, and its target."""
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 
-from capmoe_eval.experiment.timings.quartiles import Spread
+
+@dataclass(frozen=True)
+class Spread:
+    """A median with its quartiles."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> Spread:
+        """Return the median and the quartiles of some values."""
+        if len(values) < 2:
+            return cls(values[0], values[0], values[0])
+        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(median, low, high)
 
 
 @dataclass(frozen=True)
 class Target:
-    """One measured number with its target.
-
-    Attributes:
-        name: Short name.
-        what: One sentence: what is divided by what.
-        ratio: The measurement, in ``unit``.
-        target: The wanted value; None where it is only reported.
-        at_least: Whether it should be at least that; otherwise at most.
-        unit: ``×`` for a ratio, ``share`` for a part of a whole, ``s`` for seconds.
-        met: Whether the median reaches the target; None where there is none. It follows from the
-            others; a file that says otherwise is wrong.
-    """
+    """One measured number with its target."""
 
     name: str
-    what: str
-    ratio: Spread
-    target: float | None = None
-    at_least: bool = True
-    unit: str = "×"
+    what: str  # one sentence: what is divided by what
+    ratio: Spread  # the measurement, in ``unit``
+    target: float | None = None  # the wanted value; None where it is only reported
+    at_least: bool = True  # it should be at least that; otherwise at most
+    unit: str = "×"  # ``×`` for a ratio, ``share`` for a part of a whole, ``s`` for seconds
+    # The median reaches the target; None where there is none. It follows from the others; a file
+    # that says otherwise is wrong.
     met: bool | None = None
 
     def __post_init__(self) -> None:

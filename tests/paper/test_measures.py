@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 
+import numpy as np
 import pytest
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.paper.evidence import Evidence
-from capmoe_eval.paper.replication.measures import balance, companions, decay, removed
+from capmoe_eval.paper.measures import balance, companions, decay, removed
 from capmoe_eval.paper.verdicts import Outcome
 from capmoe_eval.routing.method import Method
 from tests.records import layer, record_of
@@ -22,21 +23,47 @@ def test_the_share_that_expert_drop_removes_is_held_against_token_drops() -> Non
         record_of(Method("expert_drop"), [1.0], parts={"load": {"drop_rate": 0.1}}),
         record_of(Method("expert_drop"), [1.0], task="rte", parts={"load": {"drop_rate": 0.1}}),
     ]
-    one, *others = removed(Evidence("zoo", tuple(records)), [])
+    (one,) = removed(Evidence("zoo", tuple(records)))
     assert (one.outcome, one.effect) == (Outcome.HOLDS, pytest.approx(30.0))
-    assert [finding.outcome for finding in others] == [Outcome.ABSENT] * 2
 
 
 def trainings(scratch: list[float], upcycled: list[float]) -> list[dict[str, object]]:
     return [
-        {"name": "mixtral", "origin": origin, "seed": seed, "steps": 600, "peaks": [peak, peak + 2]}
+        {
+            "name": "mixtral",
+            "origin": origin,
+            "seed": seed,
+            "steps": 600,
+            "peaks": [peak, peak + 2],
+            "accuracy": {"boolq": 90.0},
+        }
         for origin, peaks in (("scratch", scratch), ("upcycled", upcycled))
         for seed, peak in enumerate(peaks)
     ]
 
 
+def trained(trainings: list[dict[str, object]]) -> Evidence:
+    return Evidence("zoo", trainings=trainings)
+
+
+def test_trainings_at_chance_count_for_nothing() -> None:
+    """Of 60 documents 37 are above a coin's chance (p = 0.046), 36 are not (p = 0.077)."""
+    known, guessing = trainings([4.0, 4.0, 4.3], [2.0, 2.1, 2.0]), []
+    for right, asked in ((37, known), (36, guessing)):
+        accuracy = {"boolq": 100 * right / 60}
+        asked[:] = [t | {"accuracy": accuracy} for t in trainings([4.0, 4.0], [2.0, 2.1])]
+    (found,) = balance(trained(known))
+    assert found.outcome is Outcome.HOLDS
+    (found,) = balance(trained(guessing))
+    assert (found.outcome, found.effect) == (Outcome.ABSENT, None)
+    assert found.note == "4 trainings of mixtral are left out: not above chance"
+    # Four answers: 25 % of the documents is chance there.
+    (found,) = balance(trained([t | {"accuracy": {"openbookqa": 40.0}} for t in known]))
+    assert found.outcome is Outcome.HOLDS
+
+
 def test_balance_has_students_interval_over_seeds() -> None:
-    (found,) = balance(Evidence("zoo"), trainings([4.0, 4.0, 4.3], [2.0, 2.1, 2.0]))
+    (found,) = balance(trained(trainings([4.0, 4.0, 4.3], [2.0, 2.1, 2.0])))
     differences = [2.0, 1.9, 2.3]
     mean = sum(differences) / 3
     deviation = math.sqrt(sum((d - mean) ** 2 for d in differences) / 2)
@@ -44,16 +71,16 @@ def test_balance_has_students_interval_over_seeds() -> None:
     assert found.low == pytest.approx(mean - 4.302652729749464 * deviation / math.sqrt(3))
     assert found.outcome == Outcome.HOLDS
     assert found.models["seed 2"] == pytest.approx(2.3)
-    (found,) = balance(Evidence("zoo"), trainings([2.0, 2.1, 2.0], [4.0, 4.0, 4.3]))
+    (found,) = balance(trained(trainings([2.0, 2.1, 2.0], [4.0, 4.0, 4.3])))
     assert found.outcome == Outcome.FAILS
-    (found,) = balance(Evidence("zoo"), trainings([2.0, 4.0, 3.0], [3.0, 3.0, 3.0]))
+    (found,) = balance(trained(trainings([2.0, 4.0, 3.0], [3.0, 3.0, 3.0])))
     assert found.outcome == Outcome.UNDECIDED
 
 
 def test_nine_training_seeds_have_an_interval_too() -> None:
     """Eight degrees of freedom: t = 2.306."""
     scratch = [4.0, 4.1, 3.9, 4.2, 4.0, 4.3, 3.8, 4.0, 4.1]
-    (found,) = balance(Evidence("zoo"), trainings(scratch, [2.0] * 9))
+    (found,) = balance(trained(trainings(scratch, [2.0] * 9)))
     deviation = statistics.stdev(scratch)
     assert found.outcome == Outcome.HOLDS
     assert found.low == pytest.approx(found.effect - 2.306004135 * deviation / 3)
@@ -62,16 +89,14 @@ def test_nine_training_seeds_have_an_interval_too() -> None:
 def test_trainings_of_other_lengths_are_not_mixed() -> None:
     short = trainings([4.0, 4.0, 4.3], [2.0, 2.1, 2.0])
     long = [{**training, "steps": 900} for training in trainings([2.0, 2.1], [4.0, 4.0])]
-    found = balance(Evidence("zoo"), [*short, *long])
+    found = balance(trained([*short, *long]))
     assert [finding.outcome for finding in found] == [Outcome.HOLDS, Outcome.FAILS]
     assert found[0].label.endswith("3 seeds of 600 steps")
 
 
 def test_balance_needs_two_seeds() -> None:
-    assert [f.outcome for f in balance(Evidence("zoo"), [])] == [Outcome.ABSENT]
-    assert [f.outcome for f in balance(Evidence("zoo"), trainings([1.0], [2.0]))] == [
-        Outcome.ABSENT
-    ]
+    assert [f.outcome for f in balance(trained([]))] == [Outcome.ABSENT]
+    assert [f.outcome for f in balance(trained(trainings([1.0], [2.0])))] == [Outcome.ABSENT]
 
 
 def test_flips_of_other_documents_are_not_counted() -> None:
@@ -83,23 +108,43 @@ def test_flips_of_other_documents_are_not_counted() -> None:
         ),
     ]
     with pytest.raises(UsageError, match="task=piqa: records do not pair"):
-        companions(Evidence("zoo", tuple(records)), [])
+        companions(Evidence("zoo", tuple(records)))
+
+
+def routers(scores: list[float], top_k: int = 2) -> Evidence:
+    layers = [layer([8] * len(scores), scores=scores, top_k=top_k)]
+    return Evidence("zoo", (record_of(Method("baseline"), [1.0], parts={"layers": layers}),))
+
+
+def noise(experts: int, spread: float, seed: int) -> list[float]:
+    """Mean scores by rank of a router that knows nothing."""
+    logits = np.random.default_rng(seed).normal(0, spread, (4000, experts))
+    scores = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    means: list[float] = (-np.sort(-scores, axis=1)).mean(axis=0).tolist()
+    return means
 
 
 @pytest.mark.parametrize(
     ("scores", "outcome"),
-    [([0.4, 0.2, 0.15, 0.1], Outcome.HOLDS), ([0.4, 0.3, 0.01], Outcome.FAILS)],
+    [
+        ([0.4, 0.2, 0.19, 0.18], Outcome.HOLDS),  # flat behind the top-k
+        ([0.4, 0.3, 0.01, 0.01], Outcome.FAILS),  # a cliff
+        (noise(16, 1.0, 1), Outcome.UNDECIDED),
+        (noise(64, 2.0, 2), Outcome.UNDECIDED),
+        (noise(16, 0.1, 3), Outcome.UNDECIDED),
+    ],
 )
-def test_decay_compares_the_step_behind_the_top_k_with_those_inside(
-    scores: list[float], outcome: Outcome
-) -> None:
-    layers = [layer([8] * len(scores), scores=scores)]
-    baseline = record_of(Method("baseline"), [1.0], parts={"layers": layers})
-    (found,) = decay(Evidence("zoo", (baseline,)), [])
-    assert found.outcome == outcome
-    inside, behind = math.log(scores[0] / scores[1]), math.log(scores[1] / scores[2])
-    assert found.effect == pytest.approx(inside - behind)
-    assert f"m {scores[2] / scores[1]:.2f}" in found.note
+def test_neither_a_cliff_nor_noise_is_a_flat_tail(scores: list[float], outcome: Outcome) -> None:
+    for top_k in (2,) if len(scores) == 4 else (2, 4, 8):
+        (found,) = decay(routers(scores, top_k))
+        assert found.outcome == outcome
+        if outcome is Outcome.UNDECIDED:
+            assert found.effect == pytest.approx(1.0, abs=0.09)
+
+
+def test_decay_states_what_noise_would_have() -> None:
+    (found,) = decay(routers([0.4, 0.2, 0.19, 0.18]))
+    assert "m 0.95, noise " in found.note
 
 
 def test_flips_are_counted_between_batches_of_the_same_documents() -> None:
@@ -112,7 +157,7 @@ def test_flips_are_counted_between_batches_of_the_same_documents() -> None:
         record_of(Method("baseline"), {"piqa": [1.0, 1.0]}, shuffle=0, **mix),
         record_of(Method("baseline"), {"piqa": [1.0, 1.0]}, shuffle=1, **mix),
     ]
-    baseline, order = companions(Evidence("zoo", tuple(records)), [])
+    baseline, order = companions(Evidence("zoo", tuple(records)))
     # Pairs of batches differ in 1, 1 and 2 of 4 documents.
     assert order.effect == pytest.approx(100 * (1 + 1 + 2) / 3 / 4)
     assert order.label == "order γ=1: more than 1 % of the answers change with the company"

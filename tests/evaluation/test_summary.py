@@ -1,0 +1,64 @@
+"""What a run says of the capacities that it applied."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from capmoe_eval.evaluation.progress import Progress
+from capmoe_eval.evaluation.summary import rounding_warning, summary
+from capmoe_eval.experiment.record import Record
+from capmoe_eval.routing.method import Method
+from tests import records
+
+
+def applied(gamma: float, effective: float | None, **knobs: Any) -> Record:
+    method = Method("score", gamma, **{"ep_size": 8, **knobs})
+    return records.record(
+        records.cell(method), load={"effective_gamma": effective, "mean_load": 1.125}
+    )
+
+
+@pytest.mark.parametrize(
+    ("record", "warned"),
+    [
+        (applied(0.25, 0.9), True),
+        (applied(1.0, 1.12), True),
+        (applied(1.0, 1.09), False),
+        (applied(1.0, 0.85, rounding="floor"), True),
+        (applied(0.0, 0.0), False),
+        (applied(9.0, 2.0), False),  # all tokens of a group: with E/K = 2 there are no more
+        (applied(1.0, None), False),  # a record from before it was counted
+    ],
+)
+def test_it_warns_where_rounding_moved_the_capacity_by_more_than_a_tenth(
+    record: Record, warned: bool
+) -> None:
+    assert (rounding_warning(record) is not None) is warned
+
+
+def test_the_warning_says_both_values_and_what_to_do() -> None:
+    line = rounding_warning(applied(0.25, 0.9)) or ""
+    assert line.startswith(
+        "gamma=0.25: rounding makes it 0.90, with 1.1 tokens per expert and rank"
+    )
+    assert "larger batches (batch_size) or fewer ranks (ep_size)" in line and "\n" not in line
+    line = rounding_warning(applied(0.25, 0.9, scope="sequence", granularity="device")) or ""
+    assert "1.1 tokens per device and sequence" in line and "take scope=batch" in line
+
+
+def test_a_run_warns_once() -> None:
+    said = io.StringIO()
+    progress = Progress(2, said)
+    for line in ("gamma=0.25: …", "gamma=0.5: …"):
+        progress.warn(line, "rounding")
+    progress.warn("other")
+    assert said.getvalue() == "warning: gamma=0.25: …\nwarning: other\n"
+
+
+def test_the_table_shows_the_effective_gamma_where_there_is_one() -> None:
+    lines = summary([applied(0.25, 0.9), applied(0.25, None)]).splitlines()
+    first = lines[0].index("effective γ")
+    assert [line[first : first + 11].strip() for line in lines[1:]] == ["0.90", ""]
