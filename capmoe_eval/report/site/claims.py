@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from capmoe_eval.paper.verdict_file import VerdictFile, read_verdicts
+from capmoe_eval.paper.verdict_file import VerdictFile
 from capmoe_eval.report.files import Detail, Finding, Ledger, LedgerClaim, read
 from capmoe_eval.report.site import page
 from capmoe_eval.report.site.inventory import Inventory, attempt
@@ -16,18 +17,15 @@ from capmoe_eval.report.templates.texts import ABSENT, shown
 
 _LINKS = 3
 
-
-def tested_claims(path: Path, profile: str) -> VerdictFile | str | None:
-    """Return the replication's verdicts on a profile, why they cannot be read, or None."""
-    return attempt(lambda: read_verdicts(path, profile))
+Verdicts = TypeVar("Verdicts", VerdictFile, Ledger)
 
 
-def read_ledger(path: Path, profile: str) -> Ledger | str | None:
-    """Return the ledger of a profile, why it cannot be read, or None if there is none."""
+def read_verdicts(kind: type[Verdicts], path: Path, profile: str) -> Verdicts | str | None:
+    """Return a file of a profile's verdicts, why it cannot be read, or None if there is none."""
     if not path.is_file():
         return None
-    found = attempt(lambda: read(Ledger, path))
-    if isinstance(found, Ledger) and found.profile != profile:
+    found = attempt(lambda: read(kind, path))
+    if not isinstance(found, str) and found.profile != profile:
         return f"{path}: verdicts of profile {found.profile}, not of {profile}"
     return found
 
@@ -52,13 +50,13 @@ def claims_page(inventory: Inventory, replication: Path, address: Address) -> st
     """
     profile = inventory.profile
     path = ledger_path(address.out, profile)
-    ledger = read_ledger(path, profile)
+    ledger = read_verdicts(Ledger, path, profile)
     return render_page(
         "claims",
         address,
         "Claims",
         profile,
-        replication=tested_claims(replication, profile),
+        replication=read_verdicts(VerdictFile, replication, profile),
         replication_file=address.link_to_file(replication, replication.name),
         ledger=_ledger(ledger, path, inventory, address) if isinstance(ledger, Ledger) else ledger,
     )

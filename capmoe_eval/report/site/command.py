@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _judge(out: Path, bench: Path, overrides: Sequence[str]) -> None:
-    """Write the verdicts of the replication, and then the claims, which rest on them."""
+    """Write the verdicts of the replication, and the ledger of the claims."""
     for name, options in (("replication", []), ("claims", [f"--bench={bench}"])):
         words = [f"--out={out}", *options, *overrides]
         subprocess.run([sys.executable, "-m", f"capmoe_eval.{name}", *words], check=False)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from capmoe_eval.paper.benchmarks import Bench
+from capmoe_eval.paper.verdict_file import VerdictFile
+from capmoe_eval.report.files import Ledger
 from capmoe_eval.report.site import page
 from capmoe_eval.report.site.claims import (
     ledger_path,
-    read_ledger,
-    tested_claims,
+    read_verdicts,
     verdict_counts,
 )
 from capmoe_eval.report.site.figures import figure_names
@@ -27,8 +28,8 @@ def overview_page(inventory: Inventory, replication: Path, address: Address) -> 
     """
     profile, records, bench = inventory.profile, inventory.records, inventory.bench
     verdicts = {
-        "The main claims, tested": tested_claims(replication, profile),
-        "Every claim and number": read_ledger(ledger_path(address.out, profile), profile),
+        "The main claims, tested": read_verdicts(VerdictFile, replication, profile),
+        "Every claim and number": read_verdicts(Ledger, ledger_path(address.out, profile), profile),
     }
     broken_promises = [record for record in records if record.proofs.broken]
     picture = address.out / profile / "replication.png"

@@ -277,10 +277,10 @@ def test_odd_verdicts_and_figures_break_nothing(tmp_path: Path, content: str) ->
         (tmp_path / name).write_text(content)
     nothing, out = Inventory("zoo"), tmp_path / "reports"
     claims = claims_page(nothing, tmp_path / "r.json", Address("site/claims.html", out))
-    assert claims.count("cannot be read") == claims.count("no replication report") == 1
+    assert claims.count("cannot be read") == 2
     assert "Its caption is missing" in figures_page(nothing, Address("site/figures.html", out))
     first = overview_page(nothing, tmp_path / "r.json", Address("index.html", out))
-    assert first.count("cannot be read") == first.count("no replication report") == 1
+    assert first.count("cannot be read") == 2
 
 
 def test_the_same_input_gives_the_same_bytes(site: Site) -> None:
