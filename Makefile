@@ -75,11 +75,7 @@ claims: install  ## every claim of the paper with its verdict, from finished res
 
 # No evaluation is computed; a part that cannot be made is missing in the site, and the site says so.
 report: install  ## everything from finished results, and one site to browse: reports/index.html
-	@{ $(PY) -m capmoe_eval.replication profile=$(PROFILE) $(ARGS); \
-	   $(PY) -m capmoe_eval.claims profile=$(PROFILE) $(ARGS); } & \
-	$(PY) -m capmoe_eval.tables all profile=$(PROFILE) $(ARGS); \
-	$(PY) -m capmoe_eval.figures all --formats svg profile=$(PROFILE) $(ARGS); wait; \
-	$(PY) -m capmoe_eval.site profile=$(PROFILE) $(ARGS)
+	$(PY) -m capmoe_eval.site --all profile=$(PROFILE) $(ARGS)
 
 BENCHES  = forward decision suite cells
 

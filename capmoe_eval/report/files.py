@@ -1,49 +1,16 @@
-"""The types of the JSON files that reports leave for the site: verdicts, ledger, figures."""
+"""The ledger and the words of figures, as the site reads them.
+
+They are written by `capmoe_eval.report.claims.render` and `capmoe_eval.report.figures.write`.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel, NonNegativeInt, ValidationError
 
-from capmoe_eval.errors import field_problem
-
-
-class Contrast(BaseModel):
-    """One point of a claim in the replication's verdicts; numbers that are not known are None."""
-
-    label: str
-    verdict: str
-    unit: str = "points"
-    effect: float | None = None
-    low: float | None = None
-    high: float | None = None
-    p: float | None = None
-    models: dict[str, float] = {}
-    note: str = ""
-
-
-class Judgement(BaseModel):
-    """A claim with the verdict of the replication."""
-
-    id: str
-    place: str
-    statement: str
-    verdict: str
-    contrasts: list[Contrast]
-
-
-class Replication(BaseModel):
-    """The verdicts of the replication on a profile: numbers of its records, missing ones, notes."""
-
-    profile: str
-    models: list[str]
-    records: int
-    missing: int
-    notes: list[str]
-    claims: list[Judgement]
+from capmoe_eval.errors import UsageError, field_problem
 
 
 class Published(BaseModel):
@@ -119,16 +86,11 @@ def read(kind: type[File], path: Path) -> File:
     """Read a file.
 
     Raises:
-        ValueError: If it cannot be read or is not of this kind; the message names it.
+        UsageError: If it cannot be read or is not of this kind; the message names it.
     """
     try:
         return kind.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error})") from error
+        raise UsageError(f"{path}: cannot be read ({error})") from error
     except ValidationError as error:
-        raise ValueError(f"{path}: cannot be read ({field_problem(error)})") from error
-
-
-def verdict_counts(file: Replication | Ledger) -> Counter[str]:
-    """Return how many claims have each verdict, in the order of their first."""
-    return Counter(claim.verdict for claim in file.claims)
+        raise UsageError(f"{path}: cannot be read ({field_problem(error)})") from error

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from capmoe_eval.errors import UsageError
 from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.report.claims.command import build
 from capmoe_eval.report.claims.render import to_json
 from capmoe_eval.report.figures.catalogue import get_figure
 from capmoe_eval.report.figures.studies import gather_study
 from capmoe_eval.report.figures.write import describe
-from capmoe_eval.report.files import FigureText, Ledger, Replication, read, verdict_counts
+from capmoe_eval.report.files import FigureText, Ledger, read
+from capmoe_eval.report.site.claims import verdict_counts
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,12 +27,6 @@ def test_the_ledger(tmp_path: Path) -> None:
     assert [claim.quote for claim in found.claims] == [v.entry.quote for v in report.verdicts]
     assert verdict_counts(found) == {word: n for word, n in report.counts.items() if n}
     assert any(finding.details for claim in found.claims for finding in claim.findings)
-
-
-def test_the_verdicts_of_the_replication() -> None:
-    found = read(Replication, ROOT / "results/zoo/replication.json")
-    assert found.profile == "zoo" and found.records > 0
-    assert all(judged.contrasts for judged in found.claims)
 
 
 def test_a_figure(tmp_path: Path) -> None:
@@ -45,5 +41,5 @@ def test_a_figure(tmp_path: Path) -> None:
 def test_another_file_is_refused_by_name(text: str, tmp_path: Path) -> None:
     path = tmp_path / "fig1.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=r"fig1\.json: cannot be read"):
+    with pytest.raises(UsageError, match=r"fig1\.json: cannot be read"):
         read(FigureText, path)

@@ -20,33 +20,36 @@ from capmoe_eval.report.site.page import Address
 from capmoe_eval.report.site.results import tables_page
 
 
-def build(inventory: Inventory, out: Path, replication: Path) -> dict[str, str]:
-    """Return every file of the site: its path below ``out``, and its text.
+def record_pages(inventory: Inventory, out: Path) -> dict[str, str]:
+    """Return the page of each record: its path below ``out``, and its text."""
+    found, others = {}, relatives(inventory.records)
+    for record in inventory.records:
+        path = page.cell_path(record)
+        found[path] = record_page(
+            record, inventory.profile, others[record.path], Address(path, out)
+        )
+    return found
+
+
+def main_pages(inventory: Inventory, out: Path, replication: Path) -> dict[str, str]:
+    """Return every other file of the site: its path below ``out``, and its text.
 
     Args:
         inventory: What is there.
         out: Where the site will be; figures, claims and the picture are looked for there.
         replication: The JSON file that the replication writes.
     """
-
-    def at(path: str) -> Address:
-        return Address(path, out)
-
     found = {
-        page.OVERVIEW: overview_page(inventory, replication, at(page.OVERVIEW)),
-        page.TABLES: tables_page(inventory, at(page.TABLES)),
-        page.FIGURES: figures_page(inventory, at(page.FIGURES)),
-        page.EFFICIENCY: efficiency_page(inventory, at(page.EFFICIENCY)),
-        page.CLAIMS: claims_page(inventory, replication, at(page.CLAIMS)),
-        page.RECORDS: records_page(inventory, at(page.RECORDS)),
+        page.OVERVIEW: overview_page(inventory, replication, Address(page.OVERVIEW, out)),
+        page.TABLES: tables_page(inventory, Address(page.TABLES, out)),
+        page.FIGURES: figures_page(inventory, Address(page.FIGURES, out)),
+        page.EFFICIENCY: efficiency_page(inventory, Address(page.EFFICIENCY, out)),
+        page.CLAIMS: claims_page(inventory, replication, Address(page.CLAIMS, out)),
+        page.RECORDS: records_page(inventory, Address(page.RECORDS, out)),
     }
     for path in (page.STYLE, page.SCRIPT):
         asset = files("capmoe_eval.report.site") / "assets" / path.rpartition("/")[2]
         found[path] = asset.read_text(encoding="utf-8")
-    others = relatives(inventory.records)
-    for record in inventory.records:
-        path = page.cell_path(record)
-        found[path] = record_page(record, inventory.profile, others[record.path], at(path))
     return found
 
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from capmoe_eval.experiment.commands import DIRECTORY, cell_command
+from capmoe_eval.experiment.cell import Cell
+from capmoe_eval.experiment.commands import DIRECTORY, cell_command, override
 from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.site import page
 from capmoe_eval.report.site.names import method_name
-from capmoe_eval.report.site.page import Address, Link, render_page
-from capmoe_eval.report.templates.texts import shown, text
+from capmoe_eval.report.site.page import Address, render_page
+from capmoe_eval.report.templates.texts import text
+from capmoe_eval.routing.method import Method
 
 _AGAIN: Final = "again"
+_BASELINE: Final = Method("baseline")
 
 SHOWN: Final = 20
 """The number of other seeds that a page links to; n pages that list all n would have n² links."""
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     from capmoe_eval.experiment.record_part import Layer, Proofs
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Relatives:
     """The records that a record is compared with.
 
@@ -65,18 +68,9 @@ def relatives(records: Sequence[Record]) -> dict[Path, Relatives]:
     return found
 
 
-def _home(record: Record) -> tuple[object, ...]:
-    """Return all of a record's cell but its method."""
-    cell = record.cell
-    return (
-        cell.model,
-        cell.task,
-        cell.batch_size,
-        cell.limit,
-        cell.data,
-        cell.eval_seed,
-        cell.shuffle,
-    )
+def _home(record: Record) -> Cell:
+    """Return a record's cell with the baseline in the place of its method."""
+    return dataclasses.replace(record.cell, method=_BASELINE)
 
 
 def record_page(record: Record, profile: str, others: Relatives, address: Address) -> str:
@@ -88,12 +82,11 @@ def record_page(record: Record, profile: str, others: Relatives, address: Addres
         address,
         f"{record.model} on {record.task}: {method_name(record.method)}{gamma}",
         profile,
-        knobs=", ".join(f"{knob}={_word(value)}" for knob, value in knobs.items()),
+        knobs=", ".join(override(knob, value) for knob, value in knobs.items()),
         record=record,
         metric=record.cell.task.metric,
-        baseline=others.baseline and _baseline(record, others.baseline, address),
-        seeds=[_link(other, address, f"seed {other.seed}") for other in others.nearest],
-        more_seeds=_more_seeds(others),
+        others=others,
+        href=lambda other: address.to(page.cell_path(other)),
         command=cell_command(record.cell, _AGAIN),
         again=_AGAIN,
         directory=DIRECTORY,
@@ -103,26 +96,6 @@ def record_page(record: Record, profile: str, others: Relatives, address: Addres
         provenance=_flat(record.capmoe["provenance"]),
         file=address.link_to_file(record.path, record.path.as_posix()),
     )
-
-
-def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _link(record: Record, address: Address, words: str) -> dict[str, Any]:
-    return {**address.link(page.cell_path(record), words), "value": record.value}
-
-
-def _baseline(record: Record, baseline: Record, address: Address) -> Link:
-    """Return the link to a record's baseline, and how far the record is from it."""
-    link = address.link(page.cell_path(baseline), f"{100 * baseline.value:.2f} %")
-    return {**link, "moved": shown(record.value - baseline.value, "{:+.2f}", 100)}
-
-
-def _more_seeds(others: Relatives) -> str:
-    """Return the number of seeds that are not linked to, with the mean of all, or nothing."""
-    more = others.seeds - 1 - len(others.nearest)
-    return f"{more:,} more; mean of all {others.seeds:,}: {100 * others.mean:.2f} %" if more else ""
 
 
 def _bars(layer: Layer) -> dict[str, object]:

@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from capmoe_eval.report.files import (
-    Detail,
-    Finding,
-    Ledger,
-    LedgerClaim,
-    Replication,
-    read,
-    verdict_counts,
-)
+from capmoe_eval.paper.verdict_file import VerdictFile
+from capmoe_eval.report.files import Detail, Finding, Ledger, LedgerClaim, read
 from capmoe_eval.report.site import page
-from capmoe_eval.report.site.inventory import Inventory
+from capmoe_eval.report.site.inventory import Inventory, attempt
 from capmoe_eval.report.site.names import Filter, name_filter
 from capmoe_eval.report.site.page import Address, Link, render_page
 from capmoe_eval.report.templates.texts import ABSENT, shown
 
 _LINKS = 3
 
-Verdicts = TypeVar("Verdicts", Replication, Ledger)
+Verdicts = TypeVar("Verdicts", VerdictFile, Ledger)
 
 
 def read_verdicts(kind: type[Verdicts], path: Path, profile: str) -> Verdicts | str | None:
     """Return a file of a profile's verdicts, why it cannot be read, or None if there is none."""
     if not path.is_file():
         return None
-    try:
-        found = read(kind, path)
-    except ValueError as error:
-        return str(error)
-    if found.profile != profile:
+    found = attempt(lambda: read(kind, path))
+    if not isinstance(found, str) and found.profile != profile:
         return f"{path}: verdicts of profile {found.profile}, not of {profile}"
     return found
+
+
+def verdict_counts(file: VerdictFile | Ledger) -> Counter[str]:
+    """Return how many claims have each verdict, in the order of their first."""
+    return Counter(claim.verdict for claim in file.claims)
 
 
 def ledger_path(out: Path, profile: str) -> Path:
@@ -60,7 +56,7 @@ def claims_page(inventory: Inventory, replication: Path, address: Address) -> st
         address,
         "Claims",
         profile,
-        replication=read_verdicts(Replication, replication, profile),
+        replication=read_verdicts(VerdictFile, replication, profile),
         replication_file=address.link_to_file(replication, replication.name),
         ledger=_ledger(ledger, path, inventory, address) if isinstance(ledger, Ledger) else ledger,
     )

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import Parser, report_options
 from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.record import VERDICTS
-from capmoe_eval.report.site.build import build, write_site
-from capmoe_eval.report.site.inventory import take_inventory
+from capmoe_eval.report.figures import command as figures
+from capmoe_eval.report.site.build import main_pages, record_pages, write_site
+from capmoe_eval.report.site.inventory import missing_cells, take_inventory
+from capmoe_eval.report.tables import command as tables
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -25,21 +30,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
         type=Path,
         help=f"verdicts of the replication (default: {VERDICTS} in the results directory)",
     )
+    parser.add_argument(
+        "--all", action="store_true", help="write tables, figures, verdicts and claims first, too"
+    )
     report_options(parser)
     given = parser.parse_intermixed_args(arguments)
 
     def report() -> int:
         check_writable("--out", given.out)
-        inventory = take_inventory(given.overrides, given.bench)
+        # Half of the time is the judges', who need no other part: they work beside this process.
+        with ThreadPoolExecutor(1) as judges:
+            if given.all:
+                judges.submit(_judge, given.out, given.bench, given.overrides)
+                words = [f"--out={given.out}", f"--bench={given.bench}", *given.overrides]
+                for part, options in ((tables.main, ()), (figures.main, ("--formats=svg",))):
+                    with contextlib.suppress(SystemExit):
+                        part(["all", *options, *words])
+            inventory = take_inventory(given.overrides, given.bench)
+            pages = record_pages(inventory, given.out)
         verdicts = given.replication or inventory.results / VERDICTS
-        pages = build(inventory, given.out, verdicts)
+        pages |= main_pages(inventory, given.out, verdicts)
         deleted = write_site(pages, given.out)
         told = [f"{len(inventory.records)} records"]
         if inventory.broken:
             told.append(f"{len(inventory.broken)} files that are none")
         if inventory.bench.broken:
             told.append(f"{len(inventory.bench.broken)} unreadable files of benchmarks")
-        missing = sum(experiment.missing for experiment in inventory.experiments.values())
+        missing = sum(map(missing_cells, inventory.experiments.values()))
         if missing:
             told.append(f"{missing} cells of tables missing")
         if deleted:
@@ -49,3 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return 0
 
     sys.exit(run_command(report))
+
+
+def _judge(out: Path, bench: Path, overrides: Sequence[str]) -> None:
+    """Write the verdicts of the replication, and the ledger of the claims."""
+    for name, options in (("replication", []), ("claims", [f"--bench={bench}"])):
+        words = [f"--out={out}", *options, *overrides]
+        subprocess.run([sys.executable, "-m", f"capmoe_eval.{name}", *words], check=False)

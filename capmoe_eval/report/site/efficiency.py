@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from capmoe_eval.experiment.timings.names import EVALUATIONS, bench_command, evaluation_command
 from capmoe_eval.experiment.timings.studies import STUDIES
-from capmoe_eval.paper.benchmarks import Bench
 from capmoe_eval.report.site import page
 from capmoe_eval.report.site.inventory import Inventory
 from capmoe_eval.report.site.page import Address, render_page
@@ -24,18 +23,14 @@ def efficiency_page(inventory: Inventory, address: Address) -> str:
     order = [*STUDIES, None]
     studies = sorted(bench.studies, key=lambda s: (order.index(s.study), s.emulated, s.path.name))
     present = {study.study for study in studies}
-    missing = {bench_command(n): about for n, about in STUDIES.items() if n not in present}
     measured = {evaluation.name for evaluation in bench.evaluations}
-    unmeasured = {
-        evaluation_command(n): about for n, about in EVALUATIONS.items() if n not in measured
-    }
     emulated = any(study.emulated for study in studies)
     return render_page(
         "efficiency",
         address,
         "Efficiency",
         inventory.profile,
-        broken=_broken(bench),
+        broken=bench.broken,
         figures=address.to(page.FIGURES),
         # Without a file the tables page has the table all the same, with the command.
         table=f"{address.to(page.TABLES)}#table10",
@@ -50,20 +45,21 @@ def efficiency_page(inventory: Inventory, address: Address) -> str:
             }
             for study in studies
         ],
-        missing_studies=_missing("study", "studies", missing),
+        missing_studies=[
+            f"{bench_command(name)}  # {about}"
+            for name, about in STUDIES.items()
+            if name not in present
+        ],
         evaluations=[
             (evaluation, address.link_to_file(evaluation.path, evaluation.name))
             for evaluation in bench.evaluations
         ],
-        missing_benchmarks=_missing("benchmark", "benchmarks", unmeasured),
+        missing_benchmarks=[
+            f"{evaluation_command(name)}  # {about}"
+            for name, about in EVALUATIONS.items()
+            if name not in measured
+        ],
     )
-
-
-def _broken(bench: Bench) -> dict[str, object] | None:
-    if not bench.broken:
-        return None
-    told = "1 file is" if len(bench.broken) == 1 else f"{len(bench.broken)} files are"
-    return {"title": f"{told} not whole, and left out everywhere:", "lines": bench.broken}
 
 
 def _emulation(found: Sequence[Study]) -> str:
@@ -92,14 +88,3 @@ def _errors(study: Study) -> str:
         yield f"at worst {worst:+.0f} %".replace("-", "−")
 
     return "; ".join(", ".join(told(key)) for key in ("total", "speedup"))
-
-
-def _missing(noun: str, plural: str, commands: Mapping[str, str]) -> dict[str, object] | None:
-    """Return the commands for what is missing, each with what it measures, or None."""
-    if not commands:
-        return None
-    count = f"1 {noun} is" if len(commands) == 1 else f"{len(commands)} {plural} are"
-    return {
-        "summary": f"{count} missing: the commands that measure them",
-        "commands": [f"{command}  # {about}" for command, about in commands.items()],
-    }

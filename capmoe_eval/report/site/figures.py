@@ -7,7 +7,7 @@ from typing import Final
 
 from capmoe_eval.report.files import FigureText, read
 from capmoe_eval.report.site import page
-from capmoe_eval.report.site.inventory import Inventory
+from capmoe_eval.report.site.inventory import Inventory, attempt
 from capmoe_eval.report.site.page import Address, render_page
 
 _FORMATS: Final = {"svg": "SVG", "pdf": "PDF", "png": "PNG", "json": "numbers"}
@@ -32,11 +32,11 @@ def figure_names(folder: Path) -> list[str]:
 
 
 def _figure(name: str, folder: Path, address: Address) -> dict[str, object]:
-    picture, problems, about = folder / f"{name}.svg", [], None
-    try:
-        about = read(FigureText, folder / f"{name}.json")
-    except ValueError as error:
-        problems.append(f"Its caption is missing: {error}.")
+    picture, problems = folder / f"{name}.svg", []
+    found = attempt(lambda: read(FigureText, folder / f"{name}.json"))
+    about = None if isinstance(found, str) else found
+    if isinstance(found, str):
+        problems.append(f"Its caption is missing: {found}.")
     drawn = picture.is_file()
     if not drawn:
         problems.append("It has not been drawn.")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
@@ -21,39 +22,22 @@ from capmoe_eval.paper.layout import Layout
 from capmoe_eval.paper.tables import TABLES
 from capmoe_eval.report.tables.measured import cell_config
 
+Made = TypeVar("Made")
 
-@dataclass(frozen=True)
-class Experiment:
-    """The cells of one table.
 
-    Attributes:
-        layout: The table.
-        found: Its cells, and those that are finished; None where there is a problem.
-        problem: Why there are no cells, or nothing.
-    """
+def attempt(make: Callable[[], Made]) -> Made | str:
+    """Return what a function makes, or why it cannot, in one line."""
+    try:
+        return make()
+    except (UsageError, HydraException, OmegaConfBaseException) as error:
+        return " ".join(str(error).split())
 
-    layout: Layout
-    found: Finished | None = None
-    problem: str = ""
 
-    @property
-    def plans(self) -> list[Plan]:
-        """All cells."""
-        return self.found.plans if self.found else []
-
-    @property
-    def counts(self) -> tuple[int, int, int, int]:
-        """Numbers of cells: planned, finished, unreadable, and missing."""
-        if self.found is None:
-            return 0, 0, 0, 0
-        planned, whole = len(self.found.plans), len(self.found.records)
-        broken = len(self.found.broken)
-        return planned, whole, broken, planned - whole - broken
-
-    @property
-    def missing(self) -> int:
-        """The number of cells that nobody has computed."""
-        return self.counts[-1]
+def missing_cells(found: Finished | str) -> int:
+    """Return the number of cells of a table that nobody has computed."""
+    if isinstance(found, str):
+        return 0
+    return len(found.plans) - len(found.records) - len(found.broken)
 
 
 @dataclass(frozen=True)
@@ -65,7 +49,8 @@ class Inventory:
         overrides: What was said on the command line.
         records: Every whole record of the profile, in the order of their paths.
         broken: What is wrong with each file that is no whole record.
-        experiments: The cells of each table of results, by the table's key.
+        experiments: What is finished of each table of results, or why the profile cannot have the
+            table, by the table's key.
         profiles: Number of files in the results of each profile.
         bench: What the benchmarks left.
         results: The results directory of the profile.
@@ -75,20 +60,15 @@ class Inventory:
     overrides: tuple[str, ...] = ()
     records: tuple[Record, ...] = ()
     broken: tuple[str, ...] = ()
-    experiments: Mapping[str, Experiment] = field(default_factory=dict)
+    experiments: Mapping[str, Finished | str] = field(default_factory=dict)
     profiles: Mapping[str, int] = field(default_factory=dict)
     bench: Bench = field(default_factory=Bench)
     results: Path = Path("results")
 
-    @cached_property
+    @functools.cached_property
     def notes(self) -> list[str]:
         """Sentences on the models' numbers that every page of results shows."""
-        return model_notes(plan for one in self.experiments.values() for plan in one.plans)
-
-    @cached_property
-    def broken_promises(self) -> tuple[Record, ...]:
-        """The records in which a proof failed."""
-        return tuple(record for record in self.records if record.proofs.broken)
+        return model_notes(_plans(self.experiments))
 
 
 def take_inventory(overrides: Sequence[str], bench: Path = FOLDER) -> Inventory:
@@ -105,12 +85,13 @@ def take_inventory(overrides: Sequence[str], bench: Path = FOLDER) -> Inventory:
     config = cell_config(overrides)
     profile, reader = profile_name(config), Reader()
     experiments = {
-        layout.key: _experiment(layout, overrides, reader)
+        layout.key: attempt(
+            functools.partial(finished, [f"experiment={layout.key}", *overrides], reader)
+        )
         for layout in TABLES
         if isinstance(layout, Layout)
     }
-    roots = {plan.root for experiment in experiments.values() for plan in experiment.plans}
-    roots = roots or {Path(str(config.results_dir))}
+    roots = {plan.root for plan in _plans(experiments)} or {Path(str(config.results_dir))}
     found = [read_results(root, reader) for root in sorted(roots)]
     return Inventory(
         profile=profile,
@@ -124,12 +105,10 @@ def take_inventory(overrides: Sequence[str], bench: Path = FOLDER) -> Inventory:
     )
 
 
-def _experiment(layout: Layout, overrides: Sequence[str], reader: Reader) -> Experiment:
-    """Return what is there of a table; a table that the profile cannot have takes no other away."""
-    try:
-        return Experiment(layout, finished([f"experiment={layout.key}", *overrides], reader))
-    except (UsageError, HydraException, OmegaConfBaseException) as error:
-        return Experiment(layout, problem=" ".join(str(error).split()))
+def _plans(experiments: Mapping[str, Finished | str]) -> Iterator[Plan]:
+    for found in experiments.values():
+        if not isinstance(found, str):
+            yield from found.plans
 
 
 def _profiles(profile: str, roots: set[Path]) -> dict[str, int]:

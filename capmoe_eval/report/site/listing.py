@@ -24,7 +24,7 @@ def records_page(inventory: Inventory, address: Address) -> str:
         address,
         "Records",
         inventory.profile,
-        broken=broken_files(inventory),
+        broken=inventory.broken,
         choices=[
             name_filter("model", "Model", (record.model for record in records)),
             name_filter("task", "Task", (record.task for record in records)),
@@ -33,15 +33,6 @@ def records_page(inventory: Inventory, address: Address) -> str:
         ],
         rows=[_row(record, address) for record in records],
     )
-
-
-def broken_files(inventory: Inventory) -> dict[str, object] | None:
-    """Return what names the files that are no whole records, or None."""
-    if not inventory.broken:
-        return None
-    count = len(inventory.broken)
-    told = "1 file is no whole record" if count == 1 else f"{count} files are no whole records"
-    return {"title": f"{told} and left out everywhere:", "lines": inventory.broken}
 
 
 def _row(record: Record, address: Address) -> dict[str, object]:

@@ -1,22 +1,27 @@
-"""Fill a table's layout with entries."""
+"""Fill a table's layout with entries, and write the notes below it."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.names import gamma_text
+from capmoe_eval.experiment.names import gamma_number, gamma_text
 from capmoe_eval.paper.layout import OWN, Layout, ModelSlot, RowSpec
-from capmoe_eval.report.tables.notes import table_notes
-from capmoe_eval.report.tables.table import Block, Cell, Entry, Missing, Row, Table
+from capmoe_eval.report.tables.table import ALPHA, Block, Entry, Missing, PairedTest, Row, Table
 
 RowSource: TypeAlias = Callable[
     [Layout, ModelSlot, RowSpec, float | None], Sequence[Entry | Missing]
 ]
 """Returns the entries of a row for a model at a capacity factor, in display units: one per task,
 then the average if there is one."""
+
+_PUBLISHED = (
+    "published: what the paper prints, and in parentheses our difference to it and its z: over our "
+    "standard error and the sampling error of the printed value on as many documents, as if they "
+    "were other documents; on the same ones z is too small."
+)
 
 
 def fill(layout: Layout, slots: Sequence[ModelSlot], entries: RowSource) -> Table:
@@ -51,8 +56,8 @@ def fill(layout: Layout, slots: Sequence[ModelSlot], entries: RowSource) -> Tabl
         ),
         decimals=layout.decimals,
     )
-    table = _corrected(table)
-    return dataclasses.replace(table, notes=tuple(table_notes(layout, slots, table)))
+    _correct([entry.test for entry in table.entries if entry.test])
+    return dataclasses.replace(table, notes=tuple(_notes(layout, slots, table)))
 
 
 def _row(layout: Layout, slot: ModelSlot, spec: RowSpec, entries: RowSource) -> Row:
@@ -73,23 +78,71 @@ def _row(layout: Layout, slot: ModelSlot, spec: RowSpec, entries: RowSource) -> 
     return Row(tuple(labels), cells, slot.key, spec.method, gamma_text(spec.method, gamma))
 
 
-def _corrected(table: Table) -> Table:
-    """Return a table with every test's p corrected for the number of its tests."""
-    tests = [entry.test for entry in table.entries if entry.test]
-    if not tests:
-        return table
-    from capmoe_eval.paper.statistics import holm
+def _correct(tests: Sequence[PairedTest]) -> None:
+    """Correct each test's p for the number of tests of the table."""
+    if tests:
+        from capmoe_eval.paper.statistics import holm
 
-    corrected = iter(holm([test.p for test in tests]))
+        for test, corrected in zip(tests, holm([test.p for test in tests]), strict=True):
+            test.corrected = corrected
 
-    def correct(cell: Cell) -> Cell:
-        if not isinstance(cell, Entry) or cell.test is None:
-            return cell
-        test = dataclasses.replace(cell.test, corrected=next(corrected))
-        return dataclasses.replace(cell, test=test)
 
-    def row(row: Row) -> Row:
-        return dataclasses.replace(row, entries=tuple(map(correct, row.entries)))
+def _notes(layout: Layout, slots: Sequence[ModelSlot], table: Table) -> Iterator[str]:
+    """Yield the notes on a filled table, in the order in which they are printed."""
+    yield from layout.notes
+    specs = [spec for block in layout.blocks for spec in block]
+    if any(spec.gamma == OWN for spec in specs):
+        told = [
+            f"{slot.title} {gamma_number(slot.gamma, decimal=True)}"
+            for slot in slots
+            if slot.gamma is not None
+        ]
+        yield f"γ: {', '.join(told)}."
+    used = {value for spec in specs for value in spec.knobs.values()}
+    for slot in slots:
+        told = [f"{symbol} = {n}" for symbol, n in slot.symbols.items() if symbol in used]
+        if told:
+            yield f"On {slot.title}, {', '.join(told)}."
+    yield from _seed_note(table)
+    yield from _document_note(table)
+    yield from _test_notes(table)
+    if any(entry.published for entry in table.entries):
+        yield _PUBLISHED
 
-    blocks = tuple(Block(tuple(map(row, block.rows))) for block in table.blocks)
-    return dataclasses.replace(table, blocks=blocks)
+
+def _seed_note(table: Table) -> Iterator[str]:
+    """Yield over how many seeds entries are means."""
+    counts = sorted({len(entry.seeds) for entry in table.entries if entry.seeds})
+    if counts:
+        number, noun = " or ".join(map(str, counts)), "seed" if counts == [1] else "seeds"
+        note = f"Entries of a random method are means over {number} {noun}."
+        if counts[0] == 1:
+            note += " With one seed the standard error leaves out the spread between seeds."
+        yield note
+
+
+def _document_note(table: Table) -> Iterator[str]:
+    """Yield the number of documents of each column."""
+    parts = []
+    for index, heading in enumerate(table.columns):
+        entries = (row.entries[index] for row in table.rows)
+        counts = sorted({e.documents for e in entries if isinstance(e, Entry) and e.documents})
+        if counts:
+            parts.append(f"{heading} {' or '.join(f'{count:,}' for count in counts)}")
+    if parts:
+        yield f"Documents: {', '.join(parts)}."
+
+
+def _test_notes(table: Table) -> Iterator[str]:
+    """Yield what the marks of paired tests mean, and how many entries have none."""
+    count = sum(entry.test is not None for entry in table.entries)
+    untested = sum(bool(entry.untested) for entry in table.entries)
+    if count:
+        yield (
+            f"▼ worse, ▲ better than the same model's baseline: p < {ALPHA} in a paired test over "
+            "the documents (McNemar's exact test; random sign flips for averages over seeds or "
+            f"tasks), Holm-corrected for the {count} tests of this table."
+        )
+    if untested:
+        noun = "entry has" if untested == 1 else "entries have"
+        yield f"{untested} {noun} no paired test: no baseline on the same documents."

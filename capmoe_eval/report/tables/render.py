@@ -8,13 +8,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from capmoe_eval.experiment.files import write_text
 from capmoe_eval.experiment.names import NO_GAMMA, NO_LIMIT
 from capmoe_eval.report.tables.table import Block, Cell, Entry, Missing, Published, Table, Text
 from capmoe_eval.report.templates import render
 from capmoe_eval.report.templates.texts import latex, markdown, one_line
+
+if TYPE_CHECKING:
+    from capmoe_eval.experiment.record import Record
 
 _BESIDE = "published"
 _MARKS: Final = MappingProxyType({"better": "▲", "worse": "▼", None: ""})
@@ -51,7 +54,7 @@ class _Format:
     def rows(self, table: Table, block: Block) -> Iterator[tuple[list[str], Line]]:
         """Yield the texts of each row of a block, and its cells; repeated labels are blank."""
         above: tuple[str, ...] = ("",) * len(table.label_headings)
-        for row, line in zip(block.rows, marked(table, block), strict=True):
+        for row, line in zip(block.rows, _marked(table, block), strict=True):
             pairs = zip(row.labels, above, strict=True)
             labels = ["" if label == previous else self.escape(label) for label, previous in pairs]
             yield [*labels, *(self.cell(*cell, table.decimals) for cell in line)], line
@@ -178,25 +181,36 @@ def to_html(table: Table) -> str:
     what the paper prints stands below in ``<small>``. The tooltip (``title``) of an entry tells its
     standard error, seeds, documents and test, that of a missing one the command that fills it.
     """
-    blocks = [
+    headings = [*table.label_headings, *table.columns]
+    return render("table", table=table, headings=headings, blocks=body_view(table))
+
+
+def body_view(
+    table: Table, href: Callable[[Record], str] | None = None
+) -> list[list[dict[str, object]]]:
+    """Return what the templates of tables show: the rows of each block, their cells in words.
+
+    Args:
+        table: The table.
+        href: The address of a record's page; None where there are no such pages.
+    """
+
+    def view(cell: Cell, best: bool) -> dict[str, object]:
+        found = _cell_view(cell, best, table.decimals)
+        if href and isinstance(cell, Entry) and cell.records:
+            found["href"] = href(cell.records[0])
+        return found
+
+    return [
         [
-            {"labels": row.labels, "entries": [cell_view(*cell, table.decimals) for cell in line]}
-            for row, line in zip(block.rows, marked(table, block), strict=True)
+            {"of": row, "entries": [view(*cell) for cell in line]}
+            for row, line in zip(block.rows, _marked(table, block), strict=True)
         ]
         for block in table.blocks
     ]
-    headings = [*table.label_headings, *table.columns]
-    return render("table", table=table, headings=headings, blocks=blocks)
 
 
-def cell_view(cell: Cell, best: bool, decimals: int) -> dict[str, object]:
-    """Return what the templates of tables show of a cell, in words.
-
-    Args:
-        cell: The cell.
-        best: Whether it is the best of its column in its block.
-        decimals: Number of printed decimals.
-    """
+def _cell_view(cell: Cell, best: bool, decimals: int) -> dict[str, object]:
     if isinstance(cell, Text):
         return {"words": cell.text}
     if isinstance(cell, Missing):
@@ -239,7 +253,7 @@ def write(table: Table, directory: Path) -> list[Path]:
     return list(texts)
 
 
-def marked(table: Table, block: Block) -> Iterator[Line]:
+def _marked(table: Table, block: Block) -> Iterator[Line]:
     """Yield the cells of each row of a block, each with whether it is the best of its column."""
     best = [block.best(column, table.decimals) for column in range(len(table.columns))]
     for index, row in enumerate(block.rows):

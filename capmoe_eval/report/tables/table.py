@@ -26,14 +26,14 @@ class Published:
     z: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class PairedTest:
     """The same documents with and without the method.
 
     Attributes:
         effect: Mean difference to the baseline over the documents, in the entry's units.
         p: Two-sided p of the test alone.
-        corrected: p after Holm's correction for all tests of the table; None before it.
+        corrected: p after Holm's correction for all tests of the table; None until it is filled.
     """
 
     effect: float
@@ -159,9 +159,6 @@ class Table:
         blocks: The body.
         decimals: Number of printed decimals.
         notes: Sentences printed below.
-
-    Raises:
-        ValueError: If a row does not fit the headings.
     """
 
     name: str
@@ -172,15 +169,6 @@ class Table:
     blocks: tuple[Block, ...]
     decimals: int = 1
     notes: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        shape = (len(self.label_headings), len(self.columns))
-        for row in self.rows:
-            if (len(row.labels), len(row.entries)) != shape:
-                raise ValueError(
-                    f"{self.name}: row {row.labels} has {len(row.labels)} labels and "
-                    f"{len(row.entries)} entries, the headings ask for {shape[0]} and {shape[1]}"
-                )
 
     @property
     def rows(self) -> tuple[Row, ...]:

@@ -17,7 +17,7 @@ import functools
 import re
 from typing import TYPE_CHECKING
 
-from capmoe_eval.report.templates.texts import shown, text
+from capmoe_eval.report.templates.texts import markdown, shown, text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -77,13 +77,8 @@ def _environment() -> Environment:
         auto_reload=False,
         extensions=[OneLine],
     )
-    environment.filters |= {"kind": _kind, "md": _markdown, "shown": shown, "text": text}
+    environment.filters |= {"kind": _kind, "md": markdown, "shown": shown, "text": text}
     return environment
-
-
-def _markdown(text: object) -> str:
-    """Return a text on one line, with the signs escaped that Markdown would take for its own."""
-    return re.sub(r"([\\`*_\[\]<>|~])", r"\\\1", " ".join(str(text).split()))
 
 
 def _kind(word: str) -> str:

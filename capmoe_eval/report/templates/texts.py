@@ -43,12 +43,12 @@ _LATEX: Final = MappingProxyType(
 _SPECIAL: Final = re.compile("|".join(re.escape(s) for s in sorted(_LATEX, key=len, reverse=True)))
 
 
-def one_line(text: str) -> str:
+def one_line(text: object) -> str:
     """Return a text with every white space as one blank."""
-    return " ".join(text.split())
+    return " ".join(str(text).split())
 
 
-def markdown(text: str) -> str:
+def markdown(text: object) -> str:
     """Return a text of one line that Markdown shows as it is."""
     return re.sub(r"([\\`*_\[\]<>|&~])", r"\\\1", one_line(text))
 

@@ -14,7 +14,7 @@ from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.paper.tables import TABLES
 from capmoe_eval.report.site import inventory, results
-from capmoe_eval.report.site.build import build, write_site
+from capmoe_eval.report.site.build import main_pages, record_pages, write_site
 from capmoe_eval.report.site.inventory import Inventory, take_inventory
 from tests import records
 from tests.experiment.timings import files
@@ -48,6 +48,11 @@ class Site:
 
 def overrides(root: Path) -> list[str]:
     return ["profile=zoo", f"results_dir={root}/results/zoo"]
+
+
+def built(taken: Inventory, root: Path) -> dict[str, str]:
+    out, verdicts = root / "reports", root / "results/zoo/replication.json"
+    return main_pages(taken, out, verdicts) | record_pages(taken, out)
 
 
 @pytest.fixture(scope="session")
@@ -102,9 +107,9 @@ def site(tmp_path_factory: pytest.TempPathFactory, few_tables: None) -> Site:
     (bench / "suite.json").write_text('{"schema": 1, "targets": [')
     (bench / "ep-skew-emulated.json").write_text('{"schema": 1}')
     taken = take_inventory(overrides(root), bench)
-    pages = build(taken, root / "reports", root / "results/zoo/replication.json")
-    write_site(pages, root / "reports")
-    return Site(root, taken, pages)
+    site = Site(root, taken, built(taken, root))
+    write_site(site.pages, root / "reports")
+    return site
 
 
 # The emulation says 10 % more, and 30 % less.

@@ -47,12 +47,6 @@ def test_entry_refuses_what_is_no_number(value: float, stderr: float | None) -> 
         Entry(value, stderr)
 
 
-@pytest.mark.parametrize("row", [Row((), (Entry(1.0),)), Row(("a",), ())])
-def test_table_refuses_a_row_that_does_not_fit(row: Row) -> None:
-    with pytest.raises(ValueError, match="headings ask for 1 and 1"):
-        Table("t", "T", "", ("Method",), ("OBQA",), (Block((row,)),))
-
-
 def test_missing_commands_are_listed_once_and_in_order() -> None:
     rows = [
         Row((), (Missing("second"), Missing("second"), Entry(1.0))),
