@@ -23,6 +23,7 @@ class Published(BaseModel):
 class Detail(BaseModel):
     """A number behind a finding; ``records`` are positions in the ledger's list of paths."""
 
+    label: str
     effect: float
     low: float | None
     high: float | None
@@ -40,7 +41,7 @@ class Finding(BaseModel):
 
 
 class LedgerClaim(BaseModel):
-    """A claim or number of the paper, with its verdict."""
+    """A claim or number of the paper, with its verdict and the label of the detail that decided."""
 
     version: str
     place: str
@@ -50,6 +51,7 @@ class LedgerClaim(BaseModel):
     note: str
     verdict: str
     scope: str
+    decided_by: str | None
     findings: list[Finding]
 
 

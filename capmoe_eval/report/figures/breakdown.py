@@ -1,4 +1,4 @@
-"""Where the time of a layer goes: Figure 6."""
+"""Draw the phases of a layer's time: Figure 6."""
 
 from __future__ import annotations
 

@@ -98,13 +98,14 @@ def _claim(claim: LedgerClaim, pages: Sequence[Link | None]) -> dict[str, object
     values = [v if isinstance(v, float) else None for v in there.values] if there else []
     printed = f"{', '.join(map(shown, values))} {there.unit}".rstrip() if there else ABSENT
     details = [detail for finding in claim.findings for detail in finding.details]
+    deciding = [detail for detail in details if detail.label == claim.decided_by] or details
     return {
         "claim": claim,
         "findings": [_finding(finding, pages) for finding in claim.findings],
         "published": printed,
         "published_value": values[0] if values else None,
-        "ours": details[0] if details else None,
-        "effect": _effect(details[0]) if details else ABSENT,
+        "ours": deciding[0] if deciding else None,
+        "effect": _effect(deciding[0]) if deciding else ABSENT,
         "count": len(details),
     }
 

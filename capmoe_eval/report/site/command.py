@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -44,8 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 judges.submit(_judge, given.out, given.bench, given.overrides)
                 words = [f"--out={given.out}", f"--bench={given.bench}", *given.overrides]
                 for part, options in ((tables.main, ()), (figures.main, ("--formats=svg",))):
-                    with contextlib.suppress(SystemExit):
-                        part(["all", *options, *words])
+                    _write_all(part, [*options, *words])
             inventory = take_inventory(given.overrides, given.bench)
             pages = record_pages(inventory, given.out)
         verdicts = given.replication or inventory.results / VERDICTS
@@ -66,6 +64,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return 0
 
     sys.exit(run_command(report))
+
+
+def _write_all(part: Callable[[Sequence[str]], None], words: Sequence[str]) -> None:
+    """Write all tables or figures; those that cannot be made, which it names, stop nothing.
+
+    Raises:
+        SystemExit: If it was interrupted.
+    """
+    try:
+        part(["all", *words])
+    except SystemExit as ended:
+        # 128 and more: the number of a signal.
+        if isinstance(ended.code, int) and ended.code >= 128:
+            raise
 
 
 def _judge(out: Path, bench: Path, overrides: Sequence[str]) -> None:

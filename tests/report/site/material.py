@@ -49,7 +49,13 @@ def ledger(record_path: str) -> dict[str, Any]:
         "unit": "points",
         "records": [0, 1],
     }
-    finding = {"source": "measured", "outcome": "holds", "text": "by 1.25", "details": [detail]}
+    other = {**detail, "label": "score − random", "effect": 2.25}
+    finding = {
+        "source": "measured",
+        "outcome": "holds",
+        "text": "by 1.25",
+        "details": [detail, other],
+    }
     first = {
         "id": "one",
         "version": "v2",
@@ -59,11 +65,12 @@ def ledger(record_path: str) -> dict[str, Any]:
         "published": {"values": [3.5], "unit": "points"},
         "verdict": "confirmed",
         "scope": "at toy scale",
+        "decided_by": "score − random",
         "note": "",
         "findings": [finding],
     }
     second = {**first, "id": "two", "verdict": "not testable here", "kind": "number"}
-    second |= {"published": None, "findings": [], "version": "v1"}
+    second |= {"published": None, "decided_by": None, "findings": [], "version": "v1"}
     return {"profile": "zoo", "records": [record_path, "none.json"], "claims": [first, second]}
 
 

@@ -261,7 +261,7 @@ def test_nothing_was_measured(tmp_path: Path) -> None:
 def test_claims(site: Site) -> None:
     text = site.text("site/claims.html")
     assert "“score is &lt;b&gt;best&lt;/b&gt;”" in text
-    assert "+1.25 points" in text and "[+0.50, +2.00]" in text and "3.5 points" in text
+    assert "+2.25 points" in text and "[+0.50, +2.00]" in text and "3.5 points" in text
     assert re.search(r'Records: <a href="cells/zoo_olmoe/\w+/[0-9a-f]{10}\.html">zoo_olmoe', text)
     assert "score &gt; order &amp; random" in text and "3 evaluations are missing." in text
     assert "not testable here (1)" in text
