@@ -16,24 +16,14 @@ _LONGEST_NAME = 100  # bytes; a file system takes 255 for a name, and the suite 
 
 @dataclass(frozen=True)
 class Check:
-    """A rule of values.
+    """A rule of values."""
 
-    Attributes:
-        rule: The rule in words, which follow ``field=value:``, such as "must be true or false".
-        holds: Whether a value keeps the rule.
-        choices: The values, where they are names; a wrong one gets a suggestion.
-    """
-
-    rule: str
-    holds: Callable[[Any], bool]
-    choices: tuple[str, ...] = ()
+    rule: str  # in words, which follow ``field=value:``, such as "must be true or false"
+    holds: Callable[[Any], bool]  # whether a value keeps it
+    choices: tuple[str, ...] = ()  # the values, where they are names; a wrong one gets a suggestion
 
     def __call__(self, field: str, value: object) -> None:
-        """Refuse a value that breaks the rule.
-
-        Raises:
-            UsageError: Naming the field, the value and the rule.
-        """
+        """Refuse a value that breaks the rule by a UsageError of field, value and rule."""
         if self.holds(value):
             return
         if self.choices:

@@ -46,13 +46,7 @@ def first_line(error: Exception) -> str:
 
 
 def bad_choice(field: str, value: object, choices: Iterable[str]) -> UsageError:
-    """Return the error for a name that is none of ``choices``, with the closest one if there is.
-
-    Args:
-        field: The setting, as the user writes it.
-        value: What the user wrote.
-        choices: The names that would have been right.
-    """
+    """Return the error for a name that is none of ``choices``, with the closest one if there is."""
     names = list(choices)
     close = difflib.get_close_matches(str(value), names, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
@@ -60,13 +54,7 @@ def bad_choice(field: str, value: object, choices: Iterable[str]) -> UsageError:
 
 
 def unwritable(field: str, path: Path, error: OSError) -> UnwritableError:
-    """Return the error for a directory or file that cannot be written.
-
-    Args:
-        field: The setting that named it.
-        path: Where it was to be.
-        error: What the system said.
-    """
+    """Return the error for a directory or file, named by a setting, that cannot be written."""
     reason = error.strerror or error
     return UnwritableError(
         f"{field}={shown(path)}: cannot be written ({reason}); make room or choose another place "
@@ -76,11 +64,7 @@ def unwritable(field: str, path: Path, error: OSError) -> UnwritableError:
 
 @contextmanager
 def writing(field: str, path: Path) -> Iterator[None]:
-    """Write files in this block; a failure of the disk becomes one line.
-
-    Raises:
-        UnwritableError: If the system refuses.
-    """
+    """Write files in this block; a failure of the disk becomes an UnwritableError of one line."""
     try:
         yield
     except OSError as error:
@@ -88,11 +72,9 @@ def writing(field: str, path: Path) -> Iterator[None]:
 
 
 def field_problem(error: ValidationError, within: str = "") -> str:
-    """Return what is wrong with a file that a schema refuses, in one line that names the field.
+    """Return what is wrong with a file that a schema refuses, in one line that names one field.
 
-    Args:
-        error: What the schema said; of several fields the first is named.
-        within: The part of the file that was validated.
+    ``within`` is the part of the file that was validated.
     """
     first = error.errors(include_url=False)[0]
     places = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])

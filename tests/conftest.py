@@ -15,7 +15,7 @@ import datasets
 import pytest
 import torch
 
-from capmoe_eval.zoo.synthetic.hub import write_hub
+from capmoe_eval.zoo.synthetic.hub import synthetic_hub
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -39,11 +39,9 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hub() -> Path:
     """The synthetic documents in hub layout."""
-    directory = tmp_path_factory.mktemp("hub")
-    write_hub(directory)
-    return directory
+    return synthetic_hub()
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from capmoe_eval.bench.options import COMMANDS
+from capmoe_eval.bench.options import commands
 from capmoe_eval.errors import writing
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import PATH, Parser
@@ -17,20 +17,18 @@ from capmoe_eval.experiment.timings.names import FOLDER
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a benchmark and exit: 0 measured, 2 bad input."""
     parser = Parser(prog="python -m capmoe_eval.bench", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, each in COMMANDS.items():
-        command = commands.add_parser(
-            name, help=each.first, description=f"{each.first} {each.more}"
-        )
+    parsers = parser.add_subparsers(dest="command", required=True)
+    for name, each in commands().items():
+        command = parsers.add_parser(name, help=each.first, description=f"{each.first} {each.more}")
         each.declare(command)
         command.add_argument("--out", type=PATH, default=FOLDER, help="directory of the JSON file")
+        command.set_defaults(module=each.module)
     given = parser.parse_args(arguments)
 
     def measure() -> int:
         check_writable("--out", given.out)
-        module = COMMANDS[given.command].module  # imports torch, which --help does not need
-        with writing("--out", given.out):
-            import_module(f"capmoe_eval.bench.{module}").run(given)
+        with writing("--out", given.out):  # importing needs torch, --help does not
+            import_module(f"capmoe_eval.bench.{given.module}").run(given)
         return 0
 
     sys.exit(run_command(measure))

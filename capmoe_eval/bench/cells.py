@@ -10,9 +10,8 @@ import time
 
 import psutil
 
-from capmoe_eval.bench.alternate import finish
-from capmoe_eval.bench.device import CPU, say
 from capmoe_eval.bench.options import check_names
+from capmoe_eval.bench.rounds import CPU, finish, say
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.progress import Progress
 from capmoe_eval.evaluation.run import run as run_plans
@@ -26,11 +25,7 @@ _FLAT = 1.02  # memory of the last cells over that of the first
 
 
 def run(given: argparse.Namespace) -> None:
-    """Run the cells, print how cost and memory grew, and write ``cells.json``.
-
-    Raises:
-        UsageError: For a value that cannot be.
-    """
+    """Run the cells, print how cost and memory grew, and write ``cells.json``."""
     if given.cells < 40:
         raise UsageError(f"--cells={given.cells}: must be at least 40")
     if len(set(given.documents)) < 2:

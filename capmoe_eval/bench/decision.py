@@ -1,11 +1,10 @@
-"""Benchmark `decision`: the routing decision alone."""
+"""Benchmark `decision`: the routing decision alone, against the paper's listings."""
 
 from __future__ import annotations
 
 import argparse
 import weakref
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,44 +13,41 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from capmoe_eval.bench.alternate import alternate, finish, ratio, timed
-from capmoe_eval.bench.device import device_of, dtype_name, dtype_of, say
-from capmoe_eval.bench.ep.clock import Clock
 from capmoe_eval.bench.ep.layer import LayerSetting, find_shape, random_experts
-from capmoe_eval.bench.ep.skew import skewed_logits
-from capmoe_eval.bench.listings import expanded_drop, token_drop
+from capmoe_eval.bench.ep.skew import Skew
+from capmoe_eval.bench.ep.timing import Clock
+from capmoe_eval.bench.rounds import alternate, dtype_name, finish, placement, ratio, say, timed
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.timings.schema import Shape
 from capmoe_eval.experiment.timings.spread import Spread, Target
 from capmoe_eval.routing.assign import Assignment, Scores, assign
-from capmoe_eval.routing.capacity import TokenGroups, experts_per_rank, group_tokens
+from capmoe_eval.routing.capacity import experts_per_rank, group_tokens
 from capmoe_eval.routing.method import Method
+
+# Shape suffixes: T tokens, K = top-k, E experts, L experts of a rank, S slots, H hidden size.
 
 _LISTINGS = {"score": "Algorithm 1", "expanded_drop": "Algorithm 2"}
 _SHARE = {"cpu": 0.10, "cuda": 0.03}
 _MATRICES = 2.0
+_GAMMA = 1.0
 _PEAK = 4.0  # highest load over the mean; at most half of what E and K allow
 
 
 def run(given: argparse.Namespace) -> None:
-    """Time the decisions, print the ratios and write ``decision.json``.
-
-    Raises:
-        UsageError: For a value that cannot be.
-    """
+    """Time the decisions, print the ratios and write ``decision.json``."""
     if given.tokens % given.ranks:
         raise UsageError(f"tokens={given.tokens}: must be a multiple of ranks={given.ranks}")
     shapes = [find_shape(name, "shapes") for name in given.shapes]
     for shape in shapes:
         experts_per_rank(shape.n_experts, given.ranks)
-    device = device_of(given.device)
-    dtype = dtype_of(given.dtype, device)
+    device, dtype = placement(given)
     targets: list[Target] = []
     details = []
     for shape in shapes:
         say(f"decision: {shape.name}")
-        problem = _problem(shape, given.tokens, given.ranks, device)
-        layer = _layer_seconds(shape, problem, given, device, dtype)
+        problem = _Problem(shape, given.tokens, given.ranks, device)
+        setting = LayerSetting(shape, 1, device, dtype)
+        layer = _layer_seconds(setting, problem.logits_TE, given)
         for name in _LISTINGS:
             row = _measure(name, problem, given.rounds, device)
             targets += _targets(shape.name, row, layer, device.type)
@@ -60,45 +56,52 @@ def run(given: argparse.Namespace) -> None:
     finish(given, device, targets, ("tokens", "ranks"), **more)
 
 
-@dataclass(frozen=True)
+def paper_map(score_TE: Tensor, topk_TK: Tensor, local_ids: Sequence[int] = ()) -> Tensor:
+    """Return the final map [T, E] of the paper's Algorithm 1, or 2: 1 where the pair is kept.
+
+    Both are taken line by line. They begin with the scores and the top-k of a router; each rank
+    runs them on its own tokens. With ``local_ids``, the rank's experts, it is Algorithm 2.
+    """
+    index_TS = topk_TK
+    if local_ids:
+        local_TL = torch.tensor(local_ids, device=score_TE.device).repeat(len(score_TE), 1)
+        index_TS = torch.cat([topk_TK, local_TL], dim=1)
+    mask_TE = torch.zeros_like(score_TE).scatter(1, index_TS, 1)
+    masked_TE = score_TE * mask_TE
+    n_tokens, n_experts = score_TE.size()
+    cap = int(_GAMMA * (n_tokens * topk_TK.shape[1]) / n_experts)
+    _, keep_idx = masked_TE.topk(cap, dim=0)
+    cap_mask_TE = torch.zeros_like(score_TE).scatter(0, keep_idx, 1)
+    return mask_TE * cap_mask_TE
+
+
 class _Problem:
     """Skewed router logits, their scores and choice, and the tokens of each rank."""
 
-    logits_TE: Tensor
-    scores: Scores
-    groups: TokenGroups
-    ranks: int
+    def __init__(self, shape: Shape, tokens: int, ranks: int, device: torch.device) -> None:
+        peak = min(_PEAK, shape.n_experts / shape.top_k / 2)
+        self.logits_TE = Skew(peak).logits(tokens, shape.n_experts, shape.top_k).to(device)
+        score_TE = self.logits_TE.softmax(dim=1)
+        self.scores = Scores(score_TE, score_TE.topk(shape.top_k, dim=1).indices)
+        counted = torch.ones(ranks, tokens // ranks, dtype=torch.bool)
+        self._groups = group_tokens(counted, ep_size=ranks).to(device)
+        self._ranks, self._local = ranks, shape.n_experts // ranks
 
     def ours(self, name: str) -> Assignment:
         """Return our assignment; the listings round down."""
-        method = Method(name, 1.0, ep_size=self.ranks, rounding="floor")
-        return assign(self.scores, method, self.groups)
+        method = Method(name, _GAMMA, ep_size=self._ranks, rounding="floor")
+        return assign(self.scores, method, self._groups)
 
     def paper(self, name: str) -> Tensor:
         """Return the final map [T, E] of the paper's listing, rank by rank."""
-        score_TE, topk_TK = self.scores.score_TE, self.scores.topk_TK
-        local = score_TE.shape[1] // self.ranks
-        maps = []
-        chunks = zip(score_TE.chunk(self.ranks), topk_TK.chunk(self.ranks), strict=True)
-        for rank, own in enumerate(chunks):
-            if name == "score":
-                maps.append(token_drop(*own, 1.0))
-            else:
-                maps.append(expanded_drop(*own, 1.0, [*range(rank * local, (rank + 1) * local)]))
+        local = self._local if name == "expanded_drop" else 0
+        scores = self.scores.score_TE.chunk(self._ranks)
+        choices = self.scores.topk_TK.chunk(self._ranks)
+        maps = [
+            paper_map(*own, range(rank * local, (rank + 1) * local))
+            for rank, own in enumerate(zip(scores, choices, strict=True))
+        ]
         return torch.cat(maps)
-
-
-def _problem(shape: Shape, tokens: int, ranks: int, device: torch.device) -> _Problem:
-    peak = min(_PEAK, shape.n_experts / shape.top_k / 2)
-    logits_TE = skewed_logits(tokens, shape.n_experts, shape.top_k, peak).to(device)
-    score_TE = logits_TE.softmax(dim=1)
-    counted = torch.ones(ranks, tokens // ranks, dtype=torch.bool)
-    return _Problem(
-        logits_TE,
-        Scores(score_TE, score_TE.topk(shape.top_k, dim=1).indices),
-        group_tokens(counted, ep_size=ranks).to(device),
-        ranks,
-    )
 
 
 def _measure(name: str, problem: _Problem, rounds: int, device: torch.device) -> dict[str, Any]:
@@ -126,30 +129,25 @@ def _measure(name: str, problem: _Problem, rounds: int, device: torch.device) ->
     return {"name": name, "seconds": seconds, "equal": equal, "extra_matrices": extra}
 
 
-def _layer_seconds(
-    shape: Shape,
-    problem: _Problem,
-    given: argparse.Namespace,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> float:
+def _layer_seconds(setting: LayerSetting, logits_TE: Tensor, given: argparse.Namespace) -> float:
     """Return the median time of the stock layer (router and experts), for all T tokens.
 
     On a CPU it is timed with the tokens of one of eight parts, and that times eight: larger
     matrices are no slower per token, so the decision's share is not flattered.
     """
+    shape, device, dtype = setting.shape, setting.device, setting.dtype
     n_tokens = given.layer_tokens or given.tokens // (8 if device.type == "cpu" else 1)
     n_tokens = max(1, min(n_tokens, given.tokens))
-    experts = random_experts(LayerSetting(shape, 1, device, dtype), 0)
+    experts = random_experts(setting, 0)
     hidden_TH = torch.randn(n_tokens, shape.hidden, device=device, dtype=dtype)
     weight_EH = torch.randn(shape.n_experts, shape.hidden, device=device, dtype=dtype)
-    logits_TE = problem.logits_TE[:n_tokens]
+    own_TE = logits_TE[:n_tokens]
 
     @torch.no_grad()
     def layer() -> None:
         # The product takes its time; the routing is the given one.
         torch.nn.functional.linear(hidden_TH, weight_EH)
-        weight_TK, topk_TK = logits_TE.softmax(dim=1).topk(shape.top_k, dim=1)
+        weight_TK, topk_TK = own_TE.softmax(dim=1).topk(shape.top_k, dim=1)
         experts(hidden_TH, topk_TK, weight_TK.to(dtype))
 
     sides = {"layer": partial(timed, layer, Clock(device).wait)}
@@ -205,34 +203,18 @@ class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0
-        self._now = 0
-        self._known: set[int] = set()
+        self._alive: dict[int, int] = {}  # bytes of each
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation and note the storages that are new."""
         given = {storage._cdata for storage in _storages((args, kwargs))}
         result = func(*args, **(kwargs or {}))
         for storage in _storages(result):
-            if storage._cdata not in self._known | given:
-                self._follow(storage)
+            if storage._cdata not in self._alive.keys() | given:
+                self._alive[storage._cdata] = storage.nbytes()
+                weakref.finalize(storage, self._alive.pop, storage._cdata)
+        self.peak = max(self.peak, sum(self._alive.values()))
         return result
-
-    def _follow(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        self._known.add(key)
-        self._now += size
-        self.peak = max(self.peak, self._now)
-        weakref.finalize(storage, self._forget, key, size)
-
-    def _forget(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self._now -= size
 
 
 def _storages(values: object) -> list[torch.UntypedStorage]:

@@ -11,10 +11,10 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from capmoe_eval.bench.alternate import alternate, finish, ratio
-from capmoe_eval.bench.device import CPU, say
 from capmoe_eval.bench.options import GAMMAS, check_names
+from capmoe_eval.bench.rounds import CPU, alternate, finish, ratio, say
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.loading import Placement, load_lm, quiet_libraries
 from capmoe_eval.evaluation.tasks import ready, task_manager
@@ -22,21 +22,21 @@ from capmoe_eval.experiment.configuration import Plan, plans
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.experiment.timings.spread import Spread, Target
 
-_GRID, _SINGLE, _START = 6.0, 1.2, 1.5
+_GRID, _SINGLE = 6.0, 1.2
+_START: dict[str, Any] = {"target": 1.5, "at_least": False, "unit": "s"}
 
 
 def run(given: argparse.Namespace) -> None:
-    """Time both sides in turn, print the ratios and write ``suite.json``.
-
-    Raises:
-        UsageError: For a value that cannot be, or a process that fails.
-    """
+    """Time both sides in turn, print the ratios and write ``suite.json``."""
     check_names(given.model, given.tasks)
     tasks = f"tasks=[{','.join(given.tasks)}]"
     with tempfile.TemporaryDirectory() as scratch:
         say("suite: saving the model and the tasks for plain lm-eval")
         planned = plans(composed([f"model={given.model}", tasks]))
-        _save_model(planned[0], Path(scratch, "model"))
+        quiet_libraries()
+        lm = load_lm(planned[0].cell.model, Placement(device="cpu"), batch_size=1)
+        for part in (lm.model, lm.tokenizer):  # as any Hugging Face model, for lm-eval's loader
+            part.save_pretrained(f"{scratch}/model")
         names = _save_tasks(planned, Path(scratch, "tasks"))
         runs = itertools.count()
 
@@ -96,37 +96,22 @@ def run(given: argparse.Namespace) -> None:
             "python -m capmoe_eval --help",
             "Seconds from the shell and back",
             Spread.of(seconds["help"]),
-            _START,
-            at_least=False,
-            unit="s",
+            **_START,
         ),
         Target(
             "python -m capmoe_eval.tables table2",
             "Seconds until Table 2 is rendered from the results that are there; make tables starts "
             "as it does",
             Spread.of(seconds["tables"]),
-            _START,
-            at_least=False,
-            unit="s",
+            **_START,
         ),
     ]
-    finish(
-        given,
-        CPU,
-        targets,
-        ("model", "tasks", "limit"),
-        gammas=GAMMAS,
-        every_plain_cell_ran=given.every_cell,
-        seconds=seconds,
-    )
+    more = {"gammas": GAMMAS, "every_plain_cell_ran": given.every_cell, "seconds": seconds}
+    finish(given, CPU, targets, ("model", "tasks", "limit"), **more)
 
 
 def _run(words: list[str]) -> float:
-    """Run a module in a process of its own and return the seconds it took.
-
-    Raises:
-        UsageError: If it fails.
-    """
+    """Run a module in a process of its own and return the seconds it took."""
     started = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-m", *words],
@@ -141,14 +126,6 @@ def _run(words: list[str]) -> float:
         last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1]
         raise UsageError(f"{' '.join(words[:2])}: {last}")
     return spent
-
-
-def _save_model(plan: Plan, directory: Path) -> None:
-    """Write the model as any Hugging Face model is, for lm-eval's own loader."""
-    quiet_libraries()
-    lm = load_lm(plan.cell.model, Placement(device="cpu"), batch_size=1)
-    lm.model.save_pretrained(directory)
-    lm.tokenizer.save_pretrained(directory)
 
 
 def _save_tasks(planned: Sequence[Plan], directory: Path) -> list[str]:

@@ -61,10 +61,7 @@ def evaluate(
     report = meter.report()
     # Prompts and documents stay out of the record: they would make it a hundred times as large.
     content = {key: part for key, part in result.items() if key != "samples"}
-    content["configs"] = {
-        name: _portable(task.config.to_dict(keep_callable=True), source)
-        for name, task in tasks["tasks"].items()
-    }
+    content["configs"] = _configurations(tasks["tasks"], source)
     content["capmoe"] = {
         "schema": SCHEMA,
         "cell": cell.identity(),
@@ -96,6 +93,21 @@ def _prepare(tasks: dict[str, Any], cell: Cell) -> None:
         shots = task.capmoe_own_fewshot if cell.task.fewshot is None else cell.task.fewshot
         task.set_config(key="num_fewshot", value=shots)
         task.set_fewshot_seed(seed=cell.eval_seed)
+
+
+def _configurations(tasks: dict[str, Any], source: DataSource) -> dict[str, Any]:
+    """Return the tasks' configurations: the first whole, of the others what differs from it."""
+    configs = {
+        name: _portable(task.config.to_dict(keep_callable=True), source)
+        for name, task in tasks.items()
+    }
+    first = next(iter(configs.values()))
+    return {
+        name: config
+        if config is first
+        else {key: part for key, part in config.items() if part != first.get(key)}
+        for name, config in configs.items()
+    }
 
 
 def _portable(config: dict[str, Any], source: DataSource) -> dict[str, Any]:

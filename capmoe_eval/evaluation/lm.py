@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from array import array
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +32,9 @@ from capmoe_eval.wrapper.ranks import ranks_in
 from capmoe_eval.wrapper.session import capacity_aware
 
 Document = tuple[str | None, int | None]  # name of the task, lm-eval's id of the document
+
+# Texts whose tokens are remembered: the cells of a grid ask one model the same questions.
+_REMEMBERED = 2**18
 
 _KNOBS = {field.name for field in dataclasses.fields(Method)} - {"name"}
 
@@ -63,6 +67,7 @@ class CapmoeLM(HFLM):
         chosen = method if isinstance(method, Method) else Method(method, gamma, **knobs)
         size = kwargs.get("batch_size") or 1
         check_batch_size(int(size) if str(size).isdecimal() else size, chosen)
+        self._tokens = functools.lru_cache(_REMEMBERED)(self._encoded)
         worlds = ranks_in(pretrained)
         if (process_count() or 1) > 1 and not worlds:
             raise UsageError(
@@ -70,10 +75,8 @@ class CapmoeLM(HFLM):
                 "a large model with device_map=auto or parallelize=True instead, or make every "
                 "process a rank: torchrun --nproc-per-node R -m capmoe_eval parallel=ep ep_size=R"
             )
-        if isinstance(pretrained, str):
-            with one_line("pretrained", pretrained):
-                super().__init__(pretrained, **kwargs)
-        else:
+        named = isinstance(pretrained, str)
+        with one_line("pretrained", pretrained) if named else nullcontext():
             super().__init__(pretrained, **kwargs)
         self._worlds = worlds
         self._lengths: list[int] = []
@@ -151,6 +154,13 @@ class CapmoeLM(HFLM):
         info: dict[str, Any] = super().get_model_info() if isinstance(self.pretrained, str) else {}
         return info | {"capmoe": {"method": self.meter.method.identity(), **self.meter.report()}}
 
+    def tok_encode(self, string: str, *args: Any, **kwargs: Any) -> list[int]:
+        """Return lm-eval's tokens of a text."""
+        return list(self._tokens(string, *args, **kwargs))
+
+    def _encoded(self, string: str, *args: Any, **kwargs: Any) -> array[int]:
+        return array("l", super().tok_encode(string, *args, **kwargs))
+
     def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> Any:
         """Return lm-eval's log-likelihoods."""
         self._asked = _documents(requests)
@@ -188,10 +198,7 @@ class CapmoeLM(HFLM):
     ) -> Iterator[None]:
         """Note the first batch of every document whose requests are computed in this block.
 
-        Args:
-            documents: The document of each request; of other requests only batches are counted.
-            requests: The requests, as lm-eval puts them into batches.
-            row: What the requests that share a row of a batch have in common.
+        Requests with the same ``row`` share a row of a batch; those without a document only count.
         """
         batches: list[list[Any]] = []
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.application import run_command
@@ -26,10 +27,9 @@ def _run() -> None:
     from lm_eval.__main__ import cli_evaluate
 
     import capmoe_eval.evaluation.lm  # noqa: F401 - registers the model
-    from capmoe_eval.evaluation.longicl import TASKS_DIR
 
     if "--include_path" not in sys.argv and sys.argv[1:2] == ["run"]:
-        sys.argv += ["--include_path", str(TASKS_DIR)]
+        sys.argv += ["--include_path", str(Path(__file__).with_name("longicl"))]
     try:
         cli_evaluate()
     except (UsageError, EOFError):

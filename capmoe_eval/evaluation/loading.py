@@ -20,8 +20,8 @@ from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.experiment.cell import ModelId
 from capmoe_eval.experiment.schema import ATTENTION, DTYPES
 from capmoe_eval.wrapper.checkpoint import load_checkpoint, load_tokenizer, one_line
-from capmoe_eval.zoo.miniworld.tokenizer import miniworld_tokenizer
-from capmoe_eval.zoo.recipes import trained_model
+from capmoe_eval.zoo.recipes import ZOO as RECIPES
+from capmoe_eval.zoo.recipes import trained_model, trained_tokenizer, unseeded
 from capmoe_eval.zoo.synthetic.models import TINY_FAMILIES, tiny_model
 from capmoe_eval.zoo.synthetic.tokenizer import tiny_tokenizer
 
@@ -110,11 +110,13 @@ def _whole(model: ModelId, placement: Placement, tokenizer: Any, device: torch.d
     if not model.pretrained.startswith((ZOO, TINY)):
         return _pretrained(model, device_map=placement.device_map or {"": device})
     prefix, _, family = model.pretrained.partition(":")
-    if family not in TINY_FAMILIES:
-        names = [f"{prefix}:{family}" for family in TINY_FAMILIES]
+    zoo = model.pretrained.startswith(ZOO)
+    known = RECIPES if zoo else TINY_FAMILIES
+    if (unseeded(family) if zoo else family) not in known:
+        names = [f"{prefix}:{name}" for name in known]
         raise bad_choice("model.pretrained", model.pretrained, names)
     dtype = getattr(torch, model.dtype)
-    if model.pretrained.startswith(ZOO):
+    if zoo:
         return trained_model(family, dtype=dtype).to(device)
     return tiny_model(family, vocab_size=len(tokenizer), dtype=dtype).to(device)
 
@@ -127,7 +129,7 @@ def _pretrained(model: ModelId, **placed: Any) -> Any:
 
 def _tokenizer(model: ModelId) -> Any:
     if model.tokenizer is None and model.pretrained.startswith(ZOO):
-        return miniworld_tokenizer()
+        return trained_tokenizer(model.pretrained.removeprefix(ZOO))
     if model.tokenizer is None and model.pretrained.startswith(TINY):
         return tiny_tokenizer()
     name = model.tokenizer or model.pretrained

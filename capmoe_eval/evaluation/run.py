@@ -167,13 +167,16 @@ def _of_one_model(
 ) -> Iterator[Record]:
     """Compute the cells of one model among all plans, and yield the record of each."""
     from capmoe_eval.evaluation.evaluate import evaluate
+    from capmoe_eval.evaluation.loading import Placement, load_lm
     from capmoe_eval.evaluation.provenance import provenance
 
+    model, own = cells[0].cell.model, cells[0]
+    placement = Placement(own.device, own.device_map, own.threads, own.parallel)
     lm: CapmoeLM | None = None
     for plan in cells:
         try:
             fingerprint = library.fingerprint(plan.cell.task, plan.source)
-            loaded = lm or _load(plan)
+            loaded = lm or load_lm(model, placement, batch_size=1)
             now = {**provenance(loaded.model, loaded.tokenizer), "data_fingerprint": fingerprint}
             if lm is None:
                 warning = inputs.check(plan.root, plan.cell, now, finished)
@@ -207,13 +210,6 @@ def _of_one_model(
         outcome.computed += 1
         progress.finish(record)
         yield record
-
-
-def _load(plan: Plan) -> CapmoeLM:
-    from capmoe_eval.evaluation.loading import Placement, load_lm
-
-    placement = Placement(plan.device, plan.device_map, plan.threads, plan.parallel)
-    return load_lm(plan.cell.model, placement, batch_size=1)
 
 
 def _ends_the_run(

@@ -6,18 +6,8 @@ from collections.abc import Sequence
 
 from capmoe_eval.experiment.record import Record
 
-_HEADINGS = (
-    "task",
-    "model",
-    "method",
-    "score",
-    "±",
-    "n",
-    "effective γ",
-    "dropped",
-    "peak",
-    "record",
-)
+# Columns of numbers, whose ends are in line.
+_NUMBERS = {"score", "±", "n", "effective γ", "dropped"}
 _MOST = 48
 
 
@@ -28,36 +18,32 @@ def summary(records: Sequence[Record]) -> str:
     is the highest load of an expert over the mean load, in any layer and forward, before and after
     drops.
     """
-    rows = [_HEADINGS, *(_row(record) for record in records[:_MOST])]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
-    right = {"score", "±", "n", "effective γ", "dropped"}
-    lines = [
-        "  ".join(
-            cell.rjust(width) if heading in right else cell.ljust(width)
-            for cell, width, heading in zip(row, widths, _HEADINGS, strict=True)
-        ).rstrip()
-        for row in rows
-    ]
+    rows = [_row(record) for record in records[:_MOST]]
+    columns = {heading: [heading, *(row[heading] for row in rows)] for heading in rows[0]}
+    for heading, cells in columns.items():
+        width = max(map(len, cells))
+        justify = str.rjust if heading in _NUMBERS else str.ljust
+        columns[heading] = [justify(cell, width) for cell in cells]
+    lines = ["  ".join(cells).rstrip() for cells in zip(*columns.values(), strict=True)]
     if len(records) > _MOST:
         lines.append(f"… and {len(records) - _MOST} more")
     return "\n".join(lines)
 
 
-def _row(record: Record) -> tuple[str, ...]:
+def _row(record: Record) -> dict[str, str]:
     load = record.load
-    before, after = load.peak_before, load.peak_after
-    return (
-        record.task,
-        record.model,
-        record.cell.label,
-        f"{100 * record.value:.1f}",
-        "" if record.stderr is None else f"{100 * record.stderr:.1f}",
-        str(record.n),
-        "" if load.effective_gamma is None else f"{load.effective_gamma:.2f}",
-        f"{100 * load.drop_rate:.1f} %",
-        f"{before:.2f} → {after:.2f}",
-        str(record.path),
-    )
+    return {
+        "task": record.task,
+        "model": record.model,
+        "method": record.cell.label,
+        "score": f"{100 * record.value:.1f}",
+        "±": "" if record.stderr is None else f"{100 * record.stderr:.1f}",
+        "n": str(record.n),
+        "effective γ": "" if load.effective_gamma is None else f"{load.effective_gamma:.2f}",
+        "dropped": f"{100 * load.drop_rate:.1f} %",
+        "peak": f"{load.peak_before:.2f} → {load.peak_after:.2f}",
+        "record": str(record.path),
+    }
 
 
 def rounding_warning(record: Record) -> str | None:

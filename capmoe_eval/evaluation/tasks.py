@@ -14,24 +14,24 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._factory import TaskFactory
 
 from capmoe_eval.errors import UsageError, bad_choice, first_line
-from capmoe_eval.evaluation.longicl import TASKS_DIR as LONGICL
-from capmoe_eval.evaluation.mixtures import TASKS_DIR as MIXTURES
 from capmoe_eval.evaluation.provenance import hub_commit
 from capmoe_eval.experiment.cell import TaskId
 from capmoe_eval.experiment.datasource import EMBEDDED, DataSource, cache_directory
+from capmoe_eval.zoo.banking77 import real_text_hub
 from capmoe_eval.zoo.miniworld.evaluation import miniworld_hub
 from capmoe_eval.zoo.synthetic.hub import synthetic_hub
 
 _LM_EVAL = Path(lm_eval.tasks.__file__).parent
-_OURS = (LONGICL, MIXTURES)
+#: The folders of the suite's own tasks: their YAML files, and what those need.
+OURS = tuple(Path(__file__).with_name(name) for name in ("banking77", "longicl", "mixtures"))
 
 
 def ready(source: DataSource) -> DataSource:
     """Return the source with its documents in place; embedded ones are written on first use."""
     if source.name not in EMBEDDED or source.root != Path(source.name):
         return source
-    made = miniworld_hub() if source.name == "miniworld" else synthetic_hub()
-    return DataSource(source.name, made)
+    hubs = {"miniworld": miniworld_hub, "synthetic": synthetic_hub, "banking77": real_text_hub}
+    return DataSource(source.name, hubs[source.name]())
 
 
 class TaskLibrary:
@@ -115,7 +115,7 @@ def task_manager(name: str) -> TaskManager:
     """
     folders: list[Path] = []
     while True:
-        paths = [str(path) for path in (*folders, *_OURS)]
+        paths = [str(path) for path in (*folders, *OURS)]
         manager = TaskManager(include_defaults=False, include_path=paths)
         index = manager.task_index
         missing = next((part for part in _parts(name, index) if part not in index), None)
@@ -123,7 +123,7 @@ def task_manager(name: str) -> TaskManager:
             return manager
         folder = _folder(missing)
         if folder is None or folder in folders:
-            return TaskManager(include_path=[str(path) for path in _OURS])
+            return TaskManager(include_path=[str(path) for path in OURS])
         folders.append(folder)
 
 
@@ -167,10 +167,6 @@ def _ask_first(tasks: dict[str, Any]) -> None:
     """Make a prompt of each task's first document, so that a column that is missing is noticed.
 
     lm-eval takes the name of a missing column for the prompt itself.
-
-    Raises:
-        LookupError: If a column is missing.
-        TemplateError: If a template needs one.
     """
     for name, task in tasks.items():
         for field in ("doc_to_text", "doc_to_choice", "doc_to_target"):

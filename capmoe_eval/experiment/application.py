@@ -55,10 +55,8 @@ def run_command(command: Callable[[], int | None]) -> int:
 def run_all(commands: Iterable[Callable[[], int | None]]) -> int:
     """Call commands one after the other, and return the highest status.
 
-    A mistake in one does not stop the others; an interrupt or an unwritable file does.
-
-    Raises:
-        UnwritableError: Since the others could not write their files either.
+    A mistake in one does not stop the others; an interrupt does, and an UnwritableError, since the
+    others could not write their files either.
     """
     highest = 0
     for command in commands:
@@ -78,7 +76,9 @@ def _status(command: Callable[[], int | None]) -> int:
     except UsageError as error:
         return _say(str(error))
     except MissingConfigException as error:
-        return _say(_missing(error))
+        group, _, option = str(error.missing_cfg_file).rpartition("/")
+        known = error.options or options(group)  # Hydra gives no options for one of several
+        return _say(str(bad_choice(group, option, known) if group and known else error))
     except (HydraException, OmegaConfBaseException) as error:
         return _say(_refused(error))
     except yaml.YAMLError as error:  # the message names the file
@@ -124,15 +124,6 @@ def _say(mistake: str) -> int:
         time.sleep(3)
     print(f"error: {' '.join(mistake.split())}", file=sys.stderr)
     return 2
-
-
-def _missing(error: MissingConfigException) -> str:
-    """Return the error line for an unknown option of a configuration group."""
-    group, _, option = str(error.missing_cfg_file).rpartition("/")
-    known = error.options or options(group)  # Hydra gives no options for one of several
-    if group and known:
-        return str(bad_choice(group, option, known))
-    return str(error)
 
 
 def _refused(error: Exception) -> str:

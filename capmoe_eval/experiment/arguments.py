@@ -15,15 +15,20 @@ from capmoe_eval.errors import shown
 from capmoe_eval.experiment.timings.names import FOLDER
 
 
+def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+    line = " ".join(message.removeprefix("argument ").replace(": =", "=", 1).split())
+    parser.exit(2, f"error: {line}; {parser.prog} --help says what there is\n")
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that refuses in one line, with status 2."""
 
-    def error(self, message: str) -> NoReturn:
-        """Say what is wrong and exit."""
-        _refuse(self, message)
+    error = _refuse
 
 
-def report_options(parser: Parser) -> None:
+def report_options(
+    parser: Parser, overrides: str = "as for python -m capmoe_eval, e.g. profile=paper limit=100"
+) -> None:
     """Declare the options of every command that reports on results and benchmarks."""
     parser.add_argument(
         "--out", type=PATH, default=Path("reports"), help="directory (default: reports)"
@@ -31,14 +36,7 @@ def report_options(parser: Parser) -> None:
     parser.add_argument(
         "--bench", type=PATH, default=FOLDER, help="files of the benchmarks (default: %(default)s)"
     )
-    parser.add_argument(
-        "overrides", nargs="*", help="as for python -m capmoe_eval, e.g. profile=paper limit=100"
-    )
-
-
-def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
-    line = " ".join(message.removeprefix("argument ").replace(": =", "=", 1).split())
-    parser.exit(2, f"error: {line}; {parser.prog} --help says what there is\n")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=overrides)
 
 
 @contextmanager

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from capmoe_eval.checks import NAME, TEXT, Check, whole
 from capmoe_eval.errors import UsageError, shown
@@ -16,61 +16,36 @@ from capmoe_eval.experiment.names import gamma_label
 from capmoe_eval.routing.method import DEFAULTS, Method
 
 _COUNT = whole(1)
+_OWN = "null for the model's own"
+_BATCH_SIZE = Check(
+    f"{_COUNT.rule}, or auto for the baseline",
+    lambda value: value == "auto" or _COUNT.holds(value),
+)
+_LIMIT = whole(1, what="a whole number of documents").or_null("null for all")
+_DATA = dataclasses.replace(NAME, rule=f"{NAME.rule}; call a local root data.name=NAME")
+_SHUFFLE = whole(0, 2**63 - 1, "a seed, a whole number").or_null("null for lm-eval's batches")
 
-MODEL_CHECKS: dict[str, Check] = {
-    "name": NAME,
-    "pretrained": TEXT,
-    "revision": TEXT,
-    "tokenizer": TEXT.or_null("null for the model's own"),
-    "max_length": _COUNT.or_null("null for the model's own"),
-}
-TASK_CHECKS: dict[str, Check] = {
-    "name": NAME,
-    "lm_eval": TEXT,
-    "dataset": TEXT,
-    "metric": TEXT,
-    "fewshot": whole(0).or_null("null for what the lm-eval task says"),
-    "filter": TEXT,
-}
-MODEL_FIELDS = tuple(MODEL_CHECKS)
-"""Fields of a model that are those of ``model`` in the configuration."""
-TASK_FIELDS = tuple(field for field in TASK_CHECKS if field != "name")
-"""Fields of a task that are those of ``tasks.<name>`` in the configuration."""
-CHECKS: dict[str, Check] = {
-    "batch_size": Check(
-        f"{_COUNT.rule}, or auto for the baseline",
-        lambda value: value == "auto" or _COUNT.holds(value),
-    ),
-    "limit": whole(1, what="a whole number of documents").or_null("null for all"),
-    "data": dataclasses.replace(NAME, rule=f"{NAME.rule}; call a local root data.name=NAME"),
-    "eval_seed": whole(0, 2**32 - 1),  # numpy takes no larger one
-    "shuffle": whole(0, 2**63 - 1, "a seed, a whole number").or_null("null for lm-eval's batches"),
-}
-"""The checks of a cell's fields; those of its method are in ``method.KNOBS``."""
+
+@functools.cache
+def checks(kind: type) -> dict[str, Check]:
+    """Return the checks of a class's fields, which stand in their annotations."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {n: get_args(hint)[1] for n, hint in hints.items() if get_origin(hint) is Annotated}
 
 
 @dataclass(frozen=True)
 class ModelId:
-    """A model: its weights and their precision.
+    """A model: its weights and their precision."""
 
-    Attributes:
-        name: Key of the model, as in ``model=`` and in ``conf/model/``.
-        pretrained: Hub id, local path, or an embedded model: ``zoo:<family>``, trained,
-            or ``tiny:<family>``, with random weights.
-        revision: Branch, tag or commit on the hub.
-        dtype: Precision of the weights.
-        max_length: Maximum number of tokens of an input; None for the model's own.
-        tokenizer: Path or hub id of a tokenizer; None for the model's own.
-        attention: Implementation of attention, such as ``eager``; None for the model's own.
-    """
-
-    name: str
-    pretrained: str
-    revision: str = "main"
-    dtype: str = "bfloat16"
-    max_length: int | None = None
-    tokenizer: str | None = None
-    attention: str | None = None
+    name: Annotated[str, NAME]  # its key, as in ``model=`` and in ``conf/model/``
+    # Hub id, local path, or an embedded model: ``zoo:<family>``, trained, or ``tiny:<family>``,
+    # with random weights.
+    pretrained: Annotated[str, TEXT]
+    revision: Annotated[str, TEXT] = "main"  # branch, tag or commit on the hub
+    dtype: str = "bfloat16"  # precision of the weights
+    tokenizer: Annotated[str | None, TEXT.or_null(_OWN)] = None  # path or hub id
+    max_length: Annotated[int | None, _COUNT.or_null(_OWN)] = None  # tokens of an input
+    attention: str | None = None  # implementation, such as ``eager``; None for the model's own
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that identify the model, JSON-ready."""
@@ -80,63 +55,53 @@ class ModelId:
         return fields
 
     def __post_init__(self) -> None:
-        for field, check in MODEL_CHECKS.items():
+        for field, check in checks(ModelId).items():
             check(f"model.{field}", getattr(self, field))
         TEXT("dtype", self.dtype)
-        TEXT.or_null("null for the model's own")("attention", self.attention)
+        TEXT.or_null(_OWN)("attention", self.attention)
 
 
 @dataclass(frozen=True)
 class TaskId:
-    """A task: its documents, prompts and metric.
+    """A task: its documents, prompts and metric."""
 
-    Attributes:
-        name: Key of the task, as in ``tasks=`` and in ``conf/tasks/``.
-        lm_eval: Name of the task or group in lm-eval.
-        dataset: Dataset on the hub, ``<org>/<name>``; several are joined by ``+``.
-        fewshot: Number of few-shot examples (Table 5); None for that of the lm-eval task.
-        metric: Metric of the task (Table 5).
-        filter: lm-eval's filter of answers that the metric applies to.
-    """
-
-    name: str
-    lm_eval: str
-    dataset: str
-    metric: str
-    fewshot: int | None = None
-    filter: str = "none"
+    name: Annotated[str, NAME]  # its key, as in ``tasks=`` and in ``conf/tasks/``
+    lm_eval: Annotated[str, TEXT]  # name of the task or group in lm-eval
+    dataset: Annotated[str, TEXT]  # on the hub, ``<org>/<name>``; several are joined by ``+``
+    metric: Annotated[str, TEXT]  # of Table 5
+    # Few-shot examples, as in Table 5.
+    fewshot: Annotated[int | None, whole(0).or_null("null for what the lm-eval task says")] = None
+    filter: Annotated[str, TEXT] = "none"  # lm-eval's, of the answers that the metric applies to
 
     def __post_init__(self) -> None:
-        for field, check in TASK_CHECKS.items():
+        for field, check in checks(TaskId).items():
             check(f"tasks.{shown(self.name)}.{field}", getattr(self, field))
+
+
+MODEL_FIELDS = tuple(checks(ModelId))
+"""Fields of a model that are those of ``model`` in the configuration."""
+TASK_FIELDS = tuple(field for field in checks(TaskId) if field != "name")
+"""Fields of a task that are those of ``tasks.<name>`` in the configuration."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One evaluation: a model under a method on a task.
-
-    Attributes:
-        model: The model.
-        method: The method in its canonical form.
-        task: The task.
-        batch_size: Sequences per forward; under a capacity it is part of the result.
-        limit: Documents per (sub)task; None for all.
-        data: Source of the documents: ``hub``, an embedded source, or a local root's name.
-        eval_seed: Seed of few-shot sampling.
-        shuffle: Seed of random batches; None for lm-eval's own batches, sorted by length.
-    """
+    """One evaluation: a model under a method on a task."""
 
     model: ModelId
-    method: Method
+    method: Method  # in its canonical form
     task: TaskId
-    batch_size: int | str
-    limit: int | None = None
-    data: str = "hub"
-    eval_seed: int = 1234
-    shuffle: int | None = None
+    # Sequences per forward; under a capacity it is part of the result.
+    batch_size: Annotated[int | str, _BATCH_SIZE]
+    limit: Annotated[int | None, _LIMIT] = None  # documents per (sub)task; None for all
+    # Source of the documents: ``hub``, an embedded source, or a local root's name.
+    data: Annotated[str, _DATA] = "hub"
+    eval_seed: Annotated[int, whole(0, 2**32 - 1)] = 1234  # of shots; numpy takes no larger one
+    # Seed of random batches; None for lm-eval's own batches, sorted by length.
+    shuffle: Annotated[int | None, _SHUFFLE] = None
 
     def __post_init__(self) -> None:
-        for field, check in CHECKS.items():
+        for field, check in checks(Cell).items():
             check(field, getattr(self, field))
         check_batch_size(self.batch_size, self.method)
         if self.shuffle is not None and self.batch_size == "auto":
@@ -151,10 +116,10 @@ class Cell:
             "model": self.model.identity(),
             "method": self.method.identity(),
             "task": dataclasses.asdict(self.task),
-            **{field: getattr(self, field) for field in CHECKS},
+            **{field: getattr(self, field) for field in checks(Cell)},
         }
 
-    @cached_property
+    @functools.cached_property
     def digest(self) -> str:
         """The first ten hexadecimal digits of the identity's SHA-256."""
         canonical = json.dumps(self.identity(), sort_keys=True, separators=(",", ":"))
@@ -162,7 +127,7 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """The method and its knobs in a few characters, fit for a file name."""
+        """The method and its knobs, as :func:`method_label` has them."""
         return method_label(self.method)
 
     def path(self, root: Path) -> Path:
@@ -181,18 +146,13 @@ class Cell:
             model=ModelId(**identity["model"]),
             method=Method(knobs.pop("method"), knobs.pop("gamma", None), **knobs),
             task=TaskId(**identity["task"]),
-            **{key: identity[key] for key in CHECKS},
+            **{key: identity[key] for key in checks(Cell)},
         )
 
 
 def check_batch_size(batch_size: int | str, method: Method) -> None:
-    """Check a batch size.
-
-    Raises:
-        UsageError: If it is neither a positive whole number nor ``auto``, or is ``auto`` under
-            another method than the baseline.
-    """
-    CHECKS["batch_size"]("batch_size", batch_size)
+    """Refuse a batch size that is neither a positive whole number nor the baseline's ``auto``."""
+    _BATCH_SIZE("batch_size", batch_size)
     if batch_size == "auto" and method.name != "baseline":
         raise UsageError(
             "batch_size=auto: under a capacity the batch is part of the result, and auto makes it "

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias
 
 from omegaconf import DictConfig, OmegaConf
 
+from capmoe_eval.errors import shown
 from capmoe_eval.experiment.cell import MODEL_FIELDS, TASK_FIELDS, Cell
 from capmoe_eval.experiment.configuration import load_option, options
 from capmoe_eval.experiment.datasource import EMBEDDED, HUB
@@ -43,14 +44,8 @@ def row_command(
 ) -> str:
     """Return the command that computes a row of a table: one method on one model.
 
-    Args:
-        model: Key of the model.
-        method: Key of the method.
-        gamma: Capacity factor, or None for a method without one.
-        knobs: Further knobs of the method.
-        tasks: Keys of the tasks.
-        seeds: Seeds of a random method.
-        overrides: Further words, such as the choice of a profile.
+    ``gamma`` is None for a method without one, ``seeds`` are a random method's, and ``overrides``
+    are further words, such as the choice of a profile.
     """
     words: Words = {"model": (model,), "method": (method,)}
     if gamma is not None:
@@ -64,10 +59,8 @@ def row_command(
 def sweeps(cells: Iterable[Cell], overrides: Sequence[str] = ()) -> list[str]:
     """Return commands that compute exactly these cells: few, since a sweep loads a model once.
 
-    Args:
-        cells: The cells of one experiment.
-        overrides: The command line of the experiment, such as ``limit=100``; its settings that are
-            fields of the cells are left out.
+    ``overrides`` is the command line of the cells' experiment, such as ``limit=100``; its settings
+    that are fields of the cells are left out.
     """
     found: list[Words] = []
     for cell in cells:
@@ -90,12 +83,7 @@ def sweeps(cells: Iterable[Cell], overrides: Sequence[str] = ()) -> list[str]:
 def cell_command(cell: Cell, results: str) -> str | None:
     """Return the shell command that computes one cell, without what its defaults say already.
 
-    Args:
-        cell: The cell.
-        results: The directory of the new record.
-
-    Returns:
-        The line, or None if the cell's task is none of ``conf/tasks/``.
+    ``results`` is the directory of the new record. None if the task is none of ``conf/tasks/``.
     """
     config, task = _model_defaults(cell.model.name), _task_defaults(cell.task.name)
     if task is None:
@@ -149,10 +137,8 @@ def override(key: str, *values: object) -> str:
 
 
 def _spelled(value: object) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
+    if value is None or isinstance(value, bool):
+        return shown(value)
     if not isinstance(value, str) or (_BARE.fullmatch(value) and not _NOT_TEXT.fullmatch(value)):
         return str(value)
     # Within quotes Hydra unescapes quotes, and backslashes before them.
@@ -181,7 +167,6 @@ def _method_words(
 def _different(
     defaults: Mapping[str, Any], wanted: object, fields: Sequence[str], prefix: str = ""
 ) -> dict[str, Any]:
-    """Return the fields in which something differs from the defaults."""
     values = {name: getattr(wanted, name) for name in fields}
     return {prefix + name: value for name, value in values.items() if defaults.get(name) != value}
 

@@ -35,30 +35,17 @@ _IN_A_GRID = re.compile(r"(grid|parts)[.=]")
 
 @dataclass(frozen=True)
 class Plan:
-    """A cell and what is needed to compute it but does not change its result.
-
-    Attributes:
-        cell: The cell.
-        source: The source of its documents.
-        root: The results directory.
-        device: The device of the model.
-        device_map: How a large model is spread.
-        threads: CPU threads of torch, or None for its own choice.
-        parallel: ``none``, or ``ep``: each process that ``torchrun`` started is a rank. The numbers
-            are the same, and so this is no part of the cell.
-        overwrite: Whether a finished cell is computed again.
-        note: A caution about the model's numbers, or None.
-    """
+    """A cell and what is needed to compute it but does not change its result."""
 
     cell: Cell
-    source: DataSource
-    root: Path
+    source: DataSource  # of its documents
+    root: Path  # the results directory
     device: str = "auto"
-    device_map: str | None = None
-    threads: int | None = None
-    parallel: str = "none"
-    overwrite: bool = False
-    note: str | None = None
+    device_map: str | None = None  # how a large model is spread
+    threads: int | None = None  # CPU threads of torch; None for its own choice
+    parallel: str = "none"  # or ``ep``: each process that ``torchrun`` started is a rank
+    overwrite: bool = False  # a finished cell is computed again
+    note: str | None = None  # a caution about the model's numbers
 
     @property
     def path(self) -> Path:
@@ -67,12 +54,7 @@ class Plan:
 
 
 def model_notes(planned: Iterable[Plan], title: Callable[[str], str] = str) -> list[str]:
-    """Return the cautions about the models' numbers, each once, in the order of the plans.
-
-    Args:
-        planned: The plans.
-        title: Returns the title of a model by its key.
-    """
+    """Return each caution about the models' numbers once, behind the models' titles."""
     models: dict[str, dict[str, None]] = {}
     for plan in planned:
         if plan.note:
@@ -90,10 +72,8 @@ def config_directory() -> Path:
 def for_hydra(words: Sequence[str]) -> list[str]:
     """Return the words of a command line with new keys of grids forced on Hydra.
 
-    Hydra refuses a key that a grid does not have yet; keys of grids are checked on expansion.
-
-    Raises:
-        UsageError: If the option of a group is a number, null, true or false.
+    Hydra refuses a key that a grid does not have yet; keys of grids are checked on expansion. A
+    number, null, true or false in place of a group's option is a UsageError.
     """
     for word in words:
         group, _, option = word.partition("=")
@@ -103,11 +83,7 @@ def for_hydra(words: Sequence[str]) -> list[str]:
 
 
 def profile_name(config: DictConfig) -> str:
-    """Return the name of the profile, a directory of reports.
-
-    Raises:
-        UsageError: If it cannot be a directory's name.
-    """
+    """Return the profile's name, or raise UsageError if it cannot be a directory of reports."""
     name = (config.get("profile") or {}).get("name")
     NAME("profile.name", name)
     return str(name)
@@ -119,11 +95,7 @@ def options(group: str) -> list[str]:
 
 
 def load_option(group: str, name: str) -> DictConfig:
-    """Return one option of a group, composed.
-
-    Raises:
-        UsageError: If there is none of that name.
-    """
+    """Return one option of a group, composed, or raise UsageError if there is none."""
     choice(*options(group))(group, name)
     return _loaded(group)[name].copy()
 
@@ -156,10 +128,8 @@ def expand(config: DictConfig) -> Iterator[dict[str, Any]]:
 
     The first key of ``grid`` is the slowest. With ``parts`` each part is expanded together with
     ``grid``, one after the other. A ``tasks`` key of a grid chooses among the composed tasks. An
-    interpolation sees a point's model, but no other key of the grid.
-
-    Raises:
-        UsageError: If a grid has a key that the configuration has not, or an empty list.
+    interpolation sees a point's model, but no other key of the grid. A key that the configuration
+    has not, or an empty list, is a UsageError.
     """
     parts = grids(config)
     shared = parts.pop("grid")
@@ -179,15 +149,13 @@ def expand(config: DictConfig) -> Iterator[dict[str, Any]]:
 def grids(config: DictConfig) -> dict[str, dict[str, Any]]:
     """Return the grids by name, plain: ``grid``, which all share, and each ``parts.<name>``.
 
-    Raises:
-        UsageError: If one of them has no keys with values.
+    One of them that has no keys with values is a UsageError.
     """
     found: dict[str, Any] = {name: config.get(name) for name in _GRIDS}
     for name, value in found.items():
         if OmegaConf.is_config(value):
             found[name] = OmegaConf.to_container(value, resolve=True)
-    parts = found["parts"]
-    if isinstance(parts, Mapping):
+    if isinstance(found["parts"], Mapping):
         found |= {f"parts.{name}": grid for name, grid in found.pop("parts").items()}
     for name, grid in found.items():
         if not isinstance(grid, Mapping):
@@ -241,8 +209,7 @@ def _resolved(config: DictConfig, model: str | None) -> dict[str, Any]:
 def check_overrides(config: DictConfig, overrides: Sequence[str]) -> None:
     """Refuse an override, ``key=value``, that a grid of the configuration would silently replace.
 
-    Raises:
-        UsageError: Naming the override and the way to change the grid instead.
+    The UsageError says how to change the grid instead.
     """
     for override, (name, grid) in itertools.product(overrides, grids(config).items()):
         key = re.split("[.=]", override.lstrip("+~"))[0]
@@ -254,11 +221,7 @@ def check_overrides(config: DictConfig, overrides: Sequence[str]) -> None:
 
 
 def plans(config: DictConfig) -> list[Plan]:
-    """Return the plans of a composed configuration; a cell that points of a grid share is one.
-
-    Raises:
-        UsageError: For a value that cannot be.
-    """
+    """Return a composed configuration's plans, one per cell; UsageError for an impossible value."""
     found: dict[str, Plan] = {}
     for point in expand(config):
         for name in point["tasks"]:
@@ -277,12 +240,8 @@ def plans(config: DictConfig) -> list[Plan]:
 def share(planned: Sequence[Plan], shard: str | None) -> list[Plan]:
     """Return the plans of one of several processes, dealt out in the order of their digests.
 
-    Args:
-        planned: All plans.
-        shard: ``i/n``, the i-th of n processes, from 1; None for all plans.
-
-    Raises:
-        UsageError: If ``shard`` is something else.
+    ``shard`` is ``i/n`` for the i-th of n processes, from 1, or None for all plans; anything else
+    is a UsageError.
     """
     SHARD("shard", shard)
     if shard is None:

@@ -17,29 +17,21 @@ from capmoe_eval.errors import UnwritableError, UsageError
 from capmoe_eval.experiment.files import check_writable
 
 HUB = "hub"
-EMBEDDED = ("miniworld", "synthetic")
-"""Sources that the suite generates itself."""
+EMBEDDED = ("miniworld", "synthetic", "banking77")
+"""Sources that come with the suite: generated, and the real BANKING77."""
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """A source of evaluation sets.
+    """A source of evaluation sets."""
 
-    Attributes:
-        name: ``hub``, one of :data:`EMBEDDED`, or the name of a local root in results.
-        root: The directory in hub layout, with ``<org>/<dataset>/README.md`` (a ``configs:``
-            header) and parquet files beside it; None for the hub.
-    """
-
-    name: str
+    name: str  # ``hub``, one of :data:`EMBEDDED`, or the name of a local root in results
+    # The directory in hub layout, with ``<org>/<dataset>/README.md`` (a ``configs:`` header) and
+    # parquet files beside it; None for the hub.
     root: Path | None = None
 
     def directory(self, dataset: str) -> Path | None:
-        """Return the directory of a dataset, ``<org>/<name>``, or None for the hub.
-
-        Raises:
-            UsageError: If the dataset is not in the root.
-        """
+        """Return the directory of a dataset, None for the hub; UsageError if it is not there."""
         if self.root is None:
             return None
         directory = self.root / dataset
@@ -54,18 +46,13 @@ class DataSource:
         return directory
 
     def fingerprint(self, dataset: str) -> str | None:
-        """Return a hash of a dataset's files, or of several (joined by ``+``); None for the hub.
-
-        Raises:
-            UsageError: If the dataset is not in the root.
-        """
+        """Return a hash of a dataset's files, or of several joined by ``+``; None for the hub."""
         found = [self.directory(name.strip()) for name in dataset.split("+")]
         return "+".join(_hash_files(one) for one in found if one) or None
 
 
 @functools.cache  # so a process does not notice files that change while it runs
 def _hash_files(directory: Path) -> str:
-    """Return a hash of the names and contents of the files below a directory, links followed."""
     digest = hashlib.sha256()
     for path in sorted(_files(directory)):
         digest.update(str(path.relative_to(directory)).encode())
@@ -93,8 +80,8 @@ def users_cache() -> Path:
 def cache_directory() -> Path:
     """Return the directory for files that the suite can generate again.
 
-    It is the suite's directory in the user's cache. If that cannot be written, it is a temporary
-    directory that is deleted when the process ends, and a line on standard error says so once.
+    Where the user's cache cannot be written, it is a temporary directory that is deleted when the
+    process ends, and a line on standard error says so once.
     """
     return _writable_or_temporary(users_cache())
 
@@ -113,15 +100,10 @@ def _writable_or_temporary(directory: Path) -> Path:
 def data_source(root: str | None, name: str | None = None) -> DataSource:
     """Return the source for ``data.root`` and ``data.name``.
 
-    The directory of an embedded source is written when its documents are first read, not here.
-
     Args:
-        root: None for the hub, one of :data:`EMBEDDED`, or a directory.
+        root: None for the hub, one of :data:`EMBEDDED`, or a directory; UsageError if it is none.
         name: Name of a local root in results. By default it is the directory's name, with
             ``local-`` before it if it is ``hub`` or one of :data:`EMBEDDED`.
-
-    Raises:
-        UsageError: If the directory does not exist.
     """
     if root is None:
         return DataSource(HUB)
@@ -131,7 +113,7 @@ def data_source(root: str | None, name: str | None = None) -> DataSource:
     if not path.is_dir():
         raise UsageError(
             f"data.root={root}: no such directory; give one in hub layout, "
-            f"{' or '.join(EMBEDDED)}, or null for the hub"
+            f"{', '.join(EMBEDDED)}, or null for the hub"
         )
     path = path.resolve()
     own = f"local-{path.name}" if path.name in (HUB, *EMBEDDED) else path.name

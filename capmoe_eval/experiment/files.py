@@ -12,22 +12,16 @@ from pathlib import Path
 
 from capmoe_eval.errors import writing
 
-_TEMPORARY = re.compile(r"\..+?(\.(?P<pid>[0-9]+))?\.[a-z0-9_]{8}\.tmp")
+_TEMPORARY = re.compile(r"\..+?(\.(?P<pid>[0-9]{1,9}))?\.[a-z0-9_]{8}\.tmp")
 """The name of a temporary file: the file's own, the process (not in old ones), eight characters."""
 
 
 def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Replace ``path`` by ``data``; a reader always finds the whole old or the whole new file.
 
-    The data goes to a temporary file in the same directory, is flushed to the disk and renamed.
-
-    Args:
-        path: The file to write; missing parent directories are created.
-        data: The whole content.
-        durable: Whether to wait for the disk. Without it a power failure may leave an empty file.
-
-    Raises:
-        OSError: If the directory cannot be written. Nothing is left behind.
+    The data goes to a temporary file in the same directory, is flushed to the disk and renamed; of
+    an OSError nothing is left behind. Missing parent directories are created. Without ``durable``
+    nothing waits for the disk, and a power failure may leave an empty file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
@@ -54,13 +48,17 @@ def remove_strays(directories: Iterable[Path]) -> list[Path]:
     A temporary file is removed when it is older than a day and its writer is no process of this
     machine; another machine may write here too, but not for a day.
     """
+    import psutil
+
     removed = []
     yesterday = time.time() - 24 * 60 * 60
     for directory in directories:
         for path in sorted(directory.glob(".*.tmp")):
             named = _TEMPORARY.fullmatch(path.name)
+            if not named or (named["pid"] and psutil.pid_exists(int(named["pid"]))):
+                continue
             try:
-                if named and path.stat().st_mtime < yesterday and not _runs(named["pid"]):
+                if path.stat().st_mtime < yesterday:
                     path.unlink()
                     removed.append(path)
             except OSError:
@@ -68,26 +66,10 @@ def remove_strays(directories: Iterable[Path]) -> list[Path]:
     return removed
 
 
-def _runs(pid: str | None) -> bool:
-    """Return whether a process of this machine has this number."""
-    try:
-        os.kill(int(pid or "none"), 0)
-    except PermissionError:
-        return True
-    except (ProcessLookupError, OverflowError, ValueError):
-        return False
-    return True
-
-
 def check_writable(field: str, directory: Path) -> None:
     """Refuse a directory in which nothing can be written; if it is missing, its nearest parent.
 
-    Args:
-        field: The setting that names the directory.
-        directory: The directory, which is not made.
-
-    Raises:
-        UnwritableError: If it cannot be written.
+    The directory is not made. The UnwritableError names ``field``, the setting.
     """
     with writing(field, directory):
         there = next(path for path in (directory, *directory.parents) if path.exists())

@@ -31,46 +31,6 @@ _Inputs = dict[str, dict[str, Any]]
 """Entries of the file by the identity, as JSON, of the model or the dataset that each is ``of``."""
 
 
-def _by_identity(entries: Iterable[dict[str, Any]]) -> _Inputs:
-    return {json.dumps(entry["of"], sort_keys=True): entry for entry in entries}
-
-
-def _section(entry: Mapping[str, Any]) -> str:
-    return "models" if "name" in entry["of"] else "datasets"
-
-
-def _title(entry: Mapping[str, Any]) -> str:
-    model = _section(entry) == "models"
-    return ("model {name}" if model else "dataset {dataset} of data {data}").format_map(entry["of"])
-
-
-def _inputs(cell: Cell, provenance: Mapping[str, Any]) -> _Inputs:
-    """Return the entries of a cell's model, if the provenance has it, and of its dataset."""
-    dataset = {
-        "of": {"data": cell.data, "dataset": cell.task.dataset},
-        "fingerprint": provenance["data_fingerprint"],
-    }
-    if "model" not in provenance:
-        return _by_identity([dataset])
-    fields = provenance["model"]
-    model = {
-        "of": cell.model.identity(),
-        **{field: fields.get(field) for field in ("weights", "tokenizer", "attention", "commit")},
-        "computed_by": {
-            **provenance["versions"],
-            "code": provenance["git_revision"],
-            "device": "{type} {name}".format_map(provenance["device"]),
-            "threads": provenance["threads"],
-            "experts kernel": fields.get("experts_implementation"),
-        },
-    }
-    return _by_identity([model, dataset])
-
-
-def _recorded(record: Record) -> _Inputs:
-    return _inputs(record.cell, record.capmoe["provenance"])
-
-
 def check(
     root: Path, cell: Cell, provenance: Mapping[str, Any], finished: Iterable[Record] = ()
 ) -> str | None:
@@ -79,16 +39,14 @@ def check(
     Args:
         root: The results directory.
         cell: The cell.
-        provenance: The provenance of its future record; ``model`` may be missing before a model
-            is loaded.
+        provenance: That of its future record; ``model`` is missing before a model is loaded.
         finished: Records of the directory that were read before.
 
     Returns:
         A warning in one line if the model's last computation ran under other conditions, else None.
 
     Raises:
-        UsageError: If a record there was computed with other weights, another tokenizer, attention
-            or other documents.
+        UsageError: If a record there has other weights, tokenizer, attention or documents.
     """
     now, known = _inputs(cell, provenance), _known(root)
     _refuse(root, known, now, finished, cell.path(root))
@@ -110,24 +68,18 @@ def check(
 def note(record: Record, root: Path) -> None:
     """Add the inputs of a record to the file of its results directory, before it is written.
 
-    Raises:
-        UsageError: If another process has meanwhile written results of other weights or documents,
-            or the directory cannot be written.
+    UsageError as :func:`check`, for what another process has written meanwhile.
     """
     now = _recorded(record)
     with _locked(root):
         known = _known(root)
         _refuse(root, known, now, (), record.path)
         if any(known.get(identity) != entry for identity, entry in now.items()):
-            write_text(root / FILE, _text(known | now))
+            _write(root, known | now)
 
 
 def prepare(root: Path) -> None:
-    """Write the file of a directory that has records but no such file.
-
-    Raises:
-        UsageError: If the records contradict one another, or the directory cannot be written.
-    """
+    """Write the file of a directory that lacks it; records that disagree are a UsageError."""
     if (root / FILE).exists() or not record_paths(root):
         return
     with _locked(root):
@@ -144,7 +96,42 @@ def prepare(root: Path) -> None:
             known |= now
             origin |= dict.fromkeys(now, record.path)
         if known and not (root / FILE).exists():
-            write_text(root / FILE, _text(known))
+            _write(root, known)
+
+
+def _inputs(cell: Cell, provenance: Mapping[str, Any]) -> _Inputs:
+    """Return the entries of a cell's dataset and, if the provenance has it, of its model."""
+    of = {"data": cell.data, "dataset": cell.task.dataset}
+    entries: list[dict[str, Any]] = [{"of": of, "fingerprint": provenance["data_fingerprint"]}]
+    if "model" in provenance:
+        fields = provenance["model"]
+        conditions = {
+            **provenance["versions"],
+            "code": provenance["git_revision"],
+            "device": "{type} {name}".format_map(provenance["device"]),
+            "threads": provenance["threads"],
+            "experts kernel": fields.get("experts_implementation"),
+        }
+        known = {key: fields.get(key) for key in ("weights", "tokenizer", "attention", "commit")}
+        entries.insert(0, {"of": cell.model.identity(), **known, "computed_by": conditions})
+    return _by_identity(entries)
+
+
+def _recorded(record: Record) -> _Inputs:
+    return _inputs(record.cell, record.capmoe["provenance"])
+
+
+def _by_identity(entries: Iterable[dict[str, Any]]) -> _Inputs:
+    return {json.dumps(entry["of"], sort_keys=True): entry for entry in entries}
+
+
+def _is_model(entry: Mapping[str, Any]) -> bool:
+    return "name" in entry["of"]
+
+
+def _title(entry: Mapping[str, Any]) -> str:
+    title = "model {name}" if _is_model(entry) else "dataset {dataset} of data {data}"
+    return title.format_map(entry["of"])
 
 
 def _known(root: Path) -> _Inputs:
@@ -165,18 +152,20 @@ def _known(root: Path) -> _Inputs:
 
 @contextmanager
 def _locked(root: Path) -> Iterator[None]:
-    """Lock the file against other processes."""
     with writing("results_dir", root):
         root.mkdir(parents=True, exist_ok=True)
         with FileLock(root / f".{FILE}.lock"):
             yield
 
 
-def _text(known: _Inputs) -> str:
-    content: dict[str, Any] = {"schema": _SCHEMA, "models": [], "datasets": []}
-    for _, entry in sorted(known.items()):
-        content[_section(entry)].append(entry)
-    return json.dumps(content, indent=1, sort_keys=True) + "\n"
+def _write(root: Path, known: _Inputs) -> None:
+    entries = [entry for _, entry in sorted(known.items())]
+    content = {
+        "schema": _SCHEMA,
+        "models": [entry for entry in entries if _is_model(entry)],
+        "datasets": [entry for entry in entries if not _is_model(entry)],
+    }
+    write_text(root / FILE, json.dumps(content, indent=1, sort_keys=True) + "\n")
 
 
 def _conflicts(then: _Inputs, now: _Inputs) -> Iterator[tuple[str, str, Any, Any]]:
@@ -190,11 +179,8 @@ def _conflicts(then: _Inputs, now: _Inputs) -> Iterator[tuple[str, str, Any, Any
 def _refuse(
     root: Path, known: _Inputs, now: _Inputs, finished: Iterable[Record], own: Path
 ) -> None:
-    """Refuse inputs of a cell that differ from those of a finished record other than its ``own``.
-
-    Where the file differs, all records of the directory are compared.
-    """
-    if any(_conflicts(known, now)):
+    """Refuse inputs of a cell that differ from those of a record that is not its ``own``."""
+    if any(_conflicts(known, now)):  # the file differs: compare all records of the directory
         finished = read_results(root).records
     for record in finished:
         then = _recorded(record) if record.path != own else {}

@@ -10,7 +10,8 @@ of labels differ between published copies of the data. The functions work for an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from capmoe_eval.errors import UsageError
@@ -29,30 +30,25 @@ def demonstrations(rows: Iterable[_Row], shots: int) -> list[_Row]:
     """Return the demonstrations of a prompt: ``shots`` (R) rows of each label of the train split.
 
     As LongICLBench's ``select_data``, this makes ``shots`` passes over the labels in the order of
-    their first appearance in ``rows``; each pass takes the next unused row of each label.
-
-    Raises:
-        UsageError: If ``shots`` is not positive or a label has fewer rows.
+    their first appearance; each pass takes the next unused row of each label. Shots that are not
+    positive, or more than a label has rows, are a UsageError.
     """
     if shots < 1:
         raise UsageError(f"shots={shots}: a prompt needs at least 1 demonstration of each label")
-    by_label = _by_label(rows)
-    for label, members in by_label.items():
-        if len(members) < shots:
-            raise UsageError(f"shots={shots}: label {label!r} has only {len(members)} train rows")
-    return _passes(by_label, shots)
+    rows = list(rows)
+    for label, count in Counter(str(row["label_text"]) for row in rows).items():
+        if count < shots:
+            raise UsageError(f"shots={shots}: label {label!r} has only {count} train rows")
+    return _passes(rows, shots)
 
 
 def test_documents(rows: Iterable[_Row], passes: int = 7, limit: int | None = 100) -> list[_Row]:
-    """Return the test documents, chosen by passes as in :func:`demonstrations`.
+    """Return the documents of the test split, chosen by passes as in :func:`demonstrations`.
 
-    Args:
-        rows: The test split. A label without unused rows is left out of further passes; this does
-            not happen with BANKING77, which has 40 rows per label.
-        passes: Number of passes over the labels; 7 in LongICLBench, which gives 539 rows.
-        limit: Number of documents: 100 in the paper, 500 in LongICLBench; None for all.
+    LongICLBench makes 7 passes, which gives 539 rows, and takes 500 of them, the paper 100; limit
+    None is all. A label without unused rows is left out of further passes (BANKING77 has 40 each).
     """
-    return _passes(_by_label(rows), passes)[:limit]
+    return _passes(rows, passes)[:limit]
 
 
 def prompt(demonstrations: Iterable[Mapping[str, object]], text: str) -> str:
@@ -78,14 +74,9 @@ def score(continuation: str, label: str) -> bool:
     return answer.partition("\n")[0].strip().lower() == label.lower()
 
 
-def _by_label(rows: Iterable[_Row]) -> dict[str, list[_Row]]:
+def _passes(rows: Iterable[_Row], count: int) -> list[_Row]:
+    """Return the first unused row of each label, ``count`` times."""
     by_label: dict[str, list[_Row]] = {}
     for row in rows:
         by_label.setdefault(str(row["label_text"]), []).append(row)
-    return by_label
-
-
-def _passes(by_label: Mapping[str, Sequence[_Row]], count: int) -> list[_Row]:
-    """Return the first unused row of each label, ``count`` times."""
-    taken = range(count)
-    return [rows[i] for i in taken for rows in by_label.values() if i < len(rows)]
+    return [own[i] for i in range(count) for own in by_label.values() if i < len(own)]

@@ -7,23 +7,35 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
+
+from pydantic import Field, PlainValidator, ValidationError, model_validator
+from pydantic_core import from_json
 
 from capmoe_eval.errors import UsageError, field_problem, writing
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.files import write_bytes
-
-if TYPE_CHECKING:
-    from capmoe_eval.experiment.record_part import Layer, Load, Proofs, Provenance, RecordPart
+from capmoe_eval.experiment.record_part import (
+    Amount,
+    Documents,
+    Layer,
+    Load,
+    Part,
+    Positive,
+    Proofs,
+    Provenance,
+)
 
 SCHEMA = 3
 """Version of the record's ``capmoe`` part; ``docs/results.md`` describes it."""
 
 VERDICTS = "replication.json"
 """The file of a results directory that holds the replication's verdicts on its records."""
+
+# Metrics of lm-eval that are shares of documents; the others need only be finite.
+_BOUNDED = ("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match")
 
 # A list of numbers as json indents it. No string of JSON holds a bare line break.
 _NUMBERS = re.compile(r'\[\n([^\[\]{}"]+)\n *\]')
@@ -32,59 +44,59 @@ _CHECKSUM = b'"checksum": "%s"'
 _BLANK = "0" * 64
 
 
-@dataclass(frozen=True)
-class Record:
-    """lm-eval's result dictionary of one task, with the suite's ``capmoe`` part.
+def _cell(identity: dict[str, object]) -> Cell:
+    try:
+        cell = Cell.from_identity(identity)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"cannot be read ({error})") from error
+    if cell.identity() != identity:
+        raise ValueError("cannot be read (a field is missing or has no effect)")
+    return cell
 
-    Attributes:
-        content: The whole JSON object.
-        path: Path of its file, which may not be written yet.
+
+class Record(Part):
+    """lm-eval's result dictionary of one task, with the suite's ``capmoe`` part as types.
+
+    ``docs/results.md`` describes the fields; a record may have more. One that is invalid raises a
+    ValidationError when it is made.
     """
 
-    content: dict[str, Any]
-    path: Path
+    content: dict[str, Any]  # the whole JSON object
+    path: Path  # of its file, which may not be written yet
+    cell: Annotated[Cell, PlainValidator(_cell)]
+    digest: str
+    value: float  # the task's metric as a fraction
+    stderr: Amount | None  # its standard error over documents, as a fraction
+    n: Positive  # documents
+    subtasks: Annotated[dict[str, Documents], Field(alias="documents", min_length=1)]
+    load: Load  # over all layers and forwards
+    layers: Annotated[list[Layer], Field(min_length=1)]
+    proofs: Proofs
+    provenance: Provenance
+    checksum: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] = ""  # of the file it was read from
+
+    def __init__(self, content: dict[str, Any], path: Path) -> None:
+        super().__init__(**{**content["capmoe"], "content": content, "path": path})
+
+    @model_validator(mode="after")
+    def _hangs_together(self) -> Record:
+        if self.digest != self.cell.digest:
+            raise ValueError(
+                f"its cell has digest {self.cell.digest}, the record says {self.digest[:40]}"
+            )
+        scores = sum(len(part.correct) for part in self.subtasks.values())
+        if scores != self.n:
+            raise ValueError(f"n is {self.n}, and documents has {scores} scores")
+        metric = self.cell.task.metric
+        if (metric in _BOUNDED or metric.startswith("pass@")) and not 0 <= self.value <= 1:
+            raise ValueError(f"value is {self.value:g}, and {metric} is a share of the documents")
+        return self
 
     @property
     def capmoe(self) -> dict[str, Any]:
         """The ``capmoe`` part as JSON, with fields that no type names."""
         part: dict[str, Any] = self.content["capmoe"]
         return part
-
-    @cached_property
-    def part(self) -> RecordPart:
-        """The ``capmoe`` part as types; validated when first used.
-
-        Raises:
-            ValidationError: If it is invalid.
-        """
-        from capmoe_eval.experiment.record_part import RecordPart
-
-        return RecordPart.model_validate(self.capmoe)
-
-    @property
-    def cell(self) -> Cell:
-        """The cell that produced it."""
-        return self.part.cell
-
-    @property
-    def load(self) -> Load:
-        """Load statistics over all layers and forwards."""
-        return self.part.load
-
-    @property
-    def layers(self) -> Sequence[Layer]:
-        """Load statistics of each MoE layer."""
-        return self.part.layers
-
-    @property
-    def proofs(self) -> Proofs:
-        """The promises, and which of them were kept."""
-        return self.part.proofs
-
-    @property
-    def provenance(self) -> Provenance:
-        """The conditions under which it was computed."""
-        return self.part.provenance
 
     # For tables.
 
@@ -128,31 +140,11 @@ class Record:
     @cached_property
     def documents(self) -> Mapping[str, tuple[str, Sequence[float], Sequence[int]]]:
         """Per subtask, the hash over its documents, their scores, and their batches if known."""
-        parts = sorted(self.part.documents.items())
+        parts = sorted(self.subtasks.items())
         return {name: (part.documents, part.correct, part.batches or ()) for name, part in parts}
 
-    @property
-    def value(self) -> float:
-        """The task's metric as a fraction."""
-        return self.part.value
-
-    @property
-    def stderr(self) -> float | None:
-        """Its standard error over documents, as a fraction."""
-        return self.part.stderr
-
-    @property
-    def n(self) -> int:
-        """Number of documents."""
-        return self.part.n
-
     def write(self) -> None:
-        """Seal the record with its checksum and write it, whole or not at all.
-
-        Raises:
-            UsageError: If the results directory cannot be written, or the record is invalid: a
-                value is not a number, or a field is missing.
-        """
+        """Seal the record with its checksum and write it; UsageError if it is invalid."""
         data, root = sealed(self.content), self.path.parents[2]
         try:
             _parsed(data, self.path, root)
@@ -194,8 +186,7 @@ def read_record(path: Path, root: Path | None = None) -> Record:
             it, its cell's file name.
 
     Raises:
-        UsageError: If the file is truncated, changed, not a record, of another schema, or of
-            another cell than its path says.
+        UsageError: If the file is truncated, changed, no record, of another schema or cell.
     """
     try:
         return _parsed(path.read_bytes(), path, root)
@@ -207,14 +198,7 @@ def read_record(path: Path, root: Path | None = None) -> Record:
 
 
 def _parsed(data: bytes, path: Path, root: Path | None) -> Record:
-    """Return the record that a file holds.
-
-    Raises:
-        ValueError: If it holds none; the message says what is wrong.
-    """
-    from pydantic import ValidationError
-    from pydantic_core import from_json
-
+    """Return the record that a file holds, or raise ValueError with what is wrong."""
     try:
         content = from_json(data, allow_inf_nan=False)
     except ValueError as error:
@@ -224,15 +208,14 @@ def _parsed(data: bytes, path: Path, root: Path | None) -> Record:
     schema = content["capmoe"].get("schema")
     if schema != SCHEMA:
         raise ValueError(f"schema {str(schema)[:40]}, this version reads {SCHEMA}")
-    record = Record(content, path)
     try:
-        checksum = record.part.checksum
+        record = Record(content, path)
     except ValidationError as error:
         raise ValueError(field_problem(error, "capmoe")) from error
     except OverflowError as error:
         raise ValueError("a number of 'capmoe' is too large") from error
-    blanked = data.replace(_CHECKSUM % checksum.encode(), _CHECKSUM % _BLANK.encode())
-    if hashlib.sha256(blanked).hexdigest() != checksum:
+    blanked = data.replace(_CHECKSUM % record.checksum.encode(), _CHECKSUM % _BLANK.encode())
+    if hashlib.sha256(blanked).hexdigest() != record.checksum:
         raise ValueError("it was changed after it was written (its checksum is another)")
     home = record.cell.path(Path())
     here = Path(path.name) if root is None else path.relative_to(root)

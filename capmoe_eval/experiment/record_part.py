@@ -1,19 +1,10 @@
-"""The ``capmoe`` part of a record as types that check it.
-
-``docs/results.md`` describes the fields. A record may have more than its readers need. These types
-are apart from :mod:`capmoe_eval.experiment.record` because importing pydantic takes 0.2 s.
-"""
+"""The parts of a record as types that check them."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
-
-from capmoe_eval.experiment.cell import Cell
-
-_BOUNDED = ("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match")
-"""Metrics of lm-eval that are shares of documents; the others need only be finite."""
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Positive = Annotated[int, Field(ge=1, lt=2**63)]
@@ -21,27 +12,19 @@ Amount = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class _Part(BaseModel):
+class Part(BaseModel):
+    """An object within a file: values of other types, NaN and infinities are refused."""
+
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
 
 
-def _cell(identity: dict[str, object]) -> Cell:
-    try:
-        cell = Cell.from_identity(identity)
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"cannot be read ({error})") from error
-    if cell.identity() != identity:
-        raise ValueError("cannot be read (a field is missing or has no effect)")
-    return cell
-
-
-class Documents(_Part):
+class Documents(Part):
     """The hash over the documents of a (sub)task, and lists with an entry for each of them."""
 
     documents: str
     correct: Annotated[list[float], Field(min_length=1)]
+    # The first batch that computed each document; None where it is not known.
     batches: list[Count] | None = None
-    """The first batch that computed each document; None where it is not known."""
 
     @model_validator(mode="after")
     def _as_long(self) -> Documents:
@@ -50,7 +33,7 @@ class Documents(_Part):
         return self
 
 
-class Load(_Part):
+class Load(Part):
     """Statistics over all layers and constrained forwards."""
 
     forwards: Count
@@ -69,7 +52,7 @@ class Load(_Part):
     mean_peak_after: Amount
 
 
-class Peak(_Part):
+class Peak(Part):
     """The highest load over the mean load: mean, maximum and last value over forwards."""
 
     mean: Amount
@@ -77,7 +60,7 @@ class Peak(_Part):
     last: Amount
 
 
-class Peaks(_Part):
+class Peaks(Part):
     """Peaks of experts and devices, before and after the capacity."""
 
     expert_before: Peak
@@ -86,7 +69,7 @@ class Peaks(_Part):
     device_after: Peak
 
 
-class Grid(_Part):
+class Grid(Part):
     """What Token Drop would do on this routing at each γ; the effective γ is None if not known."""
 
     gamma: Annotated[list[Amount], Field(min_length=1)]
@@ -103,7 +86,7 @@ class Grid(_Part):
         return self
 
 
-class Layer(_Part):
+class Layer(Part):
     """Statistics of one MoE layer of E experts over its constrained forwards; lists are [E]."""
 
     name: str
@@ -134,36 +117,32 @@ class Layer(_Part):
         return self
 
 
-class Promise(_Part):
+class Promise(Part):
     """The outcome of a promise, and what it counted as further fields."""
 
     model_config = ConfigDict(extra="allow")
-    passed: bool | None
-    """Whether it was kept; None where it does not apply."""
+    passed: bool | None  # None where it does not apply
 
 
-class Proofs(_Part):
+class Proofs(Part):
     """The seven promises of ``docs/methods.md``, each with its meaning."""
 
-    bound_holds: Promise = Field(
-        description="No rank sends an expert (or a device) more than its capacity."
-    )
-    stock_at_infinity: Promise = Field(
-        description="With γ = ∞ the method is the stock model, bit for bit."
-    )
-    pads_take_no_slot: Promise = Field(description="Pads take no slot.")
-    overload_drops: Promise = Field(
-        description="Where a load exceeds its bound, something was dropped."
-    )
-    every_layer_hooked: Promise = Field(
-        description="Every MoE layer was under the method, once in every forward."
-    )
-    tokens_counted: Promise = Field(
-        description="Every forward under the method had a token that counts, or only pads."
-    )
-    kernel_agrees: Promise = Field(
-        description="The kernel of kept pairs computes what the stock kernel does, and no other."
-    )
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    bound_holds: Promise
+    """No rank sends an expert (or a device) more than its capacity."""
+    stock_at_infinity: Promise
+    """With γ = ∞ the method is the stock model, bit for bit."""
+    pads_take_no_slot: Promise
+    """Pads take no slot."""
+    overload_drops: Promise
+    """Where a load exceeds its bound, something was dropped."""
+    every_layer_hooked: Promise
+    """Every MoE layer was under the method, once in every forward."""
+    tokens_counted: Promise
+    """Every forward under the method had a token that counts, or only pads."""
+    kernel_agrees: Promise
+    """The kernel of kept pairs computes what the stock kernel does, and no other."""
 
     @property
     def broken(self) -> list[str]:
@@ -171,14 +150,14 @@ class Proofs(_Part):
         return sorted(name for name, promise in self if promise.passed is False)
 
 
-class Seeds(_Part):
+class Seeds(Part):
     """Seeds of the evaluation."""
 
     eval: int
     method: int
 
 
-class Weights(_Part):
+class Weights(Part):
     """The model that was loaded."""
 
     class_: str = Field(alias="class")
@@ -191,7 +170,7 @@ class Weights(_Part):
     tokenizer: Annotated[str, Field(pattern="^[0-9a-f]{16}$")] | None
 
 
-class Provenance(_Part):
+class Provenance(Part):
     """The conditions under which a result was computed."""
 
     date: str
@@ -204,34 +183,3 @@ class Provenance(_Part):
     threads: Positive
     parallel: dict[str, str | int | None] | None
     data_fingerprint: str | None
-
-
-class RecordPart(_Part):
-    """The whole ``capmoe`` part."""
-
-    cell: Annotated[Cell, PlainValidator(_cell)]
-    digest: str
-    value: float
-    stderr: Amount | None
-    n: Positive
-    documents: Annotated[dict[str, Documents], Field(min_length=1)]
-    load: Load
-    layers: Annotated[list[Layer], Field(min_length=1)]
-    proofs: Proofs
-    provenance: Provenance
-    checksum: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] = ""
-    """Of the file; empty before it is written."""
-
-    @model_validator(mode="after")
-    def _hangs_together(self) -> RecordPart:
-        if self.digest != self.cell.digest:
-            raise ValueError(
-                f"its cell has digest {self.cell.digest}, the record says {self.digest[:40]}"
-            )
-        scores = sum(len(part.correct) for part in self.documents.values())
-        if scores != self.n:
-            raise ValueError(f"n is {self.n}, and documents has {scores} scores")
-        metric = self.cell.task.metric
-        if (metric in _BOUNDED or metric.startswith("pass@")) and not 0 <= self.value <= 1:
-            raise ValueError(f"value is {self.value:g}, and {metric} is a share of the documents")
-        return self

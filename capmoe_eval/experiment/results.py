@@ -18,34 +18,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Results:
-    """Records that were read.
+    """Records that were read."""
 
-    Attributes:
-        records: The valid ones.
-        broken: One line for each other file, which names the file and the fix.
-    """
-
-    records: tuple[Record, ...] = ()
-    broken: tuple[str, ...] = ()
+    records: tuple[Record, ...]  # the valid ones
+    broken: tuple[str, ...]  # one line for each other file, which names the file and the fix
 
 
 class Reader:
-    """Reads each record once and keeps it."""
+    """Reads each whole record once and keeps it."""
 
     def __init__(self) -> None:
-        self._known: dict[Path, Record | UsageError] = {}
+        self._known: dict[Path, Record] = {}
 
     def __call__(self, path: Path, root: Path) -> Record:
         """Return the record at a path of a results directory, as :func:`read_record` does."""
         if path not in self._known:
-            try:
-                self._known[path] = read_record(path, root)
-            except UsageError as error:
-                self._known[path] = error
-        found = self._known[path]
-        if isinstance(found, UsageError):
-            raise found
-        return found
+            self._known[path] = read_record(path, root)
+        return self._known[path]
 
     def all(self, places: Iterable[tuple[Path, Path]]) -> Results:
         """Return the records at some paths, each with its results directory, in their order."""
@@ -95,10 +84,8 @@ def load_frame(root: Path | str) -> pd.DataFrame:
     missing without a capacity), ``peak_before``, ``peak_after`` (highest expert load over the
     mean), ``proven`` (no promise was broken), ``seconds`` and ``path``.
 
-    A file that is no whole record is left out, with a warning that names it.
-
-    Args:
-        root: The directory of a profile (``results/zoo``), or of several (``results``).
+    A file that is no whole record is left out, with a warning that names it. ``root`` is the
+    directory of a profile (``results/zoo``), or of several (``results``).
     """
     import pandas as pd
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from capmoe_eval.checks import CAPACITY, FLAG, NAME, TEXT, Check, choice, whole
 from capmoe_eval.errors import UsageError, shown
-from capmoe_eval.experiment.cell import CHECKS, MODEL_CHECKS, TASK_CHECKS, TASK_FIELDS
+from capmoe_eval.experiment.cell import TASK_FIELDS, Cell, ModelId, TaskId, checks
 from capmoe_eval.experiment.datasource import EMBEDDED, HUB
 from capmoe_eval.experiment.processes import PARALLEL
 from capmoe_eval.routing.method import KNOBS, METHODS
@@ -36,7 +36,7 @@ SHARD: Final = Check("must be i/n with 1 ≤ i ≤ n, for example shard=1/2", _i
 )
 
 _MODEL: Final[dict[str, Check]] = {
-    **MODEL_CHECKS,
+    **checks(ModelId),
     "title": TEXT,
     "note": TEXT.or_null("null for none"),
     "profile": NAME,
@@ -45,18 +45,18 @@ _MODEL: Final[dict[str, Check]] = {
     "threads": whole(1, 1024).or_null("null for torch's own choice"),
     "ep_size": KNOBS["ep_size"],
     "gamma": CAPACITY.or_null("null where the method has none"),
-    "batch_size": CHECKS["batch_size"],
+    "batch_size": checks(Cell)["batch_size"],
     "data_root": TEXT.or_null("null for the hub"),
 }
 _TASK: Final[dict[str, Check]] = {
-    **{field: TASK_CHECKS[field] for field in TASK_FIELDS},
+    **{field: checks(TaskId)[field] for field in TASK_FIELDS},
     "title": TEXT,
-    "batch_size": CHECKS["batch_size"].or_null("null for that of the configuration"),
+    "batch_size": checks(Cell)["batch_size"].or_null("null for that of the configuration"),
 }
 SCHEMA: Final[dict[str, Check | dict[str, Check]]] = {
     "method": choice(*METHODS),
     **KNOBS,
-    **{key: CHECKS[key] for key in ("shuffle", "limit", "eval_seed")},
+    **{key: checks(Cell)[key] for key in ("shuffle", "limit", "eval_seed")},
     # The model's, unless something else is said.
     **{key: _MODEL[key] for key in ("gamma", "batch_size", "dtype", "threads", "device_map")},
     "data": {
@@ -82,12 +82,9 @@ def fields(section: str) -> tuple[str, ...]:
 
 
 def check_key(key: str, value: object) -> None:
-    """Refuse a value that a key of the configuration cannot have.
+    """Refuse a value that a key of the configuration cannot have, by a UsageError with the rule.
 
     A field that is not there is not complained of: what needs it names it.
-
-    Raises:
-        UsageError: Naming the key, the value and the rule.
     """
     if key == "tasks":
         if not isinstance(value, Mapping) or not value:

@@ -36,33 +36,22 @@ def refuse_experiment(overrides: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Finished:
-    """The records of an experiment that are there.
-
-    Attributes:
-        config: The composed configuration.
-        plans: All cells of the experiment.
-        records: Those that are finished, in the plans' order.
-        broken: A note for each file that cannot be read.
-        notes: The cautions about the models' numbers.
-    """
+    """The records of an experiment that are there."""
 
     config: DictConfig
-    plans: list[Plan]
-    records: list[Record]
-    broken: list[str]
-    notes: list[str]
+    plans: list[Plan]  # of all cells of the experiment
+    records: list[Record]  # of those that are finished, in the plans' order
+    broken: list[str]  # a note for each file that cannot be read
+    notes: list[str]  # the cautions about the models' numbers
 
 
 def finished(overrides: Sequence[str], reader: Reader | None = None) -> Finished:
     """Return what is finished of the experiment that a command line names.
 
     Args:
-        overrides: As for ``python -m capmoe_eval``, for example ``experiment=table2``.
+        overrides: As for ``python -m capmoe_eval``, for example ``experiment=table2``. A value that
+            cannot be is a UsageError, an unknown key a HydraException.
         reader: Reads the records; shared between experiments, it reads none of them twice.
-
-    Raises:
-        UsageError: For a value that cannot be.
-        HydraException: For an override that does not exist.
     """
     config, cells = composed(overrides), list(_planned(tuple(overrides)))
     check_overrides(config, overrides)
@@ -72,11 +61,7 @@ def finished(overrides: Sequence[str], reader: Reader | None = None) -> Finished
 
 
 def composed(overrides: Sequence[str]) -> DictConfig:
-    """Return the configuration that a command line composes.
-
-    Raises:
-        HydraException: For an override that does not exist.
-    """
+    """Return the configuration of a command line; HydraException for an unknown override."""
     return _composed(tuple(overrides)).copy()
 
 

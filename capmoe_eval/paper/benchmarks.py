@@ -68,10 +68,20 @@ class Bench:
         the paper's deployment, 2 measured ones do not. Of those left a measured one goes before
         an emulated one, and a wider layer before a narrow one.
         """
-        found: dict[str, Shown] = {}
-        for shown in sorted(self.runs(study), key=_priority, reverse=True):
-            found.setdefault(shown.run.title, shown)
-        return sorted(found.values(), key=_place)
+
+        def priority(shown: Shown) -> tuple[object, ...]:
+            file, found = shown.study, deployment(shown.run.model)
+            deployed = found is not None and found.ranks == shown.run.ranks
+            return (deployed, not file.emulated, -file.scale, file.date, file.path.name)
+
+        def place(shown: Shown) -> tuple[int, str]:
+            found = deployment(shown.run.model)
+            return (DEPLOYMENTS.index(found) if found else len(DEPLOYMENTS), shown.run.title)
+
+        best: dict[str, Shown] = {}
+        for shown in sorted(self.runs(study), key=priority, reverse=True):
+            best.setdefault(shown.run.title, shown)
+        return sorted(best.values(), key=place)
 
     def fullest(self, study: str) -> list[Shown]:
         """Return the runs of one file: that which has most of them.
@@ -80,23 +90,8 @@ class Bench:
         measured one goes before an emulated one, and a wider layer before a narrow one.
         """
         files = [file for file in self.studies if file.study == study]
-        if not files:
-            return []
-        chosen = max(files, key=lambda f: (len(f.runs), not f.emulated, -f.scale, f.date))
-        return [Shown(chosen, run) for run in chosen.runs]
-
-
-def _priority(shown: Shown) -> tuple[object, ...]:
-    """Return a key by which the run that should be shown is the highest."""
-    study, found = shown.study, deployment(shown.run.model)
-    deployed = found is not None and found.ranks == shown.run.ranks
-    return (deployed, not study.emulated, -study.scale, study.date, study.path.name)
-
-
-def _place(shown: Shown) -> tuple[int, str]:
-    """Return a key that sorts models as the paper does."""
-    found = deployment(shown.run.model)
-    return (DEPLOYMENTS.index(found) if found else len(DEPLOYMENTS), shown.run.title)
+        files.sort(key=lambda f: (len(f.runs), not f.emulated, -f.scale, f.date), reverse=True)
+        return [Shown(file, run) for file in files[:1] for run in file.runs]
 
 
 def read_bench(folder: Path = FOLDER) -> Bench:
@@ -114,5 +109,5 @@ def read_bench(folder: Path = FOLDER) -> Bench:
 
     studies = tuple(whole(read_study, sorted(folder.glob("ep-*.json"))))
     paths = (folder / f"{name}.json" for name in EVALUATIONS)
-    evaluations = tuple(whole(read_evaluation, (path for path in paths if path.is_file())))
+    evaluations = tuple(whole(read_evaluation, filter(Path.is_file, paths)))
     return Bench(folder, studies, evaluations, tuple(broken))

@@ -6,12 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Annotated, Any
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
+from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.paper.evidence import Evidence, Side
 from capmoe_eval.paper.margins import in_points
 from capmoe_eval.paper.statistics import holm
@@ -24,16 +23,11 @@ class Expectation:
 
     ``greater`` is (0, ∞), ``less`` (−∞, 0); ``within: 1`` is [−1, 1], ``at_least: -1`` [−1, ∞) and
     ``at_most: -5`` (−∞, −5]. A number may be a margin of ``data/margins.yaml``, ``-gain``.
-
-    Attributes:
-        low: The lower bound.
-        high: The upper bound.
-        margin: Name of the margin that the bounds are; empty where they are numbers.
     """
 
     low: float
     high: float
-    margin: str = ""
+    margin: str = ""  # the margin that the bounds are; empty where they are numbers
 
     @classmethod
     def of(cls, raw: str | Mapping[str, float | str]) -> Expectation:
@@ -83,26 +77,15 @@ class Expectation:
         return f"within ±{self.high:.3g}"
 
 
-def _expectation(raw: Any) -> Expectation:
-    return raw if isinstance(raw, Expectation) else Expectation.of(raw)
-
-
 class Contrast(BaseModel):
-    """The first side minus the second, over the same documents.
-
-    Attributes:
-        first: The side whose score is taken, ``a`` in the data.
-        second: The side whose score is subtracted, ``b``.
-        expect: Where the effect must lie.
-        model: A part of the names of the models that it is asked of; all where it is empty.
-    """
+    """The first side minus the second, over the same documents."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     first: Side = Field(alias="a")
     second: Side = Field(alias="b")
-    expect: Annotated[Expectation, BeforeValidator(_expectation)]
-    model: str = ""
+    expect: Annotated[Expectation, BeforeValidator(Expectation.of)]  # where the effect must lie
+    model: str = ""  # a part of the names of the models that it is asked of; all where it is empty
 
     def __str__(self) -> str:
         """Return both sides, the batches where they are not lm-eval's, and the model if named."""
@@ -112,10 +95,8 @@ class Contrast(BaseModel):
 
 
 @cache
-def _named() -> Mapping[str, Sequence[Any]]:
-    text = (resources.files(__package__) / "data" / "contrasts.yaml").read_text(encoding="utf-8")
-    lists: Mapping[str, Sequence[Any]] = yaml.safe_load(text)
-    return lists
+def _named() -> dict[str, list[Any]]:
+    return read_data(__package__, "data/contrasts.yaml", dict[str, list[Any]])
 
 
 def read_contrasts(raw: Sequence[str | Mapping[str, Any]]) -> tuple[Contrast, ...]:
@@ -138,15 +119,11 @@ def judge(contrasts: Sequence[Contrast], evidence: Evidence) -> list[Finding]:
     The interval over documents decides. A direction also needs a p below :data:`LEVEL`, corrected
     for the number of directions among the contrasts (Holm).
     """
-    effects = [evidence.effect(asked.first, asked.second, asked.model) for asked in contrasts]
-    directions = [
-        effect.comparison.p
-        for asked, (effect, _) in zip(contrasts, effects, strict=True)
-        if effect.comparison and asked.expect.is_direction
-    ]
-    corrected = iter(holm(directions))
+    effects = [(one, evidence.effect(one.first, one.second, one.model)) for one in contrasts]
+    compared = [(one.expect, effect.comparison) for one, effect in effects if effect.comparison]
+    corrected = iter(holm([found.p for expect, found in compared if expect.is_direction]))
     findings = []
-    for asked, (effect, records) in zip(contrasts, effects, strict=True):
+    for asked, effect in effects:
         found, expect = effect.comparison, asked.expect
         bounds, note = (expect.low, expect.high), evidence.remark(asked.first, asked.second)
         if found is None:
@@ -161,7 +138,7 @@ def judge(contrasts: Sequence[Contrast], evidence: Evidence) -> list[Finding]:
                 *(str(asked), outcome, found.effect, found.low, found.high, p, "points"),
                 models=effect.models,
                 documents=found.documents,
-                records=records,
+                records=effect.records,
                 note=note,
                 bounds=bounds,
                 wide=effect.wide,

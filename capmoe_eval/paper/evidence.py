@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,12 +11,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UsageError, field_problem
+from capmoe_eval.experiment.configuration import load_option, options
 from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.results import read_results
+from capmoe_eval.experiment.results import Reader, read_results
 from capmoe_eval.paper.benchmarks import Bench
 from capmoe_eval.paper.pairing import Documents
 from capmoe_eval.paper.statistics import Effect, contrast
@@ -29,8 +29,6 @@ MIX: Final = "zero_shot_mix"
 
 _TASKS: Final = {MIX, *(column.task for column in ALL_TASKS)}
 
-Trainings = Sequence[Mapping[str, Any]]
-"""The trainings of :data:`TRAININGS`, one mapping each."""
 TRAININGS: Final = Path("results/training_seeds.json")
 """The file of the balance of the trained tiny models of several training seeds."""
 
@@ -41,17 +39,27 @@ four tasks. ``sized``: batches of four tasks by length, of several sizes."""
 
 @dataclass(frozen=True)
 class Home:
-    """The deployment of a model where a claim names none: its ``conf/model`` settings.
+    """The deployment of a model where a claim names none: its ``conf/model`` settings."""
 
-    Attributes:
-        ep_size: Its expert-parallel ranks.
-        batch_size: Sequences per forward.
-        gamma: The capacity factor of Table 2.
-    """
+    ep_size: int  # expert-parallel ranks
+    batch_size: int | str  # sequences per forward
+    gamma: float  # the capacity factor of Table 2
 
-    ep_size: int
-    batch_size: int | str
-    gamma: float
+
+class Training(BaseModel):
+    """One training of a tiny model, from scratch or upcycled."""
+
+    name: str
+    origin: str  # "scratch" or "upcycled"
+    seed: int
+    steps: int
+    peaks: tuple[float, ...] = Field(min_length=1)  # highest load of each layer over the mean load
+    accuracy: Mapping[str, float] = {}  # percent, by task
+    documents: int = 60  # number of each task
+
+
+class _TrainingFile(BaseModel):
+    trainings: tuple[Training, ...]
 
 
 class Side(BaseModel):
@@ -59,19 +67,16 @@ class Side(BaseModel):
 
     ``ep_size`` is the model's own where it is not among the knobs; ``m`` may be a multiple of the
     model's top-k, as "2k". All seeds of ``random`` belong to one side.
-
-    Attributes:
-        method: A name of :data:`capmoe_eval.routing.method.METHODS`.
-        gamma: Capacity factor, "own" for the model's of Table 2, None for methods without one.
-            "matched" is that of the records whose dropped share is nearest to Expert Drop's.
-        batches: The composition of its batches.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
     method: str
+    # "own" is the model's of Table 2, "matched" that of the records whose dropped share is nearest
+    # to Expert Drop's; None for methods without one.
     gamma: float | Literal["own", "matched"] | None = None
     batches: Batches = "single"
+    batch_size: int | None = None  # sequences per forward; None for the model's own
 
     @property
     def knobs(self) -> Mapping[str, Any]:
@@ -97,31 +102,23 @@ class Side(BaseModel):
         given = self.gamma
         gamma = f"{given} γ" if isinstance(given, str) else gamma_suffix(given, "γ=")
         knobs = [k if v is True else f"{k}={v}" for k, v in self.knobs.items()]
+        if self.batch_size:
+            knobs.append(f"batch_size={self.batch_size}")
         return " ".join(part for part in (self.method.replace("_", " "), gamma, *knobs) if part)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The material that claims are judged by.
-
-    Attributes:
-        profile: Name of the profile.
-        records: Whole records; models are shown in the order of their first record.
-        broken: One line for each file that is no whole record.
-        homes: Each model's own settings.
-        trainings: The trainings of several seeds, one mapping each.
-        bench: The files of the benchmarks.
-        tasks: The order in which tasks are resampled; empty for that of the records.
-    """
+    """The material that claims are judged by."""
 
     profile: str
-    records: tuple[Record, ...] = ()
-    broken: tuple[str, ...] = ()
-    homes: Mapping[str, Home] = field(default_factory=dict)
-    trainings: Trainings = ()
+    records: tuple[Record, ...] = ()  # models are shown in the order of their first record
+    broken: tuple[str, ...] = ()  # one line for each file that is no whole record
+    homes: Mapping[str, Home] = field(default_factory=dict)  # each model's own settings
+    trainings: tuple[Training, ...] = ()  # of several seeds
     bench: Bench = field(default_factory=Bench)
-    tasks: tuple[str, ...] = ()
-    _effects: dict[str, tuple[Effect, tuple[str, ...]]] = field(default_factory=dict, repr=False)
+    tasks: tuple[str, ...] = ()  # the order of resampling; empty for that of the records
+    _effects: dict[str, Effect] = field(default_factory=dict, repr=False)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -138,12 +135,11 @@ class Evidence:
         if home is None:
             return {}
         if side.gamma == "matched":
-            matched = self._matched(side, model)
-            if matched is None:
+            if not (matched := self._matched(side, model)):
                 return {}
             side = side.model_copy(update={"gamma": matched[0]})
         top_k = next((record.layers[0].top_k for record in self._by_model.get(model, ())), 1)
-        batch_size = home.batch_size if side.batches == "single" else None
+        batch_size = (side.batch_size or home.batch_size) if side.batches == "single" else None
         key = model, side.batches, batch_size, side.routing(home, top_k)
         return self._by_side.get(key, {})
 
@@ -162,8 +158,8 @@ class Evidence:
                     found.setdefault(task, []).append(record.documents)
         return found
 
-    def effect(self, first: Side, second: Side, model: str = "") -> tuple[Effect, tuple[str, ...]]:
-        """Return the first side minus the second, and the paths of the records compared.
+    def effect(self, first: Side, second: Side, model: str = "") -> Effect:
+        """Return the first side minus the second.
 
         It is computed once, however many claims ask for it. ``model`` is a part of the names of the
         models that are compared.
@@ -186,7 +182,7 @@ class Evidence:
                 for record in records
                 if task in tasks or task == MIX
             }
-            self._effects[key] = effect, tuple(sorted(paths))
+            self._effects[key] = dataclasses.replace(effect, records=tuple(sorted(paths)))
         return self._effects[key]
 
     def gammas(self, side: Side, model: str) -> list[float]:
@@ -197,20 +193,14 @@ class Evidence:
 
     def remark(self, first: Side, second: Side) -> str:
         """Return what a reader of a contrast must know of its models; empty for most."""
-        matched = {
-            model: self._matched(side, model)
-            for side in (first, second)
-            if side.gamma == "matched"
-            for model in self.models
-        }
         shares = [
             f"{model} γ={found[0]:g} drops {found[1]:.1%}, Expert Drop {found[2]:.1%}"
-            for model, found in matched.items()
-            if found
+            for side in (first, second)
+            for model in self.models
+            if side.gamma == "matched" and (found := self._matched(side, model))
         ]
-        left_out = self.left_out(first, second)
         texts = [f"the nearest shares are: {'; '.join(shares)}"] if shares else []
-        if left_out:
+        if left_out := self.left_out(first, second):
             texts.append(f"left out, with one expert per device: {', '.join(left_out)}")
         return "; ".join(texts)
 
@@ -226,11 +216,9 @@ class Evidence:
         """Return the share of pairs that each side drops, over the tasks that all have, if any."""
         found = [self.find(side, model) for side in sides]
         tasks = [task for task in found[0] if all(task in of for of in found)]
-        return [
-            fmean(record.load.drop_rate for task in tasks for record in of[task])
-            for of in found
-            if tasks
-        ]
+        if not tasks:
+            return []
+        return [fmean(one.load.drop_rate for task in tasks for one in of[task]) for of in found]
 
     def _matched(self, side: Side, model: str) -> tuple[float, ...] | None:
         """Return the γ with the share of pairs dropped nearest to Expert Drop's, and both shares.
@@ -251,22 +239,33 @@ class Evidence:
         cells = [record.cell for record in self._by_model.get(model, ())]
         if not cells:
             return None
+        methods = [cell.method for cell in cells]
         return Home(
-            _most([cell.method.ep_size for cell in cells if cell.method.uses_ranks], 1),
+            _most([method.ep_size for method in methods if method.uses_ranks], 1),
             _most([cell.batch_size for cell in cells], 1),
-            _most([cell.method.gamma for cell in cells if cell.method.gamma is not None], 1.0),
+            _most([method.gamma for method in methods if method.gamma is not None], 1.0),
         )
+
+    def settled(self) -> Evidence:
+        """Return it with the γ of each model's file in ``conf/model``, the rest as recorded."""
+        homes = {}
+        for model in set(self.models).intersection(options("model")):
+            gamma, home = load_option("model", model).gamma, self.home(model)
+            if gamma is not None and home is not None:
+                homes[model] = dataclasses.replace(home, gamma=float(gamma))
+        return dataclasses.replace(self, homes=homes)
 
     @cached_property
     def _by_side(self) -> dict[tuple[object, ...], dict[str, list[Record]]]:
         found: dict[tuple[object, ...], dict[str, list[Record]]] = {}
         for model, records in self._by_model.items():
             for record in records:
-                cell, batches = record.cell, _batches(record)
-                if batches is not None and record.task in _TASKS:
-                    batch_size = cell.batch_size if batches == "single" else None
+                cell, is_mix = record.cell, record.task == MIX
+                if record.task in _TASKS and (is_mix or cell.shuffle is None):
+                    mixed = "sized" if cell.shuffle is None else "mixed"
+                    batches = (mixed, None) if is_mix else ("single", cell.batch_size)
                     method = dataclasses.replace(cell.method, seed=0)
-                    tasks = found.setdefault((model, batches, batch_size, method), {})
+                    tasks = found.setdefault((model, *batches, method), {})
                     tasks.setdefault(record.task, []).append(record)
         return found
 
@@ -284,57 +283,43 @@ class Evidence:
         return {model: tuple(max(sets.items(), key=rank)[1]) for model, sets in groups.items()}
 
 
-def read_evidence(root: Path, profile: str, trainings: Path | None = None) -> Evidence:
+def read_evidence(root: Path, profile: str, reader: Reader | None = None) -> Evidence:
     """Read every record under a results directory; broken files are listed and left out.
 
     Args:
         root: The directory, ``results/<profile>``.
         profile: Name of the profile.
-        trainings: The file of trainings, see :func:`read_trainings`.
+        reader: Reads the records.
 
     Raises:
         UsageError: If the file of trainings is damaged.
     """
-    found = read_results(root)
+    found = read_results(root, reader)
     # Models differ in their tasks; the order must not depend on the model that comes first.
-    order, trained = tuple(sorted(_TASKS)), read_trainings(trainings, profile)
+    order, trained = tuple(sorted(_TASKS)), read_trainings(None, profile)
     return Evidence(profile, found.records, found.broken, trainings=trained, tasks=order)
 
 
-def read_trainings(path: Path | None, profile: str) -> Trainings:
+def read_trainings(path: Path | None, profile: str) -> tuple[Training, ...]:
     """Return the trainings of several seeds, none where there is no file.
 
-    Args:
-        path: The file; None for :data:`TRAININGS` in profile zoo, and for none in the others:
-            trained tiny models say nothing of them.
-        profile: Name of the profile.
+    Where no path is given it is :data:`TRAININGS` in profile zoo, and none in the others: trained
+    tiny models say nothing of them.
 
     Raises:
         UsageError: If the file is damaged.
     """
-    if path is None and profile == "zoo":
-        path = TRAININGS
+    path = path or (TRAININGS if profile == "zoo" else None)
     if path is None or not path.is_file():
-        return []
+        return ()
     try:
-        trainings: Trainings = json.loads(path.read_text(encoding="utf-8"))["trainings"]
-        for training in trainings:
-            float(training["peaks"][0]), int(training["steps"])
-            training["name"], training["origin"], training["seed"]
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        return _TrainingFile.model_validate_json(path.read_bytes()).trainings
+    except (OSError, ValidationError) as error:
+        reason = field_problem(error) if isinstance(error, ValidationError) else error
         raise UsageError(
-            f"{path}: not a whole file of trainings ({error}); delete it, or make it anew with "
+            f"{path}: not a whole file of trainings ({reason}); delete it, or make it anew with "
             "`python -m capmoe_eval.tiny origins`"
         ) from error
-    return trainings
-
-
-def _batches(record: Record) -> Batches | None:
-    """Return the composition of a record's batches, or None if no side asks for it."""
-    shuffled = record.cell.shuffle is not None
-    if record.task == MIX:
-        return "mixed" if shuffled else "sized"
-    return None if shuffled else "single"
 
 
 def _most(values: Sequence[Any], default: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +28,10 @@ def over_models(models: Mapping[str, Mapping[str, Paired]]) -> tuple[float, floa
     Returns:
         Both ends, in the unit of the scores, or None if there are fewer than two models.
     """
-    families: dict[str, list[Mapping[str, Paired]]] = {}
+    families: dict[str, list[Mapping[str, _Clusters]]] = {}
     for model, tasks in models.items():
-        families.setdefault(family(model), []).append(tasks)
+        clusters = {task: _clusters(paired) for task, paired in tasks.items()}
+        families.setdefault(family(model), []).append(clusters)
     if len(families) < 2:
         return None
     rng = np.random.default_rng(_SEED)
@@ -48,8 +49,25 @@ def over_models(models: Mapping[str, Mapping[str, Paired]]) -> tuple[float, floa
     return float(low), float(high)
 
 
+class _Clusters(NamedTuple):
+    """The batches of a task, or its documents where batches are unknown; equal ones are counted."""
+
+    number: int
+    shares: Floats
+    sums: Floats
+    sizes: Floats
+
+
+def _clusters(paired: Paired) -> _Clusters:
+    batches = np.arange(len(paired.first)) if paired.batches is None else paired.batches
+    _, batch = np.unique(batches, return_inverse=True)
+    sums, sizes = np.bincount(batch, paired.differences), np.bincount(batch)
+    kinds, times = np.unique(np.stack([sums.round(12), sizes]), axis=1, return_counts=True)
+    return _Clusters(len(sums), times / len(sums), *kinds)
+
+
 def _one_model(
-    seeds: list[Mapping[str, Paired]], names: list[str], draws: int, rng: np.random.Generator
+    seeds: list[Mapping[str, _Clusters]], names: list[str], draws: int, rng: np.random.Generator
 ) -> tuple[Floats, NDArray[np.bool_]]:
     """Return resampled means of a model by task [tasks, draws], and which of them there are."""
     total, count = (np.zeros((len(names), draws)) for _ in range(2))
@@ -57,19 +75,8 @@ def _one_model(
         drawn = rng.integers(len(seeds), size=draws)
         for number, tasks in enumerate(seeds):
             own = np.flatnonzero(drawn == number)
-            for task, paired in tasks.items():
-                total[names.index(task), own] += _resampled(paired, len(own), rng)
+            for task, known in tasks.items():
+                times = rng.multinomial(known.number, known.shares, size=len(own))
+                total[names.index(task), own] += (times @ known.sums) / (times @ known.sizes)
                 count[names.index(task), own] += 1
     return total / np.maximum(count, 1), count > 0
-
-
-def _resampled(paired: Paired, draws: int, rng: np.random.Generator) -> Floats:
-    """Return means over drawn batches, or over drawn documents where batches are unknown."""
-    batches = np.arange(len(paired.first)) if paired.batches is None else paired.batches
-    _, batch = np.unique(batches, return_inverse=True)
-    sums, sizes = np.bincount(batch, paired.differences), np.bincount(batch)
-    # Equal clusters are counted, not drawn one by one.
-    kinds, times = np.unique(np.stack([sums.round(12), sizes]), axis=1, return_counts=True)
-    drawn = rng.multinomial(len(sums), times / len(sums), size=draws)
-    means: Floats = (drawn @ kinds[0]) / (drawn @ kinds[1])
-    return means

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
+from pydantic import BeforeValidator
+
+from capmoe_eval.experiment.names import TITLES
 from capmoe_eval.routing.method import Method
 
 OWN: Final = "own"
@@ -14,20 +17,14 @@ OWN: Final = "own"
 
 @dataclass(frozen=True)
 class ModelSlot:
-    """A model that takes part in a table.
+    """A model that takes part in a table."""
 
-    Attributes:
-        key: Its name in results and on the command line (``model=``).
-        title: Its printed name.
-        gamma: The capacity factor of rows that use the model's own, or None where no row does.
-        symbols: The number that a symbol of a row's knobs, such as "2k", stands for on this model.
-        knobs: Knobs that its evaluations run with where a row says nothing of them.
-    """
-
-    key: str
-    title: str
-    gamma: float | None = None
+    key: str  # its name in results and on the command line (``model=``)
+    title: str  # its printed name
+    gamma: float | None = None  # the γ of rows that use the model's own; None where no row does
+    # The number that a symbol of a row's knobs, such as "2k", stands for on this model.
     symbols: Mapping[str, int] = field(default_factory=dict)
+    # Knobs that its evaluations run with where a row says nothing of them.
     knobs: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -42,37 +39,30 @@ class TaskColumn:
 
 @dataclass(frozen=True)
 class RowSpec:
-    """The runs that a row shows, for whichever model.
+    """The runs that a row shows, for whichever model."""
 
-    Attributes:
-        name: The method as this table prints it.
-        method: The method's key (``method=``).
-        gamma: The capacity factor, :data:`OWN`, or None for a method without one.
-        knobs: Knobs of the method that tell this row's runs from others' (``granularity=``, …); a
-            knob that is not named may have any one value. A text that is one of
-            ``ModelSlot.symbols`` stands for that number.
-        printed_variant: The variant as the paper prints it.
-        labels: Further fields for the templates of ``Layout.labels``.
-    """
-
-    name: str
-    method: str
-    gamma: float | Literal["own"] | None = None
+    name: str  # the method as this table prints it
+    method: str  # the method's key (``method=``)
+    gamma: float | Literal["own"] | None = None  # None for a method without one
+    # Knobs that tell this row's runs from others' (``granularity=``, …); a knob that is not named
+    # may have any one value. A text that is one of ``ModelSlot.symbols`` stands for that number.
     knobs: Mapping[str, str | int | bool] = field(default_factory=dict)
-    printed_variant: str = ""
-    labels: Mapping[str, str] = field(default_factory=dict)
+    printed_variant: str = ""  # the variant as the paper prints it
+    labels: Mapping[str, str] = field(default_factory=dict)  # further fields for ``Layout.labels``
 
     def knobs_on(self, slot: ModelSlot) -> dict[str, Any]:
         """Return the knobs that it names, with a model's numbers for their symbols."""
         return {knob: slot.symbols.get(str(v), v) for knob, v in self.knobs.items()}
 
 
+def _named(row: Any) -> Any:
+    """Return a row of the file, with the method's printed name where it has none."""
+    return {"name": TITLES[row["method"]], **row} if isinstance(row, dict) else row
+
+
 @dataclass(frozen=True)
 class Asked:
-    """The method, γ and named knobs of a row on a model, in the form in which results have them.
-
-    Knobs without effect are left out.
-    """
+    """The method, γ and named knobs with an effect of a row on a model, as results have them."""
 
     method: str
     gamma: float | None
@@ -97,56 +87,36 @@ class Asked:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """One table of the paper, of whatever kind.
+    """One table of the paper, or one that it lacks, of whatever kind."""
 
-    Attributes:
-        name: Stem of the written files.
-        version: Version of the paper, "v1" (arXiv) or "v2" (ICLR 2026).
-        number: Number of the table in that version.
-        title: One line.
-        caption: What the numbers are, true of measured and published ones alike.
-    """
-
-    name: str
-    version: str
-    number: int
+    name: str  # stem of the written files
+    version: Literal["v1", "v2", "ours"]  # of the paper: arXiv or ICLR 2026; or it has none
+    number: int  # in that version
     title: str
-    caption: str
+    caption: str  # what the numbers are, true of measured and published ones alike
 
     @property
     def key(self) -> str:
-        """Its name among all versions: that of v2 alone, others with their version."""
-        return self.name if self.version == "v2" else f"{self.name}_{self.version}"
+        """Its name among all tables: with the version where it is of v1."""
+        return self.name if self.version != "v1" else f"{self.name}_{self.version}"
 
 
 @dataclass(frozen=True)
 class Layout(PaperTable):
-    """A table of results; ``{model}`` in its title is the model's in a table of one model.
+    """A table of results; ``{model}`` in its title is the model's in a table of one model."""
 
-    Attributes:
-        labels: (heading, template) of each label column; a template may use ``{model}``,
-            ``{name}``, ``{variant}`` (as printed), ``{gamma}`` and the fields of its rows.
-        tasks: The measured columns.
-        blocks: The rows; repeated for each model.
-        paper_models: The models of the paper's own table.
-        average: Heading of the mean over the tasks, or None for a table without it.
-        scale: Display units per fraction (100: percent).
-        decimals: Number of printed decimals.
-        notes: What must be said of it, measured or published.
-        states_gamma: Whether the paper says which γ it took.
-        same_documents: Whether all tasks ask the same documents, in the same order.
-    """
-
+    # Heading and template of each label column; a template may use ``{model}``, ``{name}``,
+    # ``{variant}`` (as printed), ``{gamma}`` and the fields of its rows.
     labels: tuple[tuple[str, str], ...]
-    tasks: tuple[TaskColumn, ...]
-    blocks: tuple[tuple[RowSpec, ...], ...]
-    paper_models: tuple[ModelSlot, ...]
-    average: str | None = "Avg."
-    scale: float = 100.0
-    decimals: int = 1
-    notes: tuple[str, ...] = ()
-    states_gamma: bool = True
-    same_documents: bool = False
+    tasks: tuple[TaskColumn, ...]  # the measured columns
+    blocks: tuple[tuple[Annotated[RowSpec, BeforeValidator(_named)], ...], ...]  # for each model
+    paper_models: tuple[ModelSlot, ...]  # those of the paper's own table
+    average: str | None = "Avg."  # heading of the mean over the tasks; None for a table without it
+    scale: float = 100.0  # display units per fraction (100: percent)
+    decimals: int = 1  # as printed
+    notes: tuple[str, ...] = ()  # what must be said of it, measured or published
+    states_gamma: bool = True  # the paper says which γ it took
+    same_documents: bool = False  # all tasks ask the same documents, in the same order
 
 
 @dataclass(frozen=True)
@@ -169,37 +139,27 @@ class SettingsLayout(PaperTable):
 
 @dataclass(frozen=True)
 class WorkloadLayout(PaperTable):
-    """A table of the speedups of one method at one γ; its title says the ``{kind}``.
+    """A table of the speedups of one method at one γ; its title says the ``{kind}``."""
 
-    The model is as printed; ``workloads`` has the heading of each column and the workload as
-    printed.
-    """
-
-    model: str
+    model: str  # as printed
     method: str
     gamma: float
-    workloads: Mapping[str, str]
+    workloads: Mapping[str, str]  # the heading of each column, and the workload as printed
     decimals: int = 2
 
 
 @dataclass(frozen=True)
 class PrintedLayout(PaperTable):
-    """A table that is shown as printed, and not measured here yet.
+    """A table that is shown as printed, and not measured here yet."""
 
-    Attributes:
-        needs: What a measurement needs.
-        labels: Heading of each label column, and the field of
-            :class:`capmoe_eval.paper.printed.PrintedRow` that it shows.
-        block: The field that rows which stand together have in common.
-        decimals: Number of printed decimals.
-        words: Rows of a table without results: headings, then what is printed below them.
-    """
-
-    needs: str
+    needs: str  # what a measurement needs
+    # Heading of each label column, and the field of ``PrintedRow`` that it shows.
     labels: Mapping[str, str] = field(default_factory=dict)
-    block: str = ""
-    decimals: int = 1
+    block: str = ""  # the field that rows which stand together have in common
+    decimals: int = 1  # as printed
+    # Rows of a table without results: headings, then what is printed below them.
     words: tuple[tuple[str, ...], ...] = ()
 
 
 AnyLayout: TypeAlias = Layout | SettingsLayout | WorkloadLayout
+"""A table that is measured here."""

@@ -4,40 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
-from typing import Any, Final
+from typing import Any
 
-import yaml
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict
 
+from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.paper.printed import PrintedRow, pairs
-
-FIXED: Final = "These margins are fixed before the new models are evaluated."
-"""The heading of every table of margins."""
 
 
 class Margin(BaseModel):
-    """One margin of ``data/margins.yaml``.
-
-    Attributes:
-        id: Its name in an expectation.
-        meaning: What it decides.
-        words: The paper's own words for an effect of that kind.
-        place: Where it says so.
-        first: Rows of a printed table.
-        second: The rows that are subtracted from them.
-        share: The part of the smallest difference that is the margin.
-    """
+    """One margin of ``data/margins.yaml``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    id: str
-    meaning: str
-    words: str
-    place: str
-    first: Mapping[str, Any]
-    second: Mapping[str, Any]
-    share: float
+    id: str  # its name in an expectation
+    meaning: str  # what it decides
+    words: str  # the paper's own words for an effect of that kind
+    place: str  # where it says so
+    first: Mapping[str, Any]  # rows of a printed table
+    second: Mapping[str, Any]  # the rows that are subtracted from them
+    share: float  # the part of the smallest difference that is the margin
 
     @property
     def _pair(self) -> tuple[PrintedRow, PrintedRow]:
@@ -62,8 +48,7 @@ class Margin(BaseModel):
 @cache
 def margins() -> Mapping[str, Margin]:
     """Return every margin by its name."""
-    text = (resources.files(__package__) / "data" / "margins.yaml").read_text(encoding="utf-8")
-    found = TypeAdapter(tuple[Margin, ...]).validate_python(yaml.safe_load(text))
+    found = read_data(__package__, "data/margins.yaml", tuple[Margin, ...])
     return {margin.id: margin for margin in found}
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, Final, Literal
+from typing import Final
 
-from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.paper.contrasts import Expectation
-from capmoe_eval.paper.evidence import Batches, Evidence, Side, not_paired
+from capmoe_eval.paper.evidence import Batches, Evidence, Side, Training, not_paired
 from capmoe_eval.paper.pairing import Unpaired, pair
 from capmoe_eval.paper.verdicts import LEVEL, Finding, Outcome, unanimous
 
@@ -25,9 +23,9 @@ def removed(evidence: Evidence) -> list[Finding]:
     token, expert = Side(method="score", gamma="own"), Side(method="expert_drop")
     found = {model: evidence.dropped((token, expert), model) for model in evidence.models}
     shares = {model: 100 * (both[0] - both[1]) for model, both in found.items() if both}
-    outcomes = {m: Outcome.HOLDS if share > 0 else Outcome.FAILS for m, share in shares.items()}
+    outcome = unanimous([share > 0 for share in shares.values()])
     label = "share removed: score own γ − expert drop"
-    return [_by_model(label, "% of assignments", shares, outcomes)]
+    return [_by_model(label, "% of assignments", shares, outcome)]
 
 
 def balance(evidence: Evidence) -> list[Finding]:
@@ -35,52 +33,44 @@ def balance(evidence: Evidence) -> list[Finding]:
 
     A training counts if its model answers better than chance does (:func:`_knows`).
     """
-    studies: defaultdict[tuple[str, int], defaultdict[str, dict[int, float]]] = defaultdict(
-        lambda: defaultdict(dict)
-    )
-    ignorant: Counter[tuple[str, int]] = Counter()
+    studies: dict[tuple[str, int], list[Training]] = {}
     for training in evidence.trainings:
-        study = training["name"], training["steps"]
-        if _knows(training):
-            peaks = statistics.fmean(training["peaks"])
-            studies[study][training["origin"]][training["seed"]] = peaks
-        else:
-            ignorant[study] += 1
-            studies[study]  # asked of, if only to say why it was not measured
+        studies.setdefault((training.name, training.steps), []).append(training)
     findings = []
-    for (name, steps), origins in studies.items():
-        scratch, upcycled = origins["scratch"], origins["upcycled"]
-        seeds = sorted(scratch.keys() & upcycled.keys())
-        label = f"{name}: peak load from scratch − upcycled, {len(seeds)} seeds of {steps} steps"
-        by_seed = {f"seed {seed}": scratch[seed] - upcycled[seed] for seed in seeds}
-        left_out = ignorant[name, steps]
+    for (name, steps), trainings in studies.items():
+        known = [training for training in trainings if _knows(training)]
+        peaks = {(one.origin, one.seed): statistics.fmean(one.peaks) for one in known}
+        gaps = {
+            f"seed {seed}": peaks[origin, seed] - peaks["upcycled", seed]
+            for origin, seed in sorted(peaks)
+            if origin == "scratch" and ("upcycled", seed) in peaks
+        }
+        left_out = len(trainings) - len(known)
         note = f"{left_out} trainings of {name} are left out: not above chance" if left_out else ""
-        findings.append(_by_seed(label, "× the mean load", by_seed, note))
+        label = f"{name}: peak load from scratch − upcycled, {len(gaps)} seeds of {steps} steps"
+        findings.append(_by_seed(label, gaps, note))
     absent = Finding("peak load from scratch − upcycled", Outcome.ABSENT, unit="points")
     return findings or [absent]
 
 
 _COIN: Final = ("piqa", "rte", "winogrande", "boolq")
 """Tasks of two answers; all others have four."""
-_DOCUMENTS: Final = 60
-"""Documents of each task that a training is measured on, where the file names no number."""
 
 
-def _knows(training: Mapping[str, Any]) -> bool:
+def _knows(training: Training) -> bool:
     """Return True if the answers to all tasks together are better than chance (binomial, p < 5 %).
 
     A training whose accuracy is not known counts for nothing.
     """
     from scipy.stats import binomtest
 
-    accuracy: Mapping[str, float] = training.get("accuracy") or {}
-    asked = training.get("documents", _DOCUMENTS)
-    right = sum(round(percent / 100 * asked) for percent in accuracy.values())
-    chance = [0.5 if task in _COIN else 0.25 for task in accuracy]
-    if not chance:
+    accuracy, asked = training.accuracy, training.documents
+    if not accuracy:
         return False
-    total, mean = asked * len(chance), statistics.fmean(chance)
-    return bool(binomtest(right, total, mean, alternative="greater").pvalue < LEVEL)
+    right = sum(round(percent / 100 * asked) for percent in accuracy.values())
+    chance = statistics.fmean(0.5 if task in _COIN else 0.25 for task in accuracy)
+    tested = binomtest(right, asked * len(accuracy), chance, alternative="greater")
+    return bool(tested.pvalue < LEVEL)
 
 
 def decay(evidence: Evidence) -> list[Finding]:
@@ -91,7 +81,7 @@ def decay(evidence: Evidence) -> list[Finding]:
     step is also smaller than :data:`FLATTER` of that of Gaussian router logits whose scores fall as
     fast inside the top-k.
     """
-    ratios, outcomes, notes = {}, {}, []
+    ratios, outcomes, notes = {}, [], []
     for model in evidence.models:
         steps, inside, sizes = [], [], (0, 0)
         for record in itertools.chain(*evidence.find(Side(method="baseline"), model).values()):
@@ -106,31 +96,28 @@ def decay(evidence: Evidence) -> list[Finding]:
             noise = noise_step(*sizes, max(fall, 1e-3))
             ratios[model] = step / noise
             gentle = Outcome.HOLDS if step < FLATTER * noise else Outcome.UNDECIDED
-            outcomes[model] = gentle if step < fall else Outcome.FAILS
+            outcomes.append(gentle if step < fall else Outcome.FAILS)
             notes.append(f"{model} {math.exp(-step):.2f}, noise {math.exp(-noise):.2f}")
     note = f"score of rank K+1 over that of rank K: {', '.join(notes)}" if notes else ""
     label = f"step from rank K to K+1, over that of noise; asked below {FLATTER:g}"
-    return [_by_model(label, "× noise", ratios, outcomes, note)]
+    outcome = outcomes[0] if len(set(outcomes)) == 1 else Outcome.MIXED
+    return [_by_model(label, "× noise", ratios, outcome, note)]
 
 
 FLATTER: Final = 0.9
 """Share of the noise's step below which a tail is flatter than noise."""
-_TOKENS: Final = 4096
 
 
 @cache
 def noise_step(experts: int, top_k: int, fall: float) -> float:
     """Return the step behind the top-k of a router whose logits are Gaussian noise, seeded.
 
-    Args:
-        experts: Number of experts.
-        top_k: K.
-        fall: Mean step inside the top-k, which sets the noise's spread.
+    The noise's spread is that with which the mean step inside the top-k is ``fall``.
     """
     import numpy as np
     from scipy.optimize import brentq
 
-    logits = np.random.default_rng(20260103).standard_normal((_TOKENS, experts))
+    logits = np.random.default_rng(20260103).standard_normal((4096, experts))  # of as many tokens
     ranked = -np.sort(-logits, axis=1)
 
     def steps(spread: float) -> tuple[float, float]:
@@ -170,17 +157,9 @@ def _company(evidence: Evidence, methods: Sequence[str]) -> list[Finding]:
             # The baseline's answers must not depend on their batch, those of the others do.
             stable = name == "baseline"
             fits = [(share > CHANGED) is not stable for share in shares.values()]
-            method = name.replace("_", " ") + gamma_suffix(gamma)
             bound = f"{'at most' if stable else 'more than'} {CHANGED:g} %"
-            findings.append(
-                Finding(
-                    f"{method}: {bound} of the answers change with {varied}",
-                    unanimous(fits),
-                    statistics.fmean(shares.values()),
-                    unit="% of answers",
-                    models=shares,
-                )
-            )
+            label = f"{side}: {bound} of the answers change with {varied}"
+            findings.append(_by_model(label, "% of answers", shares, unanimous(fits)))
     absent = Finding("answers that change with their batch", Outcome.ABSENT, unit="points")
     return findings or [absent]
 
@@ -201,41 +180,36 @@ def _changed(evidence: Evidence, model: str, side: Side) -> float | None:
 
 
 def _by_model(
-    label: str,
-    unit: str,
-    models: Mapping[str, float],
-    outcomes: Mapping[str, Outcome],
-    note: str = "",
+    label: str, unit: str, models: Mapping[str, float], outcome: Outcome, note: str = ""
 ) -> Finding:
-    """Return a finding that holds or fails if it does on every model: they are no sample."""
+    """Return a finding on models that are no sample; it is absent where there are none."""
     if not models:
         return Finding(label, Outcome.ABSENT, unit="points")
-    found = set(outcomes.values())
-    outcome = found.pop() if len(found) == 1 else Outcome.MIXED
     effect = statistics.fmean(models.values())
     return Finding(label, outcome, effect, unit=unit, models=models, note=note)
 
 
-def _by_seed(label: str, unit: str, seeds: Mapping[str, float], note: str) -> Finding:
+def _by_seed(label: str, seeds: Mapping[str, float], note: str) -> Finding:
     """Return a finding on training seeds, with Student's interval over them."""
-    values = list(seeds.values())
+    values, unit = list(seeds.values()), "× the mean load"
     if len(values) < 2:
         return Finding(label, Outcome.ABSENT, unit=unit, models=seeds, note=note)
     from scipy.stats import t
 
-    mean = statistics.fmean(values)
-    error = statistics.stdev(values) / math.sqrt(len(values))
+    mean, error = statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
     reach = float(t.ppf(0.975, len(values) - 1)) * error
-    outcome = Expectation.of("greater").judge(mean - reach, mean + reach)
-    return Finding(
-        *(label, outcome, mean, mean - reach, mean + reach), unit=unit, models=seeds, note=note
-    )
+    low, high = mean - reach, mean + reach
+    outcome = Expectation.of("greater").judge(low, high)
+    return Finding(label, outcome, mean, low, high, unit=unit, models=seeds, note=note)
 
 
-Measure = Literal["removed", "balance", "decay", "companions", "orders"]
-"""The names of the measures."""
+def measured(name: str, evidence: Evidence) -> list[Finding]:
+    """Return the findings of the measure that a claim names.
 
-MEASURES: Final[Mapping[str, Callable[[Evidence], list[Finding]]]] = {
-    measure.__name__: measure for measure in (removed, balance, decay, companions, orders)
-}
-"""Every measure, by the name that a claim gives."""
+    Raises:
+        ValueError: If there is no such measure.
+    """
+    measures = {one.__name__: one for one in (removed, balance, decay, companions, orders)}
+    if name not in measures:
+        raise ValueError(f"measure {name!r} is none of {', '.join(measures)}")
+    return measures[name](evidence)

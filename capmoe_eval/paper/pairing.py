@@ -28,18 +28,13 @@ it is known."""
 
 @dataclass(frozen=True)
 class Paired:
-    """The scores of two sides on the same documents.
+    """The scores of two sides on the same documents."""
 
-    Attributes:
-        documents: Subtasks and the hashes over their documents, in the order of the scores.
-        first: [documents], the mean over the first side's evaluations.
-        second: [documents], the mean over the second side's.
-        batches: [documents], the batch of each; None where it is unknown or the evaluations differ.
-    """
-
+    # Subtasks and the hashes over their documents, in the order of the scores.
     documents: tuple[tuple[str, str], ...]
-    first: Floats
-    second: Floats
+    first: Floats  # [documents], the mean over the first side's evaluations
+    second: Floats  # [documents], the mean over the second side's
+    # [documents], the batch of each; None where it is unknown or the evaluations differ.
     batches: NDArray[np.int64] | None = None
 
     @property
@@ -55,11 +50,7 @@ class Paired:
 
 @dataclass(frozen=True)
 class Unpaired:
-    """Two sides that cannot be compared.
-
-    Attributes:
-        reason: Why not, in a few words.
-    """
+    """Two sides that cannot be compared, and why not, in a few words."""
 
     reason: str
 
@@ -67,9 +58,7 @@ class Unpaired:
 def pair(first: Sequence[Documents], second: Sequence[Documents]) -> Paired | Unpaired:
     """Return the scores of two sides on the documents that they share, or why they share none.
 
-    Args:
-        first: The documents of the first side's evaluations: one, or one for each seed.
-        second: Those of the second side's.
+    Each side is the documents of one evaluation, or of one for each seed.
     """
     if not first or not second:
         return Unpaired("a side has no evaluation")
@@ -98,15 +87,11 @@ def pool(models: Mapping[str, Mapping[str, Paired]]) -> dict[str, Floats]:
         for task, paired in tasks.items():
             families = collected.setdefault(task, {}).setdefault(paired.documents, {})
             families.setdefault(family(model), []).append(paired.differences)
-    return {
-        task: np.concatenate(
-            [
-                np.mean([np.mean(seeds, axis=0) for seeds in families.values()], axis=0)
-                for families in sets.values()
-            ]
-        )
-        for task, sets in collected.items()
-    }
+    pooled: dict[str, Floats] = {}
+    for task, sets in collected.items():
+        of_families = [[np.mean(seeds, axis=0) for seeds in of.values()] for of in sets.values()]
+        pooled[task] = np.concatenate([np.mean(means, axis=0) for means in of_families])
+    return pooled
 
 
 def by_document(tasks: Sequence[Floats]) -> Sequence[Floats]:
@@ -153,9 +138,7 @@ def _shared_batches(runs: Sequence[Documents]) -> NDArray[np.int64] | None:
 
 
 def _mean(runs: Sequence[Documents]) -> Floats:
-    scores = [
-        np.concatenate([np.asarray(run[name][1], dtype=np.float64) for name in sorted(run)])
-        for run in runs
-    ]
-    mean: Floats = np.mean(scores, axis=0)
+    """Return the mean over runs of each document's score [documents]."""
+    scores = [[np.asarray(run[name][1], np.float64) for name in sorted(run)] for run in runs]
+    mean: Floats = np.mean([np.concatenate(parts) for parts in scores], axis=0)
     return mean

@@ -11,11 +11,12 @@ import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 from importlib import resources
-from types import MappingProxyType
+from operator import getitem
 from typing import Any, Final, NamedTuple
 
+from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.names import TITLES, gamma_suffix
 
 _DATA: Final = resources.files(__package__) / "data"
@@ -28,35 +29,24 @@ list allows several values."""
 
 
 class PrintedRow(NamedTuple):
-    """One row of a printed table, named as in print.
+    """One row of a printed table, named as in print."""
 
-    Attributes:
-        version: "v1" (arXiv) or "v2" (ICLR 2026).
-        table: Number of the table in that version.
-        model: The model.
-        method: The method.
-        variant: Granularity, modality strategy, workload or m; empty where there is none.
-        gamma: Capacity factor, ``inf`` without a limit, None where it does not apply or is not
-            stated.
-        values: By column (a task, or "Avg."), in the table's own units: percent, but fractions in
-            Tables 6 and 7, MME points in Table 4 and a speedup in Table 10.
-    """
-
-    version: str
-    table: int
+    version: str  # "v1" (arXiv) or "v2" (ICLR 2026)
+    table: int  # its number in that version
     model: str
     method: str
-    variant: str
-    gamma: float | None
+    variant: str  # granularity, modality strategy, workload or m; empty where there is none
+    gamma: float | None  # ``inf`` without a limit, None where it is not stated or does not apply
+    # By column (a task, or "Avg."), in the table's own units: percent, but fractions in Tables 6
+    # and 7, MME points in Table 4 and a speedup in Table 10.
     values: Mapping[str, float]
 
     @property
     def label(self) -> str:
         """The row's name for sentences: ``Table 1 Score γ=1``."""
-        parts = [f"Table {self.table}", *([self.version] if self.version == "v1" else [])]
-        parts += [self.model, self.method, self.variant]
-        if self.gamma is not None and self.method != TITLES["baseline"]:
-            parts.append(gamma_suffix(self.gamma, "γ="))
+        version = "v1" if self.version == "v1" else ""
+        gamma = "" if self.method == TITLES["baseline"] else gamma_suffix(self.gamma, "γ=")
+        parts = (f"Table {self.table}", version, self.model, self.method, self.variant, gamma)
         return " ".join(part for part in parts if part not in ("", "–"))
 
     @property
@@ -91,34 +81,6 @@ def printed_rows() -> tuple[PrintedRow, ...]:
     return tuple(PrintedRow._make((*key, values)) for key, values in rows.items())
 
 
-def lookup(
-    *,
-    version: str,
-    table: int,
-    model: str,
-    method: str,
-    column: str,
-    variant: str = "",
-    gamma: float | None = None,
-) -> float:
-    """Return a printed number, in the table's own units; the arguments are as in print.
-
-    A row for which the paper states no γ (Expert Drop, Table 6) is found by any ``gamma``.
-
-    Raises:
-        LookupError: If the paper prints no such number.
-    """
-    for stated in (gamma, None):
-        name = version, table, model, method, variant, stated
-        for row in printed_rows():
-            if row[:-1] == name and column in row.values:
-                return row.values[column]
-    raise LookupError(
-        f"Table {table} of {version} prints no {column} for {method} on {model} "
-        f"with gamma={gamma}, variant={variant!r}"
-    )
-
-
 def find_rows(where: Where) -> list[PrintedRow]:
     """Return the rows that fit.
 
@@ -134,6 +96,21 @@ def find_rows(where: Where) -> list[PrintedRow]:
     if not rows:
         raise LookupError(f"the paper prints no row {dict(where)}")
     return rows
+
+
+def lookup(column: str, *, gamma: float | None = None, **names: Any) -> float:
+    """Return a printed number, in the table's own units; ``names`` are fields of its row.
+
+    A row for which the paper states no γ (Expert Drop, Table 6) is found by any ``gamma``.
+
+    Raises:
+        LookupError: If the paper prints no such number.
+    """
+    rows = find_rows({"variant": "", **names, "gamma": [gamma, None]})
+    for row in sorted(rows, key=lambda row: row.gamma is None):
+        if column in row.values:
+            return row.values[column]
+    raise LookupError(f"{rows[0].label} has no column {column}")
 
 
 def find_row(where: Where) -> PrintedRow:
@@ -180,47 +157,28 @@ def _figures() -> Any:
 
 
 def figure(*path: str | int) -> Any:
-    """Return the values read from a figure, under a path of keys; none gives all figures.
+    """Return the values read from a figure, under a path of keys.
 
     Raises:
         LookupError: If nothing lies there.
     """
-    value = _figures()
-    for key in path:
-        value = value[key]
-    return value
+    return reduce(getitem, path, _figures())
 
 
-FIGURE1_NOTE: Final = (
-    "Published bars of Figure 1: heights in the vector graphic (read to 0.001), sorted. They "
-    "sum to 82.5, not to 64: each is a peak over batches, ours a mean over all of them."
-)
-FIGURE6_NOTE: Final = (
-    "No number of the paper's Figure 6 could be read. Its text (§5.1): a capacity shortens "
-    "experts, permutation and communication, the gate stays as it is; expansion over global "
-    "experts makes permutation and communication longer."
-)
-TABLE1_NOTE: Final = (
-    "Published scores: Table 1 (v2; γ=3 from v1), Score, the mean over the same tasks, as printed "
-    "to 0.1 points. Figure 12's own curve could not be read."
-)
+def published_note(of: str) -> str:
+    """Return what must be said of published values beside ours: of figure1, figure6 or table1."""
+    return read_data(__package__, "data/notes.yaml", dict[str, str])[of]
 
 
 def figure1_bars(model: str, n_experts: int) -> list[float] | None:
     """Return the published bars, highest first, or None where the model is not the paper's."""
+    bars = sorted(map(float, figure("fig1_load_svg_vector")), reverse=True)
     # The checkpoints that the paper may have used.
-    if model not in ("olmoe", "olmoe_instruct"):
-        return None
-    bars = sorted((float(bar) for bar in figure("fig1_load_svg_vector")), reverse=True)
-    return bars if len(bars) == n_experts else None
+    return bars if model in ("olmoe", "olmoe_instruct") and len(bars) == n_experts else None
 
 
 def table1_scores(model: str, titles: Sequence[str]) -> dict[str, list[float]] | None:
-    """Return the published mean of some tasks by γ under Score, and of the baseline.
-
-    Args:
-        model: Key of a model.
-        titles: Printed headings of the tasks.
+    """Return the published mean of tasks, by their printed headings, by γ under Score.
 
     Returns:
         ``gamma`` and ``value`` (percent), and ``baseline`` with one number; None where the model is
@@ -228,25 +186,24 @@ def table1_scores(model: str, titles: Sequence[str]) -> dict[str, list[float]] |
     """
     if model != "olmoe":  # the base model
         return None
-    rows: dict[tuple[str, float], dict[str, float]] = {}
+    rows: dict[str, dict[float, Mapping[str, float]]] = {"Score": {}, "Baseline": {}}
     # v2 comes after v1 and replaces it where both print a γ.
     for row in sorted(printed_rows(), key=lambda row: row.version):
-        if row.table == 1 and row.method in ("Score", "Baseline") and row.gamma is not None:
-            rows.setdefault((row.method, row.gamma), {}).update(row.values)
-    if any(title not in values for values in rows.values() for title in titles):
+        if row.table == 1 and row.method in rows and row.gamma is not None:
+            rows[row.method][row.gamma] = row.values
+    if any(set(titles) - set(values) for of in rows.values() for values in of.values()):
         return None
-    means = {
-        row: statistics.fmean(values[title] for title in titles)
-        for row, values in sorted(rows.items())
-    }
-    return {
-        "gamma": [gamma for method, gamma in means if method == "Score"],
-        "value": [mean for (method, _), mean in means.items() if method == "Score"],
-        "baseline": [mean for (method, _), mean in means.items() if method == "Baseline"],
-    }
+    score, baseline = (
+        {
+            gamma: statistics.fmean(values[title] for title in titles)
+            for gamma, values in sorted(of.items())
+        }
+        for of in rows.values()
+    )
+    return {"gamma": [*score], "value": [*score.values()], "baseline": [*baseline.values()]}
 
 
-_ABBREVIATIONS: Final = MappingProxyType({"score": "TD", "expanded_drop": "ED"})
+_ABBREVIATIONS: Final[Mapping[str, str]] = {"score": "TD", "expanded_drop": "ED"}
 """Our methods by their abbreviations in Figures 4 and 5."""
 
 MACHINE: Final = "eight H20 GPUs"
@@ -255,29 +212,15 @@ MACHINE: Final = "eight H20 GPUs"
 
 @dataclass(frozen=True)
 class Deployment:
-    """A model as the paper deploys it.
+    """A model as the paper deploys it."""
 
-    Attributes:
-        name: Beginning of its name.
-        ranks: Number of GPUs.
-        layer: Its key in Figure 4, or None.
-        whole: Beginning of its keys in Figure 5, or None.
-    """
-
-    name: str
-    ranks: int
-    layer: str | None = None
-    whole: str | None = None
+    name: str  # beginning of its name
+    ranks: int  # number of GPUs
+    layer: str | None = None  # its key in Figure 4
+    whole: str | None = None  # beginning of its keys in Figure 5
 
 
-DEPLOYMENTS: Final = (
-    Deployment("OLMoE", 8, "OLMoE-Instruct(8E/GPU)", "OLMoE"),
-    Deployment("DeepSeek-V2-Lite", 8, "DeepSeek-V2-Lite(8E+SE/GPU)", "DeepSeek"),
-    Deployment("Qwen1.5-MoE", 6, "Qwen1.5-MoE-Chat(10E+SE/GPU,6GPU)", "Qwen"),
-    Deployment("Mixtral", 8, "Mixtral(1E/GPU)", "Mixtral"),
-    Deployment("Qwen3", 8),
-    Deployment("DeepSeek-V2", 8),
-)
+DEPLOYMENTS: Final = read_data(__package__, "data/deployments.yaml", tuple[Deployment, ...])
 """The first four are those of Figures 4 and 5, in their order."""
 
 
@@ -289,10 +232,10 @@ def deployment(model: str | None) -> Deployment | None:
 
 def layer_speedup(model: str | None, method: str, gamma: float | None) -> float | None:
     """Return the speedup of one MoE layer that Figure 4 prints, or None."""
-    found = deployment(model)
-    if found is None or found.layer is None or method not in _ABBREVIATIONS:
+    found, name = deployment(model), _ABBREVIATIONS.get(method)
+    if found is None or found.layer is None or name is None:
         return None
-    printed: Mapping[str, float] = figure("fig4_layer_speedup", found.layer, _ABBREVIATIONS[method])
+    printed: Mapping[str, float] = figure("fig4_layer_speedup", found.layer, name)
     return printed.get(str(gamma))
 
 
@@ -303,20 +246,16 @@ def model_speedup(
 
     The figure has Mixtral twice: with one expert per GPU, and with several.
     """
-    found = deployment(model)
-    if found is None or found.whole is None or method not in _ABBREVIATIONS:
+    found, name = deployment(model), _ABBREVIATIONS.get(method)
+    if found is None or found.whole is None or name is None:
         return None
-    setting = "single" if experts_per_rank == 1 else "multi"
-    for name, values in figure("fig5_e2e_speedup", setting).items():
-        if name.startswith(f"{found.whole} g{gamma}"):
-            return float(values[_ABBREVIATIONS[method]][0])
-    return None
+    bars = figure("fig5_e2e_speedup", "single" if experts_per_rank == 1 else "multi")
+    fitting = (values for key, values in bars.items() if key.startswith(f"{found.whole} g{gamma}"))
+    return next((float(values[name][0]) for values in fitting), None)
 
 
-GRANULARITY: Final[Mapping[tuple[str, float], Mapping[str, float]]] = MappingProxyType(
-    {
-        ("expert", 1.5): {"layer": 1.40, "prefill": 1.23},
-        ("device", 1.0): {"layer": 1.51, "prefill": 1.31},
-    }
-)
+GRANULARITY: Final[Mapping[tuple[str, float], Mapping[str, float]]] = {
+    ("expert", 1.5): {"layer": 1.40, "prefill": 1.23},
+    ("device", 1.0): {"layer": 1.51, "prefill": 1.31},
+}
 """Speedups of Expanded Drop on Qwen3-MoE in the text of §5.2, by (granularity, γ)."""

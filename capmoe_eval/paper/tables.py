@@ -2,62 +2,21 @@
 
 from __future__ import annotations
 
-from importlib import resources
-from typing import Any, Final
-
-import yaml
+from typing import Final
 
 from capmoe_eval.errors import UsageError, bad_choice
-from capmoe_eval.experiment.names import TITLES
-from capmoe_eval.paper.layout import (
-    AnyLayout,
-    Layout,
-    ModelSlot,
-    PaperTable,
-    PrintedLayout,
-    RowSpec,
-    Setting,
-    SettingsLayout,
-    TaskColumn,
-    WorkloadLayout,
-)
+from capmoe_eval.experiment.data_file import read_data
+from capmoe_eval.paper.layout import AnyLayout, Layout, PaperTable, PrintedLayout
 
+_READ: Final = read_data(__package__, "data/layouts.yaml", tuple[AnyLayout | PrintedLayout, ...])
+_ORDER: Final = ("v2", "v1", "ours")
+ALL_TABLES: Final = tuple(sorted(_READ, key=lambda one: (_ORDER.index(one.version), one.number)))
+"""Every table, those of v2 first, and last the ones that the paper lacks."""
 
-def _layout(entry: dict[str, Any]) -> AnyLayout | PrintedLayout:
-    """Return the layout that an entry of the file describes."""
-    if "needs" in entry:
-        return PrintedLayout(**entry | {"words": tuple(map(tuple, entry.get("words", ())))})
-    if "settings" in entry:
-        return SettingsLayout(
-            **entry | {"settings": tuple(Setting(**one) for one in entry["settings"])}
-        )
-    if "workloads" in entry:
-        return WorkloadLayout(**entry)
-    parts = {
-        "labels": tuple(entry["labels"].items()),
-        "tasks": tuple(TaskColumn(**column) for column in entry["tasks"]),
-        "blocks": tuple(tuple(_row(**row) for row in block) for block in entry["blocks"]),
-        "paper_models": tuple(ModelSlot(**model) for model in entry["paper_models"]),
-        "notes": tuple(entry.get("notes", ())),
-    }
-    return Layout(**entry | parts)
+PAPER_TABLES: Final = tuple(table for table in ALL_TABLES if table.version != "ours")
+"""Every table of the paper."""
 
-
-def _row(method: str, name: str = "", **fields: Any) -> RowSpec:
-    return RowSpec(name or TITLES[method], method, **fields)
-
-
-def _read() -> tuple[AnyLayout | PrintedLayout, ...]:
-    text = (resources.files(__package__) / "data" / "layouts.yaml").read_text(encoding="utf-8")
-    entries = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    layouts = [_layout(entry) for entry in entries]
-    return tuple(sorted(layouts, key=lambda layout: (layout.version != "v2", layout.number)))
-
-
-PAPER_TABLES: Final = _read()
-"""Every table of the paper, those of v2 first."""
-
-TABLES: Final = tuple(one for one in PAPER_TABLES if not isinstance(one, PrintedLayout))
+TABLES: Final = tuple(one for one in ALL_TABLES if not isinstance(one, PrintedLayout))
 """Those that are measured here."""
 
 PRINTED: Final = tuple(one for one in PAPER_TABLES if isinstance(one, PrintedLayout))
@@ -76,13 +35,13 @@ def find_layout(key: str) -> AnyLayout:
     Raises:
         UsageError: If there is none of that key, or it is not measured here.
     """
-    for table in PRINTED:
-        if table.key == key:
-            raise UsageError(f"{unmeasured(table)}; show what is printed: --published v2")
-    layouts = {layout.key: layout for layout in TABLES}
-    if key not in layouts:
-        raise bad_choice("table", key, [table.key for table in PAPER_TABLES])
-    return layouts[key]
+    tables = {table.key: table for table in ALL_TABLES}
+    if key not in tables:
+        raise bad_choice("table", key, tables)
+    found = tables[key]
+    if isinstance(found, PrintedLayout):
+        raise UsageError(f"{unmeasured(found)}; show what is printed: --published v2")
+    return found
 
 
 def unmeasured(table: PrintedLayout) -> str:

@@ -6,48 +6,44 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 from capmoe_eval.paper.verdicts import WORD, Finding
 
+_Number = Annotated[float, AfterValidator(lambda value: round(value, 5))]
+_Bound = Annotated[
+    _Number | None, BeforeValidator(lambda end: None if end in (-math.inf, math.inf) else end)
+]
+"""One end of bounds; None where there is none."""
+
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, from_attributes=True, allow_inf_nan=False)
 
 
 class WrittenFinding(_Part):
-    """A :class:`Finding`, its outcome as a word and its numbers rounded to five digits.
-
-    ``bounds`` has None where there is no bound.
-    """
+    """A :class:`Finding`, its outcome as a word and its numbers rounded to five digits."""
 
     label: str
     verdict: str = ""
     unit: str = "points"
-    effect: float | None
-    low: float | None = None
-    high: float | None = None
-    p: float | None = None
-    models: Mapping[str, float] = {}
+    effect: _Number | None
+    low: _Number | None = None
+    high: _Number | None = None
+    p: _Number | None = None
+    models: Mapping[str, _Number] = {}
     documents: int = 0
     note: str = ""
-    bounds: tuple[float | None, float | None] | None = None
-    wide: tuple[float, float] | None = None
+    bounds: tuple[_Bound, _Bound] | None = None
+    wide: tuple[_Number, _Number] | None = None
     conditional: bool = False
 
     @classmethod
     def of(cls, finding: Finding) -> WrittenFinding:
         """Return a finding as it is written."""
-        content = dataclasses.asdict(finding) | {"verdict": WORD[finding.outcome]}
-        for name in ("effect", "low", "high", "p"):
-            content[name] = None if content[name] is None else round(content[name], 5)
-        for name in ("bounds", "wide"):
-            content[name] = content[name] and [
-                round(end, 5) if math.isfinite(end) else None for end in content[name]
-            ]
-        content["models"] = {model: round(value, 5) for model, value in finding.models.items()}
-        return cls.model_validate(content)
+        return cls(**dataclasses.asdict(finding) | {"verdict": WORD[finding.outcome]})
 
 
 class WrittenClaim(_Part):
@@ -64,11 +60,23 @@ class WrittenClaim(_Part):
     contrasts: tuple[WrittenFinding, ...] = ()
 
 
+class WrittenGrouping(_Part):
+    """The gaps between the ways to keep tokens where a number of sequences share a capacity.
+
+    ``distance`` is their mean distance from those of Table 1, which has none itself, in points.
+    """
+
+    label: str
+    sequences: int | None = None
+    gaps: tuple[WrittenFinding, ...]
+    distance: float | None = None
+
+
 class WrittenMargin(_Part):
     """A margin in points, with the printed cells behind it and the claims that it judges."""
 
     id: str
-    points: float
+    points: _Number
     meaning: str
     words: str
     place: str
@@ -77,27 +85,17 @@ class WrittenMargin(_Part):
 
 
 class VerdictFile(_Part):
-    """The whole file.
-
-    Attributes:
-        profile: The profile whose records were judged.
-        models: Its models.
-        records: Number of finished evaluations.
-        missing: Number of evaluations that are not finished.
-        notes: Remarks on the models and on files that could not be read.
-        level: Family-wise error rate within a claim.
-        margins: The margins of the claims.
-        claims: The claims.
-    """
+    """The whole file: the verdicts on the records of one profile."""
 
     profile: str
     models: tuple[str, ...] = ()
-    records: int = 0
-    missing: int = 0
-    notes: tuple[str, ...] = ()
-    level: float = 0.0
+    records: int = 0  # number of finished evaluations
+    missing: int = 0  # number of evaluations that are not finished
+    notes: tuple[str, ...] = ()  # on the models, and on files that could not be read
+    level: float = 0.0  # family-wise error rate within a claim
     margins: tuple[WrittenMargin, ...] = ()
     claims: tuple[WrittenClaim, ...]
+    grouping: tuple[WrittenGrouping, ...] = ()  # Table 1's gaps by the sequences per rank
 
     def to_json(self) -> str:
         """Return the file's text."""

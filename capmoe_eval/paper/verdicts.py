@@ -50,40 +50,22 @@ WORDS: Final = (CONFIRMED, CONTRADICTED, NOT_SHOWN, INCONSISTENT, NOT_MEASURED, 
 
 @dataclass(frozen=True)
 class Finding:
-    """One number that was found on a claim, and its outcome.
+    """One number that was found on a claim, and its outcome."""
 
-    Attributes:
-        label: What was compared or measured.
-        outcome: What it says of the claim.
-        effect: The value, in ``unit``; None where it was not measured.
-        low: Lower end of its 95 % confidence interval over documents; None where there is none.
-        high: Upper end.
-        p: Two-sided p, corrected for the contrasts of the claim (Holm); None without a test.
-        unit: "points" for accuracies in percent; empty for shares and ratios.
-        models: The same for each model alone.
-        documents: Number of documents that were compared; 0 where none were.
-        records: Paths of the records that it was computed from.
-        note: A remark for the reader; may be empty.
-        bounds: Where the effect must lie, in ``unit``; ``inf`` where it has no bound.
-        wide: The 95 % interval over models, training seeds and batches; None without several
-            models.
-        conditional: True if what ``low`` and ``high`` decide, ``wide`` does not.
-    """
-
-    label: str
-    outcome: Outcome
-    effect: float | None = None
-    low: float | None = None
+    label: str  # what was compared or measured
+    outcome: Outcome  # what it says of the claim
+    effect: float | None = None  # the value, in ``unit``; None where it was not measured
+    low: float | None = None  # of its 95 % confidence interval over documents, if it has one
     high: float | None = None
-    p: float | None = None
-    unit: str = ""
-    models: Mapping[str, float] = field(default_factory=dict)
-    documents: int = 0
-    records: tuple[str, ...] = ()
-    note: str = ""
-    bounds: tuple[float, float] | None = None
-    wide: tuple[float, float] | None = None
-    conditional: bool = False
+    p: float | None = None  # two-sided, corrected for the contrasts of the claim (Holm), if tested
+    unit: str = ""  # "points" for accuracies in percent; empty for shares and ratios
+    models: Mapping[str, float] = field(default_factory=dict)  # the effect on each model alone
+    documents: int = 0  # number of documents that were compared
+    records: tuple[str, ...] = ()  # paths of the records that it was computed from
+    note: str = ""  # a remark for the reader
+    bounds: tuple[float, float] | None = None  # where the effect must lie; ``inf``: no bound
+    wide: tuple[float, float] | None = None  # 95 % interval over several models, seeds and batches
+    conditional: bool = False  # what ``low`` and ``high`` decide, ``wide`` does not
 
 
 def weigh(outcomes: Sequence[Outcome]) -> Outcome:

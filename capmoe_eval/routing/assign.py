@@ -67,25 +67,13 @@ def bucket_limits(
 ) -> list[int]:
     """Return the capacity of an expert (or of a device) in each capacity group [G].
 
-    Args:
-        method: The method.
-        groups: The capacity groups.
-        top_k: Experts K per token.
-        n_experts: Routed experts E.
-        gamma: Capacity factor; None for the method's own, which it must have.
+    It is computed at the method's own γ, which it must have, unless ``gamma`` says another.
     """
     gamma = method.gamma if gamma is None else gamma
     assert gamma is not None
-    per_rank = experts_per_rank(n_experts, method.ep_size)
+    sharing = experts_per_rank(n_experts, method.ep_size) if method.granularity == "device" else 1
     return [
-        capacity(
-            gamma,
-            tokens,
-            top_k,
-            n_experts,
-            rounding=method.rounding,
-            experts=per_rank if method.granularity == "device" else 1,
-        )
+        capacity(gamma, tokens, top_k, n_experts, rounding=method.rounding, experts=sharing)
         for tokens in groups.tokens
     ]
 
@@ -98,28 +86,20 @@ def assign(
     stream: tuple[int, int] = (0, 0),
     load_E: Tensor | None = None,
 ) -> Assignment:
-    """Decide which (token, expert) pairs are kept.
+    """Decide which (token, expert) pairs of the T counted tokens are kept.
 
     Sources: Token Drop and its metrics, paper §4 and Equations 7-10; Expanded Drop, Algorithm 2;
     device-level capacity, §5.2; Expert Drop, Table 2; Token Reroute, v1 Algorithm 1. Unlike
     Equation 9, whose threshold keeps all ties, no bound is ever exceeded.
 
-    Args:
-        scores: Scores of the T counted tokens.
-        method: The method.
-        groups: The capacity groups of the T counted tokens.
-        stream: (layer, forward number): with the method's seed it determines ``random``.
-        load_E: For ``expert_drop``, the load of every expert over the whole batch, needed where
-            several processes share the batch; None computes it from ``scores``.
-
-    Returns:
-        The assignment of the T counted tokens.
+    ``stream`` is (layer, forward number): with the method's seed it determines ``random``.
+    ``load_E`` is the load of every expert over the whole batch, where ``expert_drop`` is given one
+    process's part of it.
 
     Raises:
         UsageError: If E cannot be spread evenly over ``method.ep_size`` ranks.
     """
-    n_experts = scores.score_TE.shape[1]
-    local = experts_per_rank(n_experts, method.ep_size)
+    local = experts_per_rank(scores.score_TE.shape[1], method.ep_size)
     if method.is_stock:
         return Assignment(scores.topk_TK, torch.ones_like(scores.topk_TK, dtype=torch.bool))
     if method.name == "expert_drop":
@@ -155,16 +135,15 @@ def _candidates(
     else:
         block = torch.arange(local, device=topk_TK.device)
         added_TA = groups.rank_T[:, None] * local + block
-    valid_TA = ~_membership(topk_TK, n_experts).gather(1, added_TA)
+    valid_TA = _beyond_topk(scores).gather(1, added_TA)
     if scores.eligible_TE is not None:
         valid_TA &= scores.eligible_TE.gather(1, added_TA)
     return torch.cat([topk_TK, added_TA], dim=1), torch.cat([chosen_TK, valid_TA], dim=1)
 
 
-def _membership(topk_TK: Tensor, n_experts: int) -> Tensor:
-    """Return a mask [T, E], True where the expert is among the token's top-k."""
-    empty_TE = torch.zeros(len(topk_TK), n_experts, dtype=torch.bool, device=topk_TK.device)
-    return empty_TE.scatter_(1, topk_TK, True)
+def _beyond_topk(scores: Scores) -> Tensor:
+    """Return a mask [T, E], True where the expert is not among the token's top-k."""
+    return torch.ones_like(scores.score_TE, dtype=torch.bool).scatter_(1, scores.topk_TK, False)
 
 
 def _ranked_experts(scores: Scores) -> Tensor:
@@ -184,13 +163,17 @@ def _ranked_experts(scores: Scores) -> Tensor:
 
 # The keys that order the pairs of a bucket.
 
-
 _HIGHEST = 0x7FFFFFFF  # the highest bit pattern of a non-negative float32
 
 
 def _bits(score: Tensor) -> Tensor:
     """Return the bit patterns of non-negative float32 scores as int32, in the scores' order."""
     return (score.float() + 0.0).contiguous().view(torch.int32)  # + 0.0 turns -0.0 into 0.0
+
+
+def _added_bit(scores: Scores, index_TS: Tensor) -> Tensor:
+    """Return the highest bit of a key for the added slots, so that they come last; 0 for others."""
+    return _beyond_topk(scores).gather(1, index_TS).long() << (_KEY_BITS - 1)
 
 
 def _random_key(shape_TE: tuple[int, int], seed: int, stream: tuple[int, int]) -> Tensor:
@@ -212,16 +195,15 @@ class _Keeper:
         local: int,
         stream: tuple[int, int],
     ) -> None:
-        self._scores = scores
-        self._method = method
-        self._local = local
-        n_experts = scores.score_TE.shape[1]
-        device = scores.score_TE.device
+        self._scores, self._method, self._local = scores, method, local
+        n_experts, device = scores.score_TE.shape[1], scores.score_TE.device
         limits = bucket_limits(method, groups, top_k=scores.topk_TK.shape[1], n_experts=n_experts)
-        self._buckets_per_group = n_experts if method.bound == "expert" else n_experts // local
-        self._limit_G = torch.tensor(limits, device=device)
-        self._base_T = groups.group_T * self._buckets_per_group
-        self._n_buckets = groups.n_groups * self._buckets_per_group
+        units = n_experts if method.bound == "expert" else n_experts // local
+        self._base_T = groups.group_T * units
+        self._n_buckets = len(groups.tokens) * units
+        # One more bucket, which keeps nothing, holds the slots without a pair.
+        limit_B = torch.tensor([*limits, 0], device=device).repeat_interleave(units)
+        self._limit_B = limit_B[: self._n_buckets + 1]
         self._random_TE: Tensor | None = None
         if method.keep == "random":
             # Drawn for the whole batch, so that processes which share it draw the same numbers.
@@ -245,9 +227,7 @@ class _Keeper:
         first_B = torch.arange(self._n_buckets + 2, device=sorted_P.device) << _KEY_BITS
         count_B = torch.searchsorted(sorted_P, first_B).diff()
         del place_TS, sorted_P
-        limit_B = self._limit_G.repeat_interleave(self._buckets_per_group)
-        # The last bucket holds the slots without a pair.
-        kept_B = torch.minimum(count_B, torch.cat([limit_B, limit_B.new_zeros(1)]))
+        kept_B = torch.minimum(count_B, self._limit_B)
         runs_B2 = torch.stack([kept_B, count_B - kept_B], dim=1)
         yes_no_B2 = torch.tensor([True, False], device=count_B.device).expand(len(count_B), 2)
         kept_P = torch.empty_like(order_P, dtype=torch.bool)
@@ -260,7 +240,6 @@ class _Keeper:
         """Return bucket·2^32 + key of every slot [T, S], computed in place to save memory."""
         unit_TS = index_TS if self._method.bound == "expert" else index_TS // self._local
         place_TS = self._base_T[:, None] + unit_TS
-        # Slots without a pair get a bucket of their own, after all others.
         place_TS.masked_fill_(~valid_TS, self._n_buckets)
         place_TS <<= _KEY_BITS
         token_T1 = torch.arange(len(index_TS), device=index_TS.device)[:, None]
@@ -274,13 +253,8 @@ class _Keeper:
             place_TS += _HIGHEST
             place_TS -= _bits(self._scores.score_TE.gather(1, index_TS))
             if self._method.protect_topk:
-                place_TS += _is_added(self._scores, index_TS).long() << (_KEY_BITS - 1)
+                place_TS += _added_bit(self._scores, index_TS)
         return place_TS
-
-
-def _is_added(scores: Scores, index_TS: Tensor) -> Tensor:
-    chosen_TE = _membership(scores.topk_TK, scores.score_TE.shape[1])
-    return ~chosen_TE.gather(1, index_TS)
 
 
 def _at_most_k(scores: Scores, method: Method, index_TS: Tensor, keep_TS: Tensor) -> Tensor:
@@ -290,7 +264,7 @@ def _at_most_k(scores: Scores, method: Method, index_TS: Tensor, keep_TS: Tensor
     kept_TS = keep_TS.gather(1, by_expert_TS)
     key_TS = _HIGHEST - _bits(scores.score_TE.gather(1, index_TS)).long()
     if method.protect_topk:
-        key_TS = key_TS + (_is_added(scores, index_TS).long() << (_KEY_BITS - 1))
+        key_TS = key_TS + _added_bit(scores, index_TS)
     key_TS = key_TS.masked_fill(~kept_TS, 1 << _KEY_BITS)
     place_TS = key_TS.argsort(dim=1, stable=True).argsort(dim=1)
     kept_TS = kept_TS & (place_TS < scores.topk_TK.shape[1])
@@ -320,7 +294,6 @@ def _silence_idle_experts(scores: Scores, load_E: Tensor | None) -> Assignment:
 
 def _reroute(scores: Scores, method: Method, keeper: _Keeper) -> Assignment:
     """Repeat: choose the top-k of the remaining pairs, drop overflow, mask it (Token Reroute)."""
-    n_experts = scores.score_TE.shape[1]
     top_k = scores.topk_TK.shape[1]
     ranked_TE = _ranked_experts(scores)
     remains_TE = torch.ones_like(ranked_TE, dtype=torch.bool)  # in ranked order
@@ -338,7 +311,7 @@ def _reroute(scores: Scores, method: Method, keeper: _Keeper) -> Assignment:
     by_expert_TE = torch.empty_like(kept_TE).scatter_(1, ranked_TE, kept_TE)
     own_TK = by_expert_TE.gather(1, scores.topk_TK)
     # The pairs kept beyond the router's own choice fit into K further slots.
-    beyond_TE = by_expert_TE & ~_membership(scores.topk_TK, n_experts)
+    beyond_TE = by_expert_TE & _beyond_topk(scores)
     found_TE, added_TE = beyond_TE.long().sort(dim=1, descending=True, stable=True)
     return Assignment(
         torch.cat([scores.topk_TK, added_TE[:, :top_k]], dim=1),

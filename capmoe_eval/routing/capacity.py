@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from dataclasses import dataclass
@@ -31,7 +30,8 @@ def capacity(
 
     ``C = ceil(γ·T·K/E)`` for one expert (paper §4, ``C = γ·N̄``), ``ceil(n·γ·T·K/E)`` for a device
     of n experts (paper §5.2). The arithmetic is exact: γ is read as the decimal that was written,
-    so that γ=1.1 of 100 is 110, where binary fractions would give 111.
+    so that γ=1.1 of 100 is 110, where binary fractions would give 111. C is at most n·T, because an
+    expert computes a token at most once.
 
     Args:
         gamma: Capacity factor γ ≥ 0; ``inf`` for no capacity.
@@ -40,9 +40,6 @@ def capacity(
         n_experts: Routed experts E.
         rounding: ``ceil`` or ``floor`` (Algorithms 1 and 2).
         experts: Number of experts n that share the capacity.
-
-    Returns:
-        C, clamped to [0, n·T], because an expert computes a token at most once.
     """
     if gamma == math.inf:
         return experts * tokens
@@ -83,11 +80,6 @@ class TokenGroups:
     first: int = 0  # counted tokens on the processes before this one
 
     @property
-    def n_groups(self) -> int:
-        """Number of capacity groups G."""
-        return len(self.tokens)
-
-    @property
     def n_tokens(self) -> int:
         """Number of counted tokens T over all groups."""
         return sum(self.tokens)
@@ -99,14 +91,9 @@ class TokenGroups:
 
     def to(self, device: torch.device) -> TokenGroups:
         """Return the groups with their tensors on ``device``."""
-        if self.rows_T.device == device:
-            return self
-        return dataclasses.replace(
-            self,
-            rows_T=self.rows_T.to(device),
-            group_T=self.group_T.to(device),
-            rank_T=self.rank_T.to(device),
-        )
+        own = (self.rows_T, self.group_T, self.rank_T)
+        rows_T, group_T, rank_T = (tensor.to(device) for tensor in own)
+        return TokenGroups(rows_T, group_T, rank_T, self.tokens, self.n_rows, self.first)
 
 
 @dataclass(frozen=True)
@@ -128,18 +115,13 @@ def group_tokens(
 ) -> TokenGroups:
     """Spread the sequences of a batch over emulated ranks and form the capacity groups.
 
-    Sequence b of B goes to rank ``floor(b·R/B)`` (contiguous blocks, as data parallelism would).
-    With ``scope="batch"`` a rank is one group (paper §4, Figure 3: the *local* capacity), with
-    ``scope="sequence"`` every sequence is one.
-
-    Args:
-        counted_BS: Boolean [B, S]; True where the token counts in T and takes slots.
-        ep_size: Number of ranks R.
-        scope: ``batch`` or ``sequence``.
-        share: The whole batch, where ``counted_BS`` is one process's part of it. Each process is
-            then one rank (with ``ep_size=1`` all of them together are one); None otherwise.
+    ``counted_BS`` is true where a token counts in T and takes slots. Sequence b of B goes to rank
+    ``floor(b·R/B)`` of R = ``ep_size`` (contiguous blocks, as data parallelism would). With
+    ``scope="batch"`` a rank is one group (paper §4, Figure 3: the *local* capacity), with
+    ``scope="sequence"`` every sequence is one. Where ``counted_BS`` is one process's part of a
+    batch, ``share`` describes the whole, and each process is one rank (with ``ep_size=1`` all of
+    them together are one).
     """
-    n_rows, n_positions = counted_BS.numel(), counted_BS.shape[1]
     device = counted_BS.device
     if share is None:
         tokens_B, first = counted_BS.sum(dim=1), 0
@@ -152,12 +134,12 @@ def group_tokens(
     tokens_G = torch.zeros(n_groups, dtype=torch.long, device=device)
     tokens_G.scatter_add_(0, group_B, tokens_B)
     rows_T = counted_BS.reshape(-1).nonzero().squeeze(1)
-    sequence_T = first + rows_T // max(n_positions, 1)
+    sequence_T = first + rows_T // max(counted_BS.shape[1], 1)
     return TokenGroups(
         rows_T=rows_T,
         group_T=group_B[sequence_T],
         rank_T=rank_B[sequence_T],
         tokens=tuple(tokens_G.tolist()),
-        n_rows=n_rows,
+        n_rows=counted_BS.numel(),
         first=int(tokens_B[:first].sum()) if first else 0,
     )

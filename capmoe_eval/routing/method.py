@@ -1,22 +1,13 @@
 """Define a routing method: its knobs, checked once and brought to a canonical form.
 
-Every method has three independent parts:
-
-=============  =====================================================================
-candidates     the experts that a token may get: its top-k, plus nothing, its rank's
-               experts, the next ``m`` by score, or all experts
-bound          what has a capacity in each group of tokens: nothing, each expert, or
-               each device
-keep           the order in which pairs are kept where the bound is exceeded: by
-               score, order, reverse order, or at random
-=============  =====================================================================
-
-Expert Drop has no bound and drops all pairs of some experts; Token Reroute repeats the three parts
-in rounds.
+Every method has three independent parts: the *candidates* of a token (its top-k, plus nothing, its
+rank's experts, the next ``m`` by score, or all experts), the *bound* (what has a capacity in each
+group of tokens: nothing, each expert, or each device), and the order in which a unit that exceeds
+its bound *keeps* pairs. Expert Drop has no bound and drops all pairs of some experts; Token Reroute
+repeats the three parts in rounds.
 
 Settings that give the same computation on every model and input are one method, in its *canonical
-form* (:meth:`Method._canonical_name` and :meth:`Method._effective`), so that a cell is computed
-once and found under each of its settings.
+form*, so that a cell is computed once and found under each of its settings.
 """
 
 from __future__ import annotations
@@ -24,14 +15,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 from capmoe_eval.checks import CAPACITY, FLAG, Check, choice, whole
 from capmoe_eval.errors import UsageError
-
-Candidates = Literal["topk", "local", "ranked", "global"]
-Keep = Literal["score", "order", "reverse_order", "random"]
-Granularity = Literal["expert", "device"]
 
 # The knobs beside gamma that have an effect on each method. The others are no part of its identity.
 _GROUPING = ("ep_size", "scope", "granularity", "rounding")
@@ -46,7 +33,6 @@ _EFFECTIVE: dict[str, tuple[str, ...]] = {
     "expanded_drop": (*_GROUPING, *_COMMON, "candidates", "m", "protect_topk", "max_k"),
     "token_reroute": (*_GROUPING, *_COMMON, "rounds"),
 }
-_ALIASES = {"device_drop": "score"}  # Token Drop under a device-level capacity
 _WITHOUT_GAMMA = ("baseline", "expert_drop")
 # The knobs that still have an effect at γ=0, where no expert computes anything, and at γ=∞, where
 # nothing is bounded. At γ=0 ep_size and count_padding stay, because the loads of devices and the
@@ -54,7 +40,7 @@ _WITHOUT_GAMMA = ("baseline", "expert_drop")
 _AT_ZERO = ("ep_size", "count_padding", "decode")
 _AT_INFINITY = ("ep_size", *_COMMON, "candidates", "m", "max_k")
 
-METHODS: tuple[str, ...] = (*_EFFECTIVE, *_ALIASES)
+METHODS: tuple[str, ...] = (*_EFFECTIVE, "device_drop")
 """Every name that ``method=`` accepts."""
 
 KNOBS: dict[str, Check] = {
@@ -65,7 +51,7 @@ KNOBS: dict[str, Check] = {
     "protect_topk": FLAG,
     "max_k": FLAG,
     "rounds": whole(1),
-    "granularity": choice(*get_args(Granularity)),
+    "granularity": choice("expert", "device"),
     "rounding": choice("ceil", "floor"),
     "count_padding": FLAG,
     "decode": choice("unconstrained", "constrained"),
@@ -85,59 +71,51 @@ class Method:
     ``Method("score", math.inf) == Method("baseline")``. Settings that coincide on some models only
     stay different: ``candidates="ranked"`` with m ≥ E-K does not equal ``"global"``.
 
-    Attributes:
-        name: The method, one of :data:`METHODS`.
-        gamma: Capacity factor γ, ``C = γ·T·K/E``; ``inf`` means no capacity. ``None`` where the
-            method has no capacity (baseline, expert_drop).
-        ep_size: Emulated expert-parallel ranks R; each rank has its own tokens and capacity.
-        scope: ``batch``: one capacity group per rank; ``sequence``: one per sequence.
-        candidates: Expanded Drop's added candidates: the ``local`` experts of the token's rank, the
-            next ``m`` by score (``ranked``), or ``global`` (all; expert-choice routing).
-        m: Number of added candidates for ``candidates="ranked"`` (Table 11 uses 2k and 3k).
-        protect_topk: Whether a token's own top-k are kept before added candidates.
-        max_k: Whether a token keeps at most K experts in the end (Table 11, "w/ max").
-        rounds: Rounds of Token Reroute (v1, Algorithm 1); with 1 the method is ``score``.
-        granularity: ``expert``: each expert has a capacity; ``device``: the experts of a device
-            share one.
-        rounding: ``ceil`` (released code, textbooks) or ``floor`` (Algorithms 1 and 2) of C.
-        count_padding: Whether pads count in T and take slots (released code).
-        decode: Whether decode steps are under the capacity: ``constrained`` or ``unconstrained``.
-        renormalize: ``after``: weights are normalised over the kept pairs, where the family
-            normalises over its top-k; ``before``: over the dropless model's top-k.
-        seed: Seed of ``random``.
-
     Raises:
         UsageError: If a knob has an invalid value.
     """
 
-    name: str
+    name: str  # one of METHODS
+    # γ of C = γ·T·K/E; inf means no capacity; None where the method has none (_WITHOUT_GAMMA)
     gamma: float | None = None
-    ep_size: int = 1
-    scope: str = "batch"
+    ep_size: int = 1  # emulated expert-parallel ranks R, each with its own tokens and capacity
+    scope: str = "batch"  # batch: one capacity group per rank; sequence: one per sequence
+    # Expanded Drop adds the local experts of the token's rank, the next m by score (ranked), or all
+    # (global; expert-choice routing).
     candidates: str = "local"
-    m: int = 4
-    protect_topk: bool = False
-    max_k: bool = False
-    rounds: int = 3
-    granularity: str = "expert"
-    rounding: str = "ceil"
-    count_padding: bool = False
-    decode: str = "unconstrained"
+    m: int = 4  # number of ranked candidates (Table 11 uses 2k and 3k)
+    protect_topk: bool = False  # a token's own top-k are kept before added candidates
+    max_k: bool = False  # a token keeps at most K experts in the end (Table 11, "w/ max")
+    rounds: int = 3  # of Token Reroute (v1, Algorithm 1); with 1 the method is score
+    granularity: str = "expert"  # each expert has a capacity, or the experts of a device share one
+    rounding: str = "ceil"  # of C; floor in Algorithms 1 and 2
+    count_padding: bool = False  # pads count in T and take slots (released code)
+    decode: str = "unconstrained"  # constrained: decode steps are under the capacity, too
+    # Where the family normalises over its top-k, weights are normalised over the dropless model's
+    # top-k (before) or over the kept pairs (after).
     renormalize: str = "before"
-    seed: int = 0
+    seed: int = 0  # of random
 
     def __post_init__(self) -> None:
         choice(*METHODS)("method", self.name)
         for knob, check in KNOBS.items():
             check(knob, getattr(self, knob))
-        if self.name in _ALIASES:
+        if self.name == "device_drop":  # Token Drop under a device-level capacity
             self._set("granularity", "device")
-            self._set("name", _ALIASES[self.name])
-        self._set("gamma", self._checked_gamma())
+            self._set("name", "score")
+        if self.name in _WITHOUT_GAMMA:
+            self._set("gamma", None)
+        elif self.gamma is None:
+            raise UsageError(
+                f"gamma: method {self.name!r} needs a capacity factor, for example gamma=1.0"
+            )
+        else:
+            CAPACITY("gamma", self.gamma)
+            self._set("gamma", float(self.gamma) + 0.0)  # turns -0.0 into 0.0
         if self.candidates == "local" and self.ep_size == 1:
             self._set("candidates", "global")  # the one rank has all experts
         self._set("name", self._canonical_name())
-        if self.name in _WITHOUT_GAMMA:
+        if self.name == "baseline":
             self._set("gamma", None)
         effective = self._effective()
         for knob, default in DEFAULTS.items():
@@ -146,16 +124,6 @@ class Method:
 
     def _set(self, knob: str, value: Any) -> None:
         object.__setattr__(self, knob, value)
-
-    def _checked_gamma(self) -> float | None:
-        if self.name in _WITHOUT_GAMMA:
-            return None
-        if self.gamma is None:
-            raise UsageError(
-                f"gamma: method {self.name!r} needs a capacity factor, for example gamma=1.0"
-            )
-        CAPACITY("gamma", self.gamma)
-        return float(self.gamma) + 0.0  # turns -0.0 into 0.0
 
     def _canonical_name(self) -> str:
         """Return the simplest method with the same decisions on every model and every input."""
@@ -181,19 +149,16 @@ class Method:
         effective = set(_EFFECTIVE[self.name])
         if self.gamma == 0:
             return effective.intersection(_AT_ZERO)
-        adds_local = self.name == "expanded_drop" and self.candidates == "local"
-        ranked = self.name == "expanded_drop" and self.candidates == "ranked"
-        groups_by_rank = self.scope == "batch" or self.granularity == "device"
+        device = self.granularity == "device"
         if self.gamma == math.inf:
             effective.intersection_update(_AT_INFINITY)
-            groups_by_rank = False
-        if not (adds_local or groups_by_rank):
+        groups_by_rank = self.gamma != math.inf and (self.scope == "batch" or device)
+        if self.candidate_rule != "local" and not groups_by_rank:
             effective.discard("ep_size")
-        device = self.granularity == "device"
+        if self.candidate_rule != "ranked":
+            effective.discard("m")
         if device and self.gamma is not None and self.gamma % self.ep_size == 0:
             effective.discard("rounding")  # γ·T·K/R is a whole number
-        if not ranked:
-            effective.discard("m")
         return effective
 
     @property
@@ -204,24 +169,19 @@ class Method:
     # The three parts.
 
     @property
-    def candidate_rule(self) -> Candidates:
-        """The candidates of a token."""
-        return self.candidates if self.name == "expanded_drop" else "topk"  # type: ignore[return-value]
+    def candidate_rule(self) -> str:
+        """The candidates of a token: its top-k (``topk``), or with those of :attr:`candidates`."""
+        return self.candidates if self.name == "expanded_drop" else "topk"
 
     @property
-    def bound(self) -> Granularity | None:
-        """The unit that has a capacity, or None."""
-        return None if self.gamma is None else self.granularity  # type: ignore[return-value]
+    def bound(self) -> str | None:
+        """The unit that has a capacity, ``expert`` or ``device``, or None."""
+        return None if self.gamma is None else self.granularity
 
     @property
-    def has_capacity(self) -> bool:
-        """True if experts or devices have a finite capacity."""
-        return self.gamma is not None and self.gamma < math.inf
-
-    @property
-    def keep(self) -> Keep:
+    def keep(self) -> str:
         """The order in which an overloaded expert (or device) keeps pairs."""
-        return self.name if self.name in get_args(Keep) else "score"  # type: ignore[return-value]
+        return self.name if self.name in ("order", "reverse_order", "random") else "score"
 
     @property
     def is_stock(self) -> bool:

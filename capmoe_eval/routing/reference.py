@@ -52,13 +52,9 @@ def assign_reference(problem: Problem, method: Method) -> set[Pair]:
     }
     kept = _keep(problem, method, candidates, own)
     if method.max_k:
-        kept = {
-            pair
-            for t in tokens
-            for pair in sorted(
-                (pair for pair in kept if pair[0] == t), key=_priority(problem, method, own)
-            )[: len(problem.topk[t])]
-        }
+        best_first = sorted(kept, key=_priority(problem, method, own))
+        by_token = [[pair for pair in best_first if pair[0] == t] for t in tokens]
+        kept = {pair for t in tokens for pair in by_token[t][: len(problem.topk[t])]}
     return kept
 
 
@@ -108,10 +104,10 @@ def _priority(
     return key
 
 
-def _capacity(problem: Problem, method: Method, group: int) -> float:
+def _capacity(problem: Problem, method: Method, group: int) -> int | None:
     assert method.gamma is not None
     if method.gamma == math.inf:
-        return math.inf
+        return None
     sharing = 1 if method.bound == "expert" else problem.n_experts // method.ep_size
     tokens = sum(1 for g in problem.group if g == group)
     mean_load = Fraction(tokens * len(problem.topk[0]), problem.n_experts)
@@ -120,20 +116,15 @@ def _capacity(problem: Problem, method: Method, group: int) -> float:
 
 
 def _keep(problem: Problem, method: Method, candidates: set[Pair], own: set[Pair]) -> set[Pair]:
-    local = problem.n_experts // method.ep_size
+    sharing = 1 if method.bound == "expert" else problem.n_experts // method.ep_size
     kept: set[Pair] = set()
     for group in sorted(set(problem.group)):
-        units = {e if method.bound == "expert" else e // local for _, e in candidates}
-        for unit in sorted(units):
+        for unit in sorted({e // sharing for _, e in candidates}):
             bucket = [
-                (t, e)
-                for t, e in candidates
-                if problem.group[t] == group
-                and (e if method.bound == "expert" else e // local) == unit
+                (t, e) for t, e in candidates if problem.group[t] == group and e // sharing == unit
             ]
             bucket.sort(key=_priority(problem, method, own))
-            limit = _capacity(problem, method, group)
-            kept |= set(bucket if limit == math.inf else bucket[: int(limit)])
+            kept |= set(bucket[: _capacity(problem, method, group)])
     return kept
 
 

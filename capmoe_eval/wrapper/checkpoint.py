@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from capmoe_eval.errors import UsageError, first_line
 
@@ -24,18 +24,13 @@ def load_checkpoint(
     field: str = "model.pretrained",
     **settings: Any,
 ) -> Any:
-    """Load a model in evaluation mode, whole or not at all.
+    """Load a model from the hub or a directory in evaluation mode, whole or not at all.
 
     transformers fills tensors that a checkpoint lacks with random numbers, ignores layers that the
     model has no place for, and asks on standard input whether code of the checkpoint may run. Here
     each of these is an error. Tensors that transformers does not report as missing, such as tied
-    weights, may be absent.
-
-    Args:
-        name: Hub id or directory.
-        kind: The class of transformers that loads it.
-        field: The setting that ``name`` came from, for messages.
-        **settings: Arguments of ``from_pretrained``; ``trust_remote_code`` is false by default.
+    weights, may be absent. ``kind`` is the class of transformers that loads it with ``settings``;
+    ``field`` is the setting that ``name`` came from, for messages.
 
     Raises:
         UsageError: If it cannot be loaded, or not whole; the line names the first tensors.
@@ -47,37 +42,30 @@ def load_checkpoint(
             ignore_mismatched_sizes=True,  # so that the error below can name them
             **{"trust_remote_code": False, **settings},
         )
-    for what, tensors in _unfit(model, report).items():
+    mismatched = {
+        key: f"{key} {tuple(stored)} for {tuple(wanted)}"
+        for key, stored, wanted in report["mismatched_keys"]
+    }
+    layers = {found[0] for key in model.state_dict() if (found := _LAYERS.match(key))}
+    surplus = [
+        key
+        for key in report["unexpected_keys"]
+        if (found := _LAYERS.match(key)) and found[0] in layers
+    ]
+    missing = set(report["missing_keys"]) - mismatched.keys()
+    unfit: dict[str, Collection[str]] = {
+        "has tensors of other shapes than the model": mismatched.values(),
+        "lacks tensors of the model, random numbers would stand in for them": missing,
+        "has tensors of layers that the model has no place for": surplus,
+    }
+    for what, tensors in unfit.items():
         if tensors:
-            first = ", ".join(tensors[:3]) + (", …" if len(tensors) > 3 else "")
+            first = ", ".join(sorted(tensors)[:3]) + (", …" if len(tensors) > 3 else "")
             raise UsageError(
                 f"{field}={name}: the checkpoint {what} ({len(tensors)}: {first}); get "
                 "the whole checkpoint again, with its own config.json"
             )
     return model.eval()
-
-
-def _unfit(model: PreTrainedModel, report: dict[str, Any]) -> dict[str, list[str]]:
-    """Return the names of the tensors that do not fit, by problem."""
-
-    def prefix(key: str) -> str | None:
-        found = _LAYERS.match(key)
-        return found[0] if found else None
-
-    prefixes = {prefix(key) for key in model.state_dict()} - {None}
-    surplus = [key for key in report["unexpected_keys"] if prefix(key) in prefixes]
-    shapes = [
-        f"{key} {tuple(stored)} for {tuple(wanted)}"
-        for key, stored, wanted in report["mismatched_keys"]
-    ]
-    mismatched = {key for key, *_ in report["mismatched_keys"]}
-    return {
-        "has tensors of other shapes than the model": sorted(shapes),
-        "lacks tensors of the model, random numbers would stand in for them": sorted(
-            set(report["missing_keys"]) - mismatched
-        ),
-        "has tensors of layers that the model has no place for": sorted(surplus),
-    }
 
 
 def load_tokenizer(field: str, name: str, revision: str) -> Any:

@@ -13,13 +13,12 @@ from torch import Tensor, nn
 from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.routing.assign import Assignment, Scores, assign, expert_load
 from capmoe_eval.routing.method import Method
-from capmoe_eval.wrapper.call import new_columns, read_call
 from capmoe_eval.wrapper.generation import Generation
 from capmoe_eval.wrapper.kernel import kept_pairs_kernel
 from capmoe_eval.wrapper.layer_meter import LayerMeter
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.meter import Meter
-from capmoe_eval.wrapper.plan import ForwardPlan
+from capmoe_eval.wrapper.plan import ForwardPlan, new_columns, read_call
 from capmoe_eval.wrapper.ranks import ALONE
 
 # Shape suffixes: B sequences, S positions (of a batch) or slots (of a token), N = B·S rows,
@@ -55,7 +54,6 @@ class _ForwardHooks:
         self._model = model
         self._meter = meter
         self._signature = inspect.signature(model.forward)
-        self._ranks = meter.layers[0].layer.ranks
         self._plan: ForwardPlan | None = None
         self._last: ForwardPlan | None = None  # the forward that a backward pass may recompute
         self.generation = Generation()
@@ -80,6 +78,7 @@ class _ForwardHooks:
     def _before_forward(
         self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
+        meter = self._meter
         arguments, tokens = read_call(self._signature, args, kwargs)
         cache = arguments.get("past_key_values")
         n_cached = 0 if cache is None else int(cache.get_seq_length())
@@ -87,28 +86,27 @@ class _ForwardHooks:
         decode = not step.first if step else tokens.shape[1] == 1 and n_cached > 0
         mask = arguments.get("attention_mask")
         if step and getattr(mask, "ndim", None) != 2:
-            mask = None if step.mask is None else self._ranks.own(step.mask)
-        meter = self._meter
+            mask = None if step.mask is None else meter.ranks.own(step.mask)
         if meter.real_tokens_BS is not None:
-            mask, n_cached = self._ranks.own(meter.real_tokens_BS), 0
+            mask, n_cached = meter.ranks.own(meter.real_tokens_BS), 0
             if mask.shape != tokens.shape[:2]:
                 raise UsageError(
                     f"real_tokens: the mask's shape {tuple(mask.shape)} is not that of the batch, "
                     f"{tuple(tokens.shape[:2])}"
                 )
-        self._plan = ForwardPlan.of(
+        self._plan = ForwardPlan(
             meter.method,
             meter.forwards,
             counted_BS=self._counted(mask, tokens, n_cached),
             decode=decode,
-            ranks=self._ranks,
+            ranks=meter.ranks,
         )
         meter.note_forward(self._plan, decode=decode, mask=mask)
 
     def _counted(self, mask: Any, tokens: Tensor, n_cached: int) -> Tensor:
         """Return a mask [B, S] of the tokens that count."""
         everyone_BS = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
-        if self._ranks.idle:
+        if self._meter.ranks.idle:
             return ~everyone_BS
         if self._meter.method.count_padding or mask is None:
             return everyone_BS

@@ -116,13 +116,10 @@ class Gate:
         return allowed.repeat_interleave(grouped.shape[-1], dim=1)
 
     def weights(self, scores: Scores, index_TS: Tensor, over_TS: Tensor | None = None) -> Tensor:
-        """Return combine weights in float32 [T, S].
+        """Return the combine weights of slots with the experts ``index_TS``, in float32 [T, S].
 
-        Args:
-            scores: The rows' scores.
-            index_TS: Expert of each slot.
-            over_TS: For a family that normalises, the slots whose scores form the denominator;
-                None for the router's own top-k, as in the dropless model.
+        Where the family normalises, the denominator is the sum over the slots ``over_TS``, or over
+        the router's own top-k, as in the dropless model.
         """
         weight_TS = scores.score_TE.gather(1, index_TS)
         if self.recipe.normalises:
@@ -138,10 +135,10 @@ class Gate:
         return weight_TS * self.scale
 
     def deviation(self, scores: Scores, weight_TK: Tensor, topk_TK: Tensor) -> Tensor:
-        """Return the largest relative deviation of the recipe's weights from the router's.
+        """Return the largest relative deviation of the recipe's weights from the router's [].
 
         Below the smallest normal number of the weights' precision, where rounding is absolute, the
-        deviation is relative to that number. The result is a scalar tensor.
+        deviation is relative to that number.
         """
         if not len(topk_TK):
             return torch.zeros((), device=topk_TK.device)
@@ -167,14 +164,8 @@ def find_gate(
 ) -> Gate | None:
     """Return the gate that reproduces a router's output, or None if there is none.
 
-    Args:
-        router: The router.
-        stand_ins: Tensors that may be a bias or a factor of each expert, with the numbers [E] that
-            the router was probed with in their place.
-        logits_TE: The router's logits.
-        weight_TK: Its weights.
-        topk_TK: Its choice.
-        fixed: Whether its choice does not depend on the hidden states.
+    Each of ``stand_ins`` may be a bias or a factor of each expert; the router was probed with these
+    numbers [E] in its place. ``fixed`` says that the choice does not depend on the hidden states.
     """
     for activation in _ACTIVATIONS:
         if activation == "none" and bool((logits_TE < 0).any()):

@@ -5,14 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One forward of a generation."""
 
     first: bool  # it computes the prompt; the other steps compute generated tokens

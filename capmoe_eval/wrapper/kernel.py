@@ -36,11 +36,8 @@ def kept_pairs_kernel(
     """Make an experts module compute kept pairs only; restore it on exit.
 
     The module gets a copy of its configuration, which other modules may share. The stock kernel is
-    read from the original at each call, because ``generate`` changes it for decoding.
-
-    Args:
-        experts: The experts module.
-        watch: Called at each call with the expert indices [rows, slots] given to the stock kernel.
+    read from the original at each call, because ``generate`` changes it for decoding. ``watch`` is
+    called with the expert indices [rows, slots] that the stock kernel is given.
     """
     config = experts.config
 
@@ -61,18 +58,11 @@ def kept_pairs_kernel(
 def kept_pairs_forward(
     experts: Any, hidden_TH: Tensor, index_TS: Tensor, weight_TS: Tensor
 ) -> Tensor:
-    """Run the experts on the kept pairs.
+    """Return the weighted sum [T, H] of the kept experts' outputs, in float32 and in slot order.
 
-    Args:
-        experts: The experts module; ``experts.capmoe_stock`` is its stock kernel, and
-            ``experts.capmoe_untouched`` is true if this forward drops and adds nothing, in which
-            case the stock kernel runs on all slots.
-        hidden_TH: Hidden states.
-        index_TS: Expert of each slot; ``num_experts`` marks a slot that is not computed.
-        weight_TS: Combine weight of each slot.
-
-    Returns:
-        The weighted sum of the kept experts' outputs [T, H], accumulated in float32 in slot order.
+    ``index_TS`` is the expert of each slot; ``num_experts`` marks a slot that is not computed. If
+    this forward drops and adds nothing (``experts.capmoe_untouched``), the stock kernel
+    (``experts.capmoe_stock``) runs on all slots.
     """
     if experts.capmoe_untouched:
         return experts.capmoe_stock(hidden_TH, index_TS, weight_TS)  # type: ignore[no-any-return]
@@ -89,19 +79,11 @@ def kept_pairs_forward(
 
 
 def combine(rows_PH: Tensor, keep_TS: Tensor, place_P: Tensor | None = None) -> Tensor:
-    """Sum the rows of each token in float32, in slot order.
+    """Return the sum [T, H] of the weighted outputs of each token's kept pairs, in float32.
 
-    One thread sums a token's rows one by one (on a GPU, one thread per column), so that the sum is
-    reproducible.
-
-    Args:
-        rows_PH: The weighted outputs of the kept pairs.
-        keep_TS: Mask of the kept slots.
-        place_P: Row of each kept pair, token by token and slot by slot; None if the rows are
-            already in this order.
-
-    Returns:
-        The sums [T, H].
+    ``place_P`` is the row of each kept pair, token by token and slot by slot; None if the rows lie
+    in this order. One thread sums a token's rows one by one (on a GPU, one thread per column), so
+    that the sum is reproducible.
     """
     count_T = keep_TS.sum(dim=1)
     start_T = count_T.cumsum(dim=0) - count_T

@@ -34,6 +34,7 @@ SCALARS = (
     "unenforced",  # forwards with an overloaded bucket in which nothing was dropped
     "overloaded",  # forwards with an overloaded bucket
 )
+_DIGITS = 6  # decimals of ratios that only figures show
 _BREACHES = {
     "violations": "bound exceeded in {} buckets",
     "pad_slots": "{} slots taken by pads",
@@ -42,18 +43,12 @@ _BREACHES = {
 
 
 class LayerMeter:
-    """Sums over the constrained forwards of one layer, kept on the layer's device.
-
-    Attributes:
-        layer: The layer.
-        forwards: Number of constrained forwards.
-        deviation: Largest deviation of the recipe's weights from the router's; None before the
-            first forward.
-    """
+    """Sums over the constrained forwards of one layer, kept on the layer's device."""
 
     def __init__(self, layer: MoeLayer, method: Method) -> None:
         self.layer = layer
         self.forwards = 0
+        # Largest deviation of the recipe's weights from the router's; None before any forward.
         self.deviation: Tensor | None = None
         self._tolerance = 0.0
         self._method = method
@@ -72,18 +67,15 @@ class LayerMeter:
     ) -> None:
         """Count the router's own choice for the counted tokens, before any capacity.
 
-        Args:
-            topk_TK: The choice.
-            groups: The tokens' capacity groups.
-            deviation: Deviation of the recipe's weights from the router's, a scalar.
-            dtype: Precision of the router's weights.
+        ``deviation`` is that of the recipe's weights from the router's, which are of ``dtype``.
         """
         self._demand_GE = _loads(topk_TK, torch.ones_like(topk_TK), groups, self.layer.n_experts)
         self._tolerance = tolerance(dtype)
         # NaN counts as an infinite deviation, because comparisons with NaN are false.
         deviation = deviation.nan_to_num(nan=torch.inf, posinf=torch.inf)
-        worst = deviation if self.deviation is None else torch.maximum(self.deviation, deviation)
-        self.deviation = worst
+        if self.deviation is not None:
+            deviation = torch.maximum(self.deviation, deviation)
+        self.deviation = deviation
 
     def note_scores(self, score_TE: Tensor) -> None:
         """Add up the gate scores by rank, a token's highest first (Figure 8)."""
@@ -93,9 +85,7 @@ class LayerMeter:
     def note_experts(self, index_NS: Tensor, plan: ForwardPlan) -> None:
         """Count the pairs that the experts were called with, and compare them with the bound.
 
-        Args:
-            index_NS: Expert of each slot of the whole batch; ``n_experts`` marks a dropped slot.
-            plan: The plan of the forward.
+        ``index_NS`` is the expert of each slot of the batch; ``n_experts`` marks a dropped slot.
 
         Raises:
             EnforcementError: If the layer's router has not run in this forward.
@@ -126,19 +116,17 @@ class LayerMeter:
             added=added,
             lost_all=lost_all,
             pad_slots=pad_slots,
-            load_before=demand_GE.sum(dim=0),
-            load_after=kept_GE.sum(dim=0),
         )
-        if groups.n_tokens:
-            self._note_peaks("before", demand_GE.sum(dim=0), groups.n_tokens)
-            self._note_peaks("after", kept_GE.sum(dim=0), groups.n_tokens)
+        for when, load_E in (("before", demand_GE.sum(dim=0)), ("after", kept_GE.sum(dim=0))):
+            self._add(**{f"load_{when}": load_E})
+            if groups.n_tokens:
+                self._note_peaks(when, load_E, groups.n_tokens)
         self._note_bounds(demand_GE, kept_GE, dropped, plan)
 
     def _note_peaks(self, when: str, load_E: Tensor, n_tokens: int) -> None:
         """Record the highest load over the mean load N̄ before any drop (Figures 1, 2, 13-16)."""
-        mean = n_tokens * self.layer.top_k / self.layer.n_experts
-        device_load_R = load_E.view(-1, self._experts_per_rank).sum(dim=1)
-        device_peak = device_load_R.max() / (mean * self._experts_per_rank)
+        mean, local = n_tokens * self.layer.top_k / self.layer.n_experts, self._experts_per_rank
+        device_peak = load_E.view(-1, local).sum(dim=1).max() / (mean * local)
         self._peaks.setdefault(f"expert_{when}", []).append(load_E.max() / mean)
         self._peaks.setdefault(f"device_{when}", []).append(device_peak)
 
@@ -203,6 +191,8 @@ class LayerMeter:
         total = max(counts["assignments"], 1)
         grid_slots = self._list("grid_slots")
         grid = zip(self._list("grid_unused"), grid_slots, strict=True)
+        noted, tokens = self._list("score_by_rank"), max(counts["tokens"], 1)
+        scores = [_finite(round(score / tokens, 8)) for score in noted] or None
         return {
             "name": self.layer.name,
             "n_experts": self.layer.n_experts,
@@ -212,23 +202,16 @@ class LayerMeter:
             **ratios(counts, self._method),
             "load_before": self._list("load_before"),
             "load_after": self._list("load_after"),
-            "score_by_rank": self._scores(),
+            "score_by_rank": scores,
             "peak": {name: _summary(peaks) for name, peaks in sorted(self._peaks.items())},
             "grid": {
                 "gamma": list(GAMMA_GRID),
-                "drop_rate": [n / total for n in self._list("grid_dropped")],
-                "pad_waste": [_share(unused, slots) for unused, slots in grid],
-                "effective_gamma": [slots / total for slots in grid_slots],
+                "drop_rate": [round(n / total, _DIGITS) for n in self._list("grid_dropped")],
+                "pad_waste": [_rounded(_share(unused, slots)) for unused, slots in grid],
+                "effective_gamma": [round(slots / total, _DIGITS) for slots in grid_slots],
             },
             "weight_deviation": 0.0 if self.deviation is None else _finite(float(self.deviation)),
         }
-
-    def _scores(self) -> list[float | None] | None:
-        """Return the mean gate score by rank [E], or None if none was noted."""
-        if "score_by_rank" not in self._sums:
-            return None
-        tokens = max(self.count("tokens"), 1)
-        return [_finite(round(score / tokens, 8)) for score in self._list("score_by_rank")]
 
     def _list(self, name: str) -> list[Any]:
         return self._sums[name].tolist() if name in self._sums else []
@@ -244,14 +227,19 @@ def _sorted(score_TE: Tensor) -> Tensor:
 def _loads(index_TS: Tensor, counts_TS: Tensor, groups: TokenGroups, n_experts: int) -> Tensor:
     """Return the number of counted slots from each group to each expert [G, E]."""
     bucket_TS = groups.group_T[:, None] * n_experts + index_TS
-    load = torch.zeros(groups.n_groups * n_experts, dtype=torch.int64, device=index_TS.device)
+    load = torch.zeros(len(groups.tokens) * n_experts, dtype=torch.int64, device=index_TS.device)
     load.scatter_add_(0, bucket_TS.reshape(-1), counts_TS.long().reshape(-1))
-    return load.view(groups.n_groups, n_experts)
+    return load.view(-1, n_experts)
 
 
 def _summary(peaks: list[Tensor]) -> dict[str, float]:
     values = torch.stack(peaks).double()
-    return {"mean": float(values.mean()), "max": float(values.max()), "last": float(values[-1])}
+    found = {"mean": values.mean(), "max": values.max(), "last": values[-1]}
+    return {name: round(float(value), _DIGITS) for name, value in found.items()}
+
+
+def _rounded(ratio: float | None) -> float | None:
+    return None if ratio is None else round(ratio, _DIGITS)
 
 
 def ratios(counts: Mapping[str, int], method: Method) -> dict[str, float | None]:
@@ -261,13 +249,12 @@ def ratios(counts: Mapping[str, int], method: Method) -> dict[str, float | None]
     capacity factor, the sum of all capacities over the sum of all mean loads, is slots over
     assignments.
     """
+    capped = method.gamma not in (None, math.inf)
     return {
         "drop_rate": counts["dropped"] / max(counts["assignments"], 1),
         "pad_waste": _share(counts["unused_slots"], counts["slots"]),
         "mean_load": _share(counts["assignments"], counts["buckets"]),
-        "effective_gamma": (
-            _share(counts["slots"], counts["assignments"]) if method.has_capacity else None
-        ),
+        "effective_gamma": _share(counts["slots"], counts["assignments"]) if capped else None,
     }
 
 

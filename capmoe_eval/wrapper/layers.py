@@ -14,7 +14,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from capmoe_eval.errors import UsageError, first_line
 from capmoe_eval.wrapper.gates import ExpertTensor, Gate, find_gate, whole
-from capmoe_eval.wrapper.ranks import ALONE, Ranks, ranks_of
+from capmoe_eval.wrapper.ranks import ALONE, EXPERTS_RANKS, Ranks
 
 _PROBE_ROWS = 64
 _DEQUANTISE = (
@@ -50,7 +50,8 @@ def find_moe_layers(model: nn.Module) -> list[MoeLayer]:
         _read_layer(model_name, name, parent, experts)
         for name, parent in model.named_modules()
         for experts in parent.children()
-        if _is_experts(experts)
+        # transformers' `use_experts_implementation` sets this on every class it decorates.
+        if hasattr(experts, "_is_expert_parallel") and hasattr(experts, "num_experts")
     ]
     if not layers:
         config: Any = getattr(model, "config", None)
@@ -63,14 +64,15 @@ def find_moe_layers(model: nn.Module) -> list[MoeLayer]:
     return layers
 
 
-def _is_experts(module: nn.Module) -> bool:
-    # Set by transformers' `use_experts_implementation` on every class it decorates.
-    return hasattr(module, "_is_expert_parallel") and hasattr(module, "num_experts")
-
-
 def _read_layer(model_name: str, name: str, parent: nn.Module, experts: nn.Module) -> MoeLayer:
-    _check_dispatch(model_name, name, experts)
-    ranks = ranks_of(experts)
+    forward: Any = type(experts).forward
+    interface = inspect.getclosurevars(forward).nonlocals.get("experts_interface")
+    if interface is not ALL_EXPERTS_FUNCTIONS:  # another registry of kernels (FP8)
+        raise UsageError(
+            f"model={model_name}: the experts of {name} ({type(experts).__name__}) have kernels of "
+            f"their own, which know of no dropped pairs; {_DEQUANTISE}"
+        )
+    ranks: Ranks = getattr(experts, EXPERTS_RANKS, ALONE)
     if experts._is_expert_parallel and ranks is ALONE:
         raise UsageError(
             f"model={model_name}: its experts are spread over processes by another implementation; "
@@ -85,8 +87,8 @@ def _read_layer(model_name: str, name: str, parent: nn.Module, experts: nn.Modul
             gate, top_k = _read_router(child, parent, experts, n_experts)
         except Exception as error:  # any module may be tried as a router
             reasons.append(f"{child_name} ({type(child).__name__}): {first_line(error)}")
-            continue
-        return MoeLayer(name, child, experts, gate, n_experts, top_k, ranks)
+        else:
+            return MoeLayer(name, child, experts, gate, n_experts, top_k, ranks)
     raise UsageError(
         f"model={model_name}: the router of {name} is not understood: "
         f"{'; '.join(reasons) or 'no module beside the experts'}"
@@ -96,11 +98,7 @@ def _read_layer(model_name: str, name: str, parent: nn.Module, experts: nn.Modul
 def _read_router(
     router: nn.Module, parent: nn.Module, experts: nn.Module, n_experts: int
 ) -> tuple[Gate, int]:
-    """Return the gate and the top-k of a router.
-
-    Raises:
-        TypeError: If it is not a router, or no recipe reproduces it.
-    """
+    """Return the gate and the top-k of a router; raise if no recipe reproduces it."""
     stand_ins = _expert_tensors(router, parent, n_experts)
     output = _probe(router, experts, stand_ins)
     logits_TE, _, topk_TK = output
@@ -118,17 +116,6 @@ def _read_router(
             f"{unread if any(part.is_meta for part in router.parameters()) else ''}"
         )
     return gate, topk_TK.shape[-1]
-
-
-def _check_dispatch(model_name: str, name: str, experts: nn.Module) -> None:
-    """Refuse experts that transformers dispatches through another registry of kernels (FP8)."""
-    forward: Any = type(experts).forward
-    interface = inspect.getclosurevars(forward).nonlocals.get("experts_interface")
-    if interface is not ALL_EXPERTS_FUNCTIONS:
-        raise UsageError(
-            f"model={model_name}: the experts of {name} ({type(experts).__name__}) have kernels of "
-            f"their own, which know of no dropped pairs; {_DEQUANTISE}"
-        )
 
 
 def _expert_tensors(
@@ -168,22 +155,18 @@ def _probe(
     """Return a possible router's logits, weights and indices for random hidden states, in float32.
 
     ``stand_ins`` are numbers to use in place of the module's own and of its block's.
-
-    Raises:
-        TypeError: If it is not a router: it does not return (logits, weights, indices).
     """
     like = next(iter(router.parameters()), None)
     if like is None:
         raise TypeError("it has no parameters")
     offloaded = like.is_meta
-    state: dict[str, Tensor] = {}
-    if not offloaded:
-        # In float32 whatever the model's precision, so that rounding does not hide a wrong recipe.
-        # Parameters that FSDP shards are gathered for this one call.
-        state = {
-            name: whole(tensor).float() if tensor.is_floating_point() else tensor
-            for name, tensor in (*router.named_parameters(), *router.named_buffers())
-        }
+    # In float32 whatever the model's precision, so that rounding does not hide a wrong recipe.
+    # Parameters that FSDP shards are gathered for this one call.
+    own = () if offloaded else (*router.named_parameters(), *router.named_buffers())
+    state = {
+        name: whole(tensor).float() if tensor.is_floating_point() else tensor
+        for name, tensor in own
+    }
     lent = {}
     for place, value_E in stand_ins.items():
         if place.owner is not router:
@@ -225,7 +208,8 @@ def expected_moe_layers(config: Any) -> int | None:
     text = config.get_text_config()
     if getattr(text, "enable_moe_block", True) is False:  # Gemma 4
         return 0
-    if any(getattr(text, field, None) == 0 for field in _EXPERT_COUNTS):
+    counts = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    if any(getattr(text, field, None) == 0 for field in counts):
         return 0
     for field in ("mlp_layer_types", "layers_block_type"):
         kinds: list[str] = getattr(text, field, None) or []
@@ -235,7 +219,6 @@ def expected_moe_layers(config: Any) -> int | None:
     return None if layers is None else sum(_is_moe(text, layer) for layer in range(layers))
 
 
-_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _MOE_KINDS = {"sparse", "moe", "hash_moe"}
 _MLP_KINDS = _MOE_KINDS | {"dense", "mlp"}
 

@@ -20,27 +20,20 @@ from capmoe_eval.wrapper.ranks import ALONE
 
 
 class Meter:
-    """Loads, drops and proofs of a model under :func:`capacity_aware`.
-
-    Attributes:
-        method: The method in force.
-        layers: One :class:`LayerMeter` per MoE layer.
-        forwards: Number of forwards of the model so far.
-        decode_forwards: Number of those that were decode steps.
-        stock_at_infinity: Proof on entry that γ=∞ gives the stock model.
-        kernel_agrees: Proof on entry that the kept-pairs kernel agrees with the stock kernel.
-        real_tokens_BS: The mask of :meth:`real_tokens`, or None.
-        is_aside: Whether forwards are left alone; see :meth:`aside`.
-    """
+    """Loads, drops and proofs of a model under :func:`capacity_aware`."""
 
     def __init__(self, layers: list[MoeLayer], method: Method, expected_layers: int | None) -> None:
         self.method = method
+        self.ranks = layers[0].ranks
         self.layers = [LayerMeter(layer, method) for layer in layers]
-        self.forwards = self.decode_forwards = self._constrained = 0
+        self.forwards = 0  # of the model so far
+        self.decode_forwards = 0  # those of them that were decode steps
+        self._constrained = 0  # those under the capacity
+        # Proofs on entry: γ=∞ gives the stock model; the kept-pairs kernel agrees with the stock's.
         self.stock_at_infinity: dict[str, Any] = {"passed": None, "why": "not run"}
         self.kernel_agrees: dict[str, Any] = {"passed": None, "why": "not run"}
-        self.real_tokens_BS: Tensor | None = None
-        self.is_aside = False
+        self.real_tokens_BS: Tensor | None = None  # the mask of `real_tokens`
+        self.is_aside = False  # whether forwards are left alone
         self._empty = {"uncounted": 0, "all_pads": 0}  # forwards in which no token counted
         self._expected_layers = expected_layers
 
@@ -57,12 +50,9 @@ class Meter:
     def real_tokens(self, mask_BS: Tensor) -> Iterator[None]:
         """Mark the real tokens of the forwards of a ``with`` block, without an attention mask.
 
-        This is for right-padded batches of a causal model, which need no attention mask: the logits
-        of real tokens are then those of an unmasked forward, bit for bit. It takes precedence over
-        the ``attention_mask`` that the model is called with.
-
-        Args:
-            mask_BS: [B, S], true or non-zero where the token is real.
+        ``mask_BS`` is true or non-zero where the token is real. This is for right-padded batches of
+        a causal model, which need no attention mask: the logits of real tokens are then those of an
+        unmasked forward, bit for bit. It takes precedence over the model's ``attention_mask``.
         """
         before, self.real_tokens_BS = self.real_tokens_BS, mask_BS.bool()
         try:
@@ -79,9 +69,8 @@ class Meter:
         self.decode_forwards += decode
         self._constrained += plan.constrained
         if plan.constrained and not plan.groups.n_tokens:
-            ranks = self.layers[0].layer.ranks
             real = torch.ones((), device=plan.counted_BS.device) if mask is None else mask.sum()
-            self._empty["uncounted" if int(ranks.total(real)) else "all_pads"] += 1
+            self._empty["uncounted" if int(self.ranks.total(real)) else "all_pads"] += 1
 
     def check(self) -> None:
         """Check every promise; this waits for the device once.
@@ -95,50 +84,44 @@ class Meter:
                 "some are real"
             )
         self._share_deviations()
-        broken = [layer.broken() for layer in self.layers]
-        if not any(int(n) for n in broken):
-            return
-        details = [layer.breaches() for layer in self.layers]
-        raise EnforcementError("capacity not enforced: " + "; ".join(filter(None, details)))
+        broken = [layer.broken() for layer in self.layers]  # all of them, before the first wait
+        if any(int(n) for n in broken):
+            details = filter(None, (layer.breaches() for layer in self.layers))
+            raise EnforcementError("capacity not enforced: " + "; ".join(details))
 
     def _share_deviations(self) -> None:
         """Replace each deviation by the largest of all processes, so that all of them raise."""
-        ranks = self.layers[0].layer.ranks
         noted = [layer for layer in self.layers if layer.deviation is not None]
-        if noted and ranks is not ALONE:
+        if noted and self.ranks is not ALONE:
             own = torch.stack([layer.deviation for layer in noted if layer.deviation is not None])
-            for layer, worst in zip(noted, ranks.highest(own), strict=True):
+            for layer, worst in zip(noted, self.ranks.highest(own), strict=True):
                 layer.deviation = worst
 
     def proofs(self) -> dict[str, Any]:
         """Return the seven promises of ``docs/methods.md`` with their counts, JSON-ready."""
         checked = sum(layer.forwards for layer in self.layers)
-        counted = {
-            name: sum(layer.count(name) for layer in self.layers)
+        violations, pad_slots, unenforced, overloaded = (
+            sum(layer.count(name) for layer in self.layers)
             for name in ("violations", "pad_slots", "unenforced", "overloaded")
-        }
-        hooked, expected = len(self.layers), self._expected_layers
+        )
+        hooked, expected, empty = len(self.layers), self._expected_layers, self._empty
         return {
-            "bound_holds": {
-                "passed": counted["violations"] == 0,
-                "violations": counted["violations"],
-                "checked": checked,
-            },
+            "bound_holds": {"passed": not violations, "violations": violations, "checked": checked},
             "stock_at_infinity": self.stock_at_infinity,
-            "pads_take_no_slot": self._pads_take_no_slot(counted["pad_slots"], checked),
+            "pads_take_no_slot": self._pads_take_no_slot(pad_slots, checked),
             "overload_drops": {
-                "passed": counted["unenforced"] == 0,
-                "overloaded": counted["overloaded"],
+                "passed": not unenforced,
+                "overloaded": overloaded,
                 "checked": checked,
             },
             "every_layer_hooked": {
-                "passed": expected is None or hooked == expected,
+                "passed": expected in (None, hooked),
                 "hooked": hooked,
                 "expected": expected,
             },
             "tokens_counted": {
-                "passed": self._empty["uncounted"] == 0,
-                **self._empty,
+                "passed": not empty["uncounted"],
+                **empty,
                 "checked": self._constrained,
             },
             "kernel_agrees": self.kernel_agrees,
@@ -163,7 +146,7 @@ class Meter:
         return {
             "forwards": self.forwards,
             "decode_forwards": self.decode_forwards,
-            "tokens": max((layer["tokens"] for layer in layers), default=0),
+            "tokens": max(layer["tokens"] for layer in layers),
             "dropped": total["dropped"],
             "added": total["added"],
             "lost_all": total["lost_all"],

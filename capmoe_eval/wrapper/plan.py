@@ -1,61 +1,91 @@
-"""Plan one forward of the model: its counted tokens, capacity groups and capacities."""
+"""Plan one forward of the model: its call, counted tokens, capacity groups and capacities."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import inspect
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.assign import bucket_limits
 from capmoe_eval.routing.capacity import TokenGroups, group_tokens
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.ranks import ALONE, Ranks
 
+# Shape suffixes: B sequences, S new positions, M columns of a mask over cache and new positions.
+
 GAMMA_GRID: tuple[float, ...] = tuple(step / 4 for step in range(17))
 """γ = 0, 0.25, … 4, for which the meter counts drops beside the run's own γ (Figures 7, 17-20)."""
 
 
-@dataclass
+def read_call(
+    signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[dict[str, Any], Tensor]:
+    """Return the arguments of a forward by name, and its tokens or their embeddings [B, S, …].
+
+    Raises:
+        UsageError: If the call has neither ``input_ids`` nor ``inputs_embeds``.
+    """
+    arguments = signature.bind_partial(*args, **kwargs).arguments
+    arguments |= arguments.pop("kwargs", {})
+    for name in ("input_ids", "inputs_embeds"):
+        if arguments.get(name) is not None:
+            return arguments, arguments[name]
+    raise UsageError("model: call it with input_ids or inputs_embeds")
+
+
+def new_columns(mask: Any, tokens: Tensor, n_cached: int) -> Tensor:
+    """Return a boolean mask [B, S] of the new tokens that an attention mask [B, M] marks as real.
+
+    As in transformers, column j of the mask is position j of a sequence, cached positions first.
+    The mask may be longer than the cached and new tokens (a static cache), but not shorter.
+
+    Raises:
+        UsageError: If the mask is not a 2-dimensional tensor that covers the tokens.
+    """
+    if not isinstance(mask, Tensor) or mask.ndim != 2:
+        raise UsageError(
+            "attention_mask: a capacity needs the 2-dimensional mask to know the pads; pass that, "
+            "or say them with meter.real_tokens(mask)"
+        )
+    n_sequences, n_new = tokens.shape[:2]
+    end = n_cached + n_new
+    if len(mask) != n_sequences or mask.shape[1] < end:
+        raise UsageError(
+            f"attention_mask: its shape {tuple(mask.shape)} does not cover {n_sequences} sequences "
+            f"of {n_cached} cached and {n_new} new tokens; pass ({n_sequences}, {end})"
+        )
+    return mask[:, n_cached:end].bool()
+
+
 class ForwardPlan:
     """The tokens, groups and capacities of one forward, shared by its layers."""
 
-    method: Method
-    number: int  # forwards before this one
-    constrained: bool  # whether this forward is under the capacity
-    counted_BS: Tensor  # True for the tokens that count and take slots
-    groups: TokenGroups  # their capacity groups
-    # (layer, "router" or "experts") of each module that ran so far
-    seen: list[tuple[int, str]] = field(default_factory=list)
-    # the top-k of the counted tokens, by layer
-    choices: dict[int, Tensor] = field(default_factory=dict)
-    _groups_on: dict[torch.device, TokenGroups] = field(default_factory=dict)
-    _capacities: dict[object, Tensor] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         method: Method,
         number: int,
         *,
         counted_BS: Tensor,
         decode: bool,
         ranks: Ranks = ALONE,
-    ) -> ForwardPlan:
-        """Return the plan of a forward.
-
-        Args:
-            method: The method.
-            number: Number of forwards before this one.
-            counted_BS: Boolean, True for the tokens that count, of this process's sequences.
-            decode: Whether the forward is a decode step.
-            ranks: The processes that share the experts.
-        """
-        constrained = method.decode == "constrained" or not decode
+    ) -> None:
+        self.method = method
+        self.number = number  # forwards before this one
+        self.constrained = method.decode == "constrained" or not decode  # under the capacity
+        self.counted_BS = counted_BS  # True for this process's tokens that count and take slots
         own_B = counted_BS.sum(dim=1)
         share = ranks.share(own_B[:0] if ranks.idle else own_B)
-        groups = group_tokens(counted_BS, ep_size=method.ep_size, scope=method.scope, share=share)
-        return cls(method, number, constrained, counted_BS, groups)
+        self.groups = group_tokens(
+            counted_BS, ep_size=method.ep_size, scope=method.scope, share=share
+        )
+        # (layer, "router" or "experts") of each module that ran so far
+        self.seen: list[tuple[int, str]] = []
+        self.choices: dict[int, Tensor] = {}  # the top-k of the counted tokens, by layer
+        self._groups_on: dict[torch.device, TokenGroups] = {}
+        self._capacities: dict[object, Tensor] = {}
 
     def groups_on(self, device: torch.device) -> TokenGroups:
         """Return the groups with their tensors on ``device``; they are moved once per forward."""
@@ -69,11 +99,7 @@ class ForwardPlan:
         """Return the capacity of each group at each γ [Γ, G]; computed once per forward."""
         key = (gammas, top_k, n_experts, device)
         if key not in self._capacities:
-            rows = [
-                bucket_limits(
-                    self.method, self.groups, top_k=top_k, n_experts=n_experts, gamma=gamma
-                )
-                for gamma in gammas
-            ]
-            self._capacities[key] = torch.tensor(rows, device=device)
+            sizes = {"top_k": top_k, "n_experts": n_experts}
+            limits = [bucket_limits(self.method, self.groups, **sizes, gamma=g) for g in gammas]
+            self._capacities[key] = torch.tensor(limits, device=device)
         return self._capacities[key]

@@ -20,7 +20,7 @@ from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.ranks import ALONE
 
 # Shape suffixes: B sequences, S positions (of a batch) or slots (of a token), T tokens, H hidden
-# size.
+# size, P kept pairs.
 
 KERNEL_TOLERANCE = {
     torch.float64: 1e-9,
@@ -45,9 +45,9 @@ def prove_on_entry(model: nn.Module, meter: Meter) -> None:
     """
     layers = [of_layer.layer for of_layer in meter.layers]
     with _evaluating(model), torch.no_grad():
-        probe = _Probe(model, layers)
-        meter.kernel_agrees = _prove_kernel(model, layers, probe)
-        meter.stock_at_infinity = _prove_stock_at_infinity(layers, meter.method, probe)
+        tokens_BS = _probe_tokens(model, 2 * meter.ranks.size)
+        meter.kernel_agrees = _prove_kernel(model, layers, tokens_BS)
+        meter.stock_at_infinity = _prove_stock_at_infinity(model, layers, meter.method, tokens_BS)
 
 
 @contextmanager
@@ -62,43 +62,22 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-class _Probe:
-    """A small batch for a model: two sequences of 8 tokens for each process."""
-
-    def __init__(self, model: nn.Module, layers: list[MoeLayer]) -> None:
-        self._model = model
-        self._layers = layers
-        config: Any = model.config
-        vocabulary = int(config.get_text_config().vocab_size)
-        device = _input_device(model)
-        n_sequences = 2 * layers[0].ranks.size
-        tokens = torch.arange(8 * n_sequences) * 7919 % vocabulary
-        self._tokens_BS = tokens.view(-1, 8).to(device)
-        self.everyone_BS = torch.ones(n_sequences, 8, dtype=torch.bool, device=device)
-        self.padded_BS = self.everyone_BS.clone()
-        self.padded_BS[1::2, 5:] = False
-
-    def run(self) -> Tensor:
-        """Return the model's logits, or the last hidden states of a model without a head."""
-        output = self._model(input_ids=self._tokens_BS, use_cache=False)
-        logits: Tensor | None = getattr(output, "logits", None)
-        return output.last_hidden_state if logits is None else logits
-
-    def run_under(self, method: Method, real_BS: Tensor) -> Tensor:
-        """Return the same under a method; ``real_BS`` marks the real tokens."""
-        meter = Meter(self._layers, method, None)
-        with hooked(self._model, meter), meter.real_tokens(real_BS):
-            return self.run()
+def _probe_tokens(model: Any, n_sequences: int) -> Tensor:
+    """Return a small batch of sequences of 8 tokens, on the device of the model's inputs."""
+    tokens = torch.arange(8 * n_sequences) * 7919 % int(model.config.get_text_config().vocab_size)
+    devices = (parameter.device for parameter in model.parameters() if not parameter.is_meta)
+    return tokens.view(-1, 8).to(next(devices, torch.device("cpu")))
 
 
-def _input_device(model: nn.Module) -> torch.device:
-    """Return the device of the model's inputs; parameters that are offloaded are on ``meta``."""
-    devices = (parameter.device for parameter in model.parameters())
-    return next((d for d in devices if d.type != "meta"), torch.device("cpu"))
+def _run(model: nn.Module, tokens_BS: Tensor) -> Tensor:
+    """Return the model's logits, or the last hidden states of a model without a head."""
+    output = model(input_ids=tokens_BS, use_cache=False)
+    logits: Tensor | None = getattr(output, "logits", None)
+    return output.last_hidden_state if logits is None else logits
 
 
 def _prove_stock_at_infinity(
-    layers: list[MoeLayer], method: Method, probe: _Probe
+    model: nn.Module, layers: list[MoeLayer], method: Method, tokens_BS: Tensor
 ) -> dict[str, Any]:
     """Compare the model's logits with those under the method where no bound is reached.
 
@@ -106,20 +85,26 @@ def _prove_stock_at_infinity(
     whole decision is made and must be the router's own. A method that adds candidates does not
     equal the stock model at γ=∞; its hooks are proven with ``score``, as are those of methods
     without γ.
-
-    Raises:
-        EnforcementError: If the logits differ and the stock model is deterministic.
     """
     name = method.name if method.candidate_rule == "topk" and method.gamma is not None else "score"
     kept_knobs = ("ep_size", "scope", "granularity", "count_padding", "seed")
     knobs = {knob: getattr(method, knob) for knob in kept_knobs}
+
+    def run_under(gamma: float, real_BS: Tensor) -> Tensor:
+        meter = Meter(layers, Method(name, gamma, **knobs), None)
+        with hooked(model, meter), meter.real_tokens(real_BS):
+            return _run(model, tokens_BS)
+
+    everyone_BS = torch.ones_like(tokens_BS, dtype=torch.bool)
+    padded_BS = everyone_BS.clone()
+    padded_BS[1::2, 5:] = False
     never_binds = float(max(layer.n_experts for layer in layers))
-    logits = probe.run()
+    logits = _run(model, tokens_BS)
     equal = all(
-        _same(logits, probe.run_under(Method(name, gamma=gamma, **knobs), real_BS))
-        for gamma, real_BS in ((math.inf, probe.padded_BS), (never_binds, probe.everyone_BS))
+        _same(logits, run_under(gamma, real_BS))
+        for gamma, real_BS in ((math.inf, padded_BS), (never_binds, everyone_BS))
     )
-    if not equal and not _same(logits, probe.run()):
+    if not equal and not _same(logits, _run(model, tokens_BS)):
         return {"passed": None, "why": "the stock model is not deterministic"}
     if not equal:
         raise EnforcementError("γ=∞ does not give the stock model's logits bit for bit")
@@ -131,7 +116,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
-def _prove_kernel(model: nn.Module, layers: list[MoeLayer], probe: _Probe) -> dict[str, Any]:
+def _prove_kernel(model: nn.Module, layers: list[MoeLayer], tokens_BS: Tensor) -> dict[str, Any]:
     """Return the proof of the kept-pairs kernel, computed again only if the experts changed."""
     if layers[0].ranks is not ALONE:
         why = "the experts are spread over processes: another kernel, which never sends a drop"
@@ -139,7 +124,7 @@ def _prove_kernel(model: nn.Module, layers: list[MoeLayer], probe: _Probe) -> di
     key = [_state(layer.experts) for layer in layers]
     known = _PROVEN.get(model)
     if known is None or known[0] != key:
-        known = _PROVEN[model] = (key, _compare_kernels(layers, probe))
+        known = _PROVEN[model] = (key, _compare_kernels(model, layers, tokens_BS))
     return dict(known[1])
 
 
@@ -148,13 +133,8 @@ def _state(experts: Any) -> tuple[Any, ...]:
     return experts.config._experts_implementation, weights
 
 
-def _compare_kernels(layers: list[MoeLayer], probe: _Probe) -> dict[str, Any]:
-    """Run every layer's experts on their inputs in the probe, by both kernels.
-
-    Raises:
-        EnforcementError: If the kernels differ by more than :data:`KERNEL_TOLERANCE`, or compute
-            other pairs.
-    """
+def _compare_kernels(model: nn.Module, layers: list[MoeLayer], tokens_BS: Tensor) -> dict[str, Any]:
+    """Compare the outputs of every layer's experts in the probe, by both kernels."""
     pairs: list[tuple[Tensor, Tensor]] = []
 
     def compare(
@@ -166,7 +146,7 @@ def _compare_kernels(layers: list[MoeLayer], probe: _Probe) -> dict[str, Any]:
         for layer in layers:
             handle = layer.experts.register_forward_hook(compare, with_kwargs=True)
             stack.callback(handle.remove)
-        probe.run()
+        _run(model, tokens_BS)
     if not all(bool(stock_TH.isfinite().all()) for _, stock_TH in pairs):
         return {"passed": None, "why": "the stock experts' outputs are not finite"}
     deviation = max(_deviation(ours_TH, stock_TH) for ours_TH, stock_TH in pairs)
@@ -177,12 +157,7 @@ def _compare_kernels(layers: list[MoeLayer], probe: _Probe) -> dict[str, Any]:
             f"output, {tolerance:.0e} allowed"
         )
     compared = sum(stock_TH.numel() for _, stock_TH in pairs)
-    return {
-        "passed": True,
-        "deviation": deviation,
-        "tolerance": tolerance,
-        "compared": compared,
-    }
+    return {"passed": True, "deviation": deviation, "tolerance": tolerance, "compared": compared}
 
 
 def _both_kernels(
@@ -205,7 +180,10 @@ def _both_kernels(
             experts.capmoe_untouched = False
             nowhere_TS = index_TS.masked_fill(~kept_TS, experts.num_experts)
             output_TH = experts.forward(hidden_TH, nowhere_TS, weight_TS)
-        if not _is_of(computed, index_TS[kept_TS]):
+        kept_P = index_TS[kept_TS]
+        # No call of the stock kernel where nothing is kept.
+        computed_P = torch.cat([kept_P[:0], *(index.reshape(-1) for index in computed)])
+        if not torch.equal(computed_P.sort().values, kept_P.sort().values):
             raise EnforcementError("the kept-pairs kernel computes other pairs than the kept")
         yield output_TH, expected_TH
 
@@ -215,9 +193,3 @@ def _deviation(output_TH: Tensor, expected_TH: Tensor) -> float:
     most = expected_TH.abs().amax().clamp_min(torch.finfo(expected_TH.dtype).tiny)
     off = (output_TH - expected_TH).abs().amax() / most
     return float(off.double().nan_to_num(nan=torch.inf))
-
-
-def _is_of(computed: list[Tensor], kept_P: Tensor) -> bool:
-    """Return whether exactly the kept pairs were computed, each once."""
-    experts_P = torch.cat([index.reshape(-1) for index in computed]) if computed else kept_P[:0]
-    return torch.equal(experts_P.sort().values, kept_P.sort().values)

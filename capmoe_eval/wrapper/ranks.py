@@ -22,39 +22,31 @@ EXPERTS_RANKS = "capmoe_ranks"
 class Ranks:
     """The processes of a model; here the only one, which has all experts and the whole batch.
 
-    :class:`capmoe_eval.wrapper.parallel.world.World` overrides every method by collective
-    operations, which all processes must call in the same order.
-
-    Attributes:
-        rank: Index of this process.
-        size: Number of processes R.
-        idle: Whether this process has no sequence of the batch and computes a stand-in.
+    :class:`capmoe_eval.wrapper.parallel.world.World` answers by collective operations, which all
+    processes must call in the same order.
     """
 
-    rank: int = 0
-    size: int = 1
-    idle: bool = False
+    size: int = 1  # number of processes R
+    idle: bool = False  # whether this process has no sequence of the batch and computes a stand-in
 
     def own(self, rows_B: Tensor) -> Tensor:
         """Return this process's rows of a batch that every process was called with."""
         return rows_B
 
     def share(self, tokens_B: Tensor) -> BatchShare | None:
-        """Return the whole batch, or None if one process has it.
+        """Return the whole batch, given the counted tokens of this process's sequences.
 
-        Args:
-            tokens_B: Numbers of counted tokens of this process's sequences.
+        None if one process has it.
         """
-        del tokens_B
         return None
 
     def totals(self, *counts: Tensor) -> tuple[Tensor, ...]:
-        """Return the sum over all processes of each tensor of whole numbers."""
+        """Return the sum over all processes of each of several tensors of one type."""
         return counts
 
     def total(self, amount: Tensor) -> Tensor:
         """Return the sum of a tensor over all processes."""
-        return amount
+        return self.totals(amount)[0]
 
     def highest(self, amount: Tensor) -> Tensor:
         """Return the maximum of a tensor over all processes."""
@@ -65,18 +57,10 @@ ALONE = Ranks()
 """The one process of a model that is not spread."""
 
 
-def ranks_of(experts: torch.nn.Module) -> Ranks:
-    """Return the processes that share an experts module; :data:`ALONE` if it is not spread."""
-    ranks: Any = getattr(experts, EXPERTS_RANKS, ALONE)
-    known: Ranks = ranks
-    return known
-
-
 def ranks_in(model: Any) -> list[Any]:
     """Return the distinct groups of processes that share experts of a model; none for most models.
 
-    Args:
-        model: A loaded model; for any other object the list is empty.
+    For an object that is no model the list is empty.
     """
     if not isinstance(model, torch.nn.Module):
         return []

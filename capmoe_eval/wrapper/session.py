@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
-from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.checks import choice
+from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.capacity import experts_per_rank
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.method import KNOBS, Method
 from capmoe_eval.wrapper.forward import ACTIVE, hooked
 from capmoe_eval.wrapper.layers import expected_moe_layers, find_moe_layers
 from capmoe_eval.wrapper.meter import Meter
@@ -53,7 +53,9 @@ def capacity_aware(
             is under a capacity already.
         EnforcementError: If a promise is broken.
     """
-    chosen = method if isinstance(method, Method) else _method(method, gamma, knobs)
+    for knob in knobs:
+        choice(*sorted(KNOBS))("knob", knob)
+    chosen = method if isinstance(method, Method) else Method(method, gamma, **knobs)
     if any(hasattr(module, ACTIVE) for module in model.modules()):
         raise UsageError(
             "capacity_aware: the model is already under a capacity; leave the outer block first"
@@ -61,12 +63,11 @@ def capacity_aware(
     layers = find_moe_layers(model)
     for layer in layers:
         experts_per_rank(layer.n_experts, chosen.ep_size)
-    sizes = {layer.ranks.size for layer in layers if layer.ranks is not ALONE}
-    if chosen.uses_ranks and sizes - {chosen.ep_size}:
-        (size,) = sizes
+    ranks = layers[0].ranks
+    if ranks is not ALONE and chosen.uses_ranks and chosen.ep_size != ranks.size:
         raise UsageError(
-            f"ep_size={chosen.ep_size}: the model's experts are spread over {size} processes, each "
-            f"of which is a rank; set ep_size={size}"
+            f"ep_size={chosen.ep_size}: the model's experts are spread over {ranks.size} "
+            f"processes, each of which is a rank; set ep_size={ranks.size}"
         )
     meter = Meter(layers, chosen, expected_moe_layers(model.config))
     layer_count = meter.proofs()["every_layer_hooked"]
@@ -79,11 +80,3 @@ def capacity_aware(
         prove_on_entry(model, meter)
     with hooked(model, meter):
         yield meter
-
-
-def _method(name: str, gamma: float | None, knobs: dict[str, Any]) -> Method:
-    known = set(inspect.signature(Method).parameters) - {"name", "gamma"}
-    for knob in knobs:
-        if knob not in known:
-            raise bad_choice("knob", knob, sorted(known))
-    return Method(name, gamma, **knobs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from typing import TypeVar
@@ -33,6 +34,11 @@ class Draw:
     def one(self, items: Sequence[_T]) -> _T:
         """Return a random item."""
         return items[self.below(len(items))]
+
+    def early(self, items: Sequence[_T], spread: float) -> _T:
+        """Return a random item; the first is ``spread`` times as likely as the last."""
+        place = -math.log(1 - self._random() * (1 - 1 / spread)) / math.log(spread)
+        return items[min(int(place * len(items)), len(items) - 1)]
 
     def one_of(self, items: Sequence[_T], weights: Sequence[float]) -> _T:
         """Return a random item, drawn in proportion to the weights."""

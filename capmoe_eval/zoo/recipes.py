@@ -2,40 +2,37 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from transformers import AutoModelForCausalLM, MistralConfig, PretrainedConfig, PreTrainedModel
+from tokenizers import Tokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    MistralConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.wrapper.checkpoint import load_checkpoint
-from capmoe_eval.zoo.miniworld.packing import Batches, Shape
-from capmoe_eval.zoo.miniworld.tokenizer import miniworld_tokenizer
+from capmoe_eval.zoo.banking77 import QueryBatches, banking77_tokenizer, train_split
+from capmoe_eval.zoo.batch import NumberedBatches
+from capmoe_eval.zoo.miniworld.packing import Batches
+from capmoe_eval.zoo.miniworld.tokenizer import MAX_POSITIONS, miniworld_tokenizer
 from capmoe_eval.zoo.miniworld.world import world
 from capmoe_eval.zoo.synthetic.models import tiny_config
+from capmoe_eval.zoo.synthetic.tokenizer import wrapped
 from capmoe_eval.zoo.train import Schedule, train
 from capmoe_eval.zoo.upcycle import upcycle
 
 #: The directory of the shipped weights, with one directory per model.
 WEIGHTS = Path(__file__).parent / "weights"
-
-#: Training steps of a model; for an upcycled one, including those of its dense model.
-STEPS = 4000
-
-_HIDDEN, _LAYERS, _HEADS = 96, 4, 4
-_DENSE_WIDTH = 128
-_ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
-_COMMON: dict[str, Any] = {
-    "hidden_size": _HIDDEN,
-    "num_hidden_layers": _LAYERS,
-    "num_attention_heads": _HEADS,
-    "max_position_embeddings": 2048,
-    "initializer_range": 0.06,
-    "rms_norm_eps": 1e-5,  # equal in all, so that an upcycled model begins as its dense one
-}
 
 
 @dataclass(frozen=True)
@@ -49,65 +46,62 @@ class Recipe:
         dense_steps: Steps of the dense model that it is upcycled from; 0 for training from scratch.
         noise: Noise on upcycled experts, as a share of their own standard deviation.
         rate: Highest learning rate.
-        aux: Coefficient of the router's auxiliary loss, where the class has one.
+        decay: Weight decay.
+        aux: Coefficient of the routers' auxiliary loss.
         ep_size: Number of ranks as in the paper's deployment; it divides the number of experts.
-        seed: Seed of the first weights.
+        seed: Seed of the first weights and of the corpus.
+        data: Train data.
     """
 
     family: str
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    steps: int = STEPS
+    changes: Mapping[str, Any]
+    steps: int = 2400
     dense_steps: int = 0
     noise: float = 0.5
     rate: float = 3e-3
-    aux: float = 2e-4
+    decay: float = 0.05
+    aux: float = 1e-5
     ep_size: int = 8
     seed: int = 0
+    data: Literal["miniworld", "banking77"] = "miniworld"
 
 
+@dataclass(frozen=True)
+class _Recipes:
+    common: dict[str, Any]  # fields of every configuration, which the others take in
+    dense: dict[str, Any]
+    models: dict[str, Recipe]
+
+
+_RECIPES = read_data(__package__, "recipes.yaml", _Recipes)
 #: Every trained model, by name.
-ZOO: Mapping[str, Recipe] = {
-    "olmoe": Recipe("olmoe", {"intermediate_size": 32}),
-    "deepseek_v2": Recipe(
-        "deepseek_v2",
-        {
-            "num_hidden_layers": _LAYERS + 1,  # the first has no experts
-            "intermediate_size": 192,
-            "moe_intermediate_size": 32,
-            "n_shared_experts": 1,
-            "kv_lora_rank": 96,
-            "qk_nope_head_dim": 24,
-            "qk_rope_head_dim": 24,
-            "v_head_dim": 24,
-        },
-        steps=3 * STEPS // 2,  # with latent attention it learns the first facts late
-    ),
-    "mixtral": Recipe(
-        "mixtral",
-        {"intermediate_size": _DENSE_WIDTH, "num_key_value_heads": 4, "rope_parameters": _ROPE},
-        dense_steps=STEPS // 4,
-    ),
-    "qwen2_moe": Recipe(
-        "qwen2_moe",
-        {
-            "moe_intermediate_size": 32,
-            "shared_expert_intermediate_size": 32,
-            "rope_parameters": _ROPE,
-        },
-        dense_steps=STEPS // 4,
-        ep_size=6,
-    ),
-    "qwen3_moe": Recipe(
-        "qwen3_moe", {"moe_intermediate_size": 48, "num_key_value_heads": 4, "head_dim": 24}
-    ),
-}
+ZOO: Mapping[str, Recipe] = _RECIPES.models
+_SEEDED = re.compile(r"(?P<name>.+)_s(?P<seed>\d+)")
+
+
+def recipe(name: str) -> Recipe:
+    """Return a recipe by its name; ``olmoe_s1`` is ``olmoe`` with another training seed.
+
+    Raises:
+        UsageError: If the name is unknown.
+    """
+    if unseeded(name) not in ZOO:
+        raise bad_choice("name", name, tuple(ZOO))
+    seeded = _SEEDED.fullmatch(name)
+    return replace(ZOO[seeded["name"]], seed=int(seeded["seed"])) if seeded else ZOO[name]
+
+
+def unseeded(name: str) -> str:
+    """Return a model's name without its training seed."""
+    seeded = _SEEDED.fullmatch(name)
+    return seeded["name"] if seeded else name
 
 
 def trained_model(name: str, *, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
     """Load a shipped model on the CPU, in evaluation mode.
 
     Args:
-        name: One of ``ZOO``.
+        name: One of ``ZOO``, or one with its training seed, ``olmoe_s1``.
         dtype: Type of the weights; the files have bfloat16.
 
     Raises:
@@ -123,33 +117,22 @@ def trained_model(name: str, *, dtype: torch.dtype = torch.bfloat16) -> PreTrain
     return model
 
 
-def recipe(name: str) -> Recipe:
-    """Return a recipe by its name.
-
-    Raises:
-        UsageError: If the name is unknown.
-    """
-    if name not in ZOO:
-        raise bad_choice("name", name, tuple(ZOO))
-    return ZOO[name]
+def trained_tokenizer(name: str) -> PreTrainedTokenizerFast:
+    """Return the tokenizer of a trained model: its own, or that of the mini-world."""
+    own = WEIGHTS / name / "tokenizer.json"
+    if own.is_file():
+        return wrapped(Tokenizer.from_file(str(own)), MAX_POSITIONS)
+    return miniworld_tokenizer()
 
 
-def configuration(name: str) -> PretrainedConfig:
-    """Return the configuration that a model of the zoo is trained with.
-
-    Raises:
-        UsageError: If the name is unknown.
-    """
-    chosen = recipe(name)
-    aux = {"output_router_logits": True, "router_aux_loss_coef": chosen.aux}
-    routed = {} if chosen.family == "deepseek_v2" else aux  # its class has no such loss
-    changes = {**_COMMON, **chosen.changes, **routed}
-    return tiny_config(chosen.family, len(miniworld_tokenizer()), **changes)
+def configuration(chosen: Recipe, vocab_size: int) -> PretrainedConfig:
+    """Return the configuration of a model that is trained by a recipe."""
+    return tiny_config(chosen.family, vocab_size, **chosen.changes)
 
 
-def corpus_seed(seed: int | None) -> int:
-    """Return the corpus seed that belongs to a seed of the weights; None: the shipped models'."""
-    return 1 + 1000 * (seed or 0)
+def corpus_seed(seed: int) -> int:
+    """Return the corpus seed that belongs to a seed of the weights."""
+    return 1 + 1000 * seed
 
 
 def build(
@@ -167,7 +150,7 @@ def build(
         name: One of ``ZOO``.
         work: Directory of the checkpoints.
         steps: Total number of steps; None for the recipe's.
-        seed: Seed of the first weights and of the corpus; None for those of the shipped model.
+        seed: Seed of the first weights and of the corpus; None for the recipe's.
         scratch: Whether to train a model from scratch that the zoo upcycles.
         say: Function that takes progress lines.
 
@@ -180,17 +163,16 @@ def build(
     """
     chosen = recipe(name)
     steps = chosen.steps if steps is None else steps
-    tokenizer = miniworld_tokenizer()
     start = chosen.seed if seed is None else seed
-    shape = Shape(early=steps // 2)
-    batches = Batches(world(), tokenizer, seed=corpus_seed(seed), shape=shape)
+    tokenizer, batches = _data(chosen, corpus_seed(start), steps)
+    vocabulary = len(tokenizer)
     dense_steps = 0 if scratch else chosen.dense_steps * steps // chosen.steps
-    model = _fresh(configuration(name), start)
+    model = _fresh(configuration(chosen, vocabulary), start)
     losses: list[float] = []
     if dense_steps:
-        dense = _fresh(_dense_config(len(tokenizer)), start)
+        dense = _fresh(MistralConfig(vocab_size=vocabulary, **_RECIPES.dense), start)
         say(f"dense: {_millions(dense)} million parameters")
-        schedule = Schedule(dense_steps, rate=chosen.rate)
+        schedule = Schedule(dense_steps, rate=chosen.rate, decay=chosen.decay)
         # Models that are upcycled from the same dense model share its checkpoint.
         state = work / f"dense-{start}-{dense_steps}.pt"
         losses += train(dense, batches, schedule, checkpoint=state, say=say)
@@ -199,34 +181,28 @@ def build(
     losses += train(
         model,
         batches,
-        Schedule(steps - dense_steps, rate=chosen.rate),
+        Schedule(steps - dense_steps, rate=chosen.rate, decay=chosen.decay, aux=chosen.aux),
         checkpoint=work / f"{name}-{start}-{steps}{'-scratch' if scratch else ''}.pt",
         first=dense_steps,
         say=say,
     )
-    model.config.output_router_logits = False  # evaluation needs no auxiliary loss
     return model, losses
+
+
+def _data(chosen: Recipe, seed: int, steps: int) -> tuple[PreTrainedTokenizerFast, NumberedBatches]:
+    """Return the tokenizer and the batches of a training."""
+    if chosen.data == "miniworld":
+        tokenizer = miniworld_tokenizer()
+        return tokenizer, Batches(world(), tokenizer, seed, early=steps // 2)
+    queries = train_split()
+    tokenizer = banking77_tokenizer(queries)
+    return tokenizer, QueryBatches(queries, tokenizer, seed)
 
 
 def _fresh(config: PretrainedConfig, seed: int) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-
-
-def _dense_config(vocab_size: int) -> PretrainedConfig:
-    return MistralConfig(
-        vocab_size=vocab_size,
-        intermediate_size=_DENSE_WIDTH,
-        num_key_value_heads=_HEADS,
-        sliding_window=None,
-        rope_parameters=_ROPE,
-        bos_token_id=0,
-        eos_token_id=0,
-        pad_token_id=1,
-        tie_word_embeddings=False,
-        **_COMMON,
-    )
 
 
 def _millions(model: PreTrainedModel) -> str:
@@ -243,3 +219,13 @@ def save(model: PreTrainedModel, directory: Path) -> None:
     model.to(torch.bfloat16).save_pretrained(directory)
     for file in directory.iterdir():
         file.chmod(0o644)  # safetensors makes its files private
+
+
+def save_tokenizer(directory: Path) -> None:
+    """Write the tokenizer of the model of real text beside its weights.
+
+    Raises:
+        OSError: If the directory cannot be written.
+    """
+    tokenizer = banking77_tokenizer(train_split())
+    tokenizer.backend_tokenizer.save(str(directory / "tokenizer.json"))

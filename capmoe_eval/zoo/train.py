@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedModel
 
-from capmoe_eval.zoo.miniworld.packing import Batches
+from capmoe_eval.zoo.batch import IGNORED, Batch, NumberedBatches
 
 # Sorts tokens by expert; on a CPU it trains 1.2 times as fast as the loop over experts.
 TRAINING_KERNEL = "grouped_mm"
@@ -34,6 +35,7 @@ class Schedule:
         warmup: Steps of linear rise; a cosine then falls to a fiftieth of ``rate``.
         decay: AdamW's weight decay of matrices.
         clip: Largest norm of the gradient.
+        aux: Coefficient of the auxiliary loss that balances the routers.
     """
 
     steps: int
@@ -41,6 +43,7 @@ class Schedule:
     warmup: int = 100
     decay: float = 0.05
     clip: float = 1.0
+    aux: float = 0.0
 
     def rate_at(self, step: int) -> float:
         """Return the learning rate of a step."""
@@ -52,7 +55,7 @@ class Schedule:
 
 def train(
     model: PreTrainedModel,
-    batches: Batches,
+    batches: NumberedBatches,
     schedule: Schedule,
     *,
     checkpoint: Path | None = None,
@@ -91,13 +94,8 @@ def train(
         batch = batches[first + step]
         for group in optimizer.param_groups:
             group["lr"] = schedule.rate_at(step)
-        loss = model(
-            input_ids=batch.input_ids_BS,
-            position_ids=batch.position_ids_BS,
-            labels=batch.labels_BS,
-            use_cache=False,
-        ).loss
-        loss.backward()
+        loss = batch_loss(model, batch, schedule.aux)
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), schedule.clip)
         optimizer.step()
         optimizer.zero_grad()
@@ -116,6 +114,41 @@ def train(
     _kernel(model, "eager")
     model.eval()
     return losses
+
+
+def batch_loss(model: PreTrainedModel, batch: Batch, aux: float) -> Tensor:
+    """Return the loss of a batch: cross-entropy of its labels, and the auxiliary loss.
+
+    The classes' own loss computes logits of every position, six times as many as have a label.
+    The auxiliary loss is that of Switch Transformer, E · Σ (share of the assignments · mean
+    probability), averaged over the layers, as the families were trained with. (transformers counts
+    all layers as one, and DeepSeek-V2's class has none.) Pads do not count.
+    """
+    output = model.model(
+        input_ids=batch.input_ids_BS,
+        position_ids=batch.position_ids_BS,
+        use_cache=False,
+        output_router_logits=aux > 0,
+    )
+    next_BS = batch.labels_BS[:, 1:]
+    labelled_BS = next_BS != IGNORED
+    logits = model.lm_head(output.last_hidden_state[:, :-1][labelled_BS])
+    loss = functional.cross_entropy(logits, next_BS[labelled_BS])
+    if aux > 0:
+        real_N = (batch.input_ids_BS != model.config.pad_token_id).flatten()
+        top_k = int(model.config.num_experts_per_tok)
+        losses = [_imbalance(gate[real_N], top_k) for gate in output.router_logits]
+        loss = loss + aux * torch.stack(losses).mean()
+    return loss
+
+
+def _imbalance(logits_NE: Tensor, top_k: int) -> Tensor:
+    """Return the auxiliary loss of a layer: 1 at balance, at most E/K."""
+    n_experts = logits_NE.shape[1]
+    probabilities_NE = logits_NE.softmax(-1)
+    chosen = probabilities_NE.detach().topk(top_k).indices.flatten()
+    share_E = chosen.bincount(minlength=n_experts) / len(chosen)
+    return n_experts * (share_E * probabilities_NE.mean(0)).sum()
 
 
 def _optimizer(model: nn.Module, schedule: Schedule) -> torch.optim.AdamW:

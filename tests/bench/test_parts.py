@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from capmoe_eval.bench.decision import peak_bytes
+from capmoe_eval.bench.decision import paper_map, peak_bytes
+from capmoe_eval.bench.ep.layer import LayerSetting
 from capmoe_eval.bench.ep.skew import peak_load
 from capmoe_eval.bench.forward import skewed_model
-from capmoe_eval.bench.listings import expanded_drop, token_drop
+from capmoe_eval.bench.rounds import CPU
 from capmoe_eval.experiment.timings.schema import Shape
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.reference import Problem, assign_reference
@@ -40,10 +41,7 @@ def test_the_listings_are_the_methods(name: str) -> None:
     n_tokens, n_experts, top_k, local = 12, 6, 2, [0, 1]
     score_TE = torch.randn(n_tokens, n_experts).mul(2).softmax(dim=1)
     topk_TK = score_TE.topk(top_k, dim=1).indices
-    if name == "score":
-        map_TE = token_drop(score_TE, topk_TK, 1.0)
-    else:
-        map_TE = expanded_drop(score_TE, topk_TK, 1.0, local)
+    map_TE = paper_map(score_TE, topk_TK, local if name == "expanded_drop" else [])
     problem = Problem(
         score=score_TE.tolist(),
         choice=score_TE.tolist(),
@@ -65,21 +63,14 @@ def test_the_listings_are_the_methods(name: str) -> None:
 def test_a_skewed_model_has_the_wanted_peak_in_every_layer(
     n_experts: int, top_k: int, peak: float
 ) -> None:
-    built = skewed_model(
-        Shape("flat", 64, 32, n_experts, top_k, 0),
-        layers=2,
-        batch=4,
-        prompt=64,
-        peak=peak,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-    )
-    assert built.peaks == pytest.approx([peak, peak], rel=0.1)
+    setting = LayerSetting(Shape("flat", 64, 32, n_experts, top_k, 0), 1, CPU)
+    model, tokens_BS, peaks = skewed_model(setting, layers=2, batch=4, prompt=64, peak=peak)
+    assert peaks == pytest.approx([peak, peak], rel=0.1)
     seen: list[float] = []
-    with torch.no_grad(), capacity_aware(built.model, "baseline") as meter:
-        built.model(input_ids=built.tokens_BS, use_cache=False)
+    with torch.no_grad(), capacity_aware(model, "baseline") as meter:
+        model(input_ids=tokens_BS, use_cache=False)
         seen = [layer["peak"]["expert_before"]["last"] for layer in meter.report()["layers"]]
-    assert seen == pytest.approx(built.peaks, abs=0.05)
+    assert seen == pytest.approx(peaks, abs=0.05)
 
 
 def test_a_flat_router_has_a_low_peak() -> None:

@@ -34,7 +34,8 @@ SINGLE_TASKS = [name for name in options("tasks") if name in load_option("tasks"
 TEN = [
     name
     for name in SINGLE_TASKS
-    if name != "zero_shot_mix" and (not name.startswith("longicl") or name == "longicl_1")
+    if name not in ("zero_shot_mix", "banking77_intent")
+    and (not name.startswith("longicl") or name == "longicl_1")
 ]
 TINY = ModelId("tiny_olmoe", "tiny:olmoe", dtype="float32")
 
@@ -96,7 +97,7 @@ def test_a_record_is_whole_and_can_be_read_again(
     assert again.cell == record.cell
     assert all(promise.passed for _, promise in again.proofs)
     assert again.load.drop_rate > 0
-    (documents,) = again.part.documents.values()
+    (documents,) = again.subtasks.values()
     assert documents.batches is not None and len(documents.batches) == 2
     assert 0 in documents.batches
     assert max(documents.batches) < again.load.forwards - again.load.decode_forwards
@@ -349,7 +350,7 @@ def test_a_mixture_pools_the_requests_of_its_tasks(
     assert record.value == pytest.approx(sum(map(sum, correct)) / 8)
     singly = [run(lm, library, source, name, method, batch_size=8) for name in ("obqa", "rte")]
     assert record.load.forwards < 2 * len(correct)
-    batches = [part.batches or [] for part in record.part.documents.values()]
+    batches = [part.batches or [] for part in record.subtasks.values()]
     assert {number for part in batches for number in part} == set(range(record.load.forwards))
     assert any(set(part) & set(other) for part in batches for other in batches if part is not other)
     assert record.cell.shuffle == 0 and record.cell.digest != singly[0].cell.digest

@@ -65,6 +65,16 @@ def test_a_capacity_changes_the_likelihoods(family: str) -> None:
     )
 
 
+def test_a_text_is_tokenized_once_and_as_lm_eval_does() -> None:
+    lm = build(CapmoeLM, "olmoe", 4)
+    first = lm.tok_encode("water is wet")
+    assert first == HFLM.tok_encode(lm, "water is wet")
+    first.append(0)  # a caller may change what it got
+    assert lm.tok_encode("water is wet") == first[:-1]
+    assert lm._tokens.cache_info().hits == 1
+    assert lm.tok_encode("water is wet", left_truncate_len=1) == first[-2:-1]
+
+
 @pytest.mark.parametrize("batch_size", [1, 2, 16])
 def test_exactly_the_real_tokens_count(batch_size: int) -> None:
     lm = build(CapmoeLM, "olmoe", batch_size, method="score", gamma=0.5)

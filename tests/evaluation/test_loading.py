@@ -193,6 +193,17 @@ def test_damaged_weights_of_an_embedded_model_are_refused(
         load_lm(ModelId("zoo_mixtral", "zoo:mixtral"), Placement("cpu"), 1)
 
 
+def test_a_further_training_seed_is_another_model() -> None:
+    first, second = (
+        load_lm(ModelId(f"zoo_{name}", f"zoo:{name}", dtype="float32"), Placement("cpu"), 1)
+        for name in ("mixtral", "mixtral_s1")
+    )
+    weights = [lm.model.get_output_embeddings().weight for lm in (first, second)]
+    assert weights[0].shape == weights[1].shape and not torch.equal(*weights)
+    with pytest.raises(UsageError, match=r"no weights in .*mixtral_s9.*train mixtral_s9"):
+        load_lm(ModelId("zoo_mixtral", "zoo:mixtral_s9"), Placement("cpu"), 1)
+
+
 MARKER = """
 from pathlib import Path
 Path({marker!r}).write_text("")

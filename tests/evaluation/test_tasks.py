@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 from lm_eval.tasks import TaskManager
 
-from capmoe_eval.evaluation.longicl import TASKS_DIR as LONGICL
-from capmoe_eval.evaluation.mixtures import TASKS_DIR as MIXTURES
-from capmoe_eval.evaluation.tasks import task_manager
+from capmoe_eval.evaluation.tasks import OURS, task_manager
 from capmoe_eval.experiment.configuration import load_option, options
 
 NAMES = sorted(
@@ -25,7 +23,7 @@ NAMES = sorted(
 @pytest.fixture(scope="module")
 def everything() -> TaskManager:
     """lm-eval's own manager, over all of its folders and ours."""
-    return TaskManager(include_path=[str(LONGICL), str(MIXTURES)])
+    return TaskManager(include_path=[str(path) for path in OURS])
 
 
 def parts(manager: TaskManager, name: Any) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def whole(tmp_path: Path) -> Record:
 
 def test_what_is_written_is_what_is_read(whole: Record) -> None:
     found = read_record(whole.path, whole.path.parents[2])
-    assert found == whole
+    assert (found.content, found.path) == (whole.content, whole.path)
     assert found.value == found.capmoe["value"] and found.layers[0].n_experts == 8
     assert found.path.read_bytes() == sealed(found.content)
 
@@ -233,7 +233,7 @@ def test_only_files_of_cells_are_looked_at(whole: Record) -> None:
     (root / "m/obqa/.hidden.json").write_text("{}")
     assert record_paths(root) == [whole.path]
     found = read_results(root)
-    assert (found.records, found.broken) == ((whole,), ())
+    assert ([one.content for one in found.records], found.broken) == ([whole.content], ())
     assert record_paths(root / "nowhere") == []
 
 

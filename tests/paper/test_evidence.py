@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.evidence import Evidence, Side
 from tests.paper.fabricate import HOME, evidence, record
 
@@ -48,10 +49,9 @@ def test_settings_are_guessed_only_where_none_are_known() -> None:
 
 
 def test_contrasts_without_records_are_none() -> None:
-    effect, records = Evidence("zoo").effect(
-        Side(method="score", gamma=1.0), Side(method="order", gamma=1.0)
-    )
-    assert effect.comparison is None and not records
+    sides = Side(method="score", gamma=1.0), Side(method="order", gamma=1.0)
+    effect = Evidence("zoo").effect(*sides)
+    assert effect.comparison is None and not effect.records
 
 
 def test_the_batches_that_records_name_are_those_of_the_comparison() -> None:
@@ -59,6 +59,6 @@ def test_the_batches_that_records_name_are_those_of_the_comparison() -> None:
     for row in rows:
         row.content["capmoe"]["documents"]["obqa"]["batches"] = [0, 0, 1, 1]
     sides = (Side(method=name, gamma=1.0) for name in ("score", "random"))
-    effect, _ = evidence(*rows).effect(*sides)
-    batches = effect.pairs["zoo_olmoe"]["obqa"].batches
+    again = evidence(*(Record(row.content, row.path) for row in rows))
+    batches = again.effect(*sides).pairs["zoo_olmoe"]["obqa"].batches
     assert batches is not None and batches.tolist() == [0, 0, 1, 1]

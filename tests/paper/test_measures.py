@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.paper.evidence import Evidence
+from capmoe_eval.paper.evidence import Evidence, Training
 from capmoe_eval.paper.measures import balance, companions, decay, removed
 from capmoe_eval.paper.verdicts import Outcome
 from capmoe_eval.routing.method import Method
@@ -43,7 +43,7 @@ def trainings(scratch: list[float], upcycled: list[float]) -> list[dict[str, obj
 
 
 def trained(trainings: list[dict[str, object]]) -> Evidence:
-    return Evidence("zoo", trainings=trainings)
+    return Evidence("zoo", trainings=tuple(map(Training.model_validate, trainings)))
 
 
 def test_trainings_at_chance_count_for_nothing() -> None:

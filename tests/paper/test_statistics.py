@@ -17,7 +17,7 @@ from capmoe_eval.paper.statistics import compare, holm, mcnemar, sign_flip
 
 def test_mcnemar_by_hand() -> None:
     assert mcnemar(0, 0) == 1.0
-    assert mcnemar(5, 5) == 1.0
+    assert mcnemar(5, 5) == mcnemar(7, 8) == 1.0
     assert mcnemar(0, 6) == pytest.approx(2 / 64)  # all six changed the same way
     assert mcnemar(1, 7) == pytest.approx(2 * (1 + 8) / 256)
     assert mcnemar(2000, 0) == pytest.approx(0.0, abs=1e-300)

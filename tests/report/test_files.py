@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from capmoe_eval.errors import UsageError
 from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.report.claims.command import build
 from capmoe_eval.report.claims.render import to_json
 from capmoe_eval.report.figures.catalogue import get_figure
 from capmoe_eval.report.figures.studies import gather_study
 from capmoe_eval.report.figures.write import describe
-from capmoe_eval.report.files import FigureText, Ledger, read
-from capmoe_eval.report.site.claims import verdict_counts
+from capmoe_eval.report.site.claims import Ledger, verdict_counts
+from capmoe_eval.report.site.figures import FigureText
+from capmoe_eval.report.site.inventory import read
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,6 +24,7 @@ def test_the_ledger(tmp_path: Path) -> None:
     report = build(tmp_path / "results", "zoo", tmp_path, ROOT / "results/bench")
     (tmp_path / "claims.json").write_text(to_json(report))
     found = read(Ledger, tmp_path / "claims.json")
+    assert isinstance(found, Ledger)
     assert [claim.quote for claim in found.claims] == [v.entry.quote for v in report.verdicts]
     assert verdict_counts(found) == {word: n for word, n in report.counts.items() if n}
     assert any(finding.details for claim in found.claims for finding in claim.findings)
@@ -34,12 +35,12 @@ def test_a_figure(tmp_path: Path) -> None:
     sources = gather_study(spec, read_bench(ROOT / "results/bench"), "zoo")
     about = describe(spec, sources, spec.measure(sources))
     (tmp_path / "fig4.json").write_text(json.dumps(about))
-    assert read(FigureText, tmp_path / "fig4.json").title == about["title"]
+    found = read(FigureText, tmp_path / "fig4.json")
+    assert isinstance(found, FigureText) and found.title == about["title"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"title": 1}'])
 def test_another_file_is_refused_by_name(text: str, tmp_path: Path) -> None:
     path = tmp_path / "fig1.json"
     path.write_text(text)
-    with pytest.raises(UsageError, match=r"fig1\.json: cannot be read"):
-        read(FigureText, path)
+    assert "fig1.json: cannot be read" in str(read(FigureText, path))

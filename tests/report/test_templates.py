@@ -22,7 +22,7 @@ def test_values_are_escaped_as_the_standard_library_does() -> None:
 
 def test_a_value_that_is_not_there_is_an_error() -> None:
     with pytest.raises(UndefinedError, match="table"):
-        templates.render("table")
+        templates.render("table.html")
 
 
 def test_line_breaks_of_a_template_are_for_its_reader() -> None:

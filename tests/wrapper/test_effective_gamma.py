@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capmoe_eval.routing.method import Method
@@ -29,7 +29,7 @@ def metered(method: Method, n_experts: int, batches: Batches) -> dict[str, Any]:
     meter = LayerMeter(layer, method)
     for number, lengths in enumerate(batches):
         counted_BS = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-        plan = ForwardPlan.of(method, number, counted_BS=counted_BS, decode=False)
+        plan = ForwardPlan(method, number, counted_BS=counted_BS, decode=False)
         chosen_NK = torch.arange(counted_BS.numel() * TOP_K).view(-1, TOP_K) % n_experts
         deviation = torch.tensor(0.0)
         meter.note_router(chosen_NK[plan.groups.rows_T], plan.groups, deviation, torch.float32)
@@ -60,6 +60,7 @@ def by_loops(
     return sum(capacities, Fraction()) / sum(mean_loads), sum(mean_loads) / buckets
 
 
+@settings(deadline=None)
 @given(
     gamma=st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0, 1.1, 1.5, 3.0, 9.0]),
     ep_size=st.sampled_from([1, 2, 4]),
@@ -78,9 +79,10 @@ def test_it_is_the_sum_of_capacities_over_the_sum_of_mean_loads(
     method = Method("score", gamma, ep_size, **knobs)
     report = metered(method, n_experts, batches)
     for at, effective in zip(GAMMA_GRID, report["grid"]["effective_gamma"], strict=True):
-        assert effective == pytest.approx(float(by_loops(method, n_experts, batches, at)[0]))
+        expected = float(by_loops(method, n_experts, batches, at)[0])
+        assert effective == pytest.approx(expected, abs=1e-6)  # six decimals are recorded
     found = report["effective_gamma"]
-    if not method.has_capacity:  # a bound of devices that cannot bind is the baseline
+    if method.is_stock:  # a bound of devices that cannot bind is the baseline
         assert found is None
         return
     assert method.gamma == gamma

@@ -15,7 +15,7 @@ from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.experiment.record_part import Proofs
 from capmoe_eval.routing.assign import Assignment
 from capmoe_eval.routing.method import Method
-from capmoe_eval.wrapper import forward, proof
+from capmoe_eval.wrapper import forward, plan, proof
 from capmoe_eval.wrapper.kernel import KERNEL, kept_pairs_forward
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.models import PAPER_FAMILIES, batch, make
@@ -250,14 +250,14 @@ def test_pads_are_known_from_the_mask_not_from_the_decision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Pads reach the experts if the rows are not filtered, although nothing is dropped."""
-    group_tokens = forward.ForwardPlan.of.__globals__["group_tokens"]
+    group_tokens = plan.group_tokens
 
     def everyone(counted: Tensor, **knobs: Any) -> Any:
         return group_tokens(torch.ones_like(counted), **knobs)
 
     model = make("olmoe")
     with capacity_aware(model, "score", gamma=1e9):
-        monkeypatch.setitem(forward.ForwardPlan.of.__globals__, "group_tokens", everyone)
+        monkeypatch.setattr(plan, "group_tokens", everyone)
         with pytest.raises(EnforcementError, match="45 slots taken by pads"):
             run(model, attention_mask=padded_mask())
 

@@ -4,41 +4,34 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from capmoe_eval.bench.alternate import now
-from capmoe_eval.bench.device import device_of, dtype_name, dtype_of, machine
 from capmoe_eval.bench.ep.emulation import MACHINES, NODE, Machine
 from capmoe_eval.bench.ep.jobs import Job, free_job, study_jobs
 from capmoe_eval.bench.ep.measure import EMULATED, Bench
-from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.bench.rounds import dtype_name, measured_on, placement
+from capmoe_eval.checks import choice
+from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.processes import process_count, process_rank
-from capmoe_eval.experiment.timings.schema import Link, Miss, Point, Study, Timing
+from capmoe_eval.experiment.timings.schema import Comparison, Link, Study, Timing, Validation
 from capmoe_eval.experiment.timings.studies import find_studies
 from capmoe_eval.wrapper.parallel.world import World
 
 
 def run(given: argparse.Namespace) -> None:
-    """Time a grid or studies, print them and write one file for each.
-
-    Raises:
-        UsageError: For a value that cannot be.
-    """
+    """Time a grid or studies, print them and write one file for each."""
     studies = find_studies(given.study) if given.study else ()
-    processes, device = process_count(), device_of(given.device)
-    dtype = dtype_of(given.dtype, device)
+    processes, (device, dtype) = process_count(), placement(given)
     _keep_memory()
     link = _link(given, device)
     asked: list[tuple[str, dict[str, Any], list[Job]]] = []
     for study in studies:
-        sizes = {
-            "scale": given.scale or study.scale,
-            "batch_divisor": given.batch_divisor or study.batch_divisor,
-        }
+        scale, divisor = given.scale or study.scale, given.batch_divisor or study.batch_divisor
+        sizes = {"scale": scale, "batch_divisor": divisor}
         said = {"study": study.name, "place": study.place, "why": study.why, **sizes}
         jobs = study_jobs(study, processes=processes, results=given.results, **sizes)
         name = f"{study.name}-{processes}" if processes else study.name
@@ -48,13 +41,12 @@ def run(given: argparse.Namespace) -> None:
         none = {"study": None, "place": None, "why": None, "scale": job.scale, "batch_divisor": 1}
         asked = [(f"{given.shape}-{job.ranks}", none, [job])]
     world = World.join(device) if processes else None
-    bench = Bench(world, device, dtype, link, given.repeats, given.warmup, given.validate)
+    bench = Bench(world, device, dtype, link, given)
     for name, said, jobs in asked:
         file = Study(
             schema=Study.SCHEMA,
             command="ep",
-            date=now(),
-            machine=machine(device),
+            **measured_on(device),
             kind="measured" if world else "emulated",
             note=None if world else EMULATED,
             backend=world.backend if world else None,
@@ -72,7 +64,8 @@ def run(given: argparse.Namespace) -> None:
 
 def _link(given: argparse.Namespace, device: torch.device) -> Link | Machine:
     """Return the emulated link, or the machine whose balance it shall have."""
-    stated = given.bandwidth is not None or given.latency is not None
+    asked = {"bandwidth": given.bandwidth, "latency": given.latency}
+    stated = {name: value for name, value in asked.items() if value is not None}
     in_proportion = given.machine is not None or given.balance is not None
     if stated and in_proportion:
         raise UsageError(
@@ -80,18 +73,16 @@ def _link(given: argparse.Namespace, device: torch.device) -> Link | Machine:
             "proportion (--machine, --balance)"
         )
     if stated or (device.type == "cuda" and not in_proportion):
-        bandwidth = NODE.bandwidth if given.bandwidth is None else given.bandwidth
-        latency = NODE.latency if given.latency is None else given.latency
-        said = f"stated: {bandwidth / 1e9:g} GB/s per rank and direction, {1e6 * latency:g} µs"
-        return Link(bandwidth, latency, said)
+        link = replace(NODE, **stated)
+        speed = f"{link.bandwidth / 1e9:g} GB/s per rank and direction, {1e6 * link.latency:g} µs"
+        return replace(link, source=f"stated: {speed}")
     name = given.machine or "h20"
-    if name not in MACHINES:
-        raise bad_choice("machine", name, MACHINES)
-    chosen = MACHINES[name]
+    choice(*MACHINES)("machine", name)
+    machine = MACHINES[name]
     if given.balance is None:
-        return chosen
-    fast = f"a machine as fast as {chosen.name}"
-    return replace(chosen, name=fast, bandwidth=given.balance * chosen.flops)
+        return machine
+    fast = f"a machine as fast as {machine.name}"
+    return replace(machine, name=fast, bandwidth=given.balance * machine.flops)
 
 
 def _keep_memory() -> None:
@@ -122,33 +113,22 @@ def _lines(study: Study) -> Iterator[str]:
             speed = f"{link.bandwidth / 1e9:.3g} GB/s, {1e6 * link.latency:.3g} µs"
             yield f"link: {speed}; {link.source}"
         for point in run.points:
-            yield from _point_lines(point)
+            place = f" ({point.place})" if point.place else ""
+            routing, check, prefill = point.routing, point.validation, point.prefill
+            yield (
+                f"{point.tokens_per_rank} tokens per rank{place}, routing of {routing.source}, "
+                f"peak load {routing.peak:.2f} × mean"
+            )
+            yield from _timing_lines(point.timings, "layer", check)
+            if prefill:
+                yield f"prefill, {prefill.layers} layers, prompts of {prefill.prompt}"
+                yield from _timing_lines(prefill.timings, "prefill", check and check.prefill)
 
 
-def _point_lines(point: Point) -> Iterator[str]:
-    place = f" ({point.place})" if point.place else ""
-    yield (
-        f"{point.tokens_per_rank} tokens per rank{place}, routing of {point.routing.source}, "
-        f"peak load {point.routing.peak:.2f} × mean"
-    )
-    yield from _timing_lines(point.timings)
-    if point.validation:
-        yield from _error_lines("layer", point.validation.errors)
-    if point.prefill:
-        yield f"prefill, {point.prefill.layers} layers, prompts of {point.prefill.prompt}"
-        yield from _timing_lines(point.prefill.timings)
-        if point.validation and point.validation.prefill:
-            yield from _error_lines("prefill", point.validation.prefill.errors)
-
-
-def _error_lines(part: str, errors: Mapping[str, Miss]) -> Iterator[str]:
-    for name, error in errors.items():
-        shares = f"total {100 * error.total:+.0f} %, speedup {100 * error.speedup:+.0f} %"
-        yield f"  emulated {part}, {name}: {shares}"
-
-
-def _timing_lines(rows: Sequence[Timing]) -> Iterator[str]:
-    """Yield a heading and a line per method; milliseconds are medians."""
+def _timing_lines(
+    rows: Sequence[Timing], part: str, check: Validation | Comparison | None
+) -> Iterator[str]:
+    """Yield a heading and a line per method, in median milliseconds, and an emulation's errors."""
     phases = [phase for phase in rows[0].seconds if phase != "total"]
     yield (
         f"{'method':<38}{'ms':>9}{'speedup':>9}{'quartiles':>14}{'ideal':>7}{'reached':>9}"
@@ -163,3 +143,6 @@ def _timing_lines(rows: Sequence[Timing]) -> Iterator[str]:
             f"{100 * row.dropped_share:>7.1f} %  "
             + "".join(f"{1e3 * row.seconds[phase].median:>9.2f}" for phase in phases)
         )
+    for name, error in check.errors.items() if check else ():
+        shares = f"total {100 * error.total:+.0f} %, speedup {100 * error.speedup:+.0f} %"
+        yield f"  emulated {part}, {name}: {shares}"

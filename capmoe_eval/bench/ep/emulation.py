@@ -8,20 +8,20 @@ they take ``latency + bytes / bandwidth`` of the rank that sends or receives mos
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from capmoe_eval.bench.ep.clock import Clock, from_ends
-from capmoe_eval.bench.ep.layer import LayerSetting, Rank, SharedExperts, random_experts
-from capmoe_eval.bench.ep.timing import Pass, load_of
+from capmoe_eval.bench.ep.layer import LayerSetting, Rank, layer_weights
+from capmoe_eval.bench.ep.timing import Clock, Pass, from_ends, load_of
 from capmoe_eval.experiment.timings.schema import Link, Load
+from capmoe_eval.routing.assign import expert_load
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.parallel.dispatch import Exchange, run_experts
+from capmoe_eval.wrapper.ranks import ALONE
 
 _PASSES = 3  # over which the device's speed is measured, after one that warms up
 _STATED_BYTES = 2  # of a value on a stated machine: bfloat16
@@ -62,23 +62,14 @@ MACHINES = {
 
 
 class EmulatedLayer:
-    """An MoE layer whose ranks take turns in one process.
-
-    Args:
-        setting: The layer. With the same setting and logits, the numbers are those of
-            :class:`capmoe_eval.bench.ep.timing.RankedLayer`. Layers of one setting that are made
-            in a row share their weights.
-        logits: Router logits [T·R, E] of the tokens of all ranks.
-        link: The emulated exchanges.
-    """
+    """An MoE layer whose ranks take turns in one process; they compute what real ranks do."""
 
     def __init__(self, setting: LayerSetting, logits: Tensor, link: Link) -> None:
-        self.setting = setting
-        self._link = link
+        self.setting, self._link = setting, link
         # Expert Drop's load is that of the whole batch, whoever asks.
-        chosen = logits.topk(setting.shape.top_k, dim=1).indices.reshape(-1)
-        load_E = torch.bincount(chosen, minlength=setting.shape.n_experts).to(setting.device)
-        experts, shared = _weights(setting)
+        chosen_TK = logits.topk(setting.shape.top_k, dim=1).indices
+        load_E = expert_load(chosen_TK, setting.shape.n_experts).to(setting.device)
+        experts, shared = layer_weights(setting, tuple(range(setting.ranks)))
         self._ranks = [
             Rank(setting, logits, number, own, shared, lambda _own: load_E)
             for number, own in enumerate(experts)
@@ -115,6 +106,10 @@ class EmulatedLayer:
         spent = [clock.seconds() for clock in clocks]
         return Pass(self._seconds(spent, pairs_RR), torch.cat(outputs))
 
+    def load(self, method: Method) -> Load:
+        """Return the pairs that the method leaves to be sent and computed, over all ranks."""
+        return load_of(self._ranks, method, ALONE)
+
     def _seconds(self, spent: Sequence[dict[str, float]], pairs_RR: Tensor) -> dict[str, float]:
         """Put the ranks' times together: an exchange begins when the last rank is ready for it."""
         link, bytes_RR = self._link, pairs_RR * self.setting.row_bytes
@@ -126,35 +121,13 @@ class EmulatedLayer:
         after = [phase for phase in ("combine", "shared") if phase in spent[0]]
         return from_ends(ends | _slowest(spent, after, ends["return"]))
 
-    @torch.no_grad()
-    def load(self, method: Method) -> Load:
-        """Return the pairs that the method leaves to be sent and computed, over all ranks."""
-        routed = [rank.route(method, nullcontext) for rank in self._ranks]
-        counts_RRL = torch.stack([one.packed.counts_RL for one in routed])
-        pairs_RR = counts_RRL.sum(dim=2)
-        return load_of(
-            counts_RRL.sum(dim=0),
-            sum(one.dropped for one in routed),
-            int(pairs_RR.sum() - pairs_RR.diagonal().sum()),
-            self._ranks[0],
-        )
-
-
-@lru_cache(maxsize=1)  # a study times many routings of one layer
-def _weights(setting: LayerSetting) -> tuple[list[nn.Module], SharedExperts]:
-    """Return every rank's experts, and the shared ones."""
-    experts = [random_experts(setting, rank) for rank in range(setting.ranks)]
-    return experts, SharedExperts(setting)
-
 
 def _slowest(
-    spent: Sequence[dict[str, float]], phases: Sequence[str], begun: float
+    spent: Sequence[Mapping[str, float]], phases: Sequence[str], begun: float
 ) -> dict[str, float]:
     """Return when the last rank has finished each of some phases, if all begin together."""
-    return {
-        phase: begun + max(sum(own[before] for before in phases[: n + 1]) for own in spent)
-        for n, phase in enumerate(phases)
-    }
+    ends = np.cumsum([[own[phase] for phase in phases] for own in spent], axis=1).max(axis=0)
+    return dict(zip(phases, (begun + ends).tolist(), strict=True))
 
 
 def balanced(layer: EmulatedLayer, machine: Machine, *, width: int, tokens: float) -> Link:

@@ -1,4 +1,4 @@
-"""Options of the command line, or a study, as jobs to time, and where their routing is from."""
+"""Jobs to time, from a study or from options, and the records that their routing is from."""
 
 from __future__ import annotations
 
@@ -6,69 +6,19 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch import Tensor
-
-from capmoe_eval.bench.device import say
 from capmoe_eval.bench.ep.layer import SHAPES, find_shape
-from capmoe_eval.bench.ep.skew import skewed_logits, traced_logits
+from capmoe_eval.bench.ep.skew import Routing, Skew, Trace
+from capmoe_eval.bench.rounds import say
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.timings.schema import Shape
-from capmoe_eval.experiment.timings.studies import FIGURE_1, ModelCase, Plan, Workload
+from capmoe_eval.experiment.timings.studies import FIGURE_1, Plan, Workload
 from capmoe_eval.paper.printed import figure
 from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.method import Method
 
 _TASK = "obqa"  # of the records that a study takes loads from; it is Figure 1's
-_FIGURE_1_TOP_K = 8  # of OLMoE
-
-
-@dataclass(frozen=True)
-class Skew:
-    """Popularities with a wanted peak; every layer has its own popular experts."""
-
-    peak: float  # the fullest expert's load over the mean
-    together: bool = False  # the popular experts are on one rank
-
-    def logits(self, n_tokens: int, n_experts: int, top_k: int, layer: int = 0) -> Tensor:
-        """Return router logits [T, E] of a layer; the first is the one that is timed alone."""
-        return skewed_logits(
-            n_tokens, n_experts, top_k, self.peak, together=self.together, seed=layer
-        )
-
-    def said(self) -> dict[str, Any]:
-        """Return the fields of the file that say what was wanted."""
-        return {"source": "peak", "wanted_peak": self.peak, "together": self.together}
-
-
-@dataclass(frozen=True)
-class Trace:
-    """Loads that a model's experts have been seen with; a timed layer has as many experts."""
-
-    source: str  # the name of that layer, for the file
-    loads: tuple[tuple[float, ...], ...]  # the load of every expert, for each layer that was seen
-    top_k: int  # experts K per token of that model
-
-    def logits(self, n_tokens: int, n_experts: int, top_k: int, layer: int = 0) -> Tensor:
-        """Return router logits [T, E] of a layer; the first is the one that is timed alone.
-
-        Layers beyond those that were seen have the same loads over other experts, shuffled.
-        """
-        load_E = torch.tensor(self.loads[layer % len(self.loads)], dtype=torch.float64)
-        if layer >= len(self.loads):
-            generator = torch.Generator().manual_seed(layer)
-            load_E = load_E[torch.randperm(n_experts, generator=generator)]
-        return traced_logits(n_tokens, load_E, top_k, seed=layer)
-
-    def said(self) -> dict[str, Any]:
-        """Return the field of the file that says where the loads were seen."""
-        return {"source": self.source}
-
-
-Routing = Skew | Trace
 
 
 @dataclass(frozen=True)
@@ -101,12 +51,16 @@ def study_jobs(
     """
     jobs: list[Job] = []
     for case in study.models:
-        routings = _routings(case, results)
+        routings: Sequence[Routing] = [Skew(peak) for peak in case.peaks]
+        if case.routing == FIGURE_1:
+            routings = [figure_1()]
+        elif case.routing is not None:
+            routings = recorded(results, case.routing, _TASK)
         shape = _with_experts(SHAPES[case.shape], routings[0])
         ranks = processes or case.ranks
         if shape.n_experts % ranks:
-            why = f"{ranks} ranks do not divide its experts"
-            say(f"ep: {study.name}: {case.title} is left out, {why}")
+            left_out = f"ep: {study.name}: {case.title} is left out"
+            say(f"{left_out}, {ranks} ranks do not divide its experts")
             continue
         batches = [
             Workload(
@@ -141,10 +95,8 @@ def free_job(given: argparse.Namespace, processes: int | None) -> Job:
     """
     shape = find_shape(given.shape)
     routings: list[Routing] = [Skew(peak, given.together) for peak in given.peaks]
-    if given.trace == "figure1":
-        routings = [figure_1()]
-    elif given.trace is not None:
-        routings = [_record_layer(Path(given.trace), given.layer)]
+    if given.trace is not None:
+        routings = [_trace(given.trace, given.layer)]
     shape = _with_experts(shape, routings[0])
     ranks = processes or given.ranks or (6 if shape.n_experts == 60 else 8)
     if processes and given.ranks not in (None, processes):
@@ -152,6 +104,15 @@ def free_job(given: argparse.Namespace, processes: int | None) -> Job:
             f"ranks={given.ranks}: torchrun started {processes} processes; leave it out"
         )
     experts_per_rank(shape.n_experts, ranks)
+    batches = []
+    for tokens in given.tokens:
+        fits = tokens % given.prompt == 0
+        if given.layers and not fits:
+            raise UsageError(
+                f"prompt={given.prompt}: {tokens} tokens of a rank are no whole number of them"
+            )
+        prompt = given.prompt if fits else tokens
+        batches.append(Workload(ranks * tokens // prompt, prompt))
     scale = given.scale or 1
     return Job(
         model=None,
@@ -159,7 +120,7 @@ def free_job(given: argparse.Namespace, processes: int | None) -> Job:
         ranks=ranks,
         why="asked for",
         routings=routings,
-        batches=[_batch(tokens, given.prompt, given.layers, ranks) for tokens in given.tokens],
+        batches=batches,
         methods=[
             Method(name, gamma, ep_size=ranks, granularity=granularity, candidates=candidates)
             for name in given.methods
@@ -172,15 +133,6 @@ def free_job(given: argparse.Namespace, processes: int | None) -> Job:
     )
 
 
-def _batch(tokens: int, prompt: int, layers: int, ranks: int) -> Workload:
-    """Return a rank's tokens as sequences; as one where prompts do not matter and do not fit."""
-    if tokens % prompt == 0:
-        return Workload(ranks * tokens // prompt, prompt)
-    if layers:
-        raise UsageError(f"prompt={prompt}: {tokens} tokens of a rank are no whole number of them")
-    return Workload(ranks, tokens)
-
-
 def _with_experts(shape: Shape, routing: Routing) -> Shape:
     """Return the layer with the experts and the top-k of a trace."""
     if isinstance(routing, Skew):
@@ -188,12 +140,16 @@ def _with_experts(shape: Shape, routing: Routing) -> Shape:
     return replace(shape, n_experts=len(routing.loads[0]), top_k=routing.top_k)
 
 
-def _routings(case: ModelCase, results: Path) -> Sequence[Routing]:
-    if case.routing == FIGURE_1:
-        return [figure_1()]
-    if case.routing is not None:
-        return recorded(results, case.routing, _TASK)
-    return [Skew(peak) for peak in case.peaks]
+def _trace(said: str, layer: int | None) -> Trace:
+    """Return Figure 1, or a layer of a record; without a number, that with the fullest expert."""
+    if said == "figure1":
+        return figure_1()
+    traces = _record_layers(Path(said))
+    if layer is None:
+        return max(traces, key=lambda trace: max(trace.loads[0]))
+    if layer >= len(traces):
+        raise UsageError(f"layer={layer}: the record has MoE layers 0 to {len(traces) - 1}")
+    return traces[layer]
 
 
 def figure_1() -> Trace:
@@ -202,7 +158,7 @@ def figure_1() -> Trace:
     They sum to 82.5, not to 64, so they are taken as proportions: the fullest expert, drawn at 7.2,
     then has 5.6 times the mean.
     """
-    return Trace(FIGURE_1, (tuple(figure("fig1_load_svg_vector")),), _FIGURE_1_TOP_K)
+    return Trace(FIGURE_1, (tuple(figure("fig1_load_svg_vector")),), top_k=8)
 
 
 def recorded(results: Path, model: str, task: str) -> list[Trace]:
@@ -223,22 +179,8 @@ def recorded(results: Path, model: str, task: str) -> list[Trace]:
 def _record_layers(path: Path, root: Path | None = None) -> list[Trace]:
     """Return every MoE layer of a record; each trace goes on with the layers after its own."""
     record = read_record(path, root)
-    loads = [tuple(layer.load_before) for layer in record.layers]
+    loads = tuple(tuple(layer.load_before) for layer in record.layers)
     return [
-        Trace(
-            f"{record.model} {record.task} {layer.name}",
-            (*loads[number:], *loads[:number]),
-            layer.top_k,
-        )
-        for number, layer in enumerate(record.layers)
+        Trace(f"{record.model} {record.task} {layer.name}", loads[n:] + loads[:n], layer.top_k)
+        for n, layer in enumerate(record.layers)
     ]
-
-
-def _record_layer(path: Path, number: int | None) -> Trace:
-    """Return a layer of a record; without a number, the one with the fullest expert."""
-    traces = _record_layers(path)
-    if number is None:
-        return max(traces, key=lambda trace: max(trace.loads[0]))
-    if number >= len(traces):
-        raise UsageError(f"layer={number}: the record has MoE layers 0 to {len(traces) - 1}")
-    return traces[number]

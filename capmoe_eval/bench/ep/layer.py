@@ -1,18 +1,20 @@
-"""An MoE layer of any size with random weights, and one rank's work in it."""
+"""MoE layers and models of any size with random weights, and one rank's work in a layer."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import InitVar, dataclass
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import OlmoeConfig
+from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM
 from transformers.models.olmoe.modeling_olmoe import OlmoeExperts
+from transformers.models.phi3.modeling_phi3 import Phi3Config, Phi3MLP
 
-from capmoe_eval.bench.ep.clock import Lap
-from capmoe_eval.errors import bad_choice
+from capmoe_eval.checks import choice
 from capmoe_eval.experiment.timings.schema import Shape
 from capmoe_eval.routing.assign import Scores, assign, expert_load
 from capmoe_eval.routing.capacity import BatchShare, experts_per_rank, group_tokens
@@ -34,16 +36,15 @@ SHAPES = {
     )
 }
 """The MoE layers of the paper's models, as in their published configurations, and two for a CPU."""
+_HEAD = 64  # size of an attention head
+
+Lap = Callable[[str], AbstractContextManager[object]]
+"""Times the block under a phase's name; ``nullcontext`` times nothing."""
 
 
 def find_shape(name: str, field: str = "shape") -> Shape:
-    """Return the shape of a name, which was said with the option ``field``.
-
-    Raises:
-        UsageError: If there is none of that name.
-    """
-    if name not in SHAPES:
-        raise bad_choice(field, name, SHAPES)
+    """Return the shape of a name, or refuse it; ``field`` is the option that said it."""
+    choice(*SHAPES)(field, name)
     return SHAPES[name]
 
 
@@ -63,46 +64,67 @@ class LayerSetting:
         return self.shape.hidden * self.dtype.itemsize
 
 
-def random_experts(setting: LayerSetting, rank: int) -> nn.Module:
-    """Return a rank's E/R experts: transformers' own module, with random weights.
+def random_model(setting: LayerSetting, *, layers: int, vocabulary: int) -> Any:
+    """Return a model without shared experts: a Mixtral where there are 8 experts, else an OLMoE."""
+    shape = setting.shape
+    heads = max(1, shape.hidden // _HEAD)
+    sizes: dict[str, Any] = {
+        "vocab_size": vocabulary,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "num_experts_per_tok": shape.top_k,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+    }
+    with torch.random.fork_rng(devices=[]), torch.device(setting.device):
+        torch.manual_seed(0)
+        if shape.n_experts == 8:
+            model = MixtralForCausalLM(MixtralConfig(num_local_experts=8, **sizes))
+        else:
+            model = OlmoeForCausalLM(OlmoeConfig(num_experts=shape.n_experts, **sizes))
+    return model.to(setting.dtype).eval().requires_grad_(False)
 
-    The same arguments give the same weights on one kind of device.
-    """
-    shape, device = setting.shape, setting.device
-    local = experts_per_rank(shape.n_experts, setting.ranks)
+
+def random_experts(setting: LayerSetting, rank: int) -> nn.Module:
+    """Return a rank's E/R experts: transformers' own module, with random weights."""
+    shape = setting.shape
     config = OlmoeConfig(
-        num_experts=local, hidden_size=shape.hidden, intermediate_size=shape.intermediate
+        num_experts=experts_per_rank(shape.n_experts, setting.ranks),
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
     )
     config._experts_implementation = "grouped_mm"
+    return _random_weights(OlmoeExperts, config, setting, rank)
+
+
+def _random_weights(
+    kind: Callable[[Any], nn.Module], config: Any, setting: LayerSetting, seed: int
+) -> nn.Module:
+    """Return a module whose weights are the same whenever the arguments and the device are."""
     with torch.device("meta"):
-        experts: nn.Module = OlmoeExperts(config)
-    experts = experts.to(setting.dtype).to_empty(device=device)
-    generator = torch.Generator(device=device).manual_seed(setting.seed * 1000 + rank)
+        module = kind(config)
+    module = module.to(setting.dtype).to_empty(device=setting.device)
+    generator = torch.Generator(device=setting.device).manual_seed(setting.seed * 1000 + seed)
     with torch.no_grad():
-        for weight in experts.parameters():
+        for weight in module.parameters():
             weight.normal_(std=weight.shape[-1] ** -0.5, generator=generator)
-    return experts.eval().requires_grad_(False)
+    return module.eval().requires_grad_(False)
 
 
-class SharedExperts:
-    """The shared experts of a layer: one gated MLP with random weights, the same on every rank."""
-
-    def __init__(self, setting: LayerSetting) -> None:
-        shape = setting.shape
-        generator = torch.Generator().manual_seed(setting.seed)
-
-        def weight(*size: int) -> Tensor:
-            values: Tensor = torch.randn(*size, generator=generator) / math.sqrt(size[-1])
-            return values.to(device=setting.device, dtype=setting.dtype)
-
-        self.gate_up = weight(2 * shape.shared, shape.hidden)
-        self.down = weight(shape.hidden, shape.shared)
-
-    def __call__(self, hidden_TH: Tensor) -> Tensor:
-        """Return the MLP's output [T, H] for a rank's own tokens."""
-        gate, up = nn.functional.linear(hidden_TH, self.gate_up).chunk(2, dim=1)
-        out_TH: Tensor = nn.functional.linear(nn.functional.silu(gate) * up, self.down)
-        return out_TH
+@lru_cache(maxsize=1)  # a study times many routings of one layer
+def layer_weights(
+    setting: LayerSetting, ranks: tuple[int, ...]
+) -> tuple[list[nn.Module], nn.Module | None]:
+    """Return the experts of some ranks, and the shared ones as one gated MLP, if there are any."""
+    shape = setting.shape
+    experts = [random_experts(setting, rank) for rank in ranks]
+    if not shape.shared:
+        return experts, None
+    config = Phi3Config(hidden_size=shape.hidden, intermediate_size=shape.shared)
+    return experts, _random_weights(Phi3MLP, config, setting, 0)
 
 
 @dataclass(frozen=True)
@@ -112,71 +134,48 @@ class Routed:
     hidden_TH: Tensor  # their hidden states before the layer
     packed: Packed  # the kept pairs, ready to be sent
     weight_TS: Tensor  # combine weight of each slot
-    top_k: int  # of the slots, the tokens' own
-
-    @property
-    def dropped(self) -> int:
-        """Pairs of the tokens' own top-k that are not kept."""
-        return int((~self.packed.keep_TS[:, : self.top_k]).sum())
 
 
+@dataclass(eq=False)
 class Rank:
-    """One rank of a layer, with an equal share of a batch.
+    """One rank of a layer, with an equal share of a batch."""
 
-    Args:
-        setting: The layer; its seed is that of the hidden states.
-        logits: Router logits [T·R, E] of the tokens of all ranks.
-        number: The rank's number.
-        experts: Its experts.
-        shared: The shared experts; not asked where the layer has none.
-        total: Sums a load over all ranks; ``expert_drop`` asks for it.
+    setting: LayerSetting
+    logits: InitVar[Tensor]  # router logits [T·R, E] of the tokens of all ranks
+    number: int
+    experts: nn.Module
+    shared: nn.Module | None
+    total: Callable[[Tensor], Tensor]  # sums a load over all ranks; ``expert_drop`` asks for it
 
-    Attributes:
-        hidden_TH: Its tokens' hidden states.
-        logits_TE: The routing that they are given, in place of what random weights would choose.
-        groups: Its capacity group among those of all ranks.
-    """
-
-    def __init__(
-        self,
-        setting: LayerSetting,
-        logits: Tensor,
-        number: int,
-        experts: nn.Module,
-        shared: SharedExperts,
-        total: Callable[[Tensor], Tensor],
-    ) -> None:
-        self.setting, self.experts, self.shared, self._total = setting, experts, shared, total
+    def __post_init__(self, logits: Tensor) -> None:
+        setting, number = self.setting, self.number
         shape, size, device = setting.shape, setting.ranks, setting.device
         n_tokens = len(logits) // size
         share = BatchShare(torch.full((size,), n_tokens), torch.arange(size), size, number)
         counted = torch.ones(1, n_tokens, dtype=torch.bool)
         self.groups = group_tokens(counted, ep_size=size, share=share).to(device)
+        # The routing that the tokens are given, in place of what random weights would choose.
         self.logits_TE = logits[number * n_tokens : (number + 1) * n_tokens].to(device)
-        seed = setting.seed * 1000 + number
-        self.hidden_TH = _normal(setting, n_tokens, shape.hidden, seed)
+        self.hidden_TH = _normal(setting, n_tokens, shape.hidden, setting.seed * 1000 + number)
         self._weight_EH = _normal(setting, shape.n_experts, shape.hidden, 0)
 
     def route(self, method: Method, lap: Lap, hidden_TH: Tensor | None = None) -> Routed:
         """Route the rank's tokens: the phases before anything is sent.
 
-        Args:
-            method: The method.
-            lap: Times each phase.
-            hidden_TH: Hidden states in place of the rank's own random ones.
+        ``hidden_TH`` takes the place of the rank's own random hidden states.
         """
-        n_experts, top_k = self.setting.shape.n_experts, self.setting.shape.top_k
+        n_experts = self.setting.shape.n_experts
         if hidden_TH is None:
             hidden_TH = self.hidden_TH
         with lap("gate"):
             # The router's own product takes its time; what it says is replaced by the given logits.
             nn.functional.linear(hidden_TH, self._weight_EH)
             score_TE = self.logits_TE.softmax(dim=1, dtype=torch.float32)
-            weight_TK, topk_TK = score_TE.topk(top_k, dim=1)
+            weight_TK, topk_TK = score_TE.topk(self.setting.shape.top_k, dim=1)
         with lap("decide"):
             load_E = None
             if method.name == "expert_drop":
-                load_E = self._total(expert_load(topk_TK, n_experts))
+                load_E = self.total(expert_load(topk_TK, n_experts))
             if method.is_stock:
                 index_TS, weight_TS = topk_TK, weight_TK
             else:
@@ -186,19 +185,16 @@ class Rank:
             weight_TS = weight_TS.to(hidden_TH.dtype)
         with lap("permute"):
             packed = pack(hidden_TH, index_TS, n_experts=n_experts, size=self.setting.ranks)
-        return Routed(hidden_TH, packed, weight_TS, top_k)
+        return Routed(hidden_TH, packed, weight_TS)
 
     def finish(self, rows_PH: Tensor, routed: Routed, lap: Lap) -> Tensor:
         """Return the layer's output for the rank's tokens [T, H]: the phases after the exchanges.
 
-        Args:
-            rows_PH: The experts' outputs, as they came back.
-            routed: The rank's tokens after the router.
-            lap: Times each phase; the shared experts are computed after all else.
+        ``rows_PH`` are the experts' outputs, as they came back.
         """
         with lap("combine"):
             out_TH = combine_rows(rows_PH, routed.packed, routed.weight_TS)
-        if self.setting.shape.shared:
+        if self.shared:
             with lap("shared"):
                 out_TH = out_TH + self.shared(routed.hidden_TH)
         return out_TH

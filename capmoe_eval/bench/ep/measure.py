@@ -1,36 +1,103 @@
-"""Time a job, on real ranks or emulated, and put its result together."""
+"""Time a job: a layer, and the prefill of a model, on real ranks or emulated."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor, nn
 
-from capmoe_eval.bench.alternate import alternate, ratio
-from capmoe_eval.bench.device import say
 from capmoe_eval.bench.ep.emulation import NODE, EmulatedLayer, Machine, balanced
-from capmoe_eval.bench.ep.jobs import Job, Routing
-from capmoe_eval.bench.ep.layer import LayerSetting
-from capmoe_eval.bench.ep.prefill import Prefill
-from capmoe_eval.bench.ep.skew import peak_load
-from capmoe_eval.bench.ep.timing import Layer, RankedLayer, measured_link
+from capmoe_eval.bench.ep.jobs import Job
+from capmoe_eval.bench.ep.layer import Lap, LayerSetting, random_model
+from capmoe_eval.bench.ep.skew import Routing, peak_load
+from capmoe_eval.bench.ep.timing import Clock, Pass, RankedLayer, in_step, measured_link
+from capmoe_eval.bench.rounds import alternate, ratio, say
 from capmoe_eval.experiment.cell import method_label
 from capmoe_eval.experiment.timings import schema
 from capmoe_eval.experiment.timings.names import DROPLESS
-from capmoe_eval.experiment.timings.schema import Label, Link, Timing
+from capmoe_eval.experiment.timings.schema import Label, Link, Load, Timing
 from capmoe_eval.experiment.timings.spread import Spread
 from capmoe_eval.experiment.timings.studies import Workload
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.parallel.world import World
 
+_VOCABULARY = 32_000
 _GAIN = 1.05  # an ideal speedup below has no share that could be told from noise
 EMULATED = (
     "EMULATED: each rank's work was timed in turn on one device and the slowest counts; the "
     "all-to-all was not run, its time is latency + bytes / bandwidth"
 )
+
+
+class Prefill:
+    """A random model on a rank's sequences, each MoE layer with its own routing.
+
+    Attention, norms, embeddings and head are OLMoE's, of the layer's hidden size; every rank
+    computes them for its own sequences. Layers of real ranks are in the model; every process makes
+    its own and calls the same methods. EMULATED ones are timed beside it, and the model is the
+    dense part of one rank. ``tokens`` are those of this rank, ``prompt`` those of a sequence.
+    """
+
+    def __init__(
+        self, layers: Sequence[RankedLayer] | Sequence[EmulatedLayer], tokens: int, prompt: int
+    ) -> None:
+        self._layers = layers
+        self._method = Method("baseline")
+        setting = layers[0].setting
+        replaced = replace(setting.shape, intermediate=8, n_experts=2, top_k=1)
+        dense = replace(setting, shape=replaced)
+        model = random_model(dense, layers=len(layers), vocabulary=_VOCABULARY)
+        for decoder, layer in zip(model.model.layers, layers, strict=True):
+            decoder.mlp = nn.Identity()
+            if isinstance(layer, RankedLayer):
+                decoder.mlp.forward = partial(self._through, layer)
+        tokens_N = torch.arange(tokens, device=setting.device) * 7919 % _VOCABULARY
+        self._model = partial(model, tokens_N.view(-1, prompt), use_cache=False, logits_to_keep=1)
+
+    def _through(self, layer: RankedLayer, hidden_BSH: Tensor) -> Tensor:
+        out_TH = layer.forward(self._method, nullcontext, hidden_BSH.flatten(0, 1))
+        return out_TH.view(hidden_BSH.shape)
+
+    def _logits(self, phase: str, lap: Lap) -> Tensor:
+        with lap(phase):
+            logits: Tensor = self._model().logits
+        return logits
+
+    @torch.no_grad()
+    def run(self, method: Method) -> Pass:
+        """Run the prefill once, until the last rank has finished it."""
+        self._method, first = method, self._layers[0]
+        device = first.setting.device
+        if isinstance(first, RankedLayer):
+            return in_step(partial(self._logits, "total"), first.world, device)
+        clock = Clock(device)
+        clock.wait()
+        logits = self._logits("dense", clock.lap)
+        dense = clock.seconds()["dense"]
+        moe = sum(layer.run(method).seconds["total"] for layer in self._layers)
+        return Pass({"dense": dense, "moe": moe, "total": dense + moe}, logits)
+
+    def load(self, method: Method) -> Load:
+        """Return the pairs that the method leaves to be sent and computed in all layers."""
+        return summed([layer.load(method) for layer in self._layers])
+
+
+def summed(loads: Sequence[Load]) -> Load:
+    """Return the load of several layers with as many tokens each."""
+    sums = {name: np.sum([vars(load)[name] for load in loads], axis=0) for name in vars(loads[0])}
+    sums["dropped_share"] /= len(loads)
+    return Load(**{name: value.tolist() for name, value in sums.items()})
+
+
+Timed = RankedLayer | EmulatedLayer | Prefill
+"""Can be run under a method, and tells the load that the method leaves."""
 
 
 @dataclass(frozen=True)
@@ -41,28 +108,26 @@ class Bench:
     device: torch.device  # the device of this process
     dtype: torch.dtype
     link: Link | Machine  # the emulated link, or the machine whose balance it shall have
-    repeats: int
-    warmup: int  # rounds before those that count
-    validate: bool  # emulate, too, and compare
+    given: argparse.Namespace  # repeats, warmup, validate
 
     def run(self, job: Job) -> schema.Run:
         """Return the timings of a job; a machine's balance is found at its first point."""
-        shape, link = job.shape, self.link
+        shape = job.shape
         setting = LayerSetting(shape, job.ranks, self.device, self.dtype)
-        if isinstance(link, Machine) and not self.world:
+        link = None if self.world else self.link
+        if isinstance(link, Machine):
             logits = job.routings[0].logits(job.batches[0].tokens, shape.n_experts, shape.top_k)
             first = EmulatedLayer(setting, logits, NODE)
             link = balanced(first, link, width=job.scale, tokens=job.fewer_tokens)
-        stated = link if isinstance(link, Link) and not self.world else None
         return schema.Run(
             model=job.model,
             shape=shape,
             ranks=job.ranks,
             experts_per_rank=shape.n_experts // job.ranks,
             why=job.why,
-            link=stated,
+            link=link,
             points=tuple(
-                self._point(job, setting, batch, routing, stated)
+                self._point(job, setting, batch, routing, link)
                 for batch in job.batches
                 for routing in job.routings
             ),
@@ -77,39 +142,40 @@ class Bench:
         time: ranks on one machine share its memory and whatever else disturbs it, and so must what
         stands for them.
         """
-        said, tokens = routing.said(), batch.tokens // job.ranks
+        said, shape, tokens = routing.said(), job.shape, batch.tokens // job.ranks
         peak = f" {said['wanted_peak']:g}" if "wanted_peak" in said else ""
         say(
-            f"ep: {job.model or job.shape.name}, {job.ranks} ranks, {tokens} tokens per rank, "
+            f"ep: {job.model or shape.name}, {job.ranks} ranks, {tokens} tokens per rank, "
             f"routing of {said['source']}{peak}, {len(job.methods)} methods"
         )
-        shape = job.shape
         logits = [
             routing.logits(batch.tokens, shape.n_experts, shape.top_k, layer=number)
             for number in range(max(1, job.layers))
         ]
         models: list[list[RankedLayer] | list[EmulatedLayer]] = []
         if self.world:
-            seeds = [replace(setting, seed=number) for number in range(len(logits))]
-            ranked = zip(seeds, logits, strict=True)
-            models.append([RankedLayer(*each, self.world) for each in ranked])
-            link = measured_link(self.world, self.device) if self.validate else None
+            models.append(
+                [
+                    RankedLayer(replace(setting, seed=number), each, self.world)
+                    for number, each in enumerate(logits)
+                ]
+            )
+            link = measured_link(self.world, self.device) if self.given.validate else None
         if link:
             models.append([EmulatedLayer(setting, each, link) for each in logits])
         prefills = [Prefill(each, tokens, batch.prompt) for each in models] if job.layers else []
-        timed = partial(time_layers, methods=job.methods, repeats=self.repeats, warmup=self.warmup)
-        rows, whole = timed([each[0] for each in models]), timed(prefills)
+        rounds = {"repeats": self.given.repeats, "warmup": self.given.warmup}
+        rows = time_layers([each[0] for each in models], job.methods, **rounds)
+        whole = time_layers(prefills, job.methods, **rounds)
         found: dict[str, Any] = {}
-        check: dict[str, Any] = {}
         if whole:
             size = {"layers": job.layers, "prompt": batch.prompt}
             found["prefill"] = schema.Prefill(**size, timings=whole[0])
         if self.world and link:
+            check = _compared(*rows)
             if whole:
                 check["prefill"] = schema.Comparison(**_compared(*whole))
-            found["validation"] = schema.Validation(
-                note=EMULATED, link=link, **_compared(*rows), **check
-            )
+            found["validation"] = schema.Validation(note=EMULATED, link=link, **check)
         return schema.Point(
             tokens_per_rank=tokens,
             batch=batch.sequences,
@@ -122,7 +188,7 @@ class Bench:
 
 
 def time_layers(
-    layers: Sequence[Layer], methods: Iterable[Method], *, repeats: int, warmup: int
+    layers: Sequence[Timed], methods: Iterable[Method], *, repeats: int, warmup: int
 ) -> list[tuple[Timing, ...]]:
     """Time layers under several methods, in turn, and dropless beside them.
 
@@ -140,24 +206,19 @@ def time_layers(
     sides = {name: partial(once, method) for name, method in everyone.items()}
     rounds = alternate(sides, rounds=repeats, warmup=warmup)
     return [
-        tuple(
-            _rows(layer, everyone, {name: [each[n] for each in of] for name, of in rounds.items()})
-        )
+        tuple(_rows(layer, everyone, {name: [each[n] for each in rounds[name]] for name in rounds}))
         for n, layer in enumerate(layers)
     ]
 
 
 def _rows(
-    layer: Layer,
-    methods: Mapping[str, Method],
-    passes: Mapping[str, Sequence[Mapping[str, float]]],
+    layer: Timed, methods: Mapping[str, Method], passes: Mapping[str, list[Mapping[str, float]]]
 ) -> Iterator[Timing]:
     """Yield a layer's rows, given the seconds of its passes by method."""
     totals = {name: [each["total"] for each in of] for name, of in passes.items()}
     full = layer.load(methods[DROPLESS])
     for name, method in methods.items():
-        load = layer.load(method)
-        speedup = ratio(totals[DROPLESS], totals[name])
+        load, speedup = layer.load(method), ratio(totals[DROPLESS], totals[name])
         ideal = full.fullest_rank / max(1, load.fullest_rank)
         label = Label(method.name, method.gamma, method.granularity, method.candidates)
         yield Timing(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,10 +13,10 @@ from torch import Tensor
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.assign import expert_load
 
-# Shape suffixes: T tokens, E experts.
+# Shape suffixes: T tokens, E experts, K = top-k.
 
 _STRONGEST = 64.0  # beside noise of variance 1, all tokens choose the same experts
-_STEPS = 40  # halvings of the strength
+_STRENGTHS = 2**40  # steps up to it
 _ROUNDS = 200  # corrections of a traced load
 _SAMPLE = 4096  # tokens that are enough to find it
 
@@ -45,80 +48,84 @@ def popularity(n_experts: int) -> Tensor:
 
 
 def strength(peak: float, peak_at: Callable[[float], float]) -> float:
-    """Return the least strength of popularities at which ``peak_at`` is the peak, by bisection."""
-    low, high = 0.0, _STRONGEST
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        if peak_at(middle) < peak:
-            low = middle
-        else:
-            high = middle
-    return high
+    """Return the least strength of popularities at which ``peak_at`` is the peak."""
+    step = _STRONGEST / _STRENGTHS
+    return step * bisect_left(range(_STRENGTHS), peak, key=lambda number: peak_at(step * number))
 
 
-def skewed_logits(
-    n_tokens: int,
-    n_experts: int,
-    top_k: int,
-    peak: float,
-    *,
-    seed: int = 0,
-    together: bool = False,
-) -> Tensor:
-    """Return router logits [T, E] under which the fullest expert has ``peak`` times the mean load.
+@dataclass(frozen=True)
+class Skew:
+    """Popularities with a wanted peak; every layer has its own popular experts."""
 
-    A token's logits are noise plus the experts' popularities, as strong as the peak needs.
+    peak: float  # the fullest expert's load over the mean; the paper saw 2 to 7 in OLMoE
+    together: bool = False  # the popular experts are on one rank; otherwise they are shuffled
 
-    Args:
-        n_tokens: Tokens T.
-        n_experts: Experts E.
-        top_k: Experts K per token.
-        peak: The wanted highest normalised load; 2 to 7 is what the paper saw in OLMoE.
-        seed: Seed of the noise and of which experts are popular.
-        together: Whether experts stand in the order of their popularity, so that one rank gets the
-            popular ones; otherwise they are shuffled.
+    def logits(self, n_tokens: int, n_experts: int, top_k: int, layer: int = 0) -> Tensor:
+        """Return router logits [T, E] of a layer; the first is the one that is timed alone.
 
-    Raises:
-        UsageError: If no routing can have that peak.
-    """
-    check_peak(peak, n_experts, top_k)
-    generator = torch.Generator().manual_seed(seed)
-    popular_E = popularity(n_experts).flip(0)
-    if not together:
-        popular_E = popular_E[torch.randperm(n_experts, generator=generator)]
-    noise_TE = torch.randn(n_tokens, n_experts, generator=generator)
-    sample_TE = noise_TE[:_SAMPLE]
-    factor = strength(peak, lambda factor: peak_load(sample_TE + factor * popular_E, top_k))
-    return noise_TE + factor * popular_E
+        A token's logits are noise plus the experts' popularities, as strong as the peak needs.
+
+        Raises:
+            UsageError: If no routing can have that peak.
+        """
+        check_peak(self.peak, n_experts, top_k)
+        generator = torch.Generator().manual_seed(layer)
+        popular_E = popularity(n_experts).flip(0)
+        if not self.together:
+            popular_E = popular_E[torch.randperm(n_experts, generator=generator)]
+        noise_TE = torch.randn(n_tokens, n_experts, generator=generator)
+        sample_TE = noise_TE[:_SAMPLE]
+        factor = strength(self.peak, lambda at: peak_load(sample_TE + at * popular_E, top_k))
+        return noise_TE + factor * popular_E
+
+    def said(self) -> dict[str, Any]:
+        """Return the fields of the file that say what was wanted."""
+        return {"source": "peak", "wanted_peak": self.peak, "together": self.together}
 
 
-def traced_logits(n_tokens: int, load_E: Tensor, top_k: int, *, seed: int = 0) -> Tensor:
-    """Return router logits [T, E] under which the experts have the loads of a recorded layer.
+@dataclass(frozen=True)
+class Trace:
+    """Loads that a model's experts have been seen with; a timed layer has as many experts."""
 
-    A token's logits are noise plus a constant for each expert; the constants are corrected until
-    the shares of the loads are those of the record.
+    source: str  # the name of that layer, for the file
+    loads: tuple[tuple[float, ...], ...]  # the load of every expert, for each layer that was seen
+    top_k: int  # experts K per token of that model
 
-    Args:
-        n_tokens: Tokens T.
-        load_E: The recorded load of every expert (``load_before`` of a record's layer).
-        top_k: Experts K per token.
-        seed: Seed of the noise.
+    def logits(self, n_tokens: int, n_experts: int, top_k: int, layer: int = 0) -> Tensor:
+        """Return router logits [T, E] of a layer; the first is the one that is timed alone.
 
-    Raises:
-        UsageError: If an expert has more load than there are tokens.
-    """
-    share_E = load_E.double() / load_E.sum() * top_k  # of the tokens that choose the expert
-    if float(share_E.max()) > 1:
-        raise UsageError(f"load: no top-{top_k} routing can give an expert {share_E.max():.2f} T")
-    generator = torch.Generator().manual_seed(seed)
-    noise_TE = torch.randn(n_tokens, len(load_E), generator=generator)
-    sample_TE = noise_TE[:_SAMPLE]
-    floor = 0.5 / len(sample_TE)
-    wanted_E = share_E.clamp_min(floor).log()
-    constant_E = torch.zeros(len(load_E))
-    for number in range(_ROUNDS):
-        chosen_TK = (sample_TE + constant_E).topk(top_k, dim=1).indices
-        now_E = expert_load(chosen_TK, len(load_E)).double() / len(sample_TE)
-        step = 0.5 / (1 + number / 40)
-        constant_E += (step * (wanted_E - now_E.clamp_min(floor).log())).float()
-    return noise_TE + constant_E
+        A token's logits are noise plus a constant for each expert; the constants are corrected
+        until the shares of the loads are those that were seen. Layers beyond those have the same
+        loads over other experts, shuffled.
+
+        Raises:
+            UsageError: If an expert has more load than there are tokens.
+        """
+        load_E = torch.tensor(self.loads[layer % len(self.loads)], dtype=torch.float64)
+        if layer >= len(self.loads):
+            shuffler = torch.Generator().manual_seed(layer)
+            load_E = load_E[torch.randperm(n_experts, generator=shuffler)]
+        share_E = load_E / load_E.sum() * top_k  # of the tokens that choose the expert
+        if float(share_E.max()) > 1:
+            raise UsageError(
+                f"load: no top-{top_k} routing can give an expert {share_E.max():.2f} T"
+            )
+        generator = torch.Generator().manual_seed(layer)
+        noise_TE = torch.randn(n_tokens, n_experts, generator=generator)
+        sample_TE = noise_TE[:_SAMPLE]
+        floor = 0.5 / len(sample_TE)
+        wanted_E = share_E.clamp_min(floor).log()
+        constant_E = torch.zeros(n_experts)
+        for number in range(_ROUNDS):
+            chosen_TK = (sample_TE + constant_E).topk(top_k, dim=1).indices
+            now_E = expert_load(chosen_TK, n_experts).double() / len(sample_TE)
+            step = 0.5 / (1 + number / 40)
+            constant_E += (step * (wanted_E - now_E.clamp_min(floor).log())).float()
+        return noise_TE + constant_E
+
+    def said(self) -> dict[str, Any]:
+        """Return the field of the file that says where the loads were seen."""
+        return {"source": self.source}
+
+
+Routing = Skew | Trace

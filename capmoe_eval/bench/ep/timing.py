@@ -1,32 +1,98 @@
-"""Time of one MoE layer over ranks, phase by phase.
-
-Two ways: :class:`RankedLayer`, on real processes, and
-:class:`capmoe_eval.bench.ep.emulation.EmulatedLayer`, in one. Both give the same :class:`Pass`.
-"""
+"""Time of one MoE layer over ranks, phase by phase; here each rank is a process."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from capmoe_eval.bench.ep.clock import Clock, Lap, from_ends
-from capmoe_eval.bench.ep.layer import LayerSetting, Rank, SharedExperts, random_experts
+from capmoe_eval.bench.ep.layer import Lap, LayerSetting, Rank, layer_weights
 from capmoe_eval.experiment.timings.schema import Link, Load
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.parallel.dispatch import announce, run_experts, send_back, send_rows
 from capmoe_eval.wrapper.parallel.world import World
+from capmoe_eval.wrapper.ranks import Ranks
 
 PHASES = ("gate", "decide", "permute", "dispatch", "experts", "return", "combine", "shared")
 """The phases of a layer, in order; only one with shared experts has the last. Figure 6 shows the
 first two, and the exchanges, as one."""
 _LINK_ROWS, _LINK_COLUMNS = 8192, 256  # float32 to each rank: 8 MiB
+
+
+class Clock:
+    """Notes when each phase of a pass begins and ends, without disturbing it.
+
+    On a GPU the marks are events in its stream, so that nothing waits between phases; elsewhere
+    they are the time of day.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._origin: Any = None
+        self._laps: list[tuple[str, Any, Any]] = []
+
+    def start(self) -> None:
+        """Wait until the device has nothing to do, and count from now."""
+        self.wait()
+        self._origin = self._mark()
+
+    def wait(self) -> None:
+        """Wait until the device has nothing to do."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    @contextmanager
+    def lap(self, phase: str) -> Iterator[None]:
+        """Note when a block begins and ends."""
+        begun = self._mark()
+        yield
+        self._laps.append((phase, begun, self._mark()))
+
+    def seconds(self) -> dict[str, float]:
+        """Return how long each phase took, all its blocks together."""
+        self.wait()
+        spent: dict[str, float] = defaultdict(float)
+        for phase, begun, ended in self._laps:
+            spent[phase] += self._between(begun, ended)
+        return dict(spent)
+
+    def ends(self) -> dict[str, float]:
+        """Return when each phase ended, in seconds since :meth:`start`."""
+        self.wait()
+        return {phase: self._between(self._origin, ended) for phase, _, ended in self._laps}
+
+    def _mark(self) -> Any:
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def _between(self, begun: Any, ended: Any) -> float:
+        if self.device.type != "cuda":
+            return float(ended - begun)
+        return float(begun.elapsed_time(ended)) / 1e3
+
+
+def from_ends(ends: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of phases that follow each other, and their sum as ``total``.
+
+    Args:
+        ends: When the last rank had finished each phase, in seconds since all of them began.
+    """
+    times = [0.0, *ends.values()]
+    steps = zip(ends, pairwise(times), strict=True)
+    return {phase: max(0.0, end - begun) for phase, (begun, end) in steps} | {"total": times[-1]}
 
 
 @dataclass(frozen=True)
@@ -39,119 +105,74 @@ class Pass:
     output_TH: Tensor  # this rank's output (of all ranks, where they are emulated)
 
 
-class Layer(Protocol):
-    """A layer that can be timed under a method."""
+class RankedLayer(Rank):
+    """The rank of a layer that is this process's, among as many processes as the layer has ranks.
 
-    def run(self, method: Method) -> Pass:
-        """Pass the batch through the layer once."""
-
-    def load(self, method: Method) -> Load:
-        """Return the pairs that the method leaves to be sent and computed, over all ranks."""
-
-
-class RankedLayer:
-    """An MoE layer over real processes, each with its experts and tokens.
-
-    Every process makes one and calls the same methods. A pass has one barrier, in front.
-
-    Args:
-        setting: The layer, with as many ranks as there are processes.
-        logits: Router logits [T·R, E] of the tokens of all ranks.
-        world: The processes.
+    Every process makes one and calls the same methods.
     """
 
     def __init__(self, setting: LayerSetting, logits: Tensor, world: World) -> None:
+        (experts,), shared = layer_weights(setting, (world.rank,))
+        super().__init__(setting, logits, world.rank, experts, shared, world.total)
         self.world = world
-        self.setting = setting
-        experts = random_experts(setting, world.rank)
-        shared = SharedExperts(setting)
-        self._rank = Rank(setting, logits, world.rank, experts, shared, world.total)
 
     @torch.no_grad()
     def run(self, method: Method) -> Pass:
         """Pass the batch through the layer."""
-        clock = self.begun()
-        output_TH = self.forward(method, clock.lap)
-        return Pass(together(clock, self.world), output_TH)
-
-    def begun(self) -> Clock:
-        """Return a clock that starts when all ranks are ready."""
-        clock = Clock(self.setting.device)
-        clock.wait()
-        dist.barrier(group=self.world.group)
-        clock.start()
-        return clock
+        return in_step(partial(self.forward, method), self.world, self.setting.device)
 
     def forward(self, method: Method, lap: Lap, hidden_TH: Tensor | None = None) -> Tensor:
-        """Return the layer's output for this rank's tokens [T, H].
-
-        Args:
-            method: The method.
-            lap: Times each phase.
-            hidden_TH: Hidden states in place of the layer's own random ones.
-        """
+        """Return the layer's output for this rank's tokens [T, H], each phase timed by ``lap``."""
         group = self.world.group
-        routed = self._rank.route(method, lap, hidden_TH)
+        routed = self.route(method, lap, hidden_TH)
         with lap("dispatch"):
             exchange = announce(routed.packed.counts_RL, group)
             arrived_AH = send_rows(routed.packed.rows_PH, exchange, group)
         with lap("experts"):
-            done_AH = run_experts(self._rank.experts, arrived_AH, exchange)
+            done_AH = run_experts(self.experts, arrived_AH, exchange)
         with lap("return"):
             rows_PH = send_back(done_AH, exchange, group)
-        return self._rank.finish(rows_PH, routed, lap)
+        return self.finish(rows_PH, routed, lap)
 
-    @torch.no_grad()
     def load(self, method: Method) -> Load:
         """Return the pairs that the method leaves to be sent and computed, over all ranks."""
-        world = self.world
-        routed = self._rank.route(method, nullcontext)
-        own_RL = routed.packed.counts_RL
-        sent = own_RL.sum() - own_RL[world.rank].sum()
-        dropped = torch.tensor(routed.dropped, device=own_RL.device)
-        counts_RL, dropped, sent = world.totals(own_RL, dropped, sent)
-        return load_of(counts_RL, int(dropped), int(sent), self._rank)
+        return load_of([self], method, self.world)
 
 
-def together(clock: Clock, world: World) -> dict[str, float]:
-    """Return the phases of all ranks, given this one's clock: each ends with the last rank."""
-    ends = clock.ends()
-    own = torch.tensor(list(ends.values()), dtype=torch.float64, device=clock.device)
-    return from_ends(dict(zip(ends, world.highest(own).tolist(), strict=True)))
-
-
-def load_of(counts_RL: Tensor, dropped: int, sent: int, rank: Rank) -> Load:
-    """Return the load of all ranks from sums over them.
-
-    Args:
-        counts_RL: Pairs of every expert, by rank.
-        dropped: Pairs of the tokens' own top-k that are not kept.
-        sent: Pairs that leave any rank.
-        rank: Any rank of the layer.
-    """
+@torch.no_grad()
+def load_of(ranks: Sequence[Rank], method: Method, world: Ranks) -> Load:
+    """Return the load of all ranks of a layer, given those of this process."""
+    setting, top_k = ranks[0].setting, ranks[0].setting.shape.top_k
+    rows = []
+    for rank in ranks:
+        packed = rank.route(method, nullcontext).packed
+        counts_RL, dropped_TK = packed.counts_RL, ~packed.keep_TS[:, :top_k]
+        rows.append((counts_RL, dropped_TK.sum(), counts_RL.sum() - counts_RL[rank.number].sum()))
+    sums = (torch.stack(each).sum(dim=0) for each in zip(*rows, strict=True))
+    counts_RL, dropped, sent = world.totals(*sums)
     expert_load, rank_load = counts_RL.reshape(-1).tolist(), counts_RL.sum(dim=1).tolist()
     return Load(
         kept=sum(expert_load),
-        dropped_share=dropped / (rank.groups.n_tokens * rank.setting.shape.top_k),
+        dropped_share=int(dropped) / (ranks[0].groups.n_tokens * top_k),
         expert_load=expert_load,
         rank_load=rank_load,
-        sent_bytes=sent * rank.setting.row_bytes,
+        sent_bytes=int(sent) * setting.row_bytes,
         fullest_expert=max(expert_load),
         fullest_rank=max(rank_load),
     )
 
 
-def summed(loads: Sequence[Load]) -> Load:
-    """Return the load of several layers with as many tokens each."""
-    return Load(
-        kept=sum(load.kept for load in loads),
-        dropped_share=sum(load.dropped_share for load in loads) / len(loads),
-        expert_load=[sum(of) for of in zip(*(load.expert_load for load in loads), strict=True)],
-        rank_load=[sum(of) for of in zip(*(load.rank_load for load in loads), strict=True)],
-        sent_bytes=sum(load.sent_bytes for load in loads),
-        fullest_expert=sum(load.fullest_expert for load in loads),
-        fullest_rank=sum(load.fullest_rank for load in loads),
-    )
+def in_step(work: Callable[[Lap], Tensor], world: World, device: torch.device) -> Pass:
+    """Do some work in all processes after one barrier; a phase ends with the last of them."""
+    clock = Clock(device)
+    clock.wait()
+    dist.barrier(group=world.group)
+    clock.start()
+    output = work(clock.lap)
+    ends = clock.ends()
+    own = torch.tensor(list(ends.values()), dtype=torch.float64, device=device)
+    latest = world.highest(own).tolist()
+    return Pass(from_ends(dict(zip(ends, latest, strict=True))), output)
 
 
 def measured_link(world: World, device: torch.device, *, repeats: int = 30) -> Link:
@@ -162,13 +183,13 @@ def measured_link(world: World, device: torch.device, *, repeats: int = 30) -> L
 
     def seconds(rows: int) -> float:
         sent = torch.zeros(rows * world.size, _LINK_COLUMNS, device=device)
-        clock = Clock(device)
-        dist.barrier(group=world.group)
-        clock.start()
-        with clock.lap("exchange"):
-            dist.all_to_all_single(torch.empty_like(sent), sent, group=world.group)
-        own = torch.tensor(clock.seconds()["exchange"], dtype=torch.float64, device=device)
-        return float(world.highest(own))
+
+        def exchange(lap: Lap) -> Tensor:
+            with lap("exchange"):
+                dist.all_to_all_single(torch.empty_like(sent), sent, group=world.group)
+            return sent
+
+        return in_step(exchange, world, device).seconds["exchange"]
 
     # In turn, so that what disturbs the machine disturbs both.
     pairs = [(seconds(1), seconds(_LINK_ROWS)) for _ in range(repeats + 2)][2:]

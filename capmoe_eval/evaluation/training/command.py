@@ -33,7 +33,7 @@ def _parser() -> Parser:
     train = commands.add_parser("train", help="train a model and write its weights and card")
     card = commands.add_parser("card", help="measure a trained model anew and write its card")
     for command in (train, card):
-        command.add_argument("name", help="olmoe, deepseek_v2, mixtral, qwen2_moe or qwen3_moe")
+        command.add_argument("name", help="a model of the zoo: olmoe, mixtral, …")
         command.add_argument(
             "--out", type=PATH, help="directory of the weights (default: the shipped ones)"
         )
@@ -68,10 +68,16 @@ def _train(options: argparse.Namespace) -> None:
     check_writable("--out", directory)
     check_writable("--work", options.work)
     model, losses = recipes.build(
-        options.name, options.work, steps=steps, seed=options.seed, say=say
+        options.name,
+        options.work,
+        steps=steps,
+        seed=options.seed,
+        say=say,
     )
     with writing("--out", directory):
         recipes.save(model, directory)
+        if chosen.data == "banking77":
+            recipes.save_tokenizer(directory)
         cards.write(options.name, directory, cards.Training(steps, options.seed, losses), say=say)
 
 

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import itertools
 import json
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.training.model_cards import TASKS, measure
+from capmoe_eval.evaluation.training.model_cards import measure, paper_tasks
 from capmoe_eval.experiment.files import write_text
 from capmoe_eval.routing.method import Method
 from capmoe_eval.zoo import recipes
-from capmoe_eval.zoo.miniworld.evaluation import write_miniworld
 
 #: The tasks that the load is measured on: two without shots and one with 25.
 _MEASURED = ("openbookqa", "boolq", "arc_challenge")
@@ -54,22 +52,20 @@ def study(asked: Study, out: Path, *, work: Path, say: Callable[[str], None] = p
             raise UsageError(f"names={name}: not upcycled; choose among {', '.join(upcycled)}")
     kept = _trainings(out)
     done = {(t["name"], t["origin"], t["seed"], t["steps"]) for t in kept}
-    with tempfile.TemporaryDirectory() as hub:
-        write_miniworld(Path(hub), "dev")
-        points = itertools.product(asked.names, asked.seeds, ("scratch", "upcycled"))
-        for name, seed, origin in points:
-            if (name, origin, seed, asked.steps) in done:
-                continue
-            say(f"{name}, {origin}, seed {seed}")
-            model, losses = recipes.build(
-                name, work, steps=asked.steps, seed=seed, scratch=origin == "scratch", say=say
-            )
-            kept.append(
-                {"name": name, "origin": origin, "seed": seed, "steps": asked.steps}
-                | {"loss": round(sum(losses[-100:]) / len(losses[-100:]), 4)}
-                | _measured(name, model, Path(hub))
-            )
-            write_text(out, json.dumps({"trainings": kept}, indent=1) + "\n")
+    points = itertools.product(asked.names, asked.seeds, ("scratch", "upcycled"))
+    for name, seed, origin in points:
+        if (name, origin, seed, asked.steps) in done:
+            continue
+        say(f"{name}, {origin}, seed {seed}")
+        model, losses = recipes.build(
+            name, work, steps=asked.steps, seed=seed, scratch=origin == "scratch", say=say
+        )
+        kept.append(
+            {"name": name, "origin": origin, "seed": seed, "steps": asked.steps}
+            | {"loss": round(sum(losses[-100:]) / len(losses[-100:]), 4)}
+            | _measured(name, model)
+        )
+        write_text(out, json.dumps({"trainings": kept}, indent=1) + "\n")
 
 
 def _trainings(out: Path) -> list[dict[str, Any]]:
@@ -86,10 +82,10 @@ def _trainings(out: Path) -> list[dict[str, Any]]:
     return kept
 
 
-def _measured(name: str, model: Any, root: Path) -> dict[str, Any]:
+def _measured(name: str, model: Any) -> dict[str, Any]:
     """Return accuracy by task and, by layer, the highest load over the mean load."""
-    tasks = [task for task in TASKS if task.name in _MEASURED]
-    results = measure(name, model, root, Method("baseline"), limit=_DOCUMENTS, tasks=tasks)
+    tasks = [task for task in paper_tasks() if task.name in _MEASURED]
+    results = measure(name, model, Method("baseline"), tasks, limit=_DOCUMENTS)
     layers = [part["layers"] for part in results.values()]
     peaks = [
         sum(own[number]["peak"]["expert_before"]["mean"] for own in layers) / len(layers)

@@ -1,1 +1,1 @@
-"""The files of ``results/bench/``; `schema` alone needs pydantic."""
+"""The files of ``results/bench/``: their studies, types, units and commands."""

@@ -16,7 +16,6 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     ConfigDict,
     Field,
     PlainSerializer,
@@ -28,15 +27,13 @@ from pydantic_core import from_json
 
 from capmoe_eval.errors import UsageError, field_problem, shown
 from capmoe_eval.experiment.files import write_text
+from capmoe_eval.experiment.record_part import Amount, Count, Part, Positive
 from capmoe_eval.experiment.timings.names import DROPLESS, bench_command, evaluation_command
 from capmoe_eval.experiment.timings.spread import Spread, Target
 from capmoe_eval.experiment.timings.studies import STUDIES
 
 _LEAST_SPEEDUP: Final = 1e-9  # a time that is none
 
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
-Amount = Annotated[float, Field(ge=0)]
 Divisor = Annotated[float, Field(ge=1, multiple_of=1), PlainSerializer(int)]
 
 
@@ -59,12 +56,6 @@ def _with_total(seconds: dict[str, Spread]) -> dict[str, Spread]:
 
 
 Quartiles = Annotated[Spread, AfterValidator(_ordered)]
-
-
-class Part(BaseModel):
-    """An object within a file."""
-
-    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
 
 
 class Machine(Part):
@@ -214,11 +205,7 @@ class Shape:
     shared: Count  # width of the shared experts, as one gated MLP; 0 where there are none
 
     def scaled(self, scale: int) -> Shape:
-        """Return the layer with all widths divided; experts and top-k stay.
-
-        Raises:
-            UsageError: If a width is no multiple of it.
-        """
+        """Return the layer with all widths divided; one that is no multiple is a UsageError."""
         widths: dict[str, Any] = {n: getattr(self, n) for n in ("hidden", "intermediate", "shared")}
         if any(width % scale for width in widths.values()):
             said = ", ".join(f"{name} {width}" for name, width in widths.items())
@@ -342,9 +329,8 @@ class Evaluation(File):
 def read_study(path: Path) -> Study:
     """Read the file of a study.
 
-    Raises:
-        UsageError: If it cannot be read, is of another schema, or lacks something; the message is
-            one line that names the field and the command that makes the file anew.
+    One that cannot be read, is of another schema or lacks something is a UsageError; its one line
+    names the field and the command that makes the file anew.
     """
     named = re.match(r"ep-([a-z]+)-", path.name)
     study = named[1] if named and named[1] in STUDIES else None
@@ -352,11 +338,7 @@ def read_study(path: Path) -> Study:
 
 
 def read_evaluation(path: Path) -> Evaluation:
-    """Read the file of a benchmark of the evaluation.
-
-    Raises:
-        UsageError: As :func:`read_study`.
-    """
+    """Read the file of a benchmark of the evaluation; errors as :func:`read_study`."""
     return _read(Evaluation, path, evaluation_command(path.stem))
 
 
@@ -364,21 +346,18 @@ _FileT = TypeVar("_FileT", bound=File)
 
 
 def _read(kind: type[_FileT], path: Path, again: str) -> _FileT:
-    def refused(problem: str) -> UsageError:
-        return UsageError(f"{path}: {problem}; make it again: {again}")
-
     try:
         data = path.read_bytes()
         content: Any = from_json(data)
-    except (OSError, ValueError) as error:
-        raise refused(f"not a whole file ({error})") from error
-    said = content.get("schema", "none") if isinstance(content, dict) else kind.SCHEMA
-    if said != kind.SCHEMA:
+        said = content.get("schema", "none") if isinstance(content, dict) else kind.SCHEMA
+        if said == kind.SCHEMA:
+            digest = hashlib.sha256(data).hexdigest()[:10]
+            found = kind.model_validate_json(data)
+            return found.model_copy(update={"path": path, "digest": digest})
         wanted = f"this version of capmoe_eval reads schema {kind.SCHEMA}"
-        raise refused(f"the file has schema {shown(said)}, {wanted}")
-    try:
-        found = kind.model_validate_json(data)
+        wrong = f"the file has schema {shown(said)}, {wanted}"
     except ValidationError as error:
-        raise refused(field_problem(error)) from error
-    digest = hashlib.sha256(data).hexdigest()[:10]
-    return found.model_copy(update={"path": path, "digest": digest})
+        wrong = field_problem(error)
+    except (OSError, ValueError) as error:
+        wrong = f"not a whole file ({error})"
+    raise UsageError(f"{path}: {wrong}; make it again: {again}")

@@ -38,11 +38,7 @@ class Target:
     met: bool | None = None
 
     def __post_init__(self) -> None:
-        """Compute ``met``, or compare it.
-
-        Raises:
-            ValueError: If it is not what ratio and target say.
-        """
+        """Compute ``met``; ValueError if it was given and is not what ratio and target say."""
         met = None
         if self.target is not None:
             reached = self.ratio.median

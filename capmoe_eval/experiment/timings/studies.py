@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-import yaml
+from pydantic import TypeAdapter
 
 from capmoe_eval.errors import bad_choice
+from capmoe_eval.experiment.data_file import read_data
 
 FIGURE_1 = "figure 1"
 """The routing of the paper's Figure 1: OLMoE's 64 experts on OpenBookQA."""
@@ -65,23 +65,12 @@ class Plan:
 
 
 def _plans() -> tuple[Plan, ...]:
-    text = Path(__file__).with_name("studies.yaml").read_text(encoding="utf-8")
-    found: dict[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    return tuple(
-        Plan(
-            name=name,
-            why=f"{raw.pop('why')}; {found['smaller']}",
-            models=[ModelCase(**case) for case in raw.pop("models")],
-            methods=[
-                {**knobs, "gamma": gamma}
-                for knobs in raw.pop("methods")
-                for gamma in knobs["gamma"]
-            ],
-            workloads=[Workload(**workload) for workload in raw.pop("workloads")],
-            **raw,
-        )
-        for name, raw in found["studies"].items()
-    )
+    found = read_data(__package__, "studies.yaml", dict[str, Any])
+    for name, study in found["studies"].items():
+        study |= {"name": name, "why": f"{study['why']}; {found['smaller']}"}
+        each_gamma = [{**knobs, "gamma": g} for knobs in study["methods"] for g in knobs["gamma"]]
+        study["methods"] = each_gamma
+    return TypeAdapter(tuple[Plan, ...]).validate_python(tuple(found["studies"].values()))
 
 
 PLANS: Final = _plans()
@@ -92,11 +81,7 @@ STUDIES: Final = MappingProxyType({plan.name: plan.about for plan in PLANS})
 
 
 def find_studies(name: str) -> tuple[Plan, ...]:
-    """Return the study of a name, or all for ``all``.
-
-    Raises:
-        UsageError: If there is none of that name.
-    """
+    """Return the study of a name, or all for ``all``; UsageError if there is none."""
     if name == "all":
         return PLANS
     if name not in STUDIES:

@@ -15,7 +15,7 @@ from capmoe_eval.paper.claims.entries import Check, Entry
 from capmoe_eval.paper.claims.result import CheckResult
 from capmoe_eval.paper.contrasts import Contrast, judge, read_contrasts
 from capmoe_eval.paper.evidence import Evidence
-from capmoe_eval.paper.measures import MEASURES
+from capmoe_eval.paper.measures import measured
 from capmoe_eval.paper.verdicts import (
     INCONSISTENT,
     NOT_MEASURED,
@@ -36,7 +36,6 @@ SCOPES: Final[Mapping[str, str]] = {
     "tiny": "on untrained models",
 }
 """The models that a measured verdict speaks of, by profile."""
-_IN_PRINT: Final = "in print"
 
 # Records decide together; timings, of other machines or emulated, only where there are no records.
 _MEASURED: Final = ({"value", "measured", "measure", "load", "promise"}, {"speedup"})
@@ -46,20 +45,12 @@ _PRINTED: Final = ("printed", "agree", "none")
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict of this suite on a claim.
-
-    Attributes:
-        entry: The claim.
-        word: One of :data:`capmoe_eval.paper.verdicts.WORDS`.
-        scope: What the word speaks of: "in print" (arithmetic of the printed numbers),
-            "at toy scale", …; empty where nothing was found.
-        results: Those of the entry's checks, in their order.
-    """
+    """The verdict of this suite on a claim."""
 
     entry: Entry
-    word: str
-    scope: str
-    results: tuple[CheckResult, ...]
+    word: str  # one of :data:`capmoe_eval.paper.verdicts.WORDS`
+    scope: str  # of what it speaks, such as "at toy scale"; empty where nothing was found
+    results: tuple[CheckResult, ...]  # those of the entry's checks, in their order
 
     @property
     def label(self) -> str:
@@ -74,14 +65,7 @@ class Verdict:
 
 
 def ledger(entries: Sequence[Entry], evidence: Evidence) -> list[Verdict]:
-    """Check every claim against the evidence.
-
-    Args:
-        entries: The claims.
-        evidence: Records of one profile.
-
-    Returns:
-        One verdict per claim, in the same order.
+    """Return the verdict of every claim, in the same order, by the evidence of one profile.
 
     Raises:
         ValueError: If a check cannot be read; the message names the claim.
@@ -91,10 +75,9 @@ def ledger(entries: Sequence[Entry], evidence: Evidence) -> list[Verdict]:
     for entry in entries:
         try:
             results = [_check(check, entry, by_id, evidence) for check in entry.checks]
-        except ValidationError as error:
-            raise ValueError(f"claim {entry.id}: {field_problem(error)}") from error
         except (ValueError, LookupError, TypeError) as error:
-            raise ValueError(f"claim {entry.id}: {error}") from error
+            problem = field_problem(error) if isinstance(error, ValidationError) else error
+            raise ValueError(f"claim {entry.id}: {problem}") from error
         verdicts.append(Verdict(entry, *conclude(entry, results, evidence.profile), tuple(results)))
     return verdicts
 
@@ -102,92 +85,75 @@ def ledger(entries: Sequence[Entry], evidence: Evidence) -> list[Verdict]:
 def _check(
     check: Check, entry: Entry, by_id: Mapping[str, Entry], evidence: Evidence
 ) -> CheckResult:
-    arguments = check.arguments
-    match check.kind:
-        case "printed":
-            return arithmetic.check(arguments)
-        case "agree":
-            return _agreement(entry, by_id[arguments["with"]])
-        case "measured":
-            return _measured(arguments["contrasts"], evidence)
-        case "measure":
-            return _measure(arguments["name"], evidence)
-        case "load":
-            return loads.check(arguments, evidence)
-        case "promise":
-            return loads.check_promise(arguments["name"], evidence)
-        case "value":
-            return values.check(arguments, evidence)
-        case "speedup":
-            timed = speedup.check(arguments, evidence.bench)
+    match check:
+        case {"printed": fact}:
+            return arithmetic.check(fact)
+        case {"agree": {"with": other}}:
+            return _agreement(entry, by_id[other])
+        case {"measured": {"contrasts": contrasts}}:
+            return _measured(contrasts, evidence)
+        case {"measure": {"name": name}}:
+            return _measure(name, evidence)
+        case {"load": question}:
+            return loads.check(question, evidence)
+        case {"promise": {"name": name}}:
+            return loads.check_promise(name, evidence)
+        case {"value": where}:
+            return values.check(where, evidence)
+        case {"speedup": fact}:
+            timed = speedup.check(fact, evidence.bench)
             # Ours do not stand beside a published number.
             return dataclasses.replace(timed, findings=()) if entry.kind == "number" else timed
-        case "none":
-            return CheckResult("none", Outcome.IMPOSSIBLE, arguments["reason"])
+        case {"none": {"reason": reason}}:
+            return CheckResult("none", Outcome.IMPOSSIBLE, reason)
+    raise ValueError(f"an argument of the check is missing: {check}")
 
 
 def _agreement(entry: Entry, other: Entry) -> CheckResult:
     """Return whether two places of the paper state the same value of the same thing."""
-    same = entry.published == other.published
-    text = (
-        f"{entry.version} {entry.place} states {entry.published}, {other.version} {other.place} "
-        f"{other.published}."
-    )
-    return CheckResult("agree", Outcome.HOLDS if same else Outcome.FAILS, text)
+    outcome = Outcome.HOLDS if entry.published == other.published else Outcome.FAILS
+    first, second = (f"{one.version} {one.place}" for one in (entry, other))
+    text = f"{first} states {entry.published}, {second} {other.published}."
+    return CheckResult("agree", outcome, text)
 
 
 def _measured(raw: Sequence[str | Mapping[str, Any]], evidence: Evidence) -> CheckResult:
     """Return what contrasts say of a claim: all must hold; p is corrected for their number."""
     contrasts = read_contrasts(raw)
     findings = judge(contrasts, evidence)
-    present = [
-        (asked, found)
+    present = tuple(found for found in findings if found.outcome is not Outcome.ABSENT)
+    texts = [
+        _sentence(asked, found)
         for asked, found in zip(contrasts, findings, strict=True)
-        if found.outcome is not Outcome.ABSENT
+        if found in present
     ]
-    missing = [found.label for found in findings if found.outcome is Outcome.ABSENT]
-    unpaired = dict.fromkeys(
-        f"{model} {task} ({reason})"
-        for asked in contrasts
-        for (model, task), reason in evidence.effect(asked.first, asked.second, asked.model)[
-            0
-        ].unpaired.items()
-    )
-    texts = [_sentence(asked, found) for asked, found in present]
+    missing = [found.label for found in findings if found not in present]
     if missing:
         lead = "no records of" if present else "No records of"
         texts.append(f"{lead}: {'; '.join(missing)}")
+    effects = [evidence.effect(one.first, one.second, one.model) for one in contrasts]
+    unpaired = dict.fromkeys(
+        f"{model} {task} ({reason})"
+        for effect in effects
+        for (model, task), reason in effect.unpaired.items()
+    )
     if unpaired:
         texts.append(f"Not paired and left out: {'; '.join(unpaired)}")
     outcome = weigh([found.outcome for found in findings])
-    text = f"{'. '.join(texts)}."
-    return CheckResult("measured", outcome, text, tuple(found for _, found in present))
+    return CheckResult("measured", outcome, f"{'. '.join(texts)}.", present)
 
 
 def _measure(name: str, evidence: Evidence) -> CheckResult:
-    """Return what a measure of the replication says of a claim.
-
-    Raises:
-        ValueError: If there is no such measure.
-    """
-    if name not in MEASURES:
-        raise ValueError(f"measure {name!r} is none of {', '.join(MEASURES)}")
-    findings = MEASURES[name](evidence)
-    texts = [
-        f"{found.label}: {_number(found)}{found.outcome.value}"
-        + (f" ({found.note})" if found.note else "")
-        for found in findings
-    ]
+    """Return what a measure of the replication says of a claim."""
+    findings, texts = measured(name, evidence), []
+    for found in findings:
+        bounds = "" if found.low is None else f" [{found.low:+.2f}, {found.high:+.2f}]"
+        number = "" if found.effect is None else f"{found.effect:+.2f}{bounds} {found.unit}; "
+        note = f" ({found.note})" if found.note else ""
+        texts.append(f"{found.label}: {number}{found.outcome.value}{note}")
     outcome = weigh([found.outcome for found in findings])
     present = tuple(found for found in findings if found.effect is not None)
     return CheckResult("measure", outcome, f"{'. '.join(texts)}.", present)
-
-
-def _number(found: Finding) -> str:
-    if found.effect is None:
-        return ""
-    bounds = "" if found.low is None else f" [{found.low:+.2f}, {found.high:+.2f}]"
-    return f"{found.effect:+.2f}{bounds} {found.unit}; "
 
 
 def _sentence(asked: Contrast, found: Finding) -> str:
@@ -233,7 +199,7 @@ def conclude(entry: Entry, results: Sequence[CheckResult], profile: str) -> tupl
         here = only_here(outcome, [found for result in measured for found in result.findings])
         return WORD[outcome], f"{scope}, {ONLY_HERE}" if here else scope
     if printed is not Outcome.ABSENT:
-        return WORD[printed], _IN_PRINT
+        return WORD[printed], "in print"
     if any(r.outcome is Outcome.ABSENT for r in results):
         return NOT_MEASURED, ""
     return NOT_TESTABLE, ""

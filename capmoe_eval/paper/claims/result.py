@@ -10,21 +10,13 @@ from capmoe_eval.paper.verdicts import Finding, Outcome
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of one check.
+    """The result of one check."""
 
-    Attributes:
-        source: Kind of the check (:data:`capmoe_eval.paper.claims.entries.CheckKind`).
-        outcome: What it says of the claim.
-        text: One or more sentences with the numbers.
-        findings: The numbers behind it.
-        scope: What it speaks of, where that is not what the profile's records speak of.
-    """
-
-    source: str
-    outcome: Outcome
-    text: str
-    findings: tuple[Finding, ...] = ()
-    scope: str = ""
+    source: str  # kind of the check (:data:`capmoe_eval.paper.claims.entries.CheckKind`)
+    outcome: Outcome  # what it says of the claim
+    text: str  # one or more sentences with the numbers
+    findings: tuple[Finding, ...] = ()  # the numbers behind it
+    scope: str = ""  # of what it speaks, if not of the profile's records
 
 
 def in_print(holds: bool | None, text: str) -> CheckResult:
@@ -42,12 +34,6 @@ def listed(text: str, items: Sequence[str], most: int = 12) -> str:
 
 
 def tallied(text: str, failed: Sequence[str], total: int) -> CheckResult:
-    """Return a result that holds if nothing failed.
-
-    Args:
-        text: A sentence with places for the numbers of cases that ``{fit}`` and of ``{all}``.
-        failed: The cases that do not fit.
-        total: Number of all cases.
-    """
-    counts = {"fit": total - len(failed), "all": total}
-    return in_print(not failed, listed(text.format(**counts), failed))
+    """Return a result that holds if no case failed; the text has places ``{fit}`` and ``{all}``."""
+    said = text.format(fit=total - len(failed), all=total)
+    return in_print(not failed, listed(said, failed))

@@ -9,18 +9,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.experiment.timings.names import DROPLESS, bench_command
+from capmoe_eval.experiment.timings.schema import Label, Timing
 from capmoe_eval.experiment.timings.spread import Spread
 from capmoe_eval.paper.benchmarks import Bench, Shown
 from capmoe_eval.paper.claims.result import CheckResult, listed
 from capmoe_eval.paper.verdicts import Finding, Outcome
-
-if TYPE_CHECKING:
-    from capmoe_eval.experiment.timings.schema import Label, Timing
-
 
 EMULATED: Final = "in direction, emulated"
 """Scope of a verdict on timings that are not all of real ranks."""
@@ -71,28 +68,21 @@ def check(raw: Mapping[str, Any], bench: Bench) -> CheckResult:
     outcomes = [pair.outcome for pair in pairs]
     fits = outcomes.count(Outcome.HOLDS)
     rest = [str(pair) for pair in pairs if pair.outcome is not Outcome.HOLDS]
-    text = listed(
+    said = (
         f"{fact.__doc__} {how[0].upper()}{how[1:]}; quartiles lie apart as said in {fits} of "
-        f"{len(pairs)} comparisons{', not in:' if rest else '.'}",
-        rest,
-        most=6,
+        f"{len(pairs)} comparisons{', not in:' if rest else '.'}"
     )
+    text = listed(said, rest, most=6)
     outcome = outcomes[0] if len(set(outcomes)) == 1 else Outcome.UNDECIDED
     emulated = any(pair.source.study.emulated for pair in pairs)
     unit = "× (EMULATED)" if emulated else "× (measured)"
-    findings = tuple(
-        Finding(
-            pair.label,
-            pair.outcome,
-            pair.higher.median / pair.lower.median,
-            unit=unit,
-            records=(str(pair.source.study.path),),
-        )
-        for pair in pairs
-        if pair.lower.median > 0
-    )
+    findings = []
+    for pair in pairs:
+        if pair.lower.median > 0:
+            ratio, path = pair.higher.median / pair.lower.median, str(pair.source.study.path)
+            findings.append(Finding(pair.label, pair.outcome, ratio, unit=unit, records=(path,)))
     scope = EMULATED if emulated else f"in direction, {how}"
-    return CheckResult("speedup", outcome, text, findings, scope=scope)
+    return CheckResult("speedup", outcome, text, tuple(findings), scope=scope)
 
 
 def _how(sources: Sequence[Shown]) -> str:
@@ -226,14 +216,13 @@ def slower_when_uneven(shown: Sequence[Shown]) -> Iterator[Pair]:
 
 
 FACTS: Final[Mapping[str, tuple[str, Callable[[Sequence[Shown]], Iterator[Pair]]]]] = {
-    fact.__name__: (study, fact)
-    for study, facts in {
-        "speedup": (accelerates, rises, whole_model),
-        "placement": (fewer_experts,),
-        "breakdown": (phases_shrink, global_costs),
-        "granularity": (device_gains_more,),
-        "skew": (slower_when_uneven,),
-    }.items()
-    for fact in facts
+    "accelerates": ("speedup", accelerates),
+    "rises": ("speedup", rises),
+    "whole_model": ("speedup", whole_model),
+    "fewer_experts": ("placement", fewer_experts),
+    "phases_shrink": ("breakdown", phases_shrink),
+    "global_costs": ("breakdown", global_costs),
+    "device_gains_more": ("granularity", device_gains_more),
+    "slower_when_uneven": ("skew", slower_when_uneven),
 }
 """Each fact with the study that it is taken from."""

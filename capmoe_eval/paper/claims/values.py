@@ -31,11 +31,11 @@ def check(where: Mapping[str, Any], evidence: Evidence) -> CheckResult:
     rows = find_rows(where)
     if evidence.profile != "paper":
         names = ", ".join(dict.fromkeys(row.model for row in rows))
-        return CheckResult(
-            "value", Outcome.IMPOSSIBLE, f"Needs the weights of {names}: profile=paper compares."
-        )
-    compared: list[tuple[float, str, Finding]] = []
-    gaps: list[tuple[float, float]] = []
+        text = f"Needs the weights of {names}: profile=paper compares."
+        return CheckResult("value", Outcome.IMPOSSIBLE, text)
+    findings: list[Finding] = []
+    # By number: the size of its z, what is said of it, its difference and our standard error.
+    compared: list[tuple[float, str, float, float]] = []
     for row in rows:
         model, side = _asked(row)
         found = evidence.find(side, model)
@@ -46,60 +46,48 @@ def check(where: Mapping[str, Any], evidence: Evidence) -> CheckResult:
             ours = 100 * sum(record.value for record in records) / len(records)
             error = 100 * sum(record.stderr or 0.0 for record in records) / len(records)
             z = (ours - printed) / (math.sqrt(2) * error) if error else math.inf
-            finding = Finding(
-                f"{row.label} {heading}: printed {printed:g}, z = {z:+.2f}",
-                Outcome.UNDECIDED,
-                ours,
-                unit="percent",
-                records=(str(records[0].path),),
+            label = f"{row.label} {heading}: printed {printed:g}, z = {z:+.2f}"
+            path = str(records[0].path)
+            findings.append(
+                Finding(label, Outcome.UNDECIDED, ours, unit="percent", records=(path,))
             )
-            numbers = f"{row.label} {heading}, ours {ours:.1f}, printed {printed:g}, z = {z:+.1f}"
-            compared.append((abs(z), numbers, finding))
-            gaps.append((ours - printed, error))
+            said = f"{row.label} {heading}, ours {ours:.1f}, printed {printed:g}, z = {z:+.1f}"
+            compared.append((abs(z), said, ours - printed, error))
     cells = sum(len(row.tasks) for row in rows)
     if not compared:
         return CheckResult("value", Outcome.ABSENT, f"None of {cells} numbers has a record.")
-    beyond = sum(z >= _BEYOND for z, _, _ in compared)
-    _, worst, _ = max(compared, key=lambda item: item[0])
-    mean = sum(gap for gap, _ in gaps) / len(gaps)
-    reach = _BEYOND * math.sqrt(2 * sum(error**2 for _, error in gaps)) / len(gaps)
+    sizes, texts, gaps, errors = zip(*compared, strict=True)
+    beyond = sum(z >= _BEYOND for z in sizes)
+    worst = texts[sizes.index(max(sizes))]
+    mean = sum(gaps) / len(gaps)
+    reach = _BEYOND * math.sqrt(2 * sum(error**2 for error in errors)) / len(gaps)
     text = (
         f"{len(compared)} of {cells} numbers have records; {beyond} differ by {_BEYOND} standard "
         f"errors or more, {0.05 * len(compared):.1f} would by chance; the mean difference is "
         f"{mean:+.2f} ± {reach:.2f} points. Furthest: {worst}."
     )
-    findings = tuple(finding for _, _, finding in compared)
-    within = Expectation.of({"within": "comparable"}).judge(mean - reach, mean + reach)
-    outcome = _outcome(beyond, cells, within) if len(compared) == cells else Outcome.UNDECIDED
-    return CheckResult("value", outcome, text, findings)
+    # A whole table fails if too many numbers lie beyond; it holds only if, besides, the mean
+    # difference is known to be within the margin.
+    outcome = Outcome.UNDECIDED
+    if len(compared) == cells:
+        from scipy.stats import binomtest
 
-
-def _outcome(beyond: int, cells: int, mean: Outcome) -> Outcome:
-    """Judge a whole table: it fails if too many numbers lie beyond (binomial test at 5 %).
-
-    It holds only if, besides, the mean difference is known to be within the margin.
-    """
-    from scipy.stats import binomtest
-
-    tail = binomtest(beyond, cells, 0.05, alternative="greater").pvalue
-    return Outcome.FAILS if tail < LEVEL else mean
+        tail = binomtest(beyond, cells, 0.05, alternative="greater").pvalue
+        within = Expectation.of({"within": "comparable"}).judge(mean - reach, mean + reach)
+        outcome = Outcome.FAILS if tail < LEVEL else within
+    return CheckResult("value", outcome, text, tuple(findings))
 
 
 def _asked(row: PrintedRow) -> tuple[str, Side]:
-    """Return the model and the side that a printed row is of, by the layout of its table.
-
-    Raises:
-        LookupError: If no layout has the row.
-    """
+    """Return the model and the side that a printed row is of, by the layout of its table."""
     for layout in LAYOUTS:
         if (layout.version, layout.number) != (row.version, row.table):
             continue
         for slot, spec in itertools.product(layout.paper_models, itertools.chain(*layout.blocks)):
             gamma = slot.gamma if spec.gamma == OWN else spec.gamma
-            named = (slot.title, spec.name, spec.printed_variant)
-            if named == (row.model, row.method, row.variant) and (
-                gamma == row.gamma or spec.method == "baseline"
-            ):
+            named = slot.title, spec.name, spec.printed_variant
+            of_gamma = gamma == row.gamma or spec.method == "baseline"
+            if of_gamma and named == (row.model, row.method, row.variant):
                 asked = {"method": spec.method, "gamma": gamma, **spec.knobs}
                 return slot.key, Side.model_validate(asked)
     raise LookupError(f"{row.label}: no counterpart here")

@@ -9,36 +9,29 @@ from pathlib import Path
 
 from capmoe_eval.errors import UsageError, bad_choice, writing
 from capmoe_eval.experiment.application import run_command
-from capmoe_eval.experiment.arguments import PATH, Parser
-from capmoe_eval.experiment.configuration import load_option, options
+from capmoe_eval.experiment.arguments import Parser, report_options
+from capmoe_eval.experiment.configuration import options
 from capmoe_eval.experiment.files import check_writable, write_text
+from capmoe_eval.experiment.results import Reader
 from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.paper.claims.entries import paper_claims
 from capmoe_eval.paper.claims.ledger import ledger
-from capmoe_eval.paper.evidence import Home, read_evidence
+from capmoe_eval.paper.evidence import read_evidence
 from capmoe_eval.report.claims.render import RENDERERS, Report
 
 _KEYS = ("profile", "results_dir")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -> None:
     """Write the ledger and exit: 0 written, 2 bad input."""
     parser = Parser(
         prog="python -m capmoe_eval.claims",
         description="Judge every claim of the paper by finished results and by its own numbers.",
     )
-    parser.add_argument(
-        "--out", type=PATH, default=Path("reports"), help="directory (default: reports)"
-    )
-    parser.add_argument(
-        "--bench", type=PATH, default=FOLDER, help="files of the benchmarks (default: %(default)s)"
-    )
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="KEY=VALUE",
-        help="profile=zoo (the default), tiny or paper; results_dir=DIR (default: results/PROFILE)",
+    report_options(
+        parser,
+        "profile=zoo (the default), tiny or paper; results_dir=DIR (default: results/PROFILE)",
     )
     given = parser.parse_args(arguments)
 
@@ -53,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise UsageError(f"results_dir={results}: no such directory; name one that has records")
         check_writable("--out", given.out)
         folder = given.out / profile
-        report = build(results, profile, folder, given.bench)
+        report = build(results, profile, folder, given.bench, reader)
         for line in report.evidence.broken:
             print(f"left out: {line}", file=sys.stderr)
         with writing("--out", given.out):
@@ -68,27 +61,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(run_command(write))
 
 
-def build(results: Path, profile: str, folder: Path, bench: Path = FOLDER) -> Report:
+def build(
+    results: Path, profile: str, folder: Path, bench: Path = FOLDER, reader: Reader | None = None
+) -> Report:
     """Return the ledger of a results directory, with links as seen from ``folder``."""
-    found, evidence = read_bench(bench), read_evidence(results, profile)
-    evidence = dataclasses.replace(
-        evidence,
-        broken=(*evidence.broken, *found.broken),
-        homes=homes(evidence.models),
-        bench=found,
-    )
+    found, evidence = read_bench(bench), read_evidence(results, profile, reader).settled()
+    broken = (*evidence.broken, *found.broken)
+    evidence = dataclasses.replace(evidence, broken=broken, bench=found)
     return Report(ledger(paper_claims(), evidence), evidence, folder)
-
-
-def homes(models: Sequence[str]) -> dict[str, Home]:
-    """Return the settings of each model that has a file in ``conf/model``."""
-    found = {}
-    for model in set(models).intersection(options("model")):
-        option = load_option("model", model)
-        sizes = (option.ep_size, option.batch_size, option.gamma)
-        if None not in sizes:
-            found[model] = Home(int(sizes[0]), sizes[1], float(sizes[2]))
-    return found
 
 
 def _settings(overrides: Sequence[str]) -> Mapping[str, str]:

@@ -24,7 +24,7 @@ from capmoe_eval.paper.verdicts import (
     WORDS,
     Finding,
 )
-from capmoe_eval.report.templates import render, render_markdown
+from capmoe_eval.report.templates import render
 
 _TITLE: Final = "Claims of “Capacity-Aware Inference”, one by one"
 _MEANING: Final = {
@@ -55,44 +55,17 @@ _LINKS: Final = 3
 
 @dataclass(frozen=True)
 class Report:
-    """The content of a ledger.
-
-    Attributes:
-        verdicts: In the order of the paper.
-        evidence: What they were judged by.
-        base: Directory that links to records are relative to: that of the report.
-    """
+    """The verdicts in the order of the paper, the evidence, and the directory of the report."""
 
     verdicts: Sequence[Verdict]
     evidence: Evidence
     base: Path = field(default_factory=Path)
 
     @property
-    def sections(self) -> dict[str, list[Verdict]]:
-        """The verdicts by section, in the order of first appearance."""
-        sections: dict[str, list[Verdict]] = {}
-        for verdict in self.verdicts:
-            sections.setdefault(verdict.entry.section, []).append(verdict)
-        return sections
-
-    @property
     def counts(self) -> dict[str, int]:
         """The number of claims with each verdict, 0 included."""
         words = [verdict.word for verdict in self.verdicts]
         return {word: words.count(word) for word in WORDS}
-
-    @property
-    def intro(self) -> list[str]:
-        """Sentences above the ledger."""
-        evidence = self.evidence
-        models = ", ".join(evidence.models) or "none"
-        return [
-            f"{len(self.verdicts)} claims and numbers, from abstract to appendix (v2: ICLR 2026, "
-            "v1: arXiv). How verdicts are reached: docs/claims.md.",
-            f"Profile {evidence.profile}: {len(evidence.records)} records, {len(evidence.broken)} "
-            f"files that could not be read; models: {models}.",
-            _SCOPE_NOTE.get(evidence.profile, ""),
-        ]
 
     def link(self, path: str) -> str:
         """Return a record's path as seen from the report, with forward slashes."""
@@ -116,42 +89,44 @@ def _shown(verdict: Verdict) -> tuple[str, str]:
 
 def to_markdown(report: Report) -> str:
     """Return the ledger in GitHub-flavoured Markdown: tables by section, then what was found."""
-    return render_markdown("ledger", **_content(report))
+    return render("ledger.md", **_content(report))
 
 
 def to_html(report: Report) -> str:
     """Return the ledger as one page that needs nothing besides: no script, no network."""
-    return render("ledger", **_content(report))
+    return render("ledger.html", **_content(report))
 
 
 def _content(report: Report) -> dict[str, object]:
+    evidence = report.evidence
+    sections: dict[str, list[dict[str, object]]] = {}
+    for verdict in report.verdicts:
+        sections.setdefault(verdict.entry.section, []).append(_claim(verdict, report))
+    intro = (
+        f"{len(report.verdicts)} claims and numbers, from abstract to appendix (v2: ICLR 2026, "
+        "v1: arXiv). How verdicts are reached: docs/claims.md.",
+        f"Profile {evidence.profile}: {len(evidence.records)} records, {len(evidence.broken)} "
+        f"files that could not be read; models: {', '.join(evidence.models) or 'none'}.",
+        _SCOPE_NOTE.get(evidence.profile, ""),
+    )
     return {
         "title": _TITLE,
-        "intro": [text for text in report.intro if text],
+        "intro": [text for text in intro if text],
         "counts": [(word, count, _MEANING[word]) for word, count in report.counts.items()],
-        "sections": {
-            section: [_claim(verdict, report) for verdict in verdicts]
-            for section, verdicts in report.sections.items()
-        },
-        "broken": report.evidence.broken,
+        "sections": sections,
+        "broken": evidence.broken,
     }
 
 
 def _claim(verdict: Verdict, report: Report) -> dict[str, object]:
-    entry, (value, bounds) = verdict.entry, _shown(verdict)
+    value, bounds = _shown(verdict)
     return {
-        "id": re.sub(r"[^A-Za-z0-9-]", "-", entry.id),
-        "place": entry.place,
-        "version": entry.version,
-        "quote": entry.quote,
-        "kind": entry.kind,
+        "id": re.sub(r"[^A-Za-z0-9-]", "-", verdict.entry.id),
+        "entry": verdict.entry,
+        "verdict": verdict,
         "findings": [_result(result, report) for result in verdict.results],
-        "note": entry.note and f"note: {entry.note}",
-        "published": entry.published or "",
         "ours": value,
         "interval": bounds,
-        "word": verdict.word,
-        "label": verdict.label,
     }
 
 

@@ -1,25 +1,26 @@
-"""Draw the phases of a layer's time: Figure 6."""
+"""The phases of a layer's time: Figure 6."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from capmoe_eval.experiment.names import TITLES, gamma_suffix
-from capmoe_eval.paper.printed import FIGURE6_NOTE
+from capmoe_eval.paper.printed import published_note
 from capmoe_eval.report.figures import style
-from capmoe_eval.report.figures.spec import Measured, Numbers
+from capmoe_eval.report.figures.catalogue import Measured, Numbers
 from capmoe_eval.report.figures.speedup import headline, subtitle
-from capmoe_eval.report.figures.studies import FigureStudies, about, first_point, method_name
+from capmoe_eval.report.figures.studies import FigureStudies, about, method_name
 from capmoe_eval.report.figures.style import BLACK, column, whiskers
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
     from capmoe_eval.experiment.timings.schema import Timing
 
-PHASES: Final[Mapping[str, tuple[str, ...]]] = {
+_PHASES: Final = {  # parts of a bar, and the measured phases that each is the sum of
     "gate": ("gate", "decide"),
     "permute": ("permute",),
     "all-to-all": ("dispatch", "return"),
@@ -27,18 +28,16 @@ PHASES: Final[Mapping[str, tuple[str, ...]]] = {
     "combine": ("combine",),
     "shared": ("shared",),
 }
-"""Parts of a bar, and the measured phases that each is the sum of."""
-
-_LOOKS: Final = (
-    (style.ORANGE, style.HATCHES[2]),
-    (style.SKY, style.HATCHES[1]),
-    (style.VERMILLION, style.HATCHES[3]),
-    (style.BLUE, style.HATCHES[0]),
-    (style.GREEN, style.HATCHES[4]),
-    (style.PURPLE, style.HATCHES[5]),
-    (style.GREY, style.HATCHES[0]),
-)
-_SHORT: Final[Mapping[str, str]] = {
+_LOOKS: Final = {
+    "gate": style.bar_look(style.ORANGE, "...."),
+    "permute": style.bar_look(style.SKY, "////"),
+    "all-to-all": style.bar_look(style.VERMILLION, "xxxx"),
+    "experts": style.bar_look(style.BLUE),
+    "combine": style.bar_look(style.GREEN, "\\\\\\\\"),
+    "shared": style.bar_look(style.PURPLE, "++++"),
+    "other": style.bar_look(style.GREY),
+}
+_SHORT: Final = {
     TITLES["score"]: "Token\nDrop",
     TITLES["expanded_drop"]: "Exp.\nlocal",
     f"{TITLES['expanded_drop']} (global)": "Exp.\nglobal",
@@ -47,40 +46,32 @@ _SHORT: Final[Mapping[str, str]] = {
 
 def measure_phases(evidence: FigureStudies) -> Measured:
     """Figure 6: the phases of one layer, in milliseconds, by method and γ."""
-    panels, notes = [], [FIGURE6_NOTE]
-    for one in evidence.shown:
-        point = first_point(one, notes)
-        rows = [(row, row.label) for row in point.timings]
-        tightest_last = sorted(rows, key=lambda r: -(r[1].gamma or 0.0) if r[1] else float("-inf"))
-        bars = [
-            {
-                "method": label.name if label else row.method,
-                "name": method_name(label) if label else "Dropless",
-                "gamma": label.gamma if label else None,
-                "candidates": label.candidates if label else None,
-                "dropped_share": row.dropped_share,
-                "speedup": row.speedup.median,
-                **milliseconds(row),
-            }
-            for row, label in tightest_last
-        ]
-        panels.append(about(one, point) | {"bars": bars})
+    panels, notes = [], [published_note("figure6")]
+    for one, point in evidence.first_points(notes):
+        tightest_last = sorted(
+            point.timings, key=lambda row: -(row.label.gamma or 0.0) if row.label else -math.inf
+        )
+        panels.append(about(one, point) | {"bars": [_bar(row) for row in tightest_last]})
     return evidence.measured(panels, notes)
 
 
-def milliseconds(row: Timing) -> dict[str, Any]:
-    """Return the medians of a row's phases as measured and as drawn, and of the total.
-
-    A phase that none of the parts names is ``other``.
-    """
+def _bar(row: Timing) -> Numbers:
+    """Return a row with the medians of its phases, as measured and as drawn, and of the total."""
+    label, total = row.label, row.seconds["total"]
     phases = {name: 1e3 * spread.median for name, spread in row.seconds.items() if name != "total"}
-    parts = {part: sum(phases.get(name, 0.0) for name in names) for part, names in PHASES.items()}
-    known = {name for names in PHASES.values() for name in names}
-    rest = sum(value for name, value in phases.items() if name not in known)
-    total = row.seconds["total"]
+    rest = dict(phases)
+    parts = {part: sum(rest.pop(name, 0.0) for name in names) for part, names in _PHASES.items()}
+    if other := sum(rest.values()):
+        parts["other"] = other
     return {
+        "method": label.name if label else row.method,
+        "name": method_name(label) if label else "Dropless",
+        "gamma": label.gamma if label else None,
+        "candidates": label.candidates if label else None,
+        "dropped_share": row.dropped_share,
+        "speedup": row.speedup.median,
         "phases_ms": phases,
-        "parts_ms": parts | ({"other": rest} if rest else {}),
+        "parts_ms": parts,
         "total_ms": {part: 1e3 * getattr(total, part) for part in ("median", "low", "high")},
     }
 
@@ -88,12 +79,11 @@ def milliseconds(row: Timing) -> dict[str, Any]:
 def draw_phases(numbers: Numbers) -> Figure:
     """Draw Figure 6: stacked bars, dropless first, then by γ."""
     panels = numbers["panels"]
-    figure = style.new_figure(style.PAGE, 2.7 * len(panels))
-    axes = figure.subplots(len(panels), 1, squeeze=False)
-    for panel, axis in zip(panels, axes[:, 0], strict=True):
+    figure, grid = style.subplots(style.PAGE, 2.7 * len(panels), len(panels), squeeze=False)
+    for panel, axis in zip(panels, grid.flat, strict=True):
         _stack(axis, panel["bars"])
         axis.set_title(f"{panel['model']}: {subtitle(panel)}".replace("\n", " "), fontsize=6.5)
-    style.legend_below(figure, *axes[:, 0], columns=7)
+    style.legend_below(figure, *grid.flat, columns=7)
     headline(figure, numbers["kind"])
     return figure
 
@@ -104,25 +94,17 @@ def _stack(axis: Axes, bars: Sequence[Numbers]) -> None:
     for gamma, before in zip(gammas[1:], gammas, strict=False):
         places.append(places[-1] + (1.0 if gamma == before else 1.6))
     bottoms = [0.0] * len(bars)
-    for look, part in zip(_LOOKS, (*PHASES, "other"), strict=True):
+    for part, look in _LOOKS.items():
         heights = [one["parts_ms"].get(part, 0.0) for one in bars]
         if any(heights):
-            axis.bar(places, heights, 0.8, bottom=bottoms, **style.bar_look(*look), label=part)
+            axis.bar(places, heights, 0.8, bottom=bottoms, **look, label=part)
             bottoms = [below + height for below, height in zip(bottoms, heights, strict=True)]
     totals = column(bars, "total_ms")
     median, low, high = (column(totals, key) for key in ("median", "low", "high"))
-    axis.errorbar(
-        places,
-        median,
-        yerr=whiskers(median, low, high),
-        fmt="D",
-        color=BLACK,
-        markersize=3,
-        markerfacecolor="white",
-        elinewidth=0.7,
-        capsize=1.5,
-        label="whole layer",
-    )
+    look = {"color": BLACK, "markersize": 3, "markerfacecolor": "white"}
+    look |= {"elinewidth": 0.7, "capsize": 1.5}
+    reach = whiskers(median, low, high)
+    axis.errorbar(places, median, reach, fmt="D", **look, label="whole layer")
     top = max(*bottoms, *high)
     for gamma in dict.fromkeys(g for g in gammas if g is not None):
         own = [p for p, g in zip(places, gammas, strict=True) if g == gamma]

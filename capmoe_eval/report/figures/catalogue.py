@@ -1,71 +1,94 @@
-"""All figures: the data of `catalogue.yaml` with the functions for each."""
+"""All figures, as `catalogue.yaml` declares them, and what each is made from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from importlib import resources
-from typing import TYPE_CHECKING, Any, Final
-
-import yaml
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from capmoe_eval.errors import bad_choice
-from capmoe_eval.report.figures import (
-    breakdown,
-    companions,
-    drop_rates,
-    expert_load,
-    gate_scores,
-    scores,
-    skew,
-    speedup,
-)
-from capmoe_eval.report.figures.spec import Measured, Numbers, Spec
+from capmoe_eval.experiment.data_file import read_data
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_FUNCTIONS: Final[Mapping[str, tuple[Callable[[Any], Measured], Callable[[Numbers], Figure]]]] = {
-    "fig1": (expert_load.measure_one_layer, expert_load.draw_one_layer),
-    "fig2": (expert_load.measure_by_task, expert_load.draw_by_task),
-    "fig4": (speedup.measure_layer, speedup.draw_speedup),
-    "fig5": (speedup.measure_model, speedup.draw_speedup),
-    "fig6": (breakdown.measure_phases, breakdown.draw_phases),
-    "fig7": (drop_rates.measure_by_task, drop_rates.draw_by_task),
-    "fig8": (gate_scores.measure_scores, gate_scores.draw_scores),
-    "fig9": (expert_load.measure_after_drop, expert_load.draw_after_drop),
-    "fig12": (scores.measure_curve, scores.draw_curve),
-    **{
-        f"fig{number}": (expert_load.measure_layers, expert_load.draw_layers)
-        for number in range(13, 17)
-    },
-    **{
-        f"fig{number}": (drop_rates.measure_by_layer, drop_rates.draw_by_layer)
-        for number in range(17, 21)
-    },
-    "v1_fig7": (scores.measure_rounds, scores.draw_rounds),
-    "pareto": (scores.measure_methods, scores.draw_methods),
-    "waste": (drop_rates.measure_waste, drop_rates.draw_waste),
-    "companions": (companions.measure_companions, companions.draw_companions),
-    "granularity": (speedup.measure_granularity, speedup.draw_granularity),
-    "placement": (skew.measure_placement, skew.draw_placement),
-    "skew": (skew.measure_skew, skew.draw_skew),
-}
+
+Numbers = dict[str, Any]
+"""What a figure shows: numbers, strings, lists and dictionaries, JSON-ready."""
 
 
-def _figures() -> tuple[Spec, ...]:
-    """Read the declared figures, in the order of the file."""
-    text = (resources.files(__package__) / "catalogue.yaml").read_text(encoding="utf-8")
-    told = yaml.safe_load(text)
-    found = []
+class Measured(NamedTuple):
+    """All the numbers that are drawn, and what a reader must know of them, a sentence each."""
+
+    numbers: Numbers
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """What a figure is made from, and what of it is missing."""
+
+    profile: str  # under which the figure is written
+    planned: int  # records, or models with a run, that there should be
+    digests: Sequence[str] = ()  # of what was read; empty where there is nothing to draw from
+    nothing: str = ""  # the error in that case; the command that helps follows it
+    names: Mapping[str, str] = field(default_factory=dict)  # for the template of the title
+    unit: str = "records"  # what is counted
+    n_absent: int = 0  # missing ones, those that cannot be read included
+    absent: Sequence[str] = ()  # commands that measure what is missing
+    notes: Sequence[str] = ()  # on each file that cannot be read, and for readers
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One figure, declared: of finished records, or of an efficiency study (``results/bench/``)."""
+
+    name: str  # stem of the written files
+    place: str  # in the paper, or that it is not there
+    title: str  # one line; a template that is filled with the names of the sources
+    caption: str  # what is seen, and what differs from the paper's
+    # ``module.function`` of this package: sources → numbers → figure at its printed size. The
+    # module, and with it matplotlib, is imported when the figure is made.
+    measured_by: str
+    drawn_by: str
+    # Of records: parts of ``conf/experiment/figures.yaml``; of these some tasks, or all; and the
+    # place (from 0) in ``profile.figures.models`` of the one model that is shown, or all models.
+    parts: Sequence[str] = ()
+    tasks: Sequence[str] = ()
+    model: int | None = None
+    # Of a study: one run of each model or all runs of one file, and the models that there should
+    # be; empty where any will do.
+    study: str = ""
+    runs: Literal["best", "fullest"] = "best"
+    models: Sequence[str] = ()
+
+    def measure(self, sources: Sources) -> Measured:
+        """Return the numbers that the figure shows."""
+        found: Measured = resolve_name(f"{__package__}.{self.measured_by}")(sources)
+        return found
+
+    def draw(self, numbers: Numbers) -> Figure:
+        """Draw the numbers, at the printed size."""
+        figure: Figure = resolve_name(f"{__package__}.{self.drawn_by}")(numbers)
+        return figure
+
+
+def _figures() -> Iterator[Spec]:
+    told = read_data(__package__, "catalogue.yaml", dict[str, Any])
     for name, entry in told["figures"].items():
-        measure, draw = _FUNCTIONS[name]
         paper_model = told["paper_models"][entry.get("model", 0)]
         entry["caption"] = entry["caption"].format(**told["phrases"], paper_model=paper_model)
-        found.append(Spec(name=name, measure=measure, draw=draw, **entry))
-    return tuple(found)
+        yield Spec(name=name, **entry)
 
 
-FIGURES: Final = _figures()
+FIGURES: Final = tuple(_figures())
+"""In the order of the file."""
+
+
+def because(broken: Sequence[str]) -> str:
+    """Return the first file that cannot be read, in brackets; nothing where there is none."""
+    return f" ({broken[0].rstrip('.')})" if broken else ""
 
 
 def get_figure(name: str) -> Spec:
@@ -74,7 +97,7 @@ def get_figure(name: str) -> Spec:
     Raises:
         UsageError: If there is none of that name.
     """
-    for spec in FIGURES:
-        if spec.name == name:
-            return spec
-    raise bad_choice("figure", name, ["all", *(spec.name for spec in FIGURES)])
+    found = {spec.name: spec for spec in FIGURES}
+    if name not in found:
+        raise bad_choice("figure", name, ["all", *found])
+    return found[name]

@@ -5,22 +5,19 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from capmoe_eval.errors import UnwritableError, UsageError
-from capmoe_eval.experiment.application import run_command
-from capmoe_eval.experiment.arguments import PATH, Parser
+from capmoe_eval.experiment.application import run_all, run_command
+from capmoe_eval.experiment.arguments import Parser, report_options
 from capmoe_eval.experiment.files import check_writable
-from capmoe_eval.experiment.timings.names import FOLDER
+from capmoe_eval.experiment.results import Reader
 from capmoe_eval.paper.benchmarks import read_bench
-from capmoe_eval.report.figures.catalogue import FIGURES, get_figure
+from capmoe_eval.report.figures.catalogue import FIGURES, Sources, Spec, get_figure
 from capmoe_eval.report.figures.evidence import FigurePlans, gather
-from capmoe_eval.report.figures.spec import Sources, Spec
 from capmoe_eval.report.figures.studies import gather_study
 from capmoe_eval.report.figures.write import FORMATS, write_figure
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -> None:
     """Draw figures and exit: 0 drawn, 1 some of all could not be, 2 bad input."""
     names = ["all", *(spec.name for spec in FIGURES)]
     parser = Parser(
@@ -29,9 +26,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         epilog=f"Figures: {', '.join(names)}.",
     )
     parser.add_argument("name", metavar="FIGURE", help="a figure, or all")
-    parser.add_argument(
-        "--out", type=PATH, default=Path("reports"), help="directory (default: reports)"
-    )
     parser.add_argument(
         "--formats",
         default=",".join(FORMATS),
@@ -42,17 +36,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         action="store_true",
         help="draw nothing; print the commands that measure what is missing, one a line",
     )
-    parser.add_argument(
-        "--bench", type=PATH, default=FOLDER, help="files of the benchmarks (default: %(default)s)"
-    )
-    parser.add_argument(
-        "overrides", nargs="*", help="as for python -m capmoe_eval, e.g. profile=paper limit=100"
-    )
+    report_options(parser)
     given = parser.parse_intermixed_args(arguments)
 
     def command() -> int:
         chosen = FIGURES if given.name == "all" else [get_figure(given.name)]
-        experiment = FigurePlans(given.overrides)
+        experiment = FigurePlans(given.overrides, reader)
         bench = functools.cache(lambda: read_bench(given.bench))  # when a figure first asks for it
 
         def sources(spec: Spec) -> Sources:
@@ -60,37 +49,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 return gather_study(spec, bench(), experiment.profile)
             return gather(spec, experiment)
 
+        def draw(spec: Spec) -> None:
+            found = sources(spec)
+            folder = given.out / experiment.profile / "figures"
+            paths = write_figure(spec, found, folder, formats)
+            print("written: " + ", ".join(str(path) for path in paths))
+            said = [note for note in found.notes if note.startswith("Left out")]
+            if found.n_absent:
+                said.append(
+                    f"{found.n_absent} of {found.planned} {found.unit} are missing; their "
+                    "commands: add --missing"
+                )
+            for line in said:
+                print(f"{spec.name}: {line}", file=sys.stderr)
+
         check_writable("--out", given.out)
         formats = [word for word in given.formats.split(",") if word]
         if given.missing:
             for line in dict.fromkeys(line for spec in chosen for line in sources(spec).absent):
                 print(line)
             return 0
-        folder = given.out / experiment.profile / "figures"
-        failed = 0
-        for spec in chosen:
-            try:
-                _draw(spec, sources(spec), folder, formats)
-            except UsageError as error:
-                # The others can be drawn all the same, unless none can be written.
-                if given.name != "all" or isinstance(error, UnwritableError):
-                    raise
-                failed = 1
-                print(f"error: {error}", file=sys.stderr)
-        return failed
+        status = run_all(functools.partial(draw, spec) for spec in chosen)
+        return min(status, 1) if given.name == "all" else status
 
     sys.exit(run_command(command))
-
-
-def _draw(spec: Spec, found: Sources, folder: Path, formats: Sequence[str]) -> None:
-    """Write a figure's files and say what of it is missing."""
-    paths = write_figure(spec, found, folder, formats)
-    print("written: " + ", ".join(str(path) for path in paths))
-    for note in found.left_out:
-        print(f"{spec.name}: {note}", file=sys.stderr)
-    if found.n_absent:
-        print(
-            f"{spec.name}: {found.n_absent} of {found.planned} {found.unit} are missing; their "
-            "commands: add --missing",
-            file=sys.stderr,
-        )

@@ -5,20 +5,18 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from matplotlib.figure import Figure
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import gamma_suffix, method_title
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.pairing import Unpaired, pair
 from capmoe_eval.report.figures import style
+from capmoe_eval.report.figures.catalogue import Measured, Numbers
 from capmoe_eval.report.figures.evidence import FigureRecords
-from capmoe_eval.report.figures.spec import Measured, Numbers
 from capmoe_eval.report.figures.style import column, percent, whiskers
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _KINDS: Final = ("batch_sizes", "shuffles")
 
@@ -70,15 +68,15 @@ def _spread(records: Sequence[Record], label: str, notes: list[str]) -> dict[str
             pairs.append({"settings": [_setting(one), _setting(other)], "flip_rate": found.flips})
     if not pairs:
         return None
-    rates = [float(pair["flip_rate"]) for pair in pairs]
-    values = [100 * record.value for record in records]
+    rates = column(pairs, "flip_rate")
+    scores = {_setting(record): 100 * record.value for record in records}
     return {
         "flip_rate": statistics.fmean(rates),
         "lowest": min(rates),
         "highest": max(rates),
         "pairs": pairs,
-        "scores": {_setting(record): value for record, value in zip(records, values, strict=True)},
-        "score_range": max(values) - min(values),
+        "scores": scores,
+        "score_range": max(scores.values()) - min(scores.values()),
     }
 
 
@@ -90,46 +88,30 @@ def _setting(record: Record) -> str:
 
 def draw_companions(numbers: Numbers) -> Figure:
     """Draw flip rates with the range over pairs, and the ranges of the score."""
-    figure = style.new_figure(style.PAGE, 2.1)
-    flips, spread = figure.subplots(1, 2, width_ratios=[3, 2])
+    figure, (flips, spread) = style.subplots(style.PAGE, 2.1, 1, 2, width_ratios=[3, 2])
     methods = numbers["methods"]
     sizes = ", ".join(map(str, numbers["batch_sizes"]))
     dealt = ", ".join(map(str, numbers["shuffled_batch_sizes"]))
-    labels = (
-        f"by length, batches of {sizes}",
-        f"by length and at random, batches of {dealt}",
-    )
-    looks = (
-        style.bar_look(style.BLUE, style.HATCHES[0]),
-        style.bar_look(style.SKY, style.HATCHES[1]),
-    )
-    for index, (part, label, look) in enumerate(zip(_KINDS, labels, looks, strict=True)):
+    by_length, shuffled = style.bar_look(style.BLUE), style.bar_look(style.SKY, "////")
+    for part, shift, look, label in (
+        ("batch_sizes", -0.2, by_length, f"by length, batches of {sizes}"),
+        ("shuffles", 0.2, shuffled, f"by length and at random, batches of {dealt}"),
+    ):
         known = [place for place, method in enumerate(methods) if method[part] is not None]
         bars = [methods[place][part] for place in known]
-        places = [place + 0.4 * index - 0.2 for place in known]
+        places = [place + shift for place in known]
         middle, low, high = (
             percent(column(bars, key)) for key in ("flip_rate", "lowest", "highest")
         )
-        flips.bar(
-            places,
-            middle,
-            0.38,
-            yerr=whiskers(middle, low, high),
-            error_kw={"elinewidth": 0.7, "capsize": 2},
-            label=label,
-            **look,
-        )
+        reach = {"yerr": whiskers(middle, low, high), "error_kw": {"elinewidth": 0.7, "capsize": 2}}
+        flips.bar(places, middle, 0.38, **look, **reach, label=label)
         spread.bar(places, column(bars, "score_range"), 0.38, **look)
-    _finish(flips, methods, "answers that flip (%)")
-    _finish(spread, methods, "score range (points)")
+    for axes, label in ((flips, "answers that flip (%)"), (spread, "score range (points)")):
+        axes.set_xticks(range(len(methods)), [m["label"].replace(" ", "\n") for m in methods])
+        axes.tick_params(axis="x", length=0)
+        axes.set(ylim=(0, None), ylabel=label)
+        axes.grid(axis="y")
     title = f"{numbers['model']}, {numbers['documents']:,} documents"
     flips.set_title(title + gamma_suffix(numbers["gamma"], ", γ = "))
     style.legend_below(figure, flips, columns=2)
     return figure
-
-
-def _finish(axes: Axes, methods: Sequence[Numbers], label: str) -> None:
-    axes.set_xticks(range(len(methods)), [method["label"].replace(" ", "\n") for method in methods])
-    axes.tick_params(axis="x", length=0)
-    axes.set(ylim=(0, None), ylabel=label)
-    axes.grid(axis="y")

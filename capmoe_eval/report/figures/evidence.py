@@ -18,23 +18,17 @@ from capmoe_eval.experiment.configuration import (
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import Reader
 from capmoe_eval.experiment.selection import composed, refuse_experiment
+from capmoe_eval.report.figures.catalogue import Sources, Spec, because
 from capmoe_eval.report.figures.pooling import by_key
-from capmoe_eval.report.figures.spec import Sources, Spec, because
 
 
 @dataclass(frozen=True, kw_only=True)
 class FigureRecords(Sources):
-    """The records that a figure shows.
+    """The records that a figure shows; everything is in the order of the plan."""
 
-    Attributes:
-        records: By part, in the order of the plan; only those that are there and whole.
-        models: Titles of the models by their keys, in the order of the plan.
-        tasks: Titles of the tasks by their keys, in the order of the plan.
-    """
-
-    records: Mapping[str, Sequence[Record]]
-    models: Mapping[str, str]
-    tasks: Mapping[str, str]
+    records: Mapping[str, Sequence[Record]]  # by part; only those that are there and whole
+    models: Mapping[str, str]  # titles by their keys
+    tasks: Mapping[str, str]  # titles by their keys
 
     @property
     def model(self) -> str:
@@ -46,18 +40,14 @@ class FigureRecords(Sources):
         """Title of that model."""
         return self.models[self.model]
 
-    def of(self, *parts: str) -> list[Record]:
-        """Return the records of some parts, each once, in the order of the plan."""
+    def by_model(self, *parts: str) -> dict[str, list[Record]]:
+        """Return the records of some parts by model, each once, in the order of the plan."""
         found = {record.path: record for part in parts for record in self.records.get(part, ())}
-        return list(found.values())
+        return by_key(found.values(), lambda record: record.model)
 
     def of_model(self, *parts: str) -> list[Record]:
         """Return the records of some parts, of :attr:`model` alone."""
-        return [record for record in self.of(*parts) if record.model == self.model]
-
-    def by_model(self, part: str) -> dict[str, list[Record]]:
-        """Return the records of a part by the title of their model."""
-        return by_key(self.of(part), lambda record: self.models[record.model])
+        return self.by_model(*parts).get(self.model, [])
 
 
 class FigurePlans:
@@ -65,24 +55,20 @@ class FigurePlans:
 
     Args:
         overrides: As for ``python -m capmoe_eval``: ``profile=zoo``, ``limit=100``.
+        reader: Reads the records.
 
     Raises:
         UsageError: If ``experiment=`` is among them.
     """
 
-    def __init__(self, overrides: Sequence[str] = ()) -> None:
+    def __init__(self, overrides: Sequence[str] = (), reader: Reader | None = None) -> None:
         refuse_experiment(overrides)
         self.overrides = overrides
         self.config = composed(["experiment=figures", *overrides])
         grids(self.config)
         self.profile = profile_name(self.config)
-        self.reader = Reader()
+        self.reader = reader or Reader()
         self._plans: dict[str, list[Plan]] = {}
-
-    @property
-    def models(self) -> list[str]:
-        """Keys of the models that Figures 13 to 16 show, in this order."""
-        return [str(name) for name in self.config.profile.figures.models]
 
     def plan(self, part: str) -> list[Plan]:
         """Return the plans of one part.
@@ -110,13 +96,10 @@ def gather(spec: Spec, experiment: FigurePlans) -> FigureRecords:
     """
     chosen = {part: _chosen(spec, experiment, part) for part in spec.parts}
     planned = {plan.path: plan for listed in chosen.values() for plan in listed}
-    read, broken = {}, []
-    for path, plan in planned.items():
-        if path.exists():
-            try:
-                read[path] = experiment.reader(path, plan.root)
-            except UsageError as error:
-                broken.append(f"Left out: {error}.")
+    there = ((path, plan.root) for path, plan in planned.items() if path.exists())
+    found = experiment.reader.all(there)
+    read = {record.path: record for record in found.records}
+    broken = [f"Left out: {line}." for line in found.broken]
     absent = [plan.cell for path, plan in planned.items() if path not in read]
     models = dict.fromkeys(plan.cell.model.name for plan in planned.values())
     titles = {name: str(load_option("model", name).title) for name in models}
@@ -124,7 +107,7 @@ def gather(spec: Spec, experiment: FigurePlans) -> FigureRecords:
     return FigureRecords(
         profile=experiment.profile,
         planned=len(planned),
-        digests=[record.cell.digest for record in read.values()],
+        digests=[record.cell.digest for record in found.records],
         nothing=f"none of its {len(planned)} records is there{because(broken)}; measure them",
         names={"model": next(iter(titles.values()), "")},
         n_absent=len(absent),
@@ -140,12 +123,11 @@ def gather(spec: Spec, experiment: FigurePlans) -> FigureRecords:
 
 
 def _chosen(spec: Spec, experiment: FigurePlans, part: str) -> list[Plan]:
-    """Return the plans of a part that a figure shows: those of its tasks and of its model."""
     found = experiment.plan(part)
     if spec.tasks:
         found = [plan for plan in found if plan.cell.task.name in spec.tasks]
     if spec.model is not None:
-        models = experiment.models
+        models = experiment.config.profile.figures.models
         if spec.model >= len(models):
             raise UsageError(
                 f"{spec.name}: shows model {spec.model + 1} of the profile, and profile "

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from capmoe_eval.experiment.names import TITLES, gamma_suffix
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.printed import FIGURE1_NOTE, figure1_bars
+from capmoe_eval.paper.printed import figure, figure1_bars, published_note
 from capmoe_eval.report.figures import style
+from capmoe_eval.report.figures.catalogue import Measured, Numbers
 from capmoe_eval.report.figures.evidence import FigureRecords
 from capmoe_eval.report.figures.pooling import (
     busiest_first,
@@ -18,25 +22,13 @@ from capmoe_eval.report.figures.pooling import (
     mean_loads,
     normalised,
 )
-from capmoe_eval.report.figures.spec import Measured, Numbers
 from capmoe_eval.report.figures.style import BLACK, column
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-# What the paper's text says of the peak loads in Figures 13 to 16 (Appendix F), by model.
-_PRINTED_PEAKS: Final = {
-    "olmoe_instruct": {"text": "> 5", "value": 5.0},
-    "deepseek_v2_lite_chat": {"text": "> 5", "value": 5.0},
-    "qwen1_5_moe_chat": {"text": "< 3", "value": 3.0},
-    "mixtral_8x7b_instruct": {"text": "< 3", "value": 3.0},
-}
-
-
-def draw_bars(axes: Axes, asked: Sequence[float]) -> None:
+def draw_asked(axes: Axes, asked: Sequence[float], **look: Any) -> None:
     """Draw one bar for each expert: its load over N̄ as the router asked for it, in this order."""
-    axes.bar(range(len(asked)), asked, color="#c8c8c8", width=0.9, label="asked for by the router")
+    usual: Numbers = {"color": "#c8c8c8", "width": 0.9, "label": "asked for by the router"}
+    axes.bar(range(len(asked)), asked, **(usual | look))
     axes.set(xlabel="experts, busiest first", ylabel="load / mean load")
     axes.set(xticks=[], xlim=(-0.7, len(asked) - 0.3))
     axes.spines[["top", "right"]].set_visible(False)
@@ -60,35 +52,27 @@ def measure_one_layer(evidence: FigureRecords) -> Measured:
         "peak_of_a_batch": {"mean": peak.mean, "max": peak.max},
         "published": published,
     }
-    return Measured(numbers, (FIGURE1_NOTE,) if published else ())
+    return Measured(numbers, (published_note("figure1"),) if published else ())
 
 
 def draw_one_layer(numbers: Numbers) -> Figure:
     """Draw Figure 1."""
-    figure = style.new_figure(style.COLUMN, 1.75)
-    axes = figure.subplots()
-    load = numbers["load"]
-    draw_bars(axes, load)
+    figure, axes = style.subplots(style.COLUMN, 1.75)
+    load, peak, published = (numbers[key] for key in ("load", "peak_of_a_batch", "published"))
+    draw_asked(axes, load, label="ours (mean over batches)")
     # The busiest bar stands at the left; what is said of the peaks has room at the right.
     axes.axhline(1.0, color=BLACK, linewidth=0.7, linestyle="--")
     axes.annotate("mean load N̄", (len(load) - 0.5, 1.0), ha="right", va="bottom", fontsize=6.5)
-    if numbers["published"]:
-        axes.plot(
-            numbers["published"],
-            "o-",
-            markersize=2,
-            linewidth=0.6,
-            color=style.COLOURS[1],
-            label="paper (peak over batches)",
-        )
-        axes.containers[0].set_label("ours (mean over batches)")
+    if published:
+        look = {"markersize": 2, "linewidth": 0.6, "color": style.VERMILLION}
+        axes.plot(published, "o-", **look, label="paper (peak over batches)")
         axes.legend(loc="center right")
-    peak = numbers["peak_of_a_batch"]
-    style.corner_note(
-        axes,
+    said = (
         f"fullest expert: {load[0]:.1f} × the mean\n"
-        f"in a batch: {peak['mean']:.1f} ×, at most {peak['max']:.1f} ×",
+        f"in a batch: {peak['mean']:.1f} ×, at most {peak['max']:.1f} ×"
     )
+    corner = {"xycoords": "axes fraction", "ha": "right", "va": "top"}
+    axes.annotate(said, (0.98, 0.97), **corner, fontsize=6.5)
     axes.set_title(f"{numbers['model']}, {numbers['task']}, MoE layer {numbers['layer'] + 1}")
     return figure
 
@@ -102,21 +86,21 @@ def measure_by_task(evidence: FigureRecords) -> Measured:
     rows = []
     for record, layer in zip(records, layers, strict=True):
         load = normalised(layer)
-        row = {
-            "task": evidence.tasks[record.task],
-            "load": [load[expert] for expert in order],
-            "fullest": max(load),
-            "peak_of_a_batch": layer.peak.expert_before.max,
-        }
-        rows.append(row)
+        rows.append(
+            {
+                "task": evidence.tasks[record.task],
+                "load": [load[expert] for expert in order],
+                "fullest": max(load),
+                "peak_of_a_batch": layer.peak.expert_before.max,
+            }
+        )
     return Measured({"model": evidence.title, "layer": number, "experts": order, "rows": rows})
 
 
 def draw_by_task(numbers: Numbers) -> Figure:
     """Draw Figure 2 as a map, one row a dataset."""
     rows, experts = numbers["rows"], numbers["experts"]
-    figure = style.new_figure(style.PAGE, 0.75 + 0.17 * len(rows))
-    axes = figure.subplots()
+    figure, axes = style.subplots(style.PAGE, 0.75 + 0.17 * len(rows))
     picture = style.load_map(axes, column(rows, "load"))
     axes.set_yticks(range(len(rows)), column(rows, "task"))
     right = axes.secondary_yaxis("right")
@@ -176,11 +160,10 @@ def _drop_label(record: Record) -> str:
 
 def draw_after_drop(numbers: Numbers) -> Figure:
     """Draw Figure 9."""
-    figure = style.new_figure(style.COLUMN, 2.4)
-    axes = figure.subplots()
+    figure, axes = style.subplots(style.COLUMN, 2.4)
     asked, gamma, effective = (numbers[key] for key in ("asked", "gamma", "effective_gamma"))
-    places = range(len(asked))
-    axes.bar(places, asked, color="#e0e0e0", width=1.0, label="asked for (Token Drop)")
+    draw_asked(axes, asked, color="#e0e0e0", width=1.0, label="asked for (Token Drop)")
+    axes.set_ylabel("load / mean load N̄")
     step = max(1, len(asked) // 10)
     for index, line in enumerate(numbers["lines"]):
         every = (index * step // 4, step)
@@ -189,8 +172,6 @@ def draw_after_drop(numbers: Numbers) -> Figure:
     if effective is not None:
         label = f"γ after rounding: {effective:.2f}"
         axes.axhline(effective, color=BLACK, linewidth=0.6, linestyle="--", label=label)
-    axes.set(xticks=[], xlim=(-0.7, len(asked) - 0.3))
-    axes.set(xlabel="experts, busiest first", ylabel="load / mean load N̄")
     where = f"{numbers['task']}, MoE layer {numbers['layer'] + 1}"
     axes.set_title(f"{numbers['model']}, {where}{gamma_suffix(gamma, ', γ = ')}")
     style.legend_below(figure, axes, columns=2)
@@ -211,7 +192,7 @@ def measure_layers(evidence: FigureRecords) -> Measured:
                 "peak_max": max(peak.max for peak in peaks),
             }
         )
-    printed = _PRINTED_PEAKS.get(evidence.model)
+    printed = figure("fig13_16_peak_load_over_mean").get(evidence.model)
     note = "The paper's text says of these peaks: {text} N̄ (Appendix F)."
     return Measured(
         {
@@ -228,8 +209,10 @@ def draw_layers(numbers: Numbers) -> Figure:
     """Draw a map of layers and experts, and the peaks beside it."""
     layers, printed = numbers["layers"], numbers["published_peak"]
     count = len(layers)
-    figure = style.new_figure(style.PAGE, 0.95 + 0.115 * max(count, 8))
-    left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3, 1])
+    height = 0.95 + 0.115 * max(count, 8)
+    figure, (left, right) = style.subplots(
+        style.PAGE, height, 1, 2, sharey=True, width_ratios=[3, 1]
+    )
     picture = style.load_map(left, column(layers, "load"))
     left.set_xticks([])
     shown = range(0, count, 1 if count <= 8 else 2 if count <= 16 else 4)

@@ -13,7 +13,6 @@ from capmoe_eval.experiment.arguments import INDEX, PATH, Parser
 from capmoe_eval.experiment.files import check_writable, write_bytes
 from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.experiment.record import Record, read_record
-from capmoe_eval.report.figures.expert_load import draw_bars
 from capmoe_eval.report.figures.pooling import busiest_first, busiest_layer, normalised
 from capmoe_eval.report.figures.write import FORMATS
 
@@ -57,7 +56,8 @@ def draw_load(record: Record, layer: int | None = None) -> Figure:
     Raises:
         UsageError: If there is no such layer.
     """
-    from matplotlib.figure import Figure
+    from capmoe_eval.report.figures.expert_load import draw_asked
+    from capmoe_eval.report.figures.style import subplots
 
     layers = record.layers
     if layer is None:
@@ -68,9 +68,8 @@ def draw_load(record: Record, layer: int | None = None) -> Figure:
     asked, served = normalised(chosen), normalised(chosen, "after")
     order = busiest_first(asked)
 
-    figure = Figure(figsize=(6.4, 2.6), layout="constrained")
-    axes = figure.subplots()
-    draw_bars(axes, [asked[expert] for expert in order])
+    figure, axes = subplots(6.4, 2.6)
+    draw_asked(axes, [asked[expert] for expert in order])
     heights = [served[expert] for expert in order]
     axes.bar(range(len(order)), heights, 0.55, color="#1f4e79", label="computed by the experts")
     gamma = record.gamma
@@ -80,7 +79,6 @@ def draw_load(record: Record, layer: int | None = None) -> Figure:
         axes.annotate(gamma_suffix(gamma, "γ = "), place, ha="right", va="bottom")
     axes.legend(frameon=False)
     title = f"{record.model}, {record.task}, {chosen.name}: {record.cell.label}"
-    axes.set_title(
-        f"{title}, {100 * chosen.drop_rate:.0f} % of assignments dropped", fontsize=9, loc="left"
-    )
+    dropped = f"{100 * chosen.drop_rate:.0f} % of assignments dropped"
+    axes.set_title(f"{title}, {dropped}", fontsize=9, loc="left")
     return figure

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
 
 from capmoe_eval.experiment.record import Record
 
@@ -26,19 +27,14 @@ def by_layer(records: Sequence[Record]) -> list[list[Layer]]:
     return [list(same) for same in zip(*(r.layers for r in records), strict=True)]
 
 
-@dataclass(frozen=True)
-class Grid:
-    """What Token Drop would do to a routing, by capacity factor.
+class Grid(NamedTuple):
+    """What Token Drop would do to a routing, by capacity factor."""
 
-    Attributes:
-        gamma: Capacity factors.
-        drop_rate: Dropped share of the assignments (Equation 11).
-        pad_waste: Empty share of the provisioned slots; None where there are no slots (γ=0).
-    """
-
-    gamma: tuple[float, ...]
-    drop_rate: tuple[float, ...]
-    pad_waste: tuple[float | None, ...]
+    gamma: Sequence[float]
+    drop_rate: Sequence[float]
+    """Dropped share of the assignments (Equation 11)."""
+    pad_waste: Sequence[float | None]
+    """Empty share of the provisioned slots; None where there are no slots (γ=0)."""
 
 
 def pooled_grid(layers: Sequence[Layer]) -> Grid:
@@ -47,21 +43,17 @@ def pooled_grid(layers: Sequence[Layer]) -> Grid:
     A record holds shares. The slots behind a share of padding follow from it: what was kept,
     assignments · (1 - drop rate), fills the share 1 - padding waste of them.
     """
-    gammas = tuple(layers[0].grid.gamma)
-    drops: list[float] = []
-    wastes: list[float | None] = []
-    total = sum(layer.assignments for layer in layers)
-    for i in range(len(gammas)):
-        dropped = kept = slots = 0.0
-        for layer in layers:
-            drop, waste = layer.grid.drop_rate[i], layer.grid.pad_waste[i]
-            own = layer.assignments * (1 - drop)
-            dropped += layer.assignments * drop
-            kept += own
-            slots += own / (1 - waste) if waste is not None and waste < 1 else 0.0
-        drops.append(dropped / total)
-        wastes.append(1 - kept / slots if slots else None)
-    return Grid(gammas, tuple(drops), tuple(wastes))
+    assignments = np.array([[layer.assignments] for layer in layers])
+    drop = np.array([layer.grid.drop_rate for layer in layers])
+    waste = np.array([layer.grid.pad_waste for layer in layers], dtype=float)  # None: NaN
+    kept = assignments * (1 - drop)
+    slots = np.divide(kept, 1 - waste, out=np.zeros_like(kept), where=waste < 1)
+    filled = zip(kept.sum(axis=0).tolist(), slots.sum(axis=0).tolist(), strict=True)
+    return Grid(
+        layers[0].grid.gamma,
+        ((assignments * drop).sum(axis=0) / assignments.sum()).tolist(),
+        [1 - computed / provisioned if provisioned else None for computed, provisioned in filled],
+    )
 
 
 def normalised(layer: Layer, when: Literal["before", "after"] = "before") -> list[float]:
@@ -82,13 +74,18 @@ def mean_loads(layers: Iterable[Layer]) -> list[float]:
 
 def busiest_layer(records: Sequence[Record]) -> int:
     """Return the number of the layer with the fullest expert, on average over the records."""
-    fullest = [
-        statistics.fmean(max(normalised(layer)) for layer in same) for same in by_layer(records)
-    ]
-    return max(range(len(fullest)), key=fullest.__getitem__)
+    return busiest_first(
+        [statistics.fmean(max(normalised(layer)) for layer in same) for same in by_layer(records)]
+    )[0]
 
 
-def mean_score(records: Sequence[Record], tasks: Iterable[str]) -> dict[str, Any] | None:
+def by_task(records: Iterable[Record], tasks: Collection[str]) -> list[list[Record]]:
+    """Return the records of each task; nothing at all where a task has none."""
+    groups = by_key(records, lambda record: record.task)
+    return [groups[task] for task in tasks] if groups.keys() >= set(tasks) else []
+
+
+def mean_score(records: Iterable[Record], tasks: Collection[str]) -> dict[str, Any] | None:
     """Return the mean score over tasks that count equally, or None where a task has no record.
 
     Seeds of one task are averaged first. They saw the same documents, so their standard errors are
@@ -98,29 +95,26 @@ def mean_score(records: Sequence[Record], tasks: Iterable[str]) -> dict[str, Any
         ``value`` and ``stderr`` in percent; the standard error is over documents, and None where a
         task has none.
     """
-    values, errors = [], []
-    for task in tasks:
-        found = [record for record in records if record.task == task]
-        if not found:
-            return None
-        values.append(statistics.fmean(record.value for record in found))
-        known = [record.stderr for record in found if record.stderr is not None]
-        errors.append(statistics.fmean(known) if len(known) == len(found) else None)
-    whole = [error for error in errors if error is not None]
-    stderr = 100 * math.hypot(*whole) / len(whole) if len(whole) == len(errors) else None
+    groups = by_task(records, tasks)
+    if not groups:
+        return None
+    values = [statistics.fmean(record.value for record in same) for same in groups]
+    known = [[r.stderr for r in same if r.stderr is not None] for same in groups]
+    whole = [len(errors) for errors in known] == [len(same) for same in groups]
+    stderr = 100 * math.hypot(*map(statistics.fmean, known)) / len(known) if whole else None
     return {"value": 100 * statistics.fmean(values), "stderr": stderr}
 
 
-def mean_load(records: Sequence[Record], tasks: Iterable[str], field: str) -> float | None:
-    """Return the mean of a field of ``load`` over tasks, seeds first; None where one is missing."""
+def mean_load(records: Iterable[Record], tasks: Collection[str], field: str) -> float | None:
+    """Return the mean of a field of ``load`` over tasks, seeds first; None where one has none."""
     means = []
-    for task in tasks:
-        found = [getattr(record.load, field) for record in records if record.task == task]
+    for same in by_task(records, tasks):
+        found = [getattr(record.load, field) for record in same]
         known = [float(value) for value in found if value is not None]
         if not known:
             return None
         means.append(statistics.fmean(known))
-    return statistics.fmean(means)
+    return statistics.fmean(means) if means else None
 
 
 def by_key(records: Iterable[_T], key: Callable[[_T], Any]) -> dict[Any, list[_T]]:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from capmoe_eval.experiment.names import SCORE, TITLES, gamma_number, gamma_suffix
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.printed import TABLE1_NOTE, table1_scores
+from capmoe_eval.paper.printed import published_note, table1_scores
 from capmoe_eval.report.figures import style
+from capmoe_eval.report.figures.catalogue import Measured, Numbers
 from capmoe_eval.report.figures.evidence import FigureRecords
-from capmoe_eval.report.figures.pooling import by_key, layers_of, mean_load, mean_score
-from capmoe_eval.report.figures.spec import Measured, Numbers
+from capmoe_eval.report.figures.pooling import by_key, by_task, layers_of, mean_load, mean_score
 from capmoe_eval.report.figures.style import BLACK, column, percent
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _TITLES: Final = TITLES | {"score": f"{TITLES['score']} ({SCORE})"}
 # Each method looks the same whichever others are there.
@@ -28,78 +26,65 @@ _LOOKS: Final = {
 }
 for _method in ("expanded_drop", "token_reroute", "device_drop"):
     _LOOKS[_method]["markerfacecolor"] = "white"
+_LOOKS["baseline"] = {"color": BLACK, "linestyle": "", "marker": "*", "markersize": 7}
 
 
 def measure_curve(evidence: FigureRecords) -> Measured:
     """Collect each model's scores under Token Drop by γ, and the mean where all tasks are there."""
     models, notes = [], []
+    curves, unlimited = evidence.by_model("curve"), evidence.by_model("unlimited")
     for model, title in evidence.models.items():
         # γ=∞ is the baseline, which the figure has anyway.
-        curve = [r for r in evidence.of("curve") if r.model == model and r.gamma is not None]
-        unlimited = [r for r in evidence.of("unlimited") if r.model == model]
-        if curve:
-            found, lacking = _curve(curve, evidence.tasks)
-            published = table1_scores(model, list(evidence.tasks.values()))
-            baseline = mean_score(unlimited, evidence.tasks)
-            models.append({"model": title, **found, "baseline": baseline, "published": published})
-            notes += [f"{title}: no mean at γ={at}: {tasks} missing." for tasks, at in lacking]
-            notes += [TABLE1_NOTE] if published else []
-        else:
+        curve = [record for record in curves.get(model, ()) if record.gamma is not None]
+        if not curve:
             notes.append(f"{title} is left out: none of its records is there.")
+            continue
+        found, lacking = _curve(curve, evidence.tasks)
+        published = table1_scores(model, list(evidence.tasks.values()))
+        baseline = mean_score(unlimited.get(model, ()), evidence.tasks)
+        models.append({"model": title, **found, "baseline": baseline, "published": published})
+        for tasks, gammas in lacking.items():
+            notes.append(f"{title}: no mean at γ={', '.join(gammas)}: {tasks} missing.")
+        notes += [published_note("table1")] if published else []
     return Measured({"models": models}, notes)
 
 
 def _curve(
     records: Sequence[Record], tasks: Mapping[str, str]
-) -> tuple[Numbers, list[tuple[str, str]]]:
+) -> tuple[Numbers, dict[str, list[str]]]:
     """Return one model's curves, and the missing tasks with the γ at which they are missing."""
-    groups = dict(sorted(by_key(records, lambda record: record.gamma).items()))
-    mean, lacking = [], []
-    for gamma, same in groups.items():
-        score = mean_score(same, tasks)
-        if score:
-            rounded = mean_load(same, tasks, "effective_gamma")
-            drop_rate = mean_load(same, tasks, "drop_rate")
-            told = {"gamma": gamma, "effective_gamma": rounded, "drop_rate": drop_rate}
-            mean.append(told | score)
+    points: dict[str, list[Numbers]] = {title: [] for title in tasks.values()}
+    mean: list[Numbers] = []
+    lacking: dict[str, list[str]] = {}
+    for gamma, same in sorted(by_key(records, lambda record: record.gamma).items()):
+        for record in same:
+            rounded = record.load.effective_gamma
+            point = {"gamma": gamma, "effective_gamma": rounded, "value": 100 * record.value}
+            points[tasks[record.task]].append(point)
+        if score := mean_score(same, tasks):
+            loads = {f: mean_load(same, tasks, f) for f in ("effective_gamma", "drop_rate")}
+            mean.append({"gamma": gamma} | loads | score)
         else:
             here = {record.task for record in same}
             names = ", ".join(title for task, title in tasks.items() if task not in here)
-            lacking.append((names, gamma_number(gamma)))
-    points = {
-        title: [
-            {
-                "gamma": gamma,
-                "effective_gamma": record.load.effective_gamma,
-                "value": 100 * record.value,
-            }
-            for gamma, same in groups.items()
-            for record in same
-            if record.task == task
-        ]
-        for task, title in tasks.items()
-    }
-    where = by_key(lacking, itemgetter(0))
-    absent = [(names, ", ".join(gamma for _, gamma in same)) for names, same in where.items()]
-    return {"tasks": points, "mean": mean}, absent
+            lacking.setdefault(names, []).append(gamma_number(gamma))
+    return {"tasks": points, "mean": mean}, lacking
 
 
 def draw_curve(numbers: Numbers) -> Figure:
     """Draw Figure 12, a model a column: scores above, what was dropped below."""
     models = numbers["models"]
-    figure = style.new_figure(style.PAGE if len(models) > 1 else style.COLUMN, 3.1)
-    grid = figure.subplots(
-        *(2, len(models)), sharex=True, sharey="row", height_ratios=[3, 1], squeeze=False
-    )
-    shown = [0.0, 3.0]
+    width = style.PAGE if len(models) > 1 else style.COLUMN
+    shared: Numbers = {"sharex": True, "sharey": "row", "height_ratios": [3, 1]}
+    figure, grid = style.subplots(width, 3.1, 2, len(models), **shared, squeeze=False)
     points = [point for model in models for listed in model["tasks"].values() for point in listed]
     known = all(point["effective_gamma"] is not None for point in points)
     gamma = "effective_gamma" if known else "gamma"
     for model, upper, lower in zip(models, *grid, strict=True):
-        shown += _draw_curve(upper, lower, model, gamma)
+        _draw_curve(upper, lower, model, gamma)
         upper.set_title(model["model"])
     for lower in grid[1]:
-        style.gamma_axis(lower, shown)
+        style.gamma_axis(lower, [0.0, 3.0, *column(points, gamma)])
         if known:
             lower.set_xlabel("γ after rounding")
     grid[0, 0].set(ylabel="score (%)")
@@ -108,21 +93,17 @@ def draw_curve(numbers: Numbers) -> Figure:
     return figure
 
 
-def _draw_curve(upper: Axes, lower: Axes, model: Numbers, gamma: str) -> list[float]:
-    """Draw one model's curves by one of their two γ, and return the γ that they have."""
-    mean, published, shown = model["mean"], model["published"], []
+def _draw_curve(upper: Axes, lower: Axes, model: Numbers, gamma: str) -> None:
+    """Draw one model's curves by one of their two γ."""
+    mean, published = model["mean"], model["published"]
     for index, (task, points) in enumerate(model["tasks"].items()):
-        gammas = column(points, gamma)
         look = style.line_look(index, 6) | {"markersize": 2.2, "linewidth": 0.6}
-        upper.plot(gammas, column(points, "value"), **look, label=task)
-        shown += gammas
+        upper.plot(column(points, gamma), column(points, "value"), **look, label=task)
     if mean:
-        gammas = column(mean, gamma)
-        look = {"color": BLACK, "linewidth": 1.4, "elinewidth": 0.7, "capsize": 1.5}
-        values = column(mean, "value")
-        upper.errorbar(gammas, values, _errors(mean), **look, label="mean ± 1.96 SE")
+        look = {"color": BLACK, "linewidth": 1.4, "capsize": 1.5}
+        _mean_scores(upper, mean, gamma, **look, label="mean ± 1.96 SE")
         rates = percent(column(mean, "drop_rate"))
-        lower.plot(gammas, rates, color=BLACK, marker="o", markersize=2)
+        lower.plot(column(mean, gamma), rates, color=BLACK, marker="o", markersize=2)
     if model["baseline"]:
         look = {"color": BLACK, "linestyle": (0, (1, 2))}
         upper.axhline(model["baseline"]["value"], **look, label="mean, no limit")
@@ -132,12 +113,12 @@ def _draw_curve(upper: Axes, lower: Axes, model: Numbers, gamma: str) -> list[fl
         upper.plot(published["gamma"], published["value"], "*", **look, label=label)
     upper.grid()
     lower.grid()
-    return shown
 
 
-def _errors(points: Iterable[Numbers]) -> list[float]:
-    """Return half the width of a 95 % interval around each mean score."""
-    return [1.96 * (point["stderr"] or 0.0) for point in points]
+def _mean_scores(axes: Axes, points: Sequence[Numbers], x: str, **look: Any) -> None:
+    """Draw a line of mean scores, each in its 95 % interval."""
+    errors = [1.96 * (point["stderr"] or 0.0) for point in points]
+    axes.errorbar(column(points, x), column(points, "value"), errors, elinewidth=0.7, **look)
 
 
 def measure_rounds(evidence: FigureRecords) -> Measured:
@@ -145,9 +126,10 @@ def measure_rounds(evidence: FigureRecords) -> Measured:
     tasks = evidence.tasks
     records = evidence.of_model("one_round", "rounds")
     points, notes = [], []
-    for rounds, same in sorted(by_key(records, _rounds).items()):
-        score = mean_score(same, tasks)
-        if score:
+    again = "token_reroute"
+    by_rounds = by_key(records, lambda r: r.cell.method.rounds if r.method == again else 1)
+    for rounds, same in sorted(by_rounds.items()):
+        if score := mean_score(same, tasks):
             drop_rate = mean_load(same, tasks, "drop_rate")
             lost = {"drop_rate": drop_rate, "unserved": _unserved(same, tasks)}
             points.append({"rounds": rounds, **score, **lost})
@@ -165,18 +147,14 @@ def measure_rounds(evidence: FigureRecords) -> Measured:
     )
 
 
-def _rounds(record: Record) -> int:
-    return record.cell.method.rounds if record.method == "token_reroute" else 1
-
-
-def _unserved(records: Sequence[Record], tasks: Iterable[str]) -> float:
+def _unserved(records: Sequence[Record], tasks: Collection[str]) -> float:
     """Return the share of T·K that no expert computes, tasks counting equally.
 
     Dropped pairs less those computed elsewhere instead; after one round, the drop rate.
     """
     shares = []
-    for task in tasks:
-        layers = layers_of(record for record in records if record.task == task)
+    for same in by_task(records, tasks):
+        layers = layers_of(same)
         computed = sum(sum(layer.load_after) for layer in layers)
         shares.append(1 - computed / float(sum(layer.assignments for layer in layers)))
     return statistics.fmean(shares)
@@ -184,13 +162,13 @@ def _unserved(records: Sequence[Record], tasks: Iterable[str]) -> float:
 
 def draw_rounds(numbers: Numbers) -> Figure:
     """Draw v1's Figure 7: score above, lost assignments below."""
-    figure = style.new_figure(style.COLUMN, 2.6)
-    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
+    figure, (upper, lower) = style.subplots(
+        style.COLUMN, 2.6, 2, 1, sharex=True, height_ratios=[3, 2]
+    )
     points = numbers["points"]
     rounds = column(points, "rounds")
-    look: Numbers = {"color": style.BLUE, "marker": "o", "elinewidth": 0.7, "capsize": 2}
-    label = f"{TITLES['token_reroute']} ± 1.96 SE"
-    upper.errorbar(rounds, column(points, "value"), _errors(points), **look, label=label)
+    look: Numbers = {"color": style.BLUE, "marker": "o", "capsize": 2}
+    _mean_scores(upper, points, "rounds", **look, label=f"{TITLES['token_reroute']} ± 1.96 SE")
     if numbers["baseline"]:
         upper.axhline(numbers["baseline"]["value"], color=BLACK, linestyle=":", label="no limit")
     upper.set_ylabel("mean score (%)")
@@ -217,23 +195,18 @@ def measure_methods(evidence: FigureRecords) -> Measured:
     records = evidence.of_model("baseline", "methods", "at_random")
     points: list[dict[str, Any]] = []
     notes = []
-    for (method, gamma), same in by_key(records, _method_and_gamma).items():
-        score = mean_score(same, tasks)
-        peak = mean_load(same, tasks, "mean_peak_after")
-        if score is None or peak is None:
+    groups = by_key(
+        records,
+        lambda r: ("device_drop" if r.cell.method.granularity == "device" else r.method, r.gamma),
+    )
+    for (method, gamma), same in groups.items():
+        if score := mean_score(same, tasks):
+            told: Numbers = {"method": method, "label": _TITLES[method], "gamma": gamma}
+            told["peak"] = mean_load(same, tasks, "mean_peak_after")
+            points.append(told | score | {"seeds": len({record.seed for record in same})})
+        else:
             title = _TITLES[method] + gamma_suffix(gamma, " at γ=")
             notes.append(f"{title} is left out: not every task is there.")
-            continue
-        points.append(
-            {
-                "method": method,
-                "label": _TITLES[method],
-                "gamma": gamma,
-                "peak": peak,
-                **score,
-                "seeds": len({record.seed for record in same}),
-            }
-        )
     front = pareto_front([(point["peak"], point["value"]) for point in points])
     for index, point in enumerate(points):
         point["on_front"] = index in front
@@ -241,34 +214,24 @@ def measure_methods(evidence: FigureRecords) -> Measured:
     return Measured(shown, notes)
 
 
-def _method_and_gamma(record: Record) -> tuple[str, float | None]:
-    device = record.cell.method.granularity == "device"
-    return "device_drop" if device else record.method, record.gamma
-
-
 def pareto_front(points: Sequence[tuple[float, float]]) -> set[int]:
-    """Return the places of the points that no other beats.
+    """Return the places of the points (cost, quality) that no other beats.
 
-    A point (cost, quality) is beaten by one that costs no more and is no worse, and differs.
-
-    Args:
-        points: (cost, quality) pairs; less cost and more quality are better.
+    A point is beaten by one that costs no more and is no worse, and differs.
     """
-    order = sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1]))
-    front: set[int] = set()
-    best: tuple[float, float] | None = None
-    for i in order:
-        if best is None or points[i][1] > best[1]:
-            best = points[i]
-        if points[i] == best:
-            front.add(i)
-    return front
+    return {
+        place
+        for place, (cost, quality) in enumerate(points)
+        if not any(
+            other != (cost, quality) and other[0] <= cost and other[1] >= quality
+            for other in points
+        )
+    }
 
 
 def draw_methods(numbers: Numbers) -> Figure:
     """Draw one line a method through its γ, and the front in grey."""
-    figure = style.new_figure(style.COLUMN, 3.2)
-    axes = figure.subplots()
+    figure, axes = style.subplots(style.COLUMN, 3.2)
     points = sorted(numbers["points"], key=lambda point: point["peak"])
     front = [point for point in points if point["on_front"]]
     look: Numbers = {"color": style.GREY, "alpha": 0.45, "linewidth": 4, "solid_capstyle": "round"}
@@ -278,10 +241,6 @@ def draw_methods(numbers: Numbers) -> Figure:
         own = [point for point in points if point["method"] == method]
         if own:
             axes.plot(column(own, "peak"), column(own, "value"), **look, label=_TITLES[method])
-    for point in points:
-        if point["method"] == "baseline":
-            look = {"color": BLACK, "markersize": 7, "label": _TITLES["baseline"]}
-            axes.plot(point["peak"], point["value"], "*", **look)
     axes.set(xlabel="mean peak load of an expert / mean load", ylabel="mean score (%)")
     axes.grid()
     axes.set_title(f"{numbers['model']}, {len(numbers['tasks'])} tasks")

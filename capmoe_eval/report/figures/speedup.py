@@ -1,53 +1,49 @@
-"""Speedup over dropless routing: Figure 4 (a layer), 5 (a model), granularity."""
+"""Speedup over dropless routing: of a layer, a prefill, by granularity, peak load, placement."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import gamma_number, gamma_suffix
 from capmoe_eval.paper.benchmarks import Shown
 from capmoe_eval.paper.printed import GRANULARITY, MACHINE, layer_speedup, model_speedup
 from capmoe_eval.report.figures import style
-from capmoe_eval.report.figures.spec import Measured, Numbers
-from capmoe_eval.report.figures.studies import (
-    FigureStudies,
-    about,
-    first_point,
-    method_name,
-)
-from capmoe_eval.report.figures.style import BLACK
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from capmoe_eval.experiment.timings.schema import Timing
+from capmoe_eval.report.figures.catalogue import Measured, Numbers
+from capmoe_eval.report.figures.pooling import by_key
+from capmoe_eval.report.figures.studies import FigureStudies, about
+from capmoe_eval.report.figures.style import BLACK, column, whiskers
 
 _LOOKS: Final = (
-    (style.BLUE, style.HATCHES[0]),
-    (style.SKY, style.HATCHES[1]),
-    (style.ORANGE, style.HATCHES[2]),
-    (style.VERMILLION, ""),
+    style.bar_look(style.BLUE),
+    style.bar_look(style.SKY, "////"),
+    style.bar_look(style.ORANGE, "...."),
+    style.bar_look(style.VERMILLION),
 )
 _STAR: Final[Numbers] = {"markersize": 5.5, "markerfacecolor": "white", "markeredgewidth": 0.6}
-PRINT_NOTE: Final = (
+_PARTS: Final = {"layer": ", one MoE layer", "prefill": ", prefill"}
+_PRINT_NOTE: Final = (
     f"Stars: what the paper prints, measured on {MACHINE} with other code. No emulation and no "
     "other machine can confirm these values; the direction and the order can be compared."
+)
+_IDEAL_NOTE: Final = (
+    "Ideal: pairs of the fullest rank without a capacity over those with one, which a layer would "
+    "gain if nothing but its experts took time, and theirs in proportion to pairs."
 )
 
 
 def measure_layer(evidence: FigureStudies) -> Measured:
     """Figure 4: the speedup of one MoE layer of each model."""
-    panels, notes = [], [PRINT_NOTE, *evidence.repetitions()]
-    for one in evidence.shown:
-        point = first_point(one, notes)
-        bars = [
-            told
-            | {"published": layer_speedup(one.run.model, label.name, label.gamma), "layer": None}
-            for label, _, told in evidence.bars(one)
-        ]
+    panels, notes = [], [_PRINT_NOTE, *evidence.repetitions()]
+    for one, point in evidence.first_points(notes):
+        bars = evidence.bars(one)
+        for bar in bars:
+            bar["published"] = layer_speedup(one.run.model, bar["method"], bar["gamma"])
+            bar["layer"] = None
         panels.append(about(one, point) | {"bars": bars})
     return evidence.measured(panels, notes)
 
@@ -58,92 +54,61 @@ def measure_model(evidence: FigureStudies) -> Measured:
     Raises:
         UsageError: If no run timed a prefill.
     """
-    panels, notes = [], [PRINT_NOTE, *evidence.repetitions()]
-    for one in evidence.shown:
-        point = first_point(one, notes)
+    panels, notes = [], [_PRINT_NOTE, *evidence.repetitions()]
+    for one, point in evidence.first_points(notes):
         if point.prefill is None:
             notes.append(f"{one.run.title}: its run has no prefill.")
             continue
-        layers = {row.method: row for row in point.timings}
-        notes += _faster(one, layers, point.prefill.timings)
-        experts = one.run.experts_per_rank
-        bars = [
-            told
-            | {
-                # The ideal is of the experts' time alone, not of what lies between the layers.
-                "ideal": None,
-                "layer": layers[row.method].speedup.median if row.method in layers else None,
-                "published": model_speedup(one.run.model, label.name, label.gamma, experts),
-            }
-            for label, row, told in evidence.bars(one, "prefill")
-        ]
+        layers = {(bar["name"], bar["gamma"]): bar for bar in evidence.bars(one)}
+        bars, faster = evidence.bars(one, "prefill"), []
+        for bar in bars:
+            method, gamma, gain = bar["method"], bar["gamma"], bar["speedup"]
+            layer = layers.get((bar["name"], gamma))
+            if layer and gain > max(1.0, layer["speedup"]):
+                faster.append(
+                    f"{bar['name']}{gamma_suffix(gamma)} {gain:.2f} against {layer['speedup']:.2f} "
+                    f"(ideal {bar['ideal']:.2f} against {layer['ideal']:.2f})"
+                )
+            # The ideal is of the experts' time alone, not of what lies between the layers.
+            bar["ideal"] = None
+            bar["layer"] = layer["speedup"] if layer else None
+            experts = one.run.experts_per_rank
+            bar["published"] = model_speedup(one.run.model, method, gamma, experts)
+        if faster:
+            said = f"the prefill gains more than its first layer: {', '.join(faster)}."
+            notes.append(f"{one.run.title}: {said}")
         panels.append(about(one, point) | {"layers": point.prefill.layers, "bars": bars})
     if not panels:
         raise UsageError("fig5: no run of study speedup has a prefill; measure it with prefill")
     return evidence.measured(panels, notes)
 
 
-def _faster(one: Shown, layers: Mapping[str, Timing], prefill: Sequence[Timing]) -> list[str]:
-    """Say where a prefill gains more than its first layer, and the ideal gain of both."""
-    said = [
-        f"{method_name(row.label)}{gamma_suffix(row.label.gamma)} {row.speedup.median:.2f} against "
-        f"{layers[row.method].speedup.median:.2f} "
-        f"(ideal {row.ideal_rank:.2f} against {layers[row.method].ideal_rank:.2f})"
-        for row in prefill
-        if row.label and row.method in layers
-        if row.speedup.median > max(1.0, layers[row.method].speedup.median)
-    ]
-    told = f"{one.run.title}: the prefill gains more than its first layer: {', '.join(said)}."
-    return [told] if said else []
-
-
 def measure_granularity(evidence: FigureStudies) -> Measured:
     """Expanded Drop with a capacity of each expert, or of each device: a layer, and a prefill."""
-    panels, notes = [], [PRINT_NOTE, *evidence.repetitions()]
-    for one in evidence.shown:
-        point = first_point(one, notes)
-        parts: list[Literal["layer", "prefill"]] = ["layer"]
-        if point.prefill is not None:
-            parts.append("prefill")
-        for part in parts:
-            bars = [
-                told
-                | {
-                    "name": f"capacity of each {label.granularity}",
-                    "ideal": row.ideal_rank if part == "layer" else None,
-                    "layer": None,
-                    "published": _granular(one, label.granularity, label.gamma, part),
-                }
-                for label, row, told in evidence.bars(one, part)
-            ]
+    panels, notes = [], [_PRINT_NOTE, *evidence.repetitions()]
+    for one, point in evidence.first_points(notes):
+        printed = GRANULARITY if (one.run.model or "").startswith("Qwen3") else {}
+        for part in ("layer", "prefill") if point.prefill else ("layer",):
+            bars = evidence.bars(one, part)
+            for bar in bars:
+                bounded = bar["granularity"]
+                bar["name"] = f"capacity of each {bounded}"
+                bar["ideal"] = bar["ideal"] if part == "layer" else None
+                bar["layer"] = None
+                bar["published"] = printed.get((bounded, bar["gamma"]), {}).get(part)
             panels.append(about(one, point) | {"part": part, "bars": bars})
     return evidence.measured(panels, notes)
 
 
-def _granular(one: Shown, granularity: str, gamma: float | None, part: str) -> float | None:
-    if not (one.run.model or "").startswith("Qwen3") or gamma is None:
-        return None
-    return GRANULARITY.get((granularity, gamma), {}).get(part)
-
-
-def draw_speedup(numbers: Numbers) -> Figure:
-    """Draw Figure 4 or 5: a panel for each model, groups by γ, bars by method."""
-    return _draw(numbers, [panel["model"] for panel in numbers["panels"]])
-
-
-def draw_granularity(numbers: Numbers) -> Figure:
-    """Draw one layer and a prefill by granularity."""
-    parts = {"layer": "one MoE layer", "prefill": "prefill"}
-    return _draw(numbers, [f"{p['model']}, {parts[p['part']]}" for p in numbers["panels"]])
-
-
-def _draw(numbers: Numbers, titles: Sequence[str]) -> Figure:
+def draw_bars(numbers: Numbers) -> Figure:
+    """Draw a panel for each model (and part), groups by γ, bars by method or granularity."""
     panels = numbers["panels"]
-    figure = style.new_figure(style.PAGE, 2.55)
-    axes: Sequence[Axes] = figure.subplots(1, len(panels), squeeze=False)[0]
-    for panel, axis, title in zip(panels, axes, titles, strict=True):
+    figure, grid = style.subplots(style.PAGE, 2.55, 1, len(panels), squeeze=False)
+    axes: Sequence[Axes] = grid[0]
+    for panel, axis in zip(panels, axes, strict=True):
         _bars(axis, panel["bars"])
-        axis.set_title(f"{title}\n{subtitle(panel)}", fontsize=6.5)
+        part = _PARTS[panel["part"]] if "part" in panel else ""
+        axis.set_title(f"{panel['model']}{part}\n{subtitle(panel)}", fontsize=6.5)
         axis.set_xlabel("capacity factor γ")
     axes[0].set_ylabel("speedup over dropless")
     style.legend_below(figure, *axes, columns=5)
@@ -151,38 +116,15 @@ def _draw(numbers: Numbers, titles: Sequence[str]) -> Figure:
     return figure
 
 
-def headline(figure: Figure, kind: str) -> None:
-    """Say over a figure how its numbers came about."""
-    said = {
-        "EMULATED": "EMULATED on one device: the slowest rank counts, the all-to-all is a formula",
-        "partly EMULATED": "partly EMULATED: see each panel",
-        "measured": "measured on real ranks",
-    }[kind]
-    colour = BLACK if kind == "measured" else style.VERMILLION
-    figure.suptitle(said, fontsize=7.5, fontweight="bold", color=colour)
-
-
-def subtitle(panel: Mapping[str, Any]) -> str:
-    """Return what must be known of a panel's run, in two lines."""
-    how = "EMULATED" if panel["kind"] == "emulated" else "measured"
-    return f"{how}, {panel['deployment']},\n{panel['widths']}, peak {panel['peak']:.1f} × mean"
-
-
 def _bars(axis: Axes, bars: Sequence[Mapping[str, Any]]) -> None:
     gammas = sorted({b["gamma"] for b in bars if b["gamma"] is not None}, reverse=True)
-    names = list(dict.fromkeys(b["name"] for b in bars))
+    names = list(dict.fromkeys(column(bars, "name")))
     width = 0.8 / max(1, len(names))
     for index, name in enumerate(names):
         own = [b for b in bars if b["name"] == name and b["gamma"] is not None]
         places = [gammas.index(b["gamma"]) + (index - (len(names) - 1) / 2) * width for b in own]
-        axis.bar(
-            places,
-            [b["speedup"] - 1 for b in own],  # bars stand on 1, dropless: what is seen is the gain
-            0.92 * width,
-            bottom=1,
-            **style.bar_look(*_LOOKS[index % len(_LOOKS)]),
-            label=name,
-        )
+        gains = [b["speedup"] - 1 for b in own]  # bars stand on 1, dropless: the gain is seen
+        axis.bar(places, gains, 0.92 * width, bottom=1, **_LOOKS[index % len(_LOOKS)], label=name)
         for place, b in zip(places, own, strict=True):
             if b["low"] is not None:
                 label = "lowest to highest repeated run"
@@ -202,3 +144,123 @@ def _bars(axis: Axes, bars: Sequence[Mapping[str, Any]]) -> None:
     axis.set_xticks(range(len(gammas)), list(map(gamma_number, gammas)))
     axis.tick_params(axis="x", length=0)
     axis.grid(axis="y")
+
+
+def headline(figure: Figure, kind: str) -> None:
+    """Say over a figure how its numbers came about."""
+    said = {
+        "EMULATED": "EMULATED on one device: the slowest rank counts, the all-to-all is a formula",
+        "partly EMULATED": "partly EMULATED: see each panel",
+        "measured": "measured on real ranks",
+    }[kind]
+    colour = BLACK if kind == "measured" else style.VERMILLION
+    figure.suptitle(said, fontsize=7.5, fontweight="bold", color=colour)
+
+
+def subtitle(panel: Mapping[str, Any]) -> str:
+    """Return what must be known of a panel's run, in two lines."""
+    how = "EMULATED" if panel["kind"] == "emulated" else "measured"
+    return f"{how}, {panel['deployment']},\n{panel['widths']}, peak {panel['peak']:.1f} × mean"
+
+
+def measure_skew(evidence: FigureStudies) -> Measured:
+    """Return speedup and ideal by peak load, a line for each method, γ and placement."""
+    panels = []
+    for one in evidence.shown:
+        points = one.run.points
+        lines = _lines(evidence, [(p.routing.peak, one, place) for place, p in enumerate(points)])
+        panels.append(about(one, points[0]) | {"lines": lines})
+    reached = "Share reached: of the ideal gain; none where the ideal is below 1.05."
+    return evidence.measured(panels, (*evidence.repetitions(), _IDEAL_NOTE, reached))
+
+
+def measure_placement(evidence: FigureStudies) -> Measured:
+    """Return speedup and ideal by experts per rank, for each model."""
+    panels = []
+    for runs in by_key(evidence.shown, lambda one: one.run.title).values():
+        panel = about(runs[0], runs[0].run.points[0])
+        for key in ("ranks", "experts_per_rank", "deployment"):
+            del panel[key]
+        panel["placements"] = [
+            {"ranks": one.run.ranks, "experts_per_rank": one.run.experts_per_rank}
+            for one in sorted(runs, key=lambda one: one.run.experts_per_rank)
+        ]
+        panel["lines"] = _lines(evidence, [(float(o.run.experts_per_rank), o, 0) for o in runs])
+        panels.append(panel)
+    return evidence.measured(panels, (*evidence.repetitions(), _IDEAL_NOTE))
+
+
+def _lines(evidence: FigureStudies, found: Iterable[tuple[float, Shown, int]]) -> list[Numbers]:
+    """Return one line for each method and γ, its points in the order of what they vary with."""
+    lines: dict[str, Numbers] = {}
+    for x, one, place in sorted(found, key=lambda item: item[0]):
+        together = one.run.points[place].routing.together
+        for bar in evidence.bars(one, place=place):
+            name = bar["name"]
+            if bar["gamma"]:
+                spread = ", popular experts on one rank" if together else ""
+                name += spread + gamma_suffix(bar["gamma"], ", γ = ")
+            kind = {key: bar[key] for key in ("method", "gamma", "granularity", "candidates")}
+            new = {"name": name, "together": together, "points": [], **kind}
+            shown = ("speedup", "low", "high", "ideal", "reached", "dropped_share")
+            point = {"x": x} | {key: bar[key] for key in shown}
+            lines.setdefault(name, new)["points"].append(point)
+    return list(lines.values())
+
+
+def draw_skew(numbers: Numbers) -> Figure:
+    """Draw speedup beside the ideal by peak load, and the share of the gain that is reached."""
+    return _draw_lines(numbers, "peak load of an expert / mean load")
+
+
+def draw_placement(numbers: Numbers) -> Figure:
+    """Draw speedup beside the ideal by experts per rank, and the share that is reached."""
+    figure = _draw_lines(numbers, "experts per rank (ranks)", xscale="log")
+    for number, panel in enumerate(numbers["panels"]):
+        placed = {p["experts_per_rank"]: p["ranks"] for p in panel["placements"]}
+        for axis in figure.axes[2 * number : 2 * number + 2]:
+            axis.set_xticks(list(placed), [f"{e} ({ranks})" for e, ranks in placed.items()])
+            axis.minorticks_off()
+    return figure
+
+
+def _draw_lines(numbers: Numbers, label: str, xscale: str = "linear") -> Figure:
+    panels = numbers["panels"]
+    height = 1.9 * len(panels) + 0.6
+    figure, grid = style.subplots(
+        style.PAGE, height, len(panels), 2, squeeze=False, subplot_kw={"xscale": xscale}
+    )
+    for panel, (left, right) in zip(panels, grid, strict=True):
+        for index, line in enumerate(panel["lines"]):
+            _line(left, right, line, index)
+        if panel["lines"]:
+            left.plot([], [], color=BLACK, linestyle=":", label="ideal, same colour and marker")
+        left.axhline(1, color=BLACK, linewidth=0.6)
+        right.axhline(100, color=BLACK, linewidth=0.6)
+        right.set_ylim(bottom=min(0, right.get_ylim()[0]))
+        left.set_ylabel("speedup over dropless")
+        right.set_ylabel("share of the ideal gain (%)")
+        how = "EMULATED" if panel["kind"] == "emulated" else "measured"
+        where = panel.get("deployment") or f"peak {panel['peak']:.1f} × mean"
+        left.set_title(f"{panel['model']}: {how}, {where}, {panel['widths']}", fontsize=6.5)
+        right.set_title("how much of it was reached", fontsize=6.5)
+    for axis in grid.flat:
+        axis.grid()
+    for axis in grid[-1]:
+        axis.set_xlabel(label)
+    style.legend_below(figure, *grid[:, 0], columns=3)
+    headline(figure, numbers["kind"])
+    return figure
+
+
+def _line(left: Axes, right: Axes, line: Numbers, index: int) -> None:
+    """Draw a line's speedup and ideal on the left, the share that is reached on the right."""
+    look = style.line_look(index) | {"linestyle": style.DASHES[index % 3]}
+    points = line["points"]
+    xs, speedup, low, high = (column(points, key) for key in ("x", "speedup", "low", "high"))
+    errors = None if None in low else whiskers(speedup, low, high)
+    left.errorbar(xs, speedup, errors, elinewidth=0.7, capsize=1.5, label=line["name"], **look)
+    dotted = look | {"linestyle": ":", "linewidth": 0.8, "markerfacecolor": "white"}
+    left.plot(xs, column(points, "ideal"), **dotted)
+    known = [point for point in points if point["reached"] is not None]
+    right.plot(column(known, "x"), [100 * point["reached"] for point in known], **look)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from capmoe_eval.experiment.names import method_title
 from capmoe_eval.experiment.timings.names import bench_command
 from capmoe_eval.paper.benchmarks import Bench, Shown
 from capmoe_eval.paper.printed import deployment
-from capmoe_eval.report.figures.spec import Measured, Numbers, Sources, Spec, because
+from capmoe_eval.report.figures.catalogue import Measured, Numbers, Sources, Spec, because
 
 if TYPE_CHECKING:
     from capmoe_eval.experiment.timings.schema import Label, Point, Timing
@@ -18,41 +18,59 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FigureStudies(Sources):
-    """The runs that a figure shows.
+    """The runs that a figure shows."""
 
-    Attributes:
-        shown: The runs, in the order of the paper.
-        there: All runs of the study.
-    """
+    shown: Sequence[Shown]  # in the order of the paper
+    there: Sequence[Shown]  # all runs of the study
 
-    shown: Sequence[Shown]
-    there: Sequence[Shown]
+    def first_points(self, notes: list[str]) -> Iterator[tuple[Shown, Point]]:
+        """Yield each run with its first point, which is shown; note how many others there are."""
+        for one in self.shown:
+            first, *others = one.run.points
+            if others:
+                noun = "point is" if len(others) == 1 else "points are"
+                notes.append(f"{one.run.title}: {len(others)} further {noun} not shown.")
+            yield one, first
 
-    def bars(
-        self, one: Shown, part: Literal["layer", "prefill"] = "layer", place: int = 0
-    ) -> Iterator[tuple[Label, Timing, Numbers]]:
-        """Yield the rows of a run's point that have a method, and the numbers of their bars."""
-        again = [_timings(same, part, place) for same in repeats(one, self.there)]
+    def bars(self, one: Shown, part: str = "layer", place: int = 0) -> list[Numbers]:
+        """Return the bars of one point of a run: each method's speedup, its range, the ideal.
+
+        The part is ``layer``, or ``prefill``, of which a point without one has no bars.
+        """
+        again = [row for same in repeats(one, self.there) for row in _timings(same, part, place)]
+        bars = []
         for row in _timings(one, part, place):
-            if row.label is not None:
-                same = [
-                    other.speedup.median
-                    for rows in again
-                    for other in rows
-                    if other.method == row.method
-                ]
-                yield row.label, row, _bar(row.label, row, same)
+            if row.label is None:
+                continue
+            medians = [same.speedup.median for same in (row, *again) if same.method == row.method]
+            repeated = len(medians) > 1
+            bars.append(
+                {
+                    "method": row.label.name,
+                    "name": method_name(row.label),
+                    "gamma": row.label.gamma,
+                    "granularity": row.label.granularity,
+                    "candidates": row.label.candidates,
+                    "speedup": row.speedup.median,
+                    "low": min(medians) if repeated else None,
+                    "high": max(medians) if repeated else None,
+                    "ideal": row.ideal_rank,
+                    "reached": row.reached,
+                    "dropped_share": row.dropped_share,
+                }
+            )
+        return bars
 
     def repetitions(self) -> list[str]:
         """Say of which runs there is a repetition, which whiskers need."""
+        notes, once = [], []
         found = {one.run.title: repeats(one, self.there) for one in self.shown}
-        once = [title for title, same in found.items() if not same]
-        notes = [
-            f"{title}: whiskers over {len(same) + 1} runs, repeated in "
-            f"{', '.join(other.study.path.name for other in same)}."
-            for title, same in found.items()
-            if same
-        ]
+        for title, same in found.items():
+            if same:
+                files = ", ".join(other.study.path.name for other in same)
+                notes.append(f"{title}: whiskers over {len(same) + 1} runs, repeated in {files}.")
+            else:
+                once.append(title)
         if once:
             notes.append(
                 f"One run of {', '.join(once)}: how far a repetition differs is not known, and no "
@@ -67,11 +85,8 @@ class FigureStudies(Sources):
 
 def repeats(one: Shown, there: Iterable[Shown]) -> list[Shown]:
     """Return the runs in other files that repeat one: all is the same, the machine included."""
-    return [
-        other
-        for other in there
-        if other.study is not one.study and _setting(other) == _setting(one)
-    ]
+    others = (other for other in there if other.study is not one.study)
+    return [other for other in others if _setting(other) == _setting(one)]
 
 
 def _setting(one: Shown) -> tuple[object, ...]:
@@ -99,8 +114,7 @@ def gather_study(spec: Spec, bench: Bench, profile: str) -> FigureStudies:
     broken = [f"Left out: {line}." for line in bench.broken_of(spec.study)]
     kinds = {one.kind for one in shown}
     there = bench.runs(spec.study)
-    used = [*shown, *(same for one in shown for same in repeats(one, there))]
-    notes = [*broken, *_circumstances(shown), *_others(used, there)]
+    notes = [*broken, *_circumstances(shown), *_others(shown, there)]
     if lacking and shown:
         notes.append(f"No run of {', '.join(lacking)}.")
     return FigureStudies(
@@ -137,23 +151,15 @@ def _circumstances(shown: Iterable[Shown]) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
-def _others(shown: Sequence[Shown], there: Iterable[Shown]) -> list[str]:
-    """Say which runs of the study are not shown, a line for each file."""
+def _others(shown: Sequence[Shown], there: Sequence[Shown]) -> list[str]:
+    """Say which runs of the study are neither shown nor repeat one, a line for each file."""
+    used = [*shown, *(same for one in shown for same in repeats(one, there))]
     files: dict[str, list[str]] = {}
     for one in there:
-        if one not in shown:
+        if one not in used:
             name = f"{one.study.path.name} ({one.kind})"
             files.setdefault(name, []).append(f"{one.run.title} on {one.ranks}")
     return [f"Not shown, from {name}: {', '.join(runs)}." for name, runs in files.items()]
-
-
-def first_point(one: Shown, notes: list[str]) -> Point:
-    """Return the point of a run that is shown, its first; note how many others there are."""
-    first, *others = one.run.points
-    if others:
-        noun = "point is" if len(others) == 1 else "points are"
-        notes.append(f"{one.run.title}: {len(others)} further {noun} not shown.")
-    return first
 
 
 def about(one: Shown, point: Point) -> Numbers:
@@ -183,21 +189,3 @@ def method_name(label: Label) -> str:
     if label.name == "expanded_drop" and label.candidates != "local":
         name += f" ({label.candidates})"
     return name if label.granularity == "expert" else f"{name}, {label.granularity} level"
-
-
-def _bar(label: Label, row: Timing, again: Sequence[float]) -> Numbers:
-    """Return the numbers of one bar: a speedup, the range of its repetitions, and the ideal."""
-    medians = [row.speedup.median, *again]
-    return {
-        "method": label.name,
-        "name": method_name(label),
-        "gamma": label.gamma,
-        "granularity": label.granularity,
-        "candidates": label.candidates,
-        "speedup": row.speedup.median,
-        "low": min(medians) if again else None,
-        "high": max(medians) if again else None,
-        "ideal": row.ideal_rank,
-        "reached": row.reached,
-        "dropped_share": row.dropped_share,
-    }

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.errors import UsageError, bad_choice, writing
 from capmoe_eval.experiment.files import write_bytes, write_text
-from capmoe_eval.report.figures.spec import Measured, Numbers, Sources, Spec
-from capmoe_eval.report.figures.style import house_style
+from capmoe_eval.report.figures.catalogue import Measured, Sources, Spec
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_STYLE: Final = Path(__file__).with_name("house.mplstyle")
 # Without dates and versions: the same numbers give the same bytes.
 _METADATA: Final[dict[str, dict[str, Any]]] = {
     "svg": {"Date": None, "Creator": None},
@@ -23,27 +23,17 @@ _METADATA: Final[dict[str, dict[str, Any]]] = {
     "png": {"Software": None},
 }
 FORMATS: Final = tuple(_METADATA)
-_DIGITS = 6
 
 
 def write_figure(
-    spec: Spec, evidence: Sources, directory: Path, formats: Sequence[str] = FORMATS
+    spec: Spec, sources: Sources, directory: Path, formats: Sequence[str] = FORMATS
 ) -> list[Path]:
-    """Measure, draw and write one figure.
-
-    Args:
-        spec: The figure.
-        evidence: What it is made from.
-        directory: Where ``<name>.json``, ``.svg``, ``.pdf`` and ``.png`` go.
-        formats: Which of the three pictures.
-
-    Returns:
-        The written files, the JSON first.
+    """Measure, draw and write one figure; return the files, ``<name>.json`` first.
 
     Raises:
         UsageError: If there is nothing to draw from, or the directory cannot be written.
     """
-    description, images = render(spec, evidence, formats)
+    description, images = render(spec, sources, formats)
     paths = [directory / f"{spec.name}.{suffix}" for suffix in ("json", *formats)]
     with writing("--out", directory):
         text = json.dumps(description, indent=1, ensure_ascii=False, allow_nan=False)
@@ -54,7 +44,7 @@ def write_figure(
 
 
 def render(
-    spec: Spec, evidence: Sources, formats: Sequence[str] = FORMATS
+    spec: Spec, sources: Sources, formats: Sequence[str] = FORMATS
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Return a figure's description, JSON-ready, and its bytes by format.
 
@@ -64,13 +54,16 @@ def render(
     for suffix in formats:
         if suffix not in FORMATS:
             raise bad_choice("--formats", suffix, FORMATS)
-    if not evidence.digests:
-        first, *others = evidence.absent
+    if not sources.digests:
+        first, *others = sources.absent
         more = f" (and {len(others)} more: add --missing)" if others else ""
-        raise UsageError(f"{spec.name}: {evidence.nothing}: {first}{more}")
-    found = spec.measure(evidence)
-    description = describe(spec, evidence, found)
-    with house_style():
+        raise UsageError(f"{spec.name}: {sources.nothing}: {first}{more}")
+    description = describe(spec, sources, spec.measure(sources))
+
+    import matplotlib
+
+    # Drawing and saving follow the house style alone, whatever the machine's is.
+    with matplotlib.rc_context(fname=_STYLE):
         figure = spec.draw(description["numbers"])
         width, height = (round(float(side), 3) for side in figure.get_size_inches())
         # Lay out once: the three formats agree, and it takes longer than drawing.
@@ -78,38 +71,44 @@ def render(
         if engine is not None:
             engine.execute(figure)
         figure.set_layout_engine("none")
-        images = {suffix: image(figure, suffix) for suffix in formats}
+        images = {suffix: _image(figure, suffix) for suffix in formats}
     return description | {"inches": [width, height]}, images
 
 
-def describe(spec: Spec, evidence: Sources, found: Measured) -> dict[str, Any]:
-    """Return what the JSON beside a figure says."""
-    notes = list(dict.fromkeys((*found.notes, *evidence.notes)))
-    if evidence.n_absent:
+def describe(spec: Spec, sources: Sources, found: Measured) -> dict[str, Any]:
+    """Return what the JSON beside a figure says.
+
+    Its numbers have few digits, as what the last bits say differs between machines.
+    """
+    notes = list(dict.fromkeys((*found.notes, *sources.notes)))
+    if sources.n_absent:
         notes.append(
-            f"{evidence.n_absent} of {evidence.planned} {evidence.unit} are missing; "
-            + ("the command" if len(evidence.absent) == 1 else "the first command")
-            + f" that measures them: {evidence.absent[0]}"
+            f"{sources.n_absent} of {sources.planned} {sources.unit} are missing; "
+            + ("the command" if len(sources.absent) == 1 else "the first command")
+            + f" that measures them: {sources.absent[0]}"
         )
     return {
         "figure": spec.name,
         "place": spec.place,
-        "profile": evidence.profile,
-        "title": spec.title.format(**evidence.names),
+        "profile": sources.profile,
+        "title": spec.title.format(**sources.names),
         "caption": spec.caption,
         "notes": notes,
         "missing": {
-            "records": evidence.n_absent,
-            "of": evidence.planned,
-            "commands": list(evidence.absent),
+            "records": sources.n_absent,
+            "of": sources.planned,
+            "commands": list(sources.absent),
         },
-        "records": evidence.digests,
-        "numbers": _plain(found.numbers),
+        "records": sources.digests,
+        "numbers": json.loads(
+            json.dumps(found.numbers),
+            parse_float=lambda digits: round(float(digits), 6),
+            parse_constant=lambda _: None,  # NaN and the infinities, which JSON lacks
+        ),
     }
 
 
-def image(figure: Figure, suffix: str) -> bytes:
-    """Return a figure's bytes in one format, the same for the same figure."""
+def _image(figure: Figure, suffix: str) -> bytes:
     buffer = io.BytesIO()
     if suffix == "svg":
         from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -120,13 +119,3 @@ def image(figure: Figure, suffix: str) -> bytes:
     else:
         figure.savefig(buffer, format=suffix, metadata=_METADATA[suffix])
     return buffer.getvalue()
-
-
-def _plain(numbers: Numbers) -> Numbers:
-    """Return numbers with few digits: what the last bits say differs between machines."""
-    plain: Numbers = json.loads(
-        json.dumps(numbers),
-        parse_float=lambda digits: round(float(digits), _DIGITS),
-        parse_constant=lambda _: None,  # NaN and the infinities, which JSON lacks
-    )
-    return plain

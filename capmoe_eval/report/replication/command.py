@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from capmoe_eval.errors import UsageError, writing
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import PATH, Parser
-from capmoe_eval.experiment.configuration import load_option, options, profile_name
+from capmoe_eval.experiment.configuration import profile_name
 from capmoe_eval.experiment.files import check_writable, write_bytes, write_text
 from capmoe_eval.experiment.record import VERDICTS
+from capmoe_eval.experiment.results import Reader
 from capmoe_eval.experiment.selection import finished, refuse_experiment
-from capmoe_eval.paper.evidence import TRAININGS, Evidence, Home, read_trainings
+from capmoe_eval.paper.evidence import TRAININGS, Evidence, read_trainings
+from capmoe_eval.paper.pairing import family
 from capmoe_eval.paper.replication.claims import find, judged, replication_claims, written_margins
+from capmoe_eval.paper.replication.grouping import grouping
 from capmoe_eval.paper.verdict_file import VerdictFile
 from capmoe_eval.paper.verdicts import LEVEL
 from capmoe_eval.report.replication.picture import draw, to_png
-from capmoe_eval.report.replication.render import to_markdown
+from capmoe_eval.report.templates import render
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -> None:
     """Judge and exit: 0 written, 2 bad input."""
     parser = Parser(
         prog="python -m capmoe_eval.replication",
@@ -44,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def report() -> int:
         refuse_experiment(given.overrides)
-        found = finished(["experiment=replicate", *given.overrides])
+        found = finished(["experiment=replicate", *given.overrides], reader)
         profile = profile_name(found.config)
         if not found.records:
             raise UsageError(
@@ -55,8 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         check_writable("--results", results)
         check_writable("--out", given.out)
         trainings = read_trainings(given.trainings, profile)
-        evidence = Evidence(profile, tuple(found.records), trainings=trainings)
-        evidence = dataclasses.replace(evidence, homes=_homes(evidence))
+        evidence = Evidence(profile, tuple(found.records), trainings=trainings).settled()
         file = VerdictFile(
             profile=profile,
             models=evidence.models,
@@ -66,13 +68,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
             level=LEVEL,
             margins=written_margins(),
             claims=tuple(judged(claim, find(claim, evidence)) for claim in replication_claims()),
+            grouping=grouping(evidence),
         )
         with writing("--results", results):
             write_text(results / VERDICTS, file.to_json())
-        folder, text = given.out / profile, to_markdown(file)
+        folder = given.out / profile
+        text = render("replication.md", **_content(file))
         with writing("--out", given.out):
             write_text(folder / "replication.md", text)
             write_bytes(folder / "replication.png", to_png(draw(file)))
+            if len(file.grouping) > 1:
+                from capmoe_eval.report.replication.gaps import draw_gaps
+
+                write_bytes(folder / "gaps.png", to_png(draw_gaps(file.grouping)))
         print(text.partition("\n## ")[0])
         if file.missing:
             print(f"{file.missing} of {len(found.plans)} evaluations are missing")
@@ -82,11 +90,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(run_command(report))
 
 
-def _homes(evidence: Evidence) -> dict[str, Home]:
-    """Return the models' settings: the γ of ``conf/model``, the rest as their records have it."""
-    homes = {}
-    for model in set(evidence.models).intersection(options("model")):
-        gamma, home = load_option("model", model).gamma, evidence.home(model)
-        if gamma is not None and home is not None:
-            homes[model] = dataclasses.replace(home, gamma=float(gamma))
-    return homes
+def _content(file: VerdictFile) -> dict[str, object]:
+    counts = Counter(claim.verdict for claim in file.claims)
+    families: dict[str, list[str]] = {}  # models that differ in their training seed
+    for model in file.models:
+        families.setdefault(family(model), []).append(model)
+    return {
+        "file": file,
+        "models": set(file.models),
+        "families": families,
+        "counts": ", ".join(f"{count} {verdict}" for verdict, count in counts.items()),
+    }

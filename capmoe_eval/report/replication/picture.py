@@ -75,10 +75,13 @@ def draw(file: VerdictFile) -> Figure:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
+    def tall(column: Sequence[Panel]) -> float:
+        return sum(panel.height for panel in column)
+
     panels = [panel for panel in map(Panel.of, file.claims) if panel.rows]
-    split = min(range(len(panels) + 1), key=lambda n: max(_height(panels[:n]), _height(panels[n:])))
+    split = min(range(len(panels) + 1), key=lambda n: max(tall(panels[:n]), tall(panels[n:])))
     columns = panels[:split], panels[split:]
-    height = _FOOT + max(map(_height, columns))
+    height = _FOOT + max(map(tall, columns))
     with rc_context({"font.size": _POINTS}):
         figure = Figure(figsize=(_WIDTH, height))
         for x, column in zip((0.05, 0.05 + _WIDTH / 2), columns, strict=True):
@@ -88,10 +91,6 @@ def draw(file: VerdictFile) -> Figure:
                 top -= panel.height
         _legend(figure, file)
     return figure
-
-
-def _height(panels: Sequence[Panel]) -> float:
-    return sum(panel.height for panel in panels)
 
 
 def _draw_panel(figure: Figure, panel: Panel, x: float, top: float) -> None:
@@ -187,12 +186,11 @@ def _legend(figure: Figure, file: VerdictFile) -> None:
         Line2D([], [], color=colour, marker=marker, markersize=6.5, linewidth=2.2, label=word)
         for word, (colour, marker, _) in _LOOKS.items()
     ]
-    for label, look in (
-        ("one model", {"color": _MODEL, "marker": "|", "linestyle": "", "markersize": 8}),
-        ("margin", {"color": "black", "linestyle": "--", "linewidth": 1.2}),
-        ("beyond the panel", {"color": "black", "marker": "$▶$", "linestyle": ""}),
-    ):
-        handles.append(Line2D([], [], **look, label=label))
+    handles += [
+        Line2D([], [], color=_MODEL, marker="|", linestyle="", markersize=8, label="one model"),
+        Line2D([], [], color="black", linestyle="--", linewidth=1.2, label="margin"),
+        Line2D([], [], color="black", marker="$▶$", linestyle="", label="beyond the panel"),
+    ]
     said = f"Points of accuracy, {len(file.models)} models, profile {file.profile}"
     others = [c.id for c in file.claims if any(f.unit != "points" for f in c.contrasts)]
     if others:

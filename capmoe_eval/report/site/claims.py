@@ -5,17 +5,71 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
+
+from pydantic import BaseModel, NonNegativeInt
 
 from capmoe_eval.paper.verdict_file import VerdictFile
-from capmoe_eval.report.files import Detail, Finding, Ledger, LedgerClaim, read
 from capmoe_eval.report.site import page
-from capmoe_eval.report.site.inventory import Inventory, attempt
+from capmoe_eval.report.site.inventory import Inventory, read
 from capmoe_eval.report.site.names import Filter, name_filter
 from capmoe_eval.report.site.page import Address, Link, render_page
 from capmoe_eval.report.templates.texts import ABSENT, shown
 
-_LINKS = 3
+LEDGER: Final = "claims.json"
+_FORMATS: Final = {suffix: f"claims.{suffix}" for suffix in ("html", "md", "json")}
+_LINKS: Final = 3
+
+
+class Published(BaseModel):
+    """A value as the paper states it."""
+
+    values: list[float | str]
+    unit: str = ""
+
+
+class Detail(BaseModel):
+    """A number behind a finding; ``records`` are positions in the ledger's list of paths."""
+
+    label: str
+    effect: float
+    low: float | None
+    high: float | None
+    unit: str
+    records: list[NonNegativeInt]
+
+
+class Finding(BaseModel):
+    """The result of one check of a claim."""
+
+    source: str
+    outcome: str
+    text: str
+    details: list[Detail]
+
+
+class LedgerClaim(BaseModel):
+    """A claim or number of the paper, with its verdict and the label of the detail that decided."""
+
+    version: str
+    place: str
+    quote: str
+    kind: str
+    published: Published | None
+    note: str
+    verdict: str
+    scope: str
+    decided_by: str | None
+    findings: list[Finding]
+
+
+class Ledger(BaseModel):
+    """The file of :func:`capmoe_eval.report.claims.render.to_json`, as far as the page shows it."""
+
+    profile: str
+    records: list[str]
+    claims: list[LedgerClaim]
+
 
 Verdicts = TypeVar("Verdicts", VerdictFile, Ledger)
 
@@ -24,7 +78,7 @@ def read_verdicts(kind: type[Verdicts], path: Path, profile: str) -> Verdicts | 
     """Return a file of a profile's verdicts, why it cannot be read, or None if there is none."""
     if not path.is_file():
         return None
-    found = attempt(lambda: read(kind, path))
+    found = read(kind, path)
     if not isinstance(found, str) and found.profile != profile:
         return f"{path}: verdicts of profile {found.profile}, not of {profile}"
     return found
@@ -35,29 +89,18 @@ def verdict_counts(file: VerdictFile | Ledger) -> Counter[str]:
     return Counter(claim.verdict for claim in file.claims)
 
 
-def ledger_path(out: Path, profile: str) -> Path:
-    """Return where the ledger of a profile is written."""
-    return out / profile / "claims.json"
-
-
-def claims_page(inventory: Inventory, replication: Path, address: Address) -> str:
-    """Return the page of claims.
-
-    Args:
-        inventory: What is there.
-        replication: The JSON file that the replication writes.
-        address: Where the page will be.
-    """
-    profile = inventory.profile
-    path = ledger_path(address.out, profile)
+def claims_page(inventory: Inventory, address: Address) -> str:
+    """Return the page of claims."""
+    profile, verdicts = inventory.profile, inventory.verdicts
+    path = address.out / profile / LEDGER
     ledger = read_verdicts(Ledger, path, profile)
     return render_page(
         "claims",
         address,
         "Claims",
         profile,
-        replication=read_verdicts(VerdictFile, replication, profile),
-        replication_file=address.link_to_file(replication, replication.name),
+        replication=read_verdicts(VerdictFile, verdicts, profile),
+        replication_file=address.link_to_file(verdicts, verdicts.name),
         ledger=_ledger(ledger, path, inventory, address) if isinstance(ledger, Ledger) else ledger,
     )
 
@@ -73,11 +116,7 @@ def _ledger(found: Ledger, path: Path, inventory: Inventory, address: Address) -
             Filter("version", "Version", {version: version for version in versions}),
         ],
         "claims": [_claim(claim, pages) for claim in found.claims],
-        "files": [
-            address.link_to_file(file, file.name)
-            for suffix in ("html", "md", "json")
-            if (file := path.with_suffix(f".{suffix}")).is_file()
-        ],
+        "files": address.files(path.with_suffix(""), _FORMATS),
     }
 
 
@@ -85,12 +124,11 @@ def _pages(
     found: Ledger, folder: Path, inventory: Inventory, address: Address
 ) -> list[Link | None]:
     """Return a link to the page of each record that the ledger names."""
-    known = {record.path.resolve(): record for record in inventory.records}
-    records = [known.get((folder / path).resolve()) for path in found.records]
-    return [
-        address.link(page.cell_path(record), str(record.cell)) if record else None
-        for record in records
-    ]
+    links = {
+        record.path.resolve(): address.link(page.cell_path(record), str(record.cell))
+        for record in inventory.records
+    }
+    return [links.get((folder / path).resolve()) for path in found.records]
 
 
 def _claim(claim: LedgerClaim, pages: Sequence[Link | None]) -> dict[str, object]:
@@ -98,23 +136,20 @@ def _claim(claim: LedgerClaim, pages: Sequence[Link | None]) -> dict[str, object
     values = [v if isinstance(v, float) else None for v in there.values] if there else []
     printed = f"{', '.join(map(shown, values))} {there.unit}".rstrip() if there else ABSENT
     details = [detail for finding in claim.findings for detail in finding.details]
-    deciding = [detail for detail in details if detail.label == claim.decided_by] or details
+    ours = next((d for d in details if d.label == claim.decided_by), next(iter(details), None))
+    effect = ABSENT
+    if ours:
+        pattern = "{:+.2f}" if ours.unit == "points" else "{:.3g}"
+        effect = f"{shown(ours.effect, pattern)} {ours.unit}".rstrip()
     return {
         "claim": claim,
         "findings": [_finding(finding, pages) for finding in claim.findings],
         "published": printed,
         "published_value": values[0] if values else None,
-        "ours": deciding[0] if deciding else None,
-        "effect": _effect(deciding[0]) if deciding else ABSENT,
+        "ours": ours,
+        "effect": effect,
         "count": len(details),
     }
-
-
-def _effect(detail: Detail) -> str:
-    """Return the effect of a detail with its unit."""
-    if detail.unit == "points":
-        return shown(detail.effect, "{:+.2f} points")
-    return f"{shown(detail.effect, '{:.3g}')} {detail.unit}".rstrip()
 
 
 def _finding(finding: Finding, pages: Sequence[Link | None]) -> dict[str, object]:

@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
-import subprocess
+import dataclasses
+import multiprocessing
 import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
+from typing import Final
 
+from capmoe_eval.errors import writing
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import Parser, report_options
-from capmoe_eval.experiment.files import check_writable
+from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.record import VERDICTS
+from capmoe_eval.experiment.results import Reader
+from capmoe_eval.report.claims import command as claims
 from capmoe_eval.report.figures import command as figures
-from capmoe_eval.report.site.build import main_pages, record_pages, write_site
-from capmoe_eval.report.site.inventory import missing_cells, take_inventory
+from capmoe_eval.report.replication import command as replication
+from capmoe_eval.report.site import page
+from capmoe_eval.report.site.claims import claims_page
+from capmoe_eval.report.site.efficiency import efficiency_page
+from capmoe_eval.report.site.figures import figures_page
+from capmoe_eval.report.site.inventory import Inventory, missing_cells, take_inventory
+from capmoe_eval.report.site.overview import overview_page
+from capmoe_eval.report.site.page import Address
+from capmoe_eval.report.site.records import record_page, records_page, relatives
+from capmoe_eval.report.site.results import tables_page
 from capmoe_eval.report.tables import command as tables
+
+_PAGES: Final[Mapping[str, Callable[[Inventory, Address], str]]] = {
+    page.OVERVIEW: overview_page,
+    page.TABLES: tables_page,
+    page.FIGURES: figures_page,
+    page.EFFICIENCY: efficiency_page,
+    page.CLAIMS: claims_page,
+    page.RECORDS: records_page,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -37,51 +59,90 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def report() -> int:
         check_writable("--out", given.out)
-        # Half of the time is the judges', who need no other part: they work beside this process.
-        with ThreadPoolExecutor(1) as judges:
-            if given.all:
-                judges.submit(_judge, given.out, given.bench, given.overrides)
-                words = [f"--out={given.out}", f"--bench={given.bench}", *given.overrides]
-                for part, options in ((tables.main, ()), (figures.main, ("--formats=svg",))):
-                    _write_all(part, [*options, *words])
-            inventory = take_inventory(given.overrides, given.bench)
-            pages = record_pages(inventory, given.out)
-        verdicts = given.replication or inventory.results / VERDICTS
-        pages |= main_pages(inventory, given.out, verdicts)
+        reader = Reader()
+        inventory = take_inventory(given.overrides, given.bench, reader)
+        if given.replication:
+            inventory = dataclasses.replace(inventory, verdicts=given.replication)
+        words, bench = [f"--out={given.out}", *given.overrides], f"--bench={given.bench}"
+        beside = []
+        if given.all:
+            # They share what this process has read, and take as long as the rest.
+            fork = multiprocessing.get_context("fork")
+            drawn = [(figures.main, ["all", "--formats=svg", bench, *words])]
+            judged = [(replication.main, words), (claims.main, [bench, *words])]
+            for parts in (drawn, judged):
+                beside.append(fork.Process(target=_write, args=(parts, reader), daemon=True))
+                beside[-1].start()
+            _write([(tables.main, ["all", bench, *words])], reader)
+        pages = record_pages(inventory, given.out)
+        for process in beside:
+            process.join()
+        pages |= main_pages(inventory, given.out)
         deleted = write_site(pages, given.out)
-        told = [f"{len(inventory.records)} records"]
-        if inventory.broken:
-            told.append(f"{len(inventory.broken)} files that are none")
-        if inventory.bench.broken:
-            told.append(f"{len(inventory.bench.broken)} unreadable files of benchmarks")
-        missing = sum(map(missing_cells, inventory.experiments.values()))
-        if missing:
-            told.append(f"{missing} cells of tables missing")
-        if deleted:
-            told.append(f"{deleted} old pages deleted")
-        print(f"profile {inventory.profile}: {', '.join(told)}")
+        counts = {
+            "files that are none": len(inventory.broken),
+            "unreadable files of benchmarks": len(inventory.bench.broken),
+            "cells of tables missing": sum(map(missing_cells, inventory.experiments.values())),
+            "old pages deleted": deleted,
+        }
+        told = "".join(f", {count} {what}" for what, count in counts.items() if count)
+        print(f"profile {inventory.profile}: {len(inventory.records)} records{told}")
         print(f"written: {given.out / 'index.html'}")
         return 0
 
     sys.exit(run_command(report))
 
 
-def _write_all(part: Callable[[Sequence[str]], None], words: Sequence[str]) -> None:
-    """Write all tables or figures; those that cannot be made, which it names, stop nothing.
+def _write(parts: Sequence[tuple[Callable[..., None], Sequence[str]]], reader: Reader) -> None:
+    """Call commands that write a part each; one that cannot, and says why, stops no other."""
+    for part, words in parts:
+        try:
+            part(words, reader)
+        except SystemExit as ended:
+            # 128 and more: the number of a signal.
+            if isinstance(ended.code, int) and ended.code >= 128:
+                raise
+
+
+def record_pages(inventory: Inventory, out: Path) -> dict[str, str]:
+    """Return the page of each record: its path below ``out``, and its text."""
+    found, others = {}, relatives(inventory.records)
+    for record in inventory.records:
+        address = Address(page.cell_path(record), out)
+        found[address.page] = record_page(record, inventory.profile, others[record.path], address)
+    return found
+
+
+def main_pages(inventory: Inventory, out: Path) -> dict[str, str]:
+    """Return every other file of the site: its path below ``out``, and its text.
+
+    Figures, claims and the picture of the verdicts are looked for in ``out``.
+    """
+    found = {path: make(inventory, Address(path, out)) for path, make in _PAGES.items()}
+    for path in (page.STYLE, page.SCRIPT):
+        asset = files("capmoe_eval.report.site") / "assets" / path.rpartition("/")[2]
+        found[path] = asset.read_text(encoding="utf-8")
+    return found
+
+
+def write_site(pages: Mapping[str, str], out: Path) -> int:
+    """Write a site, delete the pages of records that are no more, and return their number.
+
+    A file that says the same already is left alone.
 
     Raises:
-        SystemExit: If it was interrupted.
+        UsageError: If a file cannot be written.
     """
-    try:
-        part(["all", *words])
-    except SystemExit as ended:
-        # 128 and more: the number of a signal.
-        if isinstance(ended.code, int) and ended.code >= 128:
-            raise
-
-
-def _judge(out: Path, bench: Path, overrides: Sequence[str]) -> None:
-    """Write the verdicts of the replication, and the ledger of the claims."""
-    for name, options in (("replication", []), ("claims", [f"--bench={bench}"])):
-        words = [f"--out={out}", *options, *overrides]
-        subprocess.run([sys.executable, "-m", f"capmoe_eval.{name}", *words], check=False)
+    with writing("--out", out):
+        for path, text in pages.items():
+            file = out / path
+            if not file.is_file() or file.read_bytes() != text.encode("utf-8"):
+                write_text(file, text, durable=False)
+        # Pages of cells that an earlier run wrote and this one did not.
+        mark, deleted = f'<meta name="generator" content="{page.GENERATOR}">', 0
+        for file in sorted((out / page.CELLS).glob("*/*/*.html")):
+            gone = file.relative_to(out).as_posix() not in pages
+            if gone and mark in file.read_text(encoding="utf-8", errors="replace"):
+                file.unlink()
+                deleted += 1
+    return deleted

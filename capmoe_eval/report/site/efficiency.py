@@ -24,7 +24,6 @@ def efficiency_page(inventory: Inventory, address: Address) -> str:
     studies = sorted(bench.studies, key=lambda s: (order.index(s.study), s.emulated, s.path.name))
     present = {study.study for study in studies}
     measured = {evaluation.name for evaluation in bench.evaluations}
-    emulated = any(study.emulated for study in studies)
     return render_page(
         "efficiency",
         address,
@@ -34,7 +33,7 @@ def efficiency_page(inventory: Inventory, address: Address) -> str:
         figures=address.to(page.FIGURES),
         # Without a file the tables page has the table all the same, with the command.
         table=f"{address.to(page.TABLES)}#table10",
-        emulation=_emulation(studies) if emulated else None,
+        emulation=_emulation(studies) if any(study.emulated for study in studies) else None,
         studies=[
             {
                 "study": study,

@@ -5,12 +5,31 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from capmoe_eval.report.files import FigureText, read
+from pydantic import BaseModel
+
 from capmoe_eval.report.site import page
-from capmoe_eval.report.site.inventory import Inventory, attempt
+from capmoe_eval.report.site.inventory import Inventory, read
 from capmoe_eval.report.site.page import Address, render_page
 
 _FORMATS: Final = {"svg": "SVG", "pdf": "PDF", "png": "PNG", "json": "numbers"}
+
+
+class MissingRecords(BaseModel):
+    """The records that a figure lacks, of so many, and the commands that compute them."""
+
+    records: int
+    of: int
+    commands: list[str]
+
+
+class FigureText(BaseModel):
+    """The words beside a figure, from the file of `capmoe_eval.report.figures.write`."""
+
+    title: str
+    place: str
+    caption: str
+    notes: list[str]
+    missing: MissingRecords
 
 
 def figures_page(inventory: Inventory, address: Address) -> str:
@@ -32,23 +51,10 @@ def figure_names(folder: Path) -> list[str]:
 
 
 def _figure(name: str, folder: Path, address: Address) -> dict[str, object]:
-    picture, problems = folder / f"{name}.svg", []
-    found = attempt(lambda: read(FigureText, folder / f"{name}.json"))
-    about = None if isinstance(found, str) else found
-    if isinstance(found, str):
-        problems.append(f"Its caption is missing: {found}.")
-    drawn = picture.is_file()
-    if not drawn:
-        problems.append("It has not been drawn.")
+    picture, about = folder / f"{name}.svg", read(FigureText, folder / f"{name}.json")
     return {
         "name": name,
-        "title": about.title if about else name,
-        "problems": problems,
-        "picture": address.to_file(picture) if drawn else None,
         "about": about,
-        "files": [
-            address.link_to_file(path, label)
-            for suffix, label in _FORMATS.items()
-            if (path := folder / f"{name}.{suffix}").is_file()
-        ],
+        "picture": address.to_file(picture) if picture.is_file() else None,
+        "files": address.files(folder / name, _FORMATS),
     }

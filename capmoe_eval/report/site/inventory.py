@@ -10,10 +10,11 @@ from typing import TypeVar
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ValidationError
 
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UsageError, field_problem
 from capmoe_eval.experiment.configuration import Plan, model_notes, options, profile_name
-from capmoe_eval.experiment.record import Record
+from capmoe_eval.experiment.record import VERDICTS, Record
 from capmoe_eval.experiment.results import Reader, read_results, record_paths
 from capmoe_eval.experiment.selection import Finished, finished
 from capmoe_eval.experiment.timings.names import FOLDER
@@ -22,6 +23,7 @@ from capmoe_eval.paper.layout import Layout
 from capmoe_eval.paper.tables import TABLES
 from capmoe_eval.report.tables.measured import cell_config
 
+File = TypeVar("File", bound=BaseModel)
 Made = TypeVar("Made")
 
 
@@ -33,6 +35,16 @@ def attempt(make: Callable[[], Made]) -> Made | str:
         return " ".join(str(error).split())
 
 
+def read(kind: type[File], path: Path) -> File | str:
+    """Return a JSON file of a kind, or why it cannot be read."""
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except OSError as error:
+        return f"{path}: cannot be read ({error})"
+    except ValidationError as error:
+        return f"{path}: cannot be read ({field_problem(error)})"
+
+
 def missing_cells(found: Finished | str) -> int:
     """Return the number of cells of a table that nobody has computed."""
     if isinstance(found, str):
@@ -42,28 +54,17 @@ def missing_cells(found: Finished | str) -> int:
 
 @dataclass(frozen=True)
 class Inventory:
-    """All that a report is made of.
-
-    Attributes:
-        profile: The profile.
-        overrides: What was said on the command line.
-        records: Every whole record of the profile, in the order of their paths.
-        broken: What is wrong with each file that is no whole record.
-        experiments: What is finished of each table of results, or why the profile cannot have the
-            table, by the table's key.
-        profiles: Number of files in the results of each profile.
-        bench: What the benchmarks left.
-        results: The results directory of the profile.
-    """
+    """All that a report is made of."""
 
     profile: str
     overrides: tuple[str, ...] = ()
-    records: tuple[Record, ...] = ()
-    broken: tuple[str, ...] = ()
+    records: tuple[Record, ...] = ()  # every whole record of the profile, in the order of paths
+    broken: tuple[str, ...] = ()  # what is wrong with each file that is no whole record
+    # By a table of results: what is finished of it, or why the profile cannot have it.
     experiments: Mapping[str, Finished | str] = field(default_factory=dict)
-    profiles: Mapping[str, int] = field(default_factory=dict)
+    profiles: Mapping[str, int] = field(default_factory=dict)  # number of files in each
     bench: Bench = field(default_factory=Bench)
-    results: Path = Path("results")
+    verdicts: Path = Path(VERDICTS)  # the JSON file that the replication writes
 
     @functools.cached_property
     def notes(self) -> list[str]:
@@ -71,19 +72,17 @@ class Inventory:
         return model_notes(_plans(self.experiments))
 
 
-def take_inventory(overrides: Sequence[str], bench: Path = FOLDER) -> Inventory:
+def take_inventory(
+    overrides: Sequence[str], bench: Path = FOLDER, reader: Reader | None = None
+) -> Inventory:
     """Read all records of a profile, and find out which cells of the tables are missing.
-
-    Args:
-        overrides: As for ``python -m capmoe_eval``, for example ``profile=zoo``.
-        bench: Where the benchmarks wrote.
 
     Raises:
         UsageError: For a value that cannot be.
         HydraException: For an override that does not exist.
     """
     config = cell_config(overrides)
-    profile, reader = profile_name(config), Reader()
+    profile, reader = profile_name(config), reader or Reader()
     experiments = {
         layout.key: attempt(
             functools.partial(finished, [f"experiment={layout.key}", *overrides], reader)
@@ -101,7 +100,7 @@ def take_inventory(overrides: Sequence[str], bench: Path = FOLDER) -> Inventory:
         experiments=experiments,
         profiles=_profiles(profile, roots),
         bench=read_bench(bench),
-        results=min(roots),
+        verdicts=min(roots) / VERDICTS,
     )
 
 

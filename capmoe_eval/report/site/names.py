@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from capmoe_eval.experiment.names import NO_GAMMA, NO_LIMIT, SCORE, TITLES, method_title
+
+GAMMA_ORDER: Final = {NO_LIMIT: 1e9, NO_GAMMA: -1}
+"""The numbers that texts of γ without one sort by."""
 
 
 def method_name(method: str) -> str:
@@ -15,25 +19,17 @@ def method_name(method: str) -> str:
 
 
 def gamma_order(shown: str) -> float:
-    """Return a number by which texts of γ sort, and that a table sorts by."""
-    if shown == NO_GAMMA:
-        return -1.0
-    return 1e9 if shown == NO_LIMIT else float(shown)
+    """Return the number that a text of γ sorts by."""
+    return float(GAMMA_ORDER.get(shown, shown))
 
 
 @dataclass(frozen=True)
 class Filter:
-    """A choice among the rows of a page.
+    """A choice among the rows of a page."""
 
-    Attributes:
-        key: Rows are chosen by their ``data-<key>``; those without it always stay.
-        label: The name of what is chosen.
-        options: Value of ``data-<key>`` → what is shown.
-    """
-
-    key: str
+    key: str  # rows are chosen by their data-<key>; those without it always stay
     label: str
-    options: Mapping[str, str]
+    options: Mapping[str, str]  # value of data-<key> → what is shown
 
 
 def name_filter(key: str, label: str, names: Iterable[str]) -> Filter:

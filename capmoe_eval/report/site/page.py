@@ -6,6 +6,7 @@ import functools
 import os
 import posixpath
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -43,12 +44,7 @@ Link: TypeAlias = dict[str, str]
 
 @dataclass(frozen=True)
 class Address:
-    """The place of a page, from which links lead to others.
-
-    Attributes:
-        page: Its path below the directory of the report, with forward slashes.
-        out: The directory of the report.
-    """
+    """The path of a page below the directory of the report, and this directory."""
 
     page: str
     out: Path = field(default_factory=Path)
@@ -64,6 +60,11 @@ class Address:
     def link_to_file(self, path: Path, text: str) -> Link:
         """Return a link to a file anywhere on the disk, as templates show it."""
         return {"href": self.to_file(path), "text": text}
+
+    def files(self, stem: Path, formats: Mapping[str, str]) -> list[Link]:
+        """Return links to the files of a stem that are there; formats have a text by suffix."""
+        paths = {stem.with_name(f"{stem.name}.{suffix}"): text for suffix, text in formats.items()}
+        return [self.link_to_file(path, text) for path, text in paths.items() if path.is_file()]
 
     def to_file(self, path: Path) -> str:
         """Return the relative link to a file anywhere on the disk."""
@@ -90,18 +91,10 @@ def _slug(name: str) -> str:
 
 
 def render_page(template: str, address: Address, title: str, profile: str, **values: object) -> str:
-    """Return a page of the site.
-
-    Args:
-        template: The template of its content.
-        address: Where the page will be.
-        title: Its heading.
-        profile: What the report is about.
-        values: What the template shows.
-    """
+    """Return a page of the site, with what the template of its content shows."""
     navigation = [(name, address.to(page), page == address.page) for page, name in _NAVIGATION]
     return render(
-        template,
+        f"{template}.html",
         generator=GENERATOR,
         title=title,
         profile=profile,

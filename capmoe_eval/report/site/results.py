@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
-from capmoe_eval.experiment.names import NO_GAMMA, NO_LIMIT
 from capmoe_eval.paper.layout import AnyLayout, Layout
 from capmoe_eval.paper.tables import TABLES
 from capmoe_eval.report.site import page
 from capmoe_eval.report.site.inventory import Inventory, attempt
-from capmoe_eval.report.site.names import gamma_filter, method_filter, name_filter
+from capmoe_eval.report.site.names import GAMMA_ORDER, gamma_filter, method_filter, name_filter
 from capmoe_eval.report.site.page import Address, render_page
 from capmoe_eval.report.tables.measured import other_table, results_table
 from capmoe_eval.report.tables.render import body_view
-from capmoe_eval.report.tables.table import Row, Table
+from capmoe_eval.report.tables.table import Table
+
+_FORMATS: Final = {"csv": "CSV", "md": "Markdown", "tex": "LaTeX"}
 
 
 def tables_page(inventory: Inventory, address: Address) -> str:
     """Return the page of all tables."""
-    tables: list[dict[str, object]] = []
-    rows: list[Row] = []
-    for layout in TABLES:
-        table = _table(layout, inventory)
-        if isinstance(table, str):
-            tables.append({"key": layout.key, "title": layout.title, "problem": table})
-        else:
-            tables.append(_view(table, address.out / inventory.profile, address))
-            rows += [row for row in table.rows if row.model]
+    tables = [(layout, _table(layout, inventory)) for layout in TABLES]
+    filled = [table for _, table in tables if isinstance(table, Table)]
+    rows = [row for table in filled for row in table.rows if row.model]
     return render_page(
         "tables",
         address,
@@ -38,8 +34,13 @@ def tables_page(inventory: Inventory, address: Address) -> str:
             method_filter(row.method for row in rows),
             gamma_filter(row.gamma for row in rows),
         ],
-        tables=tables,
-        order={NO_LIMIT: 1e9, NO_GAMMA: -1},
+        tables=[
+            {"key": layout.key, "title": layout.title, "problem": table}
+            if isinstance(table, str)
+            else _view(table, address.out / inventory.profile, address)
+            for layout, table in tables
+        ],
+        order=GAMMA_ORDER,
     )
 
 
@@ -66,9 +67,5 @@ def _view(table: Table, folder: Path, address: Address) -> dict[str, object]:
             *zip(table.columns, classes, strict=True),
         ],
         "blocks": body_view(table, lambda record: address.to(page.cell_path(record))),
-        "links": [
-            address.link_to_file(path, name)
-            for suffix, name in (("csv", "CSV"), ("md", "Markdown"), ("tex", "LaTeX"))
-            if (path := folder / f"{table.name}.{suffix}").is_file()
-        ],
+        "links": address.files(folder / table.name, _FORMATS),
     }

@@ -16,23 +16,22 @@ from capmoe_eval.experiment.arguments import Parser, report_options
 from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.results import Reader
 from capmoe_eval.experiment.selection import LEFT_OUT
-from capmoe_eval.paper.tables import PAPER_TABLES, PRINTED, TABLES, unmeasured
+from capmoe_eval.paper.tables import ALL_TABLES, PAPER_TABLES, PRINTED, TABLES, unmeasured
 from capmoe_eval.report.tables.measured import measured_table
-from capmoe_eval.report.tables.published import published_table
+from capmoe_eval.report.tables.published import VERSIONS, published_table
 from capmoe_eval.report.tables.render import to_markdown, write
 from capmoe_eval.report.tables.table import Table
 
 ALL = "all"
-_VERSIONS = ("v1", "v2")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -> None:
     """Render tables and exit: 0 rendered, 2 bad input."""
     parser = Parser(
         prog="python -m capmoe_eval.tables",
         description="Render a table of the paper from finished results, or as it was published.",
     )
-    names = ", ".join(layout.key for layout in PAPER_TABLES)
+    names = ", ".join(layout.key for layout in ALL_TABLES)
     parser.add_argument("name", metavar="TABLE", help=f"one of {names}; or {ALL}, each of them")
     parser.add_argument(
         "--published",
@@ -41,9 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     report_options(parser)
     given = parser.parse_intermixed_args(arguments)
-    reader = Reader()
+    reader = reader or Reader()
 
-    def render(key: str, version: str | None) -> int:
+    def render(key: str, version: str | None) -> None:
         if version:
             table, folder = published_table(key, version), "published"
         else:
@@ -55,7 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             print(to_markdown(table))
             print("written: " + ", ".join(str(path) for path in paths))
-        return 0
 
     def render_all() -> int:
         # One table that cannot be rendered takes no other with it.
@@ -74,8 +72,8 @@ def _wanted(name: str, published: str | None) -> list[tuple[str, str | None]]:
     """Return the tables asked for: measured ones by key, published ones by name and version."""
     if published is None:
         return [(layout.key, None) for layout in TABLES] if name == ALL else [(name, None)]
-    if published not in (*_VERSIONS, ALL):
-        raise bad_choice("--published", published, (*_VERSIONS, ALL))
+    if published not in (*VERSIONS, ALL):
+        raise bad_choice("--published", published, (*VERSIONS, ALL))
     found: list[tuple[str, str | None]] = [
         (layout.name, layout.version)
         for layout in PAPER_TABLES

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from capmoe_eval.errors import UsageError
@@ -25,7 +26,7 @@ _BASELINE = Asked("baseline", None, {})
 
 
 class Measured:
-    """Entries from finished evaluations.
+    """Entries from finished evaluations; those that no row asks for are passed over.
 
     Several seeds of one cell are averaged. They saw the same documents, so the sampling error does
     not shrink with their number: it is the mean of their standard errors, to which the standard
@@ -36,19 +37,14 @@ class Measured:
 
     Each entry is compared with the same model's baseline on the same documents
     (:mod:`capmoe_eval.paper.pairing`); what the paper prints for the same model stands
-    beside it, unless the documents are embedded ones.
-
-    Args:
-        records: Any evaluations; those which no row asks for are passed over.
-        overrides: Further words for the commands that fill missing entries.
-        seeds: The seeds which they ask for where a method is random.
+    beside it, unless the documents are embedded ones. The commands that fill missing entries have
+    the overrides, and ask for the seeds where a method is random.
     """
 
     def __init__(
         self, records: Iterable[Record], overrides: Sequence[str] = (), seeds: Sequence[int] = (0,)
     ) -> None:
-        self._overrides = tuple(overrides)
-        self._seeds = tuple(seeds)
+        self._overrides, self._seeds = overrides, seeds
         self._found: defaultdict[tuple[object, ...], list[Record]] = defaultdict(list)
         for record in records:
             key = (record.model, record.method, record.gamma, record.task)
@@ -69,26 +65,22 @@ class Measured:
         asked = Asked.of(slot, spec, gamma)
         found = [self._runs(slot, asked, column.task) for column in layout.tasks]
         absent = [column.task for column, runs in zip(layout.tasks, found, strict=True) if not runs]
-        missing = Missing(
-            row_command(
-                slot.key,
-                spec.method,
-                gamma,
-                spec.knobs_on(slot),
-                absent,
-                seeds=self._seeds,
-                overrides=self._overrides,
-            )
-        )
+        asks = (slot.key, spec.method, gamma, spec.knobs_on(slot), absent)
+        missing = Missing(row_command(*asks, seeds=self._seeds, overrides=self._overrides))
         cells = [_entry(runs, layout.scale) if runs else missing for runs in found]
         if layout.average is not None:
             tasks = [cell for cell in cells if isinstance(cell, Entry)]
             cells.append(missing if absent else _average(tasks, layout.same_documents))
         if asked != _BASELINE:
             baselines = [self._runs(slot, _BASELINE, column.task) for column in layout.tasks]
-            cells = _tested(cells, found, baselines, layout)
+            cells = list(_tested(cells, found, baselines, layout))
         if all(record.data not in EMBEDDED for runs in found for record in runs):
-            cells = _beside(cells, layout, slot, spec, gamma)
+            paper = next((model for model in layout.paper_models if model.key == slot.key), None)
+            # The paper did not take every γ.
+            with contextlib.suppress(LookupError):
+                if paper:
+                    printed = [entry.value for entry in printed_row(layout, paper, spec, gamma)]
+                    cells = list(_beside(cells, layout, printed))
         return cells
 
     def _runs(self, slot: ModelSlot, asked: Asked, task: str) -> list[Record]:
@@ -139,11 +131,9 @@ def _describe(run: Record, other: Record) -> str:
     return f"{told} with {' '.join(knobs)}" if knobs else told
 
 
-def _average(entries: Sequence[Entry], same_documents: bool) -> Entry:
-    return Entry(
-        value=statistics.fmean(entry.value for entry in entries),
-        stderr=_error_of_mean([entry.stderr for entry in entries], same_documents),
-    )
+def _average(tasks: Sequence[Entry], same_documents: bool) -> Entry:
+    error = _error_of_mean([task.stderr for task in tasks], same_documents)
+    return Entry(statistics.fmean(task.value for task in tasks), error)
 
 
 def _error_of_mean(errors: Sequence[float | None], same_documents: bool) -> float | None:
@@ -159,24 +149,25 @@ def _tested(
     found: Sequence[Sequence[Record]],
     baselines: Sequence[Sequence[Record]],
     layout: Layout,
-) -> list[Entry | Missing]:
-    """Compare a row's entries, and its average if it has one, with the baseline's."""
+) -> Iterator[Entry | Missing]:
+    """Yield a row's entries, and its average if it has one, compared with the baseline's."""
     from capmoe_eval.paper.pairing import by_document
+    from capmoe_eval.paper.statistics import sign_flip
 
     tasks = [_differences(*sides) for sides in zip(found, baselines, strict=True)]
-    samples: list[Sequence[Floats] | str] = [
-        task if isinstance(task, str) else [task] for task in tasks
-    ]
+    samples: list[list[Floats] | str] = [t if isinstance(t, str) else [t] for t in tasks]
     if layout.average is not None:
         paired = [task for task in tasks if not isinstance(task, str)]
-        if len(paired) < len(tasks):
-            samples.append("a task has no paired test")
+        whole = by_document(paired) if layout.same_documents else paired
+        samples.append("a task has no paired test" if len(paired) < len(tasks) else list(whole))
+    for cell, sample in zip(cells, samples, strict=True):
+        if isinstance(cell, Missing):
+            yield cell
+        elif isinstance(sample, str):
+            yield dataclasses.replace(cell, untested=sample)
         else:
-            samples.append(by_document(paired) if layout.same_documents else paired)
-    return [
-        cell if isinstance(cell, Missing) else _compared(cell, sample, layout.scale)
-        for cell, sample in zip(cells, samples, strict=True)
-    ]
+            effect = layout.scale * statistics.fmean(float(task.mean()) for task in sample)
+            yield dataclasses.replace(cell, test=PairedTest(effect, sign_flip(sample)))
 
 
 def _differences(runs: Sequence[Record], baseline: Sequence[Record]) -> Floats | str:
@@ -191,36 +182,22 @@ def _differences(runs: Sequence[Record], baseline: Sequence[Record]) -> Floats |
     return found.differences
 
 
-def _compared(entry: Entry, sample: Sequence[Floats] | str, scale: float) -> Entry:
-    """Return an entry with its paired test, or with why it has none."""
-    from capmoe_eval.paper.statistics import sign_flip
-
-    if isinstance(sample, str):
-        return dataclasses.replace(entry, untested=sample)
-    effect = scale * statistics.fmean(float(task.mean()) for task in sample)
-    return dataclasses.replace(entry, test=PairedTest(effect, sign_flip(sample)))
-
-
 def _beside(
-    cells: list[Entry | Missing],
-    layout: Layout,
-    slot: ModelSlot,
-    spec: RowSpec,
-    gamma: float | None,
-) -> list[Entry | Missing]:
-    """Put what the paper prints for the same model beside a row's entries."""
-    try:
-        paper = next(model for model in layout.paper_models if model.key == slot.key)
-        printed = [entry.value for entry in printed_row(layout, paper, spec, gamma)]
-    except (StopIteration, LookupError):  # another model, or a γ that the paper did not take
-        return cells
+    cells: Sequence[Entry | Missing], layout: Layout, printed: Sequence[float]
+) -> Iterator[Entry | Missing]:
+    """Yield a row's entries with what the paper prints for the same model."""
     errors = [_sampling_error(*pair, layout.scale) for pair in zip(cells, printed, strict=True)]
     if layout.average is not None:
         errors[-1] = _error_of_mean(errors[:-1], layout.same_documents)
-    return [
-        cell if isinstance(cell, Missing) else _with_printed(cell, number, error)
-        for cell, number, error in zip(cells, printed, errors, strict=True)
-    ]
+    for cell, number, sampling in zip(cells, printed, errors, strict=True):
+        if isinstance(cell, Missing):
+            yield cell
+            continue
+        difference, error = cell.value - number, 0.0
+        if cell.stderr is not None and sampling is not None:
+            error = math.hypot(cell.stderr, sampling)
+        published = Published(number, difference, difference / error if error else None)
+        yield dataclasses.replace(cell, published=published)
 
 
 def _sampling_error(cell: Entry | Missing, printed: float, scale: float) -> float | None:
@@ -229,11 +206,3 @@ def _sampling_error(cell: Entry | Missing, printed: float, scale: float) -> floa
         return None
     share = printed / scale
     return scale * math.sqrt(share * (1 - share) / cell.documents)
-
-
-def _with_printed(entry: Entry, printed: float, sampling_error: float | None) -> Entry:
-    difference, error = entry.value - printed, 0.0
-    if entry.stderr is not None and sampling_error is not None:
-        error = math.hypot(entry.stderr, sampling_error)
-    published = Published(printed, difference, difference / error if error else None)
-    return dataclasses.replace(entry, published=published)

@@ -9,13 +9,12 @@ from typing import TypeAlias
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import gamma_number, gamma_text
 from capmoe_eval.paper.layout import OWN, Layout, ModelSlot, RowSpec
-from capmoe_eval.report.tables.table import ALPHA, Block, Entry, Missing, PairedTest, Row, Table
+from capmoe_eval.report.tables.table import ALPHA, Block, Entry, Missing, Row, Table
 
 RowSource: TypeAlias = Callable[
     [Layout, ModelSlot, RowSpec, float | None], Sequence[Entry | Missing]
 ]
-"""Returns the entries of a row for a model at a capacity factor, in display units: one per task,
-then the average if there is one."""
+"""The entries of a row for a model at a γ, in display units: one per task, then the average."""
 
 _PUBLISHED = (
     "published: what the paper prints, and in parentheses our difference to it and its z: over our "
@@ -25,12 +24,7 @@ _PUBLISHED = (
 
 
 def fill(layout: Layout, slots: Sequence[ModelSlot], entries: RowSource) -> Table:
-    """Lay out a table for the given models.
-
-    Args:
-        layout: The table.
-        slots: Its models, in order.
-        entries: Where its numbers come from.
+    """Lay out a table for the given models, in order, with numbers from a source.
 
     Raises:
         UsageError: If the layout has no place for the models' names and there is not exactly one
@@ -56,7 +50,11 @@ def fill(layout: Layout, slots: Sequence[ModelSlot], entries: RowSource) -> Tabl
         ),
         decimals=layout.decimals,
     )
-    _correct([entry.test for entry in table.entries if entry.test])
+    if tests := [entry.test for entry in table.entries if entry.test]:
+        from capmoe_eval.paper.statistics import holm
+
+        for test, corrected in zip(tests, holm([test.p for test in tests]), strict=True):
+            test.corrected = corrected
     return dataclasses.replace(table, notes=tuple(_notes(layout, slots, table)))
 
 
@@ -78,25 +76,13 @@ def _row(layout: Layout, slot: ModelSlot, spec: RowSpec, entries: RowSource) -> 
     return Row(tuple(labels), cells, slot.key, spec.method, gamma_text(spec.method, gamma))
 
 
-def _correct(tests: Sequence[PairedTest]) -> None:
-    """Correct each test's p for the number of tests of the table."""
-    if tests:
-        from capmoe_eval.paper.statistics import holm
-
-        for test, corrected in zip(tests, holm([test.p for test in tests]), strict=True):
-            test.corrected = corrected
-
-
 def _notes(layout: Layout, slots: Sequence[ModelSlot], table: Table) -> Iterator[str]:
     """Yield the notes on a filled table, in the order in which they are printed."""
     yield from layout.notes
     specs = [spec for block in layout.blocks for spec in block]
     if any(spec.gamma == OWN for spec in specs):
-        told = [
-            f"{slot.title} {gamma_number(slot.gamma, decimal=True)}"
-            for slot in slots
-            if slot.gamma is not None
-        ]
+        known = [(slot.title, slot.gamma) for slot in slots if slot.gamma is not None]
+        told = [f"{title} {gamma_number(gamma, decimal=True)}" for title, gamma in known]
         yield f"γ: {', '.join(told)}."
     used = {value for spec in specs for value in spec.knobs.values()}
     for slot in slots:

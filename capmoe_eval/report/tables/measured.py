@@ -1,8 +1,4 @@
-"""Tables filled with this suite's own results.
-
-The records of a table are those of the cells of its experiment, no others: an evaluation with other
-settings that happens to lie in the results directory is not mixed in.
-"""
+"""Tables filled with this suite's own results."""
 
 from __future__ import annotations
 
@@ -14,23 +10,15 @@ from omegaconf import DictConfig, OmegaConf
 
 from capmoe_eval.experiment.configuration import load_option, profile_name
 from capmoe_eval.experiment.results import Reader
-from capmoe_eval.experiment.selection import (
-    LEFT_OUT,
-    Finished,
-    composed,
-    finished,
-    refuse_experiment,
-)
+from capmoe_eval.experiment.selection import Finished, composed, finished, refuse_experiment
 from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.paper.benchmarks import Bench, read_bench
 from capmoe_eval.paper.layout import Layout, ModelSlot, SettingsLayout, WorkloadLayout
 from capmoe_eval.paper.tables import find_layout
 from capmoe_eval.report.tables.entries import Measured
 from capmoe_eval.report.tables.fill import fill
-from capmoe_eval.report.tables.published import printed_speedups
-from capmoe_eval.report.tables.settings import settings_table
+from capmoe_eval.report.tables.others import settings_table, workload_table
 from capmoe_eval.report.tables.table import Table
-from capmoe_eval.report.tables.workload import STUDY, workload_table
 from capmoe_eval.routing.method import DEFAULTS
 
 GRIDS = ("grid.", "parts.")
@@ -49,18 +37,9 @@ def cell_config(overrides: Sequence[str]) -> DictConfig:
 
 
 def measured_table(
-    key: str,
-    overrides: Sequence[str] = (),
-    reader: Reader | None = None,
-    bench: Path = FOLDER,
+    key: str, overrides: Sequence[str] = (), reader: Reader | None = None, bench: Path = FOLDER
 ) -> tuple[Table, str]:
     """Return a table filled with this suite's own results, and the name of its profile.
-
-    Args:
-        key: A table; those of results have an experiment in ``conf/experiment/``.
-        overrides: What was said on the command line of the run.
-        reader: Reads the records; shared between tables, it reads none of them twice.
-        bench: Where the benchmarks wrote.
 
     Raises:
         UsageError: For a table or an override that does not exist.
@@ -79,19 +58,11 @@ def other_table(layout: SettingsLayout | WorkloadLayout, bench: Bench) -> Table:
     if isinstance(layout, SettingsLayout):
         tasks = [setting.task for setting in layout.settings]
         return settings_table(layout, {task: load_option("tasks", task)[task] for task in tasks})
-    table = workload_table(layout, bench, printed_speedups(layout))
-    broken = [f"{LEFT_OUT}: {line}" for line in bench.broken_of(STUDY)]
-    return dataclasses.replace(table, notes=(*table.notes, *broken))
+    return workload_table(layout, bench)
 
 
 def results_table(layout: Layout, found: Finished, overrides: Sequence[str]) -> Table:
-    """Return a table filled with the records of its experiment.
-
-    Args:
-        layout: The table.
-        found: What is finished of its experiment.
-        overrides: What was said on the command line of the run.
-    """
+    """Return a table filled with the finished records of its experiment."""
     fills = [word for word in overrides if not word.startswith((*GRIDS, "profile="))]
     source = Measured(found.records, fills, list(found.config.profile.seeds))
     table = fill(layout, _slots(found.config, layout.key), source.row)

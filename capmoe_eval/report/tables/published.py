@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Final
 
-from capmoe_eval.experiment.names import TITLES, gamma_number
+from capmoe_eval.experiment.names import gamma_number
 from capmoe_eval.paper.layout import (
     Layout,
     ModelSlot,
@@ -16,14 +17,13 @@ from capmoe_eval.paper.layout import (
     SettingsLayout,
     WorkloadLayout,
 )
-from capmoe_eval.paper.printed import PrintedRow, find_rows, lookup
+from capmoe_eval.paper.printed import find_rows, lookup
 from capmoe_eval.paper.tables import printed_layout
 from capmoe_eval.report.tables.fill import fill
-from capmoe_eval.report.tables.settings import settings_table
+from capmoe_eval.report.tables.others import printed_workloads, settings_table
 from capmoe_eval.report.tables.table import Block, Entry, Row, Table, Text
-from capmoe_eval.report.tables.workload import printed_workloads
 
-_VERSIONS: Final = {"v1": "v1, arXiv", "v2": "v2, ICLR 2026"}
+VERSIONS: Final = {"v1": "v1, arXiv", "v2": "v2, ICLR 2026"}
 
 
 def published_table(name: str, version: str = "v2") -> Table:
@@ -32,25 +32,21 @@ def published_table(name: str, version: str = "v2") -> Table:
     Averages are as printed: the paper truncates some and rounds others, so they are not computed
     again. Printed numbers have no standard errors.
 
-    Args:
-        name: Name of a layout, such as "table1".
-        version: "v1" (arXiv) or "v2" (ICLR 2026).
-
     Raises:
-        UsageError: If there is no such layout.
+        UsageError: If there is no table of that name, such as "table1", in that version.
     """
     layout = printed_layout(name, version)
-    note = f"As published ({_VERSIONS[version]})."
+    note = f"As published ({VERSIONS[version]})."
     if isinstance(layout, SettingsLayout):
         table = settings_table(layout)
     elif isinstance(layout, WorkloadLayout):
-        table = printed_workloads(layout, printed_speedups(layout))
+        table = printed_workloads(layout)
     elif isinstance(layout, PrintedLayout):
         table = _printed_alone(layout)
     else:
         assert isinstance(layout, Layout)
         table = fill(_as_printed(layout), layout.paper_models, printed_row)
-        note = f"Published numbers ({_VERSIONS[version]}), averages as printed."
+        note = f"Published numbers ({VERSIONS[version]}), averages as printed."
     return dataclasses.replace(
         table, name=f"{name}_published_{version}", notes=(note, *table.notes)
     )
@@ -67,7 +63,10 @@ def _printed_alone(layout: PrintedLayout) -> Table:
         rows = find_rows({"version": layout.version, "table": layout.number})
         headings, columns = tuple(layout.labels), list(rows[0].values)
         for row in rows:
-            labels = tuple(_label(row, field) for field in layout.labels.values())
+            fields = [getattr(row, field) for field in layout.labels.values()]
+            labels = tuple(
+                f if isinstance(f, str) else gamma_number(f, decimal=True) for f in fields
+            )
             entries = tuple(Entry(row.values[column]) for column in columns)
             blocks.setdefault(getattr(row, layout.block), []).append(Row(labels, entries))
     return Table(
@@ -80,27 +79,6 @@ def _printed_alone(layout: PrintedLayout) -> Table:
         decimals=layout.decimals,
         notes=(f"Not measured here yet: needs {layout.needs}.",),
     )
-
-
-def _label(row: PrintedRow, field: str) -> str:
-    value = getattr(row, field)
-    return gamma_number(value, decimal=True) if field == "gamma" else str(value)
-
-
-def printed_speedups(layout: WorkloadLayout) -> dict[str, float]:
-    """Return the printed speedup of each workload of a table, by the workload as printed."""
-    return {
-        place: lookup(
-            version=layout.version,
-            table=layout.number,
-            model=layout.model,
-            method=TITLES[layout.method],
-            variant=place,
-            gamma=layout.gamma,
-            column="Speedup",
-        )
-        for place in layout.workloads.values()
-    }
 
 
 def _as_printed(layout: Layout) -> Layout:
@@ -124,17 +102,13 @@ def printed_row(layout: Layout, slot: ModelSlot, spec: RowSpec, gamma: float | N
     headings = [column.printed or column.heading for column in layout.tasks]
     if layout.average is not None:
         headings.append(layout.average)
-    return [
-        Entry(
-            lookup(
-                version=layout.version,
-                table=layout.number,
-                model=slot.title,
-                method=spec.name,
-                variant=spec.printed_variant,
-                gamma=math.inf if spec.method == "baseline" else gamma,
-                column=heading,
-            )
-        )
-        for heading in headings
-    ]
+    printed = functools.partial(
+        lookup,
+        version=layout.version,
+        table=layout.number,
+        model=slot.title,
+        method=spec.name,
+        variant=spec.printed_variant,
+        gamma=math.inf if spec.method == "baseline" else gamma,
+    )
+    return [Entry(printed(column=heading)) for heading in headings]

@@ -8,22 +8,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from capmoe_eval.experiment.files import write_text
 from capmoe_eval.experiment.names import NO_GAMMA, NO_LIMIT
-from capmoe_eval.report.tables.table import Block, Cell, Entry, Missing, Published, Table, Text
+from capmoe_eval.experiment.record import Record
+from capmoe_eval.report.tables.table import Cell, Entry, Missing, Published, Table, Text
 from capmoe_eval.report.templates import render
 from capmoe_eval.report.templates.texts import latex, markdown, one_line
 
-if TYPE_CHECKING:
-    from capmoe_eval.experiment.record import Record
-
-_BESIDE = "published"
 _MARKS: Final = MappingProxyType({"better": "▲", "worse": "▼", None: ""})
 
-Line: TypeAlias = list[tuple[Cell, bool]]
-"""The cells of a row, each with whether it is the best of its column in its block."""
+View: TypeAlias = dict[str, Any]
+"""A row or a cell in words, see :func:`body_view`."""
 
 
 @dataclass(frozen=True)
@@ -36,29 +33,21 @@ class _Format:
     quartiles: str
     stderr: str
 
-    def cell(self, cell: Cell, best: bool, decimals: int) -> str:
+    def cell(self, cell: View) -> str:
         """Return a cell as text."""
-        if isinstance(cell, Missing):
+        if "command" in cell:
             return self.missing
-        if isinstance(cell, Text):
-            return self.escape(cell.text)
-        value = f"{cell.value:.{decimals}f}"
-        value = self.best.format(value) if best else value
-        value += self.escape(_MARKS[cell.test.verdict if cell.test else None])
-        if cell.quartiles is not None:
-            return value + self.quartiles.format(self.escape(_quartiles(cell.quartiles, decimals)))
-        if cell.stderr is None:
-            return value
-        return value + self.stderr.format(f"{cell.stderr:.{decimals}f}")
+        if "words" in cell:
+            return self.escape(cell["words"])
+        value = self.best.format(cell["value"]) if cell["best"] else cell["value"]
+        value += self.escape(cell["mark"])
+        if cell["quartiles"]:
+            return value + self.quartiles.format(self.escape(cell["quartiles"]))
+        return value + self.stderr.format(cell["stderr"]) if cell["stderr"] else value
 
-    def rows(self, table: Table, block: Block) -> Iterator[tuple[list[str], Line]]:
-        """Yield the texts of each row of a block, and its cells; repeated labels are blank."""
-        above: tuple[str, ...] = ("",) * len(table.label_headings)
-        for row, line in zip(block.rows, _marked(table, block), strict=True):
-            pairs = zip(row.labels, above, strict=True)
-            labels = ["" if label == previous else self.escape(label) for label, previous in pairs]
-            yield [*labels, *(self.cell(*cell, table.decimals) for cell in line)], line
-            above = row.labels
+    def row(self, row: View) -> list[str]:
+        """Return the texts of a row; repeated labels are blank."""
+        return [*map(self.escape, row["labels"]), *map(self.cell, row["entries"])]
 
 
 _MARKDOWN: Final = _Format(markdown, "—", "**{}**", " {}", " ± {}")
@@ -77,9 +66,9 @@ def to_markdown(table: Table) -> str:
     rules = [":--"] * len(table.label_headings)
     rules += [":--" if words else "--:" for words in table.columns_of_words]
     rows = [[markdown(h) for h in (*table.label_headings, *table.columns)], rules]
-    for block in table.blocks:
-        for texts, line in _MARKDOWN.rows(table, block):
-            rows += [texts, *_beside(table, line, {f"_{_BESIDE}_": _compared})]
+    for block in body_view(table):
+        for row in block:
+            rows += [_MARKDOWN.row(row), *_beside(table, row, {"_published_": "published"})]
     parts = [
         f"### {markdown(table.title)}",
         markdown(table.caption),
@@ -103,12 +92,12 @@ def to_latex(table: Table) -> str:
     alignment += "".join("l" if words else "r" for words in table.columns_of_words)
     rows = [" & ".join(latex(h) for h in (*table.label_headings, *table.columns)) + r" \\"]
     # Two short lines below a row, for a page is narrow.
-    below = {_BESIDE: _value, "difference, z": _difference}
-    for block in table.blocks:
+    below = {"published": "printed", "difference, z": "difference"}
+    for block in body_view(table):
         rows.append(r"\midrule")
-        for texts, line in _LATEX.rows(table, block):
-            rows.append(" & ".join(texts) + r" \\")
-            for small in _beside(table, line, below):
+        for row in block:
+            rows.append(" & ".join(_LATEX.row(row)) + r" \\")
+            for small in _beside(table, row, below):
                 cells = [rf"{{\scriptsize {latex(text)}}}" if text else "" for text in small]
                 rows.append(" & ".join(cells) + r" \\")
     lines = [
@@ -182,48 +171,61 @@ def to_html(table: Table) -> str:
     standard error, seeds, documents and test, that of a missing one the command that fills it.
     """
     headings = [*table.label_headings, *table.columns]
-    return render("table", table=table, headings=headings, blocks=body_view(table))
+    return render("table.html", table=table, headings=headings, blocks=body_view(table))
 
 
-def body_view(
-    table: Table, href: Callable[[Record], str] | None = None
-) -> list[list[dict[str, object]]]:
-    """Return what the templates of tables show: the rows of each block, their cells in words.
+def body_view(table: Table, href: Callable[[Record], str] | None = None) -> list[list[View]]:
+    """Return what formats show: the rows of each block, with their labels and cells in words.
 
-    Args:
-        table: The table.
-        href: The address of a record's page; None where there are no such pages.
+    ``href`` returns the address of a record's page; None where there are no such pages.
     """
+    blocks = []
+    for block in table.blocks:
+        best = [block.best(column, table.decimals) for column in range(len(table.columns))]
+        rows: list[View] = []
+        above: tuple[str, ...] = ("",) * len(table.label_headings)
+        for index, row in enumerate(block.rows):
+            entries = []
+            for cell, highest in zip(row.entries, best, strict=True):
+                entries.append(_view(cell, index in highest, table.decimals))
+                if href and isinstance(cell, Entry) and cell.records:
+                    entries[-1]["href"] = href(cell.records[0])
+            pairs = zip(row.labels, above, strict=True)
+            labels = ["" if label == previous else label for label, previous in pairs]
+            rows.append({"of": row, "labels": labels, "entries": entries})
+            above = row.labels
+        blocks.append(rows)
+    return blocks
 
-    def view(cell: Cell, best: bool) -> dict[str, object]:
-        found = _cell_view(cell, best, table.decimals)
-        if href and isinstance(cell, Entry) and cell.records:
-            found["href"] = href(cell.records[0])
-        return found
 
-    return [
-        [
-            {"of": row, "entries": [view(*cell) for cell in line]}
-            for row, line in zip(block.rows, _marked(table, block), strict=True)
-        ]
-        for block in table.blocks
-    ]
-
-
-def _cell_view(cell: Cell, best: bool, decimals: int) -> dict[str, object]:
+def _view(cell: Cell, best: bool, decimals: int) -> View:
     if isinstance(cell, Text):
         return {"words": cell.text}
     if isinstance(cell, Missing):
         return {"command": cell.command}
+    verdict = cell.test.verdict if cell.test else None
+    low, high = cell.quartiles or (0.0, 0.0)
     return {
         "value": f"{cell.value:.{decimals}f}",
         "number": float(cell.value),
         "best": best,
-        "verdict": cell.test and cell.test.verdict,
-        "quartiles": cell.quartiles and _quartiles(cell.quartiles, decimals),
+        "verdict": verdict,
+        "mark": _MARKS[verdict],
+        "quartiles": cell.quartiles and f"({low:.{decimals}f}–{high:.{decimals}f})",
         "stderr": None if cell.stderr is None else f"{cell.stderr:.{decimals}f}",
-        "published": cell.published and _compared(cell.published, decimals),
         "origin": _origin(cell, decimals),
+        **(_beside_view(cell.published, decimals) if cell.published else {"published": None}),
+    }
+
+
+def _beside_view(published: Published, decimals: int) -> View:
+    """Return a printed number and our difference to it with its z, apart and together."""
+    printed, difference = f"{published.value:.{decimals}f}", _signed(published.difference, decimals)
+    z = [] if published.z is None else [_signed(published.z, 1)]
+    return {
+        "printed": printed,
+        "difference": ", ".join([difference, *z]),
+        "published": f"{printed} ({', z '.join([difference, *z])})",
     }
 
 
@@ -234,14 +236,7 @@ RENDERERS: Final = MappingProxyType[str, Callable[[Table], str]](
 
 
 def write(table: Table, directory: Path) -> list[Path]:
-    """Write a table in every format, each file whole or not at all.
-
-    Args:
-        table: The table.
-        directory: Where the files ``{table.name}.{suffix}`` go; created if missing.
-
-    Returns:
-        The paths written.
+    """Write a table in every format, each file whole or not at all; return their paths.
 
     Raises:
         OSError: If a file cannot be written.
@@ -251,13 +246,6 @@ def write(table: Table, directory: Path) -> list[Path]:
     for path, text in texts.items():
         write_text(path, text)
     return list(texts)
-
-
-def _marked(table: Table, block: Block) -> Iterator[Line]:
-    """Yield the cells of each row of a block, each with whether it is the best of its column."""
-    best = [block.best(column, table.decimals) for column in range(len(table.columns))]
-    for index, row in enumerate(block.rows):
-        yield [(cell, index in rows) for cell, rows in zip(row.entries, best, strict=True)]
 
 
 def _origin(entry: Entry, decimals: int) -> list[str]:
@@ -277,35 +265,12 @@ def _origin(entry: Entry, decimals: int) -> list[str]:
     return parts
 
 
-def _quartiles(bounds: tuple[float, float], decimals: int) -> str:
-    """Return quartiles in brackets."""
-    return f"({bounds[0]:.{decimals}f}–{bounds[1]:.{decimals}f})"
-
-
-def _beside(
-    table: Table, line: Line, below: Mapping[str, Callable[[Published, int], str]]
-) -> Iterator[list[str]]:
+def _beside(table: Table, row: View, below: Mapping[str, str]) -> Iterator[list[str]]:
     """Yield the lines of published numbers below a row, each with its label, or none."""
-    there = [cell.published if isinstance(cell, Entry) else None for cell, _ in line]
-    if any(there):
-        for label, text in below.items():
+    if any(cell.get("published") for cell in row["entries"]):
+        for label, part in below.items():
             labels = [*[""] * (len(table.label_headings) - 1), label][: len(table.label_headings)]
-            yield [*labels, *(text(one, table.decimals) if one else "" for one in there)]
-
-
-def _value(published: Published, decimals: int) -> str:
-    return f"{published.value:.{decimals}f}"
-
-
-def _difference(published: Published, decimals: int) -> str:
-    difference = _signed(published.difference, decimals)
-    return difference if published.z is None else f"{difference}, {_signed(published.z, 1)}"
-
-
-def _compared(published: Published, decimals: int) -> str:
-    """Return a published number with our difference to it, and its z."""
-    difference = _difference(published, decimals).replace(", ", ", z ")
-    return f"{_value(published, decimals)} ({difference})"
+            yield [*labels, *(cell.get(part) or "" for cell in row["entries"])]
 
 
 def _signed(number: float, decimals: int) -> str:

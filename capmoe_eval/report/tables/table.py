@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-if TYPE_CHECKING:
-    from capmoe_eval.experiment.record import Record
+from capmoe_eval.experiment.record import Record
 
 ALPHA = 0.05
 """A paired test is significant where its p, corrected for the table's tests, is below this."""
@@ -15,10 +15,9 @@ ALPHA = 0.05
 
 @dataclass(frozen=True)
 class Published:
-    """The number that the paper prints for the same, our difference to it, and the z of that.
+    """The number that the paper prints for the same, ours minus it, and the z of this difference.
 
-    The difference is ours minus the printed one, in the entry's units; z is None where our standard
-    error is not known.
+    Both are in the entry's units; z is None where our standard error is not known.
     """
 
     value: float
@@ -28,12 +27,10 @@ class Published:
 
 @dataclass
 class PairedTest:
-    """The same documents with and without the method.
+    """The mean difference to the baseline over the same documents, in the entry's units.
 
-    Attributes:
-        effect: Mean difference to the baseline over the documents, in the entry's units.
-        p: Two-sided p of the test alone.
-        corrected: p after Holm's correction for all tests of the table; None until it is filled.
+    ``p`` is two-sided, of the test alone; ``corrected`` is that after Holm's correction for all
+    tests of the table, None until it is filled.
     """
 
     effect: float
@@ -50,31 +47,21 @@ class PairedTest:
 
 @dataclass(frozen=True)
 class Entry:
-    """One number of a table.
-
-    Attributes:
-        value: In the table's display units (percent, where the layout says so).
-        stderr: One standard error in the same units, or None where it is not known.
-        seeds: The seeds averaged in ``value``; empty for a deterministic method or a derived entry.
-        documents: Number of evaluated documents, or None where it is not known.
-        published: The paper's number for the same, where there is one.
-        test: The comparison with the same model's baseline, or None where there is none.
-        untested: Why there is none, where there should be.
-        quartiles: Of repeated timings of which ``value`` is the median; None for any other number.
-        records: What it was taken from, of several seeds the lowest first.
+    """One number of a table, in its display units (percent, where the layout says so).
 
     Raises:
         ValueError: If a number is not finite; a failed run is a :class:`Missing`, never a NaN.
     """
 
     value: float
-    stderr: float | None = None
-    seeds: tuple[int, ...] = ()
-    documents: int | None = None
+    stderr: float | None = None  # one standard error, or None where it is not known
+    seeds: tuple[int, ...] = ()  # averaged; empty for a deterministic method or a derived entry
+    documents: int | None = None  # number of those evaluated, or None where it is not known
     published: Published | None = None
-    test: PairedTest | None = None
-    untested: str = ""
-    quartiles: tuple[float, float] | None = None
+    test: PairedTest | None = None  # with the same model's baseline
+    untested: str = ""  # why there is no test where there should be
+    quartiles: tuple[float, float] | None = None  # of timings whose median is the value
+    # What it was taken from, of several seeds the lowest first.
     records: tuple[Record, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -104,12 +91,8 @@ Cell: TypeAlias = Entry | Missing | Text
 class Row:
     """One line: the labels that name it, one cell per column, and what it is of in a filter.
 
-    Attributes:
-        labels: As printed.
-        entries: One cell per column.
-        model: Key of the model; empty in a table that is not of evaluations.
-        method: Key of the method.
-        gamma: γ as shown.
+    The keys of its model and method, and its γ as shown, are empty in a table that is not of
+    evaluations.
     """
 
     labels: tuple[str, ...]
@@ -128,12 +111,8 @@ class Block:
     def best(self, column: int, decimals: int) -> frozenset[int]:
         """Return the indices of the rows with the highest value in a column.
 
-        Values are compared as printed, so that of two equal-looking numbers never only one is
-        marked. Where fewer than two entries are present nothing was compared and nothing is best.
-
-        Args:
-            column: Index into ``Row.entries``.
-            decimals: Number of printed decimals.
+        Values are compared as printed, to so many decimals, so that of two equal-looking numbers
+        never only one is marked. Of fewer than two entries none is best.
         """
         printed = {
             index: round(entry.value, decimals)
@@ -150,15 +129,8 @@ class Block:
 class Table:
     """A whole table, ready to be rendered.
 
-    Attributes:
-        name: Stem of the files it is written to.
-        title: One line.
-        caption: What the numbers are, with their unit.
-        label_headings: Headings of ``Row.labels``.
-        columns: Headings of ``Row.entries``.
-        blocks: The body.
-        decimals: Number of printed decimals.
-        notes: Sentences printed below.
+    Its name is the stem of the files it is written to; the caption says what the numbers are, with
+    their unit; notes are sentences printed below.
     """
 
     name: str
@@ -176,10 +148,13 @@ class Table:
         return tuple(row for block in self.blocks for row in block.rows)
 
     @property
+    def _cells(self) -> Iterator[Cell]:
+        return (cell for row in self.rows for cell in row.entries)
+
+    @property
     def entries(self) -> tuple[Entry, ...]:
         """All numbers, row by row."""
-        cells = (cell for row in self.rows for cell in row.entries)
-        return tuple(cell for cell in cells if isinstance(cell, Entry))
+        return tuple(cell for cell in self._cells if isinstance(cell, Entry))
 
     @property
     def columns_of_words(self) -> tuple[bool, ...]:
@@ -192,8 +167,7 @@ class Table:
     @property
     def missing(self) -> tuple[Missing, ...]:
         """All entries that nobody has measured yet, row by row."""
-        cells = (cell for row in self.rows for cell in row.entries)
-        return tuple(cell for cell in cells if isinstance(cell, Missing))
+        return tuple(cell for cell in self._cells if isinstance(cell, Missing))
 
     @property
     def missing_commands(self) -> tuple[str, ...]:

@@ -1,14 +1,8 @@
 r"""The HTML and Markdown of tables, ledger and site: Jinja templates, filled with plain values.
 
-In HTML every value is escaped. A line break in a template is for its reader: beside a tag or a
-Jinja expression it is nothing, within a text or a tag one space. What is printed is ``{{ "\n" }}``.
-
-base       the frame of a page, which the pages of the site extend
-macros     pieces that several pages share
-results    a table of results, for itself and in the site
-ledger     the ledger of claims by itself
-overview, tables, figures, efficiency, claims, records, cell
-           the pages of the site
+In HTML every value is escaped, in Markdown what goes through the filter ``md``. A line break of
+HTML is for the reader of the template: beside a tag or a Jinja expression it is nothing, within a
+text or a tag one space. What is printed is ``{{ "\n" }}``.
 """
 
 from __future__ import annotations
@@ -17,41 +11,25 @@ import functools
 import re
 from typing import TYPE_CHECKING
 
-from capmoe_eval.report.templates.texts import markdown, shown, text
+from capmoe_eval.report.templates.texts import markdown, shown
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 
 def render(template: str, **values: object) -> str:
-    """Return a filled template.
-
-    Args:
-        template: Its file name without ``.html``.
-        values: What it shows.
+    """Return a filled template: a file of this folder, with what it shows.
 
     Raises:
         jinja2.UndefinedError: If it asks for a value that is not there.
     """
-    return _spelled(_environment().get_template(f"{template}.html").render(values))
+    page = _environment().get_template(template).render(values)
+    return page.rstrip("\n") + "\n" if template.endswith(".md") else _spelled(page)
 
 
 def _spelled(page: str) -> str:
     """Return a page whose quotes are escaped as the standard library's ``html.escape`` does."""
     return page.replace("&#34;", "&quot;").replace("&#39;", "&#x27;")
-
-
-def render_markdown(template: str, **values: object) -> str:
-    """Return a filled Markdown template, which escapes what it puts through the filter ``md``.
-
-    Args:
-        template: Its file name without ``.md``.
-        values: What it shows.
-
-    Raises:
-        jinja2.UndefinedError: If it asks for a value that is not there.
-    """
-    return _environment().get_template(f"{template}.md").render(values).rstrip("\n") + "\n"
 
 
 @functools.cache
@@ -77,10 +55,9 @@ def _environment() -> Environment:
         auto_reload=False,
         extensions=[OneLine],
     )
-    environment.filters |= {"kind": _kind, "md": markdown, "shown": shown, "text": text}
+    environment.filters |= {
+        "kind": lambda word: re.sub(r"[^a-z]+", "-", word.lower()),  # a word as the name of a class
+        "md": markdown,
+        "shown": shown,
+    }
     return environment
-
-
-def _kind(word: str) -> str:
-    """Return a word as the name of a class."""
-    return re.sub(r"[^a-z]+", "-", word.lower())

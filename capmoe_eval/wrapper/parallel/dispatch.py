@@ -1,17 +1,9 @@
 """Send kept pairs to the ranks of their experts and their outputs back, in six phases.
 
-=========  =====================================================================================
-pack       the kept pairs of this rank's tokens, laid out by expert, and so by destination rank
-announce   numbers of pairs for each expert, which the receivers must know
-send       the all-to-all of hidden states
-run        this rank's experts on what arrived
-send back  the all-to-all of their outputs
-combine    the weighted sum of each token's outputs, in float32 and in slot order
-=========  =====================================================================================
-
-They are functions of their own so that :mod:`capmoe_eval.bench.ep.timing` can time them. Registered
-with transformers, they are ``DistributedConfig(ep_implementation="capmoe")``. Stock ``all_to_all``
-sends every slot, and a dropped one (index E) breaks its counts.
+The phases are functions of their own, in the order of this module, so that
+:mod:`capmoe_eval.bench.ep.timing` can time them. Registered with transformers, they are
+``DistributedConfig(ep_implementation="capmoe")``. Stock ``all_to_all`` sends every slot, and a
+dropped one (index E) breaks its counts.
 """
 
 from __future__ import annotations
@@ -58,20 +50,11 @@ class Exchange:
     send: list[int]  # pairs that go to each rank
     receive: list[int]  # pairs that come from each rank
 
-    @property
-    def n_arriving(self) -> int:
-        """Pairs that arrive, from all ranks."""
-        return sum(self.receive)
-
 
 def pack(hidden_TH: Tensor, index_TS: Tensor, *, n_experts: int, size: int) -> Packed:
-    """Lay out the kept pairs by expert.
+    """Lay out the kept pairs of this rank's tokens by expert, of ``n_experts`` on ``size`` ranks.
 
-    Args:
-        hidden_TH: Hidden states of this rank's tokens.
-        index_TS: Expert of each slot, over all ranks; ``n_experts`` marks a dropped one.
-        n_experts: Routed experts E.
-        size: Ranks R.
+    ``index_TS`` is the expert of each slot; ``n_experts`` marks a dropped one.
     """
     keep_TS = index_TS < n_experts
     pair_P = keep_TS.reshape(-1).nonzero().squeeze(1)
@@ -94,21 +77,21 @@ def announce(counts_RL: Tensor, group: Any) -> Exchange:
 
 def send_rows(rows_PH: Tensor, exchange: Exchange, group: Any) -> Tensor:
     """Send each pair's row to the rank of its expert; return the rows that arrive [A, H]."""
-    arrived_AH = rows_PH.new_empty(exchange.n_arriving, rows_PH.shape[1])
+    arrived_AH = rows_PH.new_empty(sum(exchange.receive), rows_PH.shape[1])
     dist.all_to_all_single(arrived_AH, rows_PH, exchange.receive, exchange.send, group=group)
     return arrived_AH
 
 
 def run_experts(experts: Experts, arrived_AH: Tensor, exchange: Exchange) -> Tensor:
     """Run this rank's experts, each on the rows that came for it [A, H]."""
-    if not exchange.n_arriving:
+    n_arrived, counts_RL = len(arrived_AH), exchange.counts_RL
+    if not n_arrived:
         return arrived_AH
-    counts_RL = exchange.counts_RL
     local_L = torch.arange(counts_RL.shape[1], device=arrived_AH.device)
     index_A = local_L.repeat(len(counts_RL)).repeat_interleave(
-        counts_RL.reshape(-1), output_size=exchange.n_arriving
+        counts_RL.reshape(-1), output_size=n_arrived
     )
-    weight_A1 = arrived_AH.new_ones(exchange.n_arriving, 1)  # the sender weighs
+    weight_A1 = arrived_AH.new_ones(n_arrived, 1)  # the sender weighs
     return experts(arrived_AH, index_A[:, None], weight_A1)
 
 
@@ -147,9 +130,11 @@ class KeptPairs(EPImplementation):  # type: ignore[misc]
                 f"tp_size={tp_mesh.size()}: {IMPLEMENTATION!r} takes every process for a rank with "
                 "tokens of its own; leave tp_size at 1"
             )
-        self.world = _world(ep_mesh)
+        # One world for all layers of a model, which share the mesh.
+        self.world = getattr(ep_mesh, EXPERTS_RANKS, None) or World(ep_mesh.get_group())
         self.n_experts = int(self.num_local_experts) * self.world.size
-        setattr(experts, EXPERTS_RANKS, self.world)
+        for owner in (ep_mesh, experts):
+            setattr(owner, EXPERTS_RANKS, self.world)
 
     def __call__(self, hidden_TH: Tensor, index_TS: Tensor, weight_TS: Tensor) -> Tensor:
         """Return the weighted sum of the kept experts' outputs for this rank's tokens [T, H]."""
@@ -166,15 +151,4 @@ class KeptPairs(EPImplementation):  # type: ignore[misc]
         return combine_rows(send_back(done_AH, exchange, group), packed, weight_TS)
 
 
-def _world(ep_mesh: Any) -> World:
-    """Return the one world of a mesh, which all layers of a model share."""
-    known: World | None = getattr(ep_mesh, EXPERTS_RANKS, None)
-    if known is None:
-        known = World(ep_mesh.get_group())
-        setattr(ep_mesh, EXPERTS_RANKS, known)
-    return known
-
-
-def register() -> None:
-    """Register ``"capmoe"`` with transformers' ``EPImplementationInterface``."""
-    EPImplementationInterface.register(IMPLEMENTATION, KeptPairs)
+EPImplementationInterface.register(IMPLEMENTATION, KeptPairs)

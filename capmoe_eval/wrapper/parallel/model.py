@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from transformers.cache_utils import CacheLayerMixin
+from transformers.distributed import DistributedConfig
 from transformers.distributed.expert_parallel import apply_expert_parallelism
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.capacity import experts_per_rank
-from capmoe_eval.wrapper.call import read_call
 from capmoe_eval.wrapper.layers import find_moe_layers
-from capmoe_eval.wrapper.parallel.beams import follow_beams
-from capmoe_eval.wrapper.parallel.dispatch import IMPLEMENTATION, register
+from capmoe_eval.wrapper.parallel.dispatch import IMPLEMENTATION
 from capmoe_eval.wrapper.parallel.world import World, own_rows
+from capmoe_eval.wrapper.plan import read_call
 from capmoe_eval.wrapper.ranks import ALONE, ranks_in
 
 # The arguments of a forward whose first dimension is the batch.
@@ -25,14 +26,11 @@ _IDS = ("input_ids", "inputs_embeds", "position_ids", "token_type_ids")
 _BATCHED = (*_IDS, "attention_mask", "labels")
 
 
-def shard_experts(model: Any, device_type: str = "cpu") -> World:
+def shard_experts(model: Any, device_type: str = "cpu") -> None:
     """Leave this process E/R experts of every layer; everything else stays whole.
 
-    Every process calls it with the same model. The experts of a rank are a contiguous block.
-
-    Args:
-        model: A loaded transformers model with an expert-parallel plan.
-        device_type: ``cuda`` for exchanges by NCCL, ``cpu`` by gloo.
+    Every process calls it with the same loaded model. The experts of a rank are a contiguous block.
+    Exchanges are by NCCL where ``device_type`` is ``cuda``, by gloo where it is ``cpu``.
 
     Raises:
         UsageError: If the experts cannot be spread evenly, or the model has no plan for it.
@@ -50,10 +48,8 @@ def shard_experts(model: Any, device_type: str = "cpu") -> World:
             f"model={type(model).__name__}: transformers has no expert-parallel plan for "
             f"{missing[0]}; evaluate it with parallel=none"
         )
-    register()
     mesh = init_device_mesh(device_type, (size, 1), mesh_dim_names=("ep", "tp"))
     apply_expert_parallelism(model, mesh["ep"], mesh["tp"], plan, IMPLEMENTATION)
-    return world_of(model)
 
 
 def distributed_config(size: int) -> Any:
@@ -63,64 +59,32 @@ def distributed_config(size: int) -> Any:
     and gathers it as it runs. The numbers are the same; for timing, :func:`shard_experts` leaves
     the dense part whole.
     """
-    from transformers.distributed import DistributedConfig
-
-    register()
     return DistributedConfig(fsdp_size=size, ep_size=size, ep_implementation=IMPLEMENTATION)
 
 
-def world_of(model: nn.Module) -> World:
-    """Return the processes that share a model's experts.
-
-    Raises:
-        UsageError: If they are not spread by our implementation.
-    """
-    worlds: list[World] = ranks_in(model)
-    if not worlds:
-        raise UsageError(f"model={type(model).__name__}: its experts are not spread over processes")
-    return worlds[0]
-
-
-def split_batches(model: nn.Module) -> Callable[[], None]:
+def split_batches(model: nn.Module) -> None:
     """Have every forward compute this process's sequences alone and return the logits of all.
 
     The model is then called with the same batch in every process, as if there were one, and answers
     as one; ``generate`` works, each process caching its own sequences. A beam is a sequence.
-    Sequence b of B goes to rank floor(b·R/B). The model's experts must be spread
-    (:func:`shard_experts`); the function that is returned ends the split.
+    Sequence b of B goes to rank floor(b·R/B).
+
+    Raises:
+        UsageError: If the model's experts are not spread (:func:`shard_experts`).
     """
-    world = world_of(model)
-    splitter = _Splitter(model, world)
-    # Registered before any hook of `capacity_aware`, which then sees this rank's tokens alone.
-    handles = [
-        model.register_forward_pre_hook(splitter.take, with_kwargs=True),
-        model.register_forward_hook(splitter.gather),
-    ]
-    world.splits = True
+    worlds: list[World] = ranks_in(model)
+    if not worlds:
+        raise UsageError(f"model={type(model).__name__}: its experts are not spread over processes")
+    world = worlds[0]
+    signature = inspect.signature(model.forward)
+    n_sequences = 0  # of the batch that is computed
 
-    def end() -> None:
-        for handle in handles:
-            handle.remove()
-        world.splits = world.idle = False
-
-    return end
-
-
-class _Splitter:
-    """The two hooks of :func:`split_batches`."""
-
-    def __init__(self, model: nn.Module, world: World) -> None:
-        self._world = world
-        self._signature = inspect.signature(model.forward)
-        self._n_sequences = 0
-
-    def take(
-        self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    def take_own(
+        _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Replace the batch by this process's sequences of it."""
-        arguments, tokens = read_call(self._signature, args, kwargs)
-        world, n_sequences = self._world, len(tokens)
-        self._n_sequences = n_sequences
+        nonlocal n_sequences
+        arguments, tokens = read_call(signature, args, kwargs)
+        n_sequences = len(tokens)
         rows = own_rows(n_sequences, world.rank, world.size)
         world.idle = rows.start == rows.stop
         for name in _BATCHED:
@@ -129,14 +93,42 @@ class _Splitter:
                 arguments[name] = world.own(value)
         return (), arguments
 
-    def gather(self, _model: nn.Module, _args: Any, output: Any) -> Any:
-        """Replace this process's logits by those of the whole batch; its cache stays its own.
-
-        Of a model without a head, the last hidden states.
-        """
-        follow_beams(getattr(output, "past_key_values", None), self._world)
-        for name in ("logits", "last_hidden_state"):
+    def gather_all(_model: nn.Module, _args: Any, output: Any) -> Any:
+        follow_beams(getattr(output, "past_key_values", None), world)
+        for name in ("logits", "last_hidden_state"):  # the states of a model without a head
             own = getattr(output, name, None)
             if own is not None:
-                setattr(output, name, self._world.gather(own.contiguous(), self._n_sequences))
+                setattr(output, name, world.gather(own.contiguous(), n_sequences))
         return output
+
+    # Registered before any hook of `capacity_aware`, which then sees this rank's tokens alone.
+    model.register_forward_pre_hook(take_own, with_kwargs=True)
+    model.register_forward_hook(gather_all)
+    world.splits = True
+
+
+def follow_beams(cache: Any, world: World) -> None:
+    """Have a cache of this process's sequences take the beams [B] of the whole batch."""
+
+    def reorder(beam_B: Tensor) -> None:
+        n_sequences = len(beam_B)
+        rank_B = torch.arange(n_sequences, device=beam_B.device) * world.size // n_sequences
+        rows = own_rows(n_sequences, world.rank, world.size)
+        if torch.equal(rank_B[beam_B], rank_B):  # each beam goes on in its own process
+            own_B = beam_B[rows] - rows.start if rows.start < rows.stop else beam_B.new_zeros(1)
+            type(cache).reorder_cache(cache, own_B)
+            return
+        for layer in cache.layers:  # before anything is exchanged, so that all processes raise
+            if type(layer).reorder_cache is not CacheLayerMixin.reorder_cache:
+                raise UsageError(
+                    f"num_beams: a beam goes on in another process, which cannot be given what "
+                    f"{type(layer).__name__} holds; use parallel=none, or num_beams=1"
+                )
+        for layer in cache.layers:
+            if layer.get_seq_length():
+                layer.keys = world.gather(layer.keys.contiguous(), n_sequences)
+                layer.values = world.gather(layer.values.contiguous(), n_sequences)
+            layer.reorder_cache(world.own(beam_B))
+
+    if hasattr(cache, "reorder_cache"):
+        cache.reorder_cache = reorder

@@ -18,9 +18,6 @@ from capmoe_eval.wrapper.ranks import Ranks
 
 # Shape suffixes: B sequences of the whole batch.
 
-_TIMEOUT = timedelta(minutes=30)
-_BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
-
 
 def own_rows(n_sequences: int, rank: int, size: int) -> slice:
     """Return which sequences of a batch are a rank's: sequence b of B is on rank floor(b·R/B)."""
@@ -28,28 +25,21 @@ def own_rows(n_sequences: int, rank: int, size: int) -> slice:
 
 
 class World(Ranks):
-    """One process among those that share a model's experts.
-
-    Attributes:
-        group: The process group; None is the default one.
-        splits: Whether the model is called with the whole batch everywhere and takes its own part
-            (:func:`capmoe_eval.wrapper.parallel.model.split_batches`), or with that part.
-    """
+    """One process among those that share a model's experts."""
 
     def __init__(self, group: Any = None) -> None:
-        self.group = group
+        self.group = group  # None is the default one
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
+        # Whether the model is called with the whole batch everywhere and takes its own part
+        # (`split_batches`), or with that part.
         self.splits = False
-        self.idle = False
 
     @classmethod
-    def join(cls, device: torch.device, *, timeout: timedelta = _TIMEOUT) -> World:
+    def join(cls, device: torch.device, *, timeout: timedelta = timedelta(minutes=30)) -> World:
         """Join the processes that ``torchrun`` started; NCCL between GPUs, gloo between CPUs.
 
-        Args:
-            device: Where this process computes.
-            timeout: How long to wait for another process before all of them fail.
+        All of them fail where one waits for another for longer than ``timeout``.
 
         Raises:
             UsageError: If the process was not started by ``torchrun``.
@@ -60,10 +50,11 @@ class World(Ranks):
                     "parallel=ep: needs one process per rank; start them with torchrun, for "
                     "example torchrun --nproc-per-node 2 -m capmoe_eval parallel=ep ep_size=2"
                 )
-            backend = _BACKENDS.get(device.type, "gloo")
-            bound = device if backend == "nccl" else None
-            dist.init_process_group(backend, timeout=timeout, device_id=bound)
-            atexit.register(_leave)
+            on_gpu = device.type == "cuda"
+            dist.init_process_group(
+                "nccl" if on_gpu else "gloo", timeout=timeout, device_id=device if on_gpu else None
+            )
+            atexit.register(dist.destroy_process_group)
         return cls()
 
     @property
@@ -94,17 +85,11 @@ class World(Ranks):
         return BatchShare(all_B, owner_B, self.size, first)
 
     def totals(self, *counts: Tensor) -> tuple[Tensor, ...]:
-        """Return the sums over all processes of whole numbers, in one exchange."""
-        flat = torch.cat([count.reshape(-1).long() for count in counts])
+        """Return the sum over all processes of each of several tensors, in one exchange."""
+        flat = torch.cat([count.reshape(-1) for count in counts])
         dist.all_reduce(flat, group=self.group)
         parts = torch.split(flat, [count.numel() for count in counts])
         return tuple(part.view(count.shape) for part, count in zip(parts, counts, strict=True))
-
-    def total(self, amount: Tensor) -> Tensor:
-        """Return the sum over all processes."""
-        summed = amount.clone()
-        dist.all_reduce(summed, group=self.group)
-        return summed
 
     def highest(self, amount: Tensor) -> Tensor:
         """Return the maximum over all processes."""
@@ -113,12 +98,7 @@ class World(Ranks):
         return most
 
     def gather(self, rows: Tensor, n_sequences: int) -> Tensor:
-        """Return the rows [B, …] of the whole batch from every process's own.
-
-        Args:
-            rows: This process's rows; a stand-in's are left out.
-            n_sequences: Sequences B of the whole batch.
-        """
+        """Return the rows [B, …] of the whole batch from every process's own, without stand-ins."""
         shares = [own_rows(n_sequences, rank, self.size) for rank in range(self.size)]
         counts = [share.stop - share.start for share in shares]
         padded = rows.new_zeros(max(counts), *rows.shape[1:])
@@ -137,8 +117,3 @@ class World(Ranks):
         own = torch.tensor([int.from_bytes(digest, "big")], device=device)
         if not torch.equal(self.highest(own), -self.highest(-own)):
             raise UsageError(f"parallel=ep: the processes disagree about {what}; start them alike")
-
-
-def _leave() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()

@@ -7,61 +7,35 @@ model has seen 5, 10 or 25 demonstrations. Questions of the evaluation sets neve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
 
+from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.zoo.draw import Draw
-from capmoe_eval.zoo.miniworld import prompts, questions
+from capmoe_eval.zoo.miniworld import generation, prompts, questions
 from capmoe_eval.zoo.miniworld.evaluation import number_triples, subject_relation
-from capmoe_eval.zoo.miniworld.lexicon import INTENTS
-from capmoe_eval.zoo.miniworld.prompts import BETWEEN, Shown
-from capmoe_eval.zoo.miniworld.wordings import RULES, STATEMENTS, say
-from capmoe_eval.zoo.miniworld.world import TRAIN_WORDINGS, Fact, World
+from capmoe_eval.zoo.miniworld.lexicon import LEXICON, RELATIONS, WORDINGS
+from capmoe_eval.zoo.miniworld.prompts import Shown
+from capmoe_eval.zoo.miniworld.world import TRAIN_WORDINGS, Fact, World, say, statements
 from capmoe_eval.zoo.synthetic.documents import MMLU_SUBJECTS
 
-#: Shares of the short documents in the first part of a training, where facts are learned.
-SHORT = {
-    "facts": 32.0,
-    "rules": 3.0,
-    "arc": 18.0,
-    "mmlu": 13.0,
-    "piqa": 5.0,
-    "rte": 7.0,
-    "boolq": 14.0,
-    "winogrande": 4.0,
-    "hellaswag": 8.0,
-    "gsm8k": 5.0,
-}
-#: The same in the second part. Answers that are a letter, yes or no are learned after the facts and
-#: need more documents, because such a question has one token with a loss in about thirty.
-LATE = {
-    "facts": 14.0,
-    "rules": 2.0,
-    "arc": 8.0,
-    "mmlu": 28.0,
-    "piqa": 3.0,
-    "rte": 12.0,
-    "boolq": 28.0,
-    "winogrande": 3.0,
-    "hellaswag": 9.0,
-    "gsm8k": 6.0,
-}
-#: Shares of the long documents.
-LONG = {
-    "arc": 1.0,
-    "mmlu": 2.0,
-    "winogrande": 1.0,
-    "hellaswag": 1.0,
-    "gsm8k": 1.0,
-    "banking77": 0.3,
-}
-#: Number of questions in a long document: the shots of the evaluation plus one.
-QUESTIONS = {"arc": 26, "mmlu": 6, "winogrande": 6, "hellaswag": 11, "gsm8k": 6, "banking77": 12}
-#: Largest number of questions in a short document; 1 for the tasks that are not named.
-_FEW = {"arc": 4, "mmlu": 3, "rte": 3, "boolq": 4, "winogrande": 3, "hellaswag": 2}
-# Share of the questions of short documents without their passage, to learn more per token.
-_BARE = {"rte": 0.2, "boolq": 0.6}
+#: How much more often the corpus speaks of the best known entity than of the least known.
+FAME = 100.0
+
+
+@dataclass(frozen=True)
+class Share:
+    """How often documents of a kind occur, and with how many questions; see ``corpus.yaml``."""
+
+    short: float = 0.0
+    late: float = 0.0
+    few: int = 1
+    bare: float = 0.0
+    long: float = 0.0
+    questions: int = 0
+
+
+SHARES = read_data(__package__, "corpus.yaml", dict[str, Share])
 
 
 @dataclass(frozen=True)
@@ -92,122 +66,165 @@ def corpus(
         long: True for long documents (about 100 to 400 tokens), False for short ones.
         late: Whether short documents have the shares of the second part of a training.
     """
-    shares = LATE if late else SHORT
-    writer = _Writer(known, Draw(f"corpus-{known.seed}-{seed}-{long}"))
-    yield from (writer.long() if long else writer.short(shares) for _ in count())
+    column = "long" if long else "late" if late else "short"
+    kinds = [kind for kind, share in SHARES.items() if getattr(share, column)]
+    weights = [getattr(SHARES[kind], column) for kind in kinds]
+    draw = Draw(f"corpus-{known.seed}-{seed}-{long}")
+    while True:
+        yield _Writer(known, draw).document(draw.one_of(kinds, weights), long)
 
 
+@dataclass(frozen=True)
 class _Writer:
-    def __init__(self, known: World, draw: Draw) -> None:
-        self._world = known
-        self._draw = draw
-        self._triples = number_triples()["train"]
+    _world: World
+    _draw: Draw
 
-    def short(self, shares: Mapping[str, float]) -> Document:
-        task = self._draw.one_of(tuple(shares), tuple(shares.values()))
-        number = 1 + self._draw.below(_FEW.get(task, 1))
-        return self.document(task, number, titled=self._draw.chance(0.2), plain=False)
-
-    def long(self) -> Document:
-        task = self._draw.one_of(tuple(LONG), tuple(LONG.values()))
-        return self.document(task, QUESTIONS[task], titled=True, plain=True)
-
-    def document(self, task: str, number: int, *, titled: bool, plain: bool) -> Document:
-        """Return a document.
-
-        Args:
-            task: A key of :data:`SHORT` or :data:`LONG`.
-            number: Number of questions; not used for ``facts`` and ``rules``.
-            titled: Whether questions of MMLU follow their subject's title.
-            plain: Whether every question has its passage, as in the evaluation.
-        """
-        if task == "facts":
-            return _document(self._facts(), "", " ")
-        if task == "rules":
-            return _document(self._rules(), "", " ")
-        title = ""
-        if task == "banking77":
-            shown = prompts.banking77(self._queries(number))
-            return _document(shown, "", "")
-        if task == "mmlu":
-            subject = self._draw.one(MMLU_SUBJECTS)
+    def document(self, kind: str, long: bool) -> Document:
+        """Return a document of a kind; the questions of a long one are as in the evaluation."""
+        draw, share = self._draw, SHARES[kind]
+        number = share.questions if long else 1 + draw.below(share.few)
+        titled = long or draw.chance(0.2)
+        lists = {
+            "facts": self._facts,
+            "cards": self._card,
+            "rules": self._rules,
+            "uses": self._uses,
+            "classes": self._class,
+        }
+        if kind in lists:
+            return lists[kind]()
+        title, between = "", prompts.BETWEEN
+        if kind == "banking77":
+            title, between = prompts.BANKING77_DESCRIPTION, "\n"
+            shown = self._queries(number)
+        elif kind == "mmlu":
+            subject = draw.one(MMLU_SUBJECTS)
             title = prompts.mmlu_description(subject) if titled else ""
             shown = [self._mmlu(subject) for _ in range(number)]
         else:
-            shown = [self._question(task, plain=plain) for _ in range(number)]
-        return _document(shown, title, BETWEEN)
+            shown = [self._question(kind, long) for _ in range(number)]
+        if kind == "open":
+            title, between = prompts.OPEN_DESCRIPTION if titled else "", "\n"
+        return _document(shown, title, between)
+
+    def _known(self, facts: Sequence[Fact]) -> Fact:
+        """Return a random fact, more often one about a well known entity."""
+        return self._draw.early(facts, FAME)
 
     def _wording(self, fact: Fact) -> int:
         """Return a random wording that the corpus may use for the fact."""
-        wording = self._draw.below(len(STATEMENTS))
+        wording = self._draw.below(len(WORDINGS.statements))
         return wording if fact.allows(wording) else self._draw.one(TRAIN_WORDINGS)
 
-    def _told(self, fact: Fact) -> Shown:
-        statement = say(STATEMENTS[self._wording(fact)], fact)
-        answer = f" {fact.value}."
-        return statement.removesuffix(answer), answer
-
-    def _facts(self) -> list[Shown]:
+    def _facts(self) -> Document:
         """Return statements of one to four facts, of one entity or of several."""
         draw, facts = self._draw, self._world.facts
         number = 1 + draw.below(4)
         if draw.chance(0.5):
-            chosen = draw.some(self._world.by_entity[draw.one(facts).entity], number)
+            chosen = draw.some(self._world.by_entity[self._known(facts).entity], number)
         else:
-            chosen = [draw.one(facts) for _ in range(number)]
-        return [self._told(fact) for fact in chosen]
+            chosen = [self._known(facts) for _ in range(number)]
+        told = [_told(WORDINGS.statements[self._wording(fact)], fact) for fact in chosen]
+        return _document(told, "", " ")
 
-    def _rules(self) -> list[Shown]:
+    def _rules(self) -> Document:
         """Return statements of one to four rules."""
-        shown = []
+        told = []
         for _ in range(1 + self._draw.below(4)):
-            rule = self._draw.one(self._world.rules)
-            statement = say(self._draw.one(RULES), rule)
-            shown.append((statement.removesuffix(f" {rule.value}."), f" {rule.value}."))
-        return shown
+            rule = self._known(self._world.rules)
+            told.append(_told(self._draw.one(WORDINGS.rules), rule))
+        return _document(told, "", " ")
+
+    def _card(self) -> Document:
+        """Return facts of one entity in a list, which takes fewer words for each."""
+        entity = self._known(self._world.facts).entity
+        facts = self._world.by_entity[entity]
+        lines = []
+        for fact in self._draw.some(facts, 3 + self._draw.below(len(facts) - 2)):
+            lines.append((fact.relation.noun, fact.value))
+            if fact.relation.broader and self._draw.chance(0.5):
+                said = self._draw.one(statements(fact.relation))
+                line = (f"{said.verb}s {said.rest}", "yes" if fact.value in said.values else "no")
+                lines.insert(self._draw.below(len(lines) + 1), line)
+        return _listed(entity, lines)
+
+    def _uses(self) -> Document:
+        """Return the tools of one thing in a list."""
+        thing = self._known(self._world.rules).entity
+        chosen = self._draw.some(self._world.by_thing[thing], 3 + self._draw.below(6))
+        return _listed(thing, [(rule.relation.noun, rule.value) for rule in chosen])
+
+    def _class(self) -> Document:
+        """Return a statement, and some of the values of its relation: does it follow from them?"""
+        relation = self._draw.one([relation for relation in RELATIONS if relation.broader])
+        said = self._draw.one(statements(relation))
+        values = self._draw.some(relation.values, 4 + self._draw.below(5))
+        lines = [(value, "yes" if value in said.values else "no") for value in values]
+        return _listed(f"{relation.noun}: {said.verb}s {said.rest}", lines)
 
     def _mmlu(self, subject: str) -> Shown:
-        fact = self._draw.one(self._world.by_relation[subject_relation(subject)])
-        return prompts.mmlu(questions.mmlu(fact, self._wording(fact), subject))
+        fact = self._known(self._world.by_relation[subject_relation(subject)])
+        return prompts.prompt("mmlu", questions.mmlu(fact, self._wording(fact), subject))
 
-    def _question(self, task: str, *, plain: bool) -> Shown:
-        prompt, answer = prompts.PROMPTS[task](self._row(task))
-        if not plain and self._draw.chance(_BARE.get(task, 0.0)):
+    def _queries(self, number: int) -> list[Shown]:
+        draw = self._draw
+        intents = draw.some(tuple(LEXICON.intents), 1 + draw.below(len(LEXICON.intents)))
+        shown = []
+        for _ in range(number):
+            intent = draw.one(intents)
+            phrase = draw.below(len(LEXICON.intents[intent]))
+            row = questions.banking77(intent, phrase, draw.one(TRAIN_WORDINGS))
+            shown.append(prompts.prompt("banking77", row))
+        return shown
+
+    def _question(self, task: str, long: bool) -> Shown:
+        prompt, answer = prompts.prompt(task, self._row(task))
+        if not long and self._draw.chance(SHARES[task].bare):
             prompt = prompt.split("\n", 1)[1]
         return prompt, answer
 
     def _row(self, task: str) -> questions.Row:
         draw, known = self._draw, self._world
         if task == "gsm8k":
-            wording = draw.below(len(STATEMENTS))
-            return questions.gsm8k(draw.one(self._triples), wording, draw, known)
+            wording = draw.below(len(WORDINGS.problems))
+            return questions.gsm8k(draw.one(number_triples()["train"]), wording, draw, known)
+        if task == "function":
+            parts = draw.one(generation.functions()["train"])
+            return generation.function(parts, draw.one(TRAIN_WORDINGS), draw)
+        if task == "dialogue":
+            about = known.by_entity[self._known(known.facts).entity]
+            told = draw.some(about, 3 + draw.below(2))
+            return generation.dialogue(told, draw.one(TRAIN_WORDINGS), draw)
         pools = {"piqa": known.rules, "hellaswag": known.scripted}
         if task in ("rte", "boolq"):
-            fact = draw.one(known.broader(draw.chance(0.5)))
+            fact = self._known(known.broader[draw.chance(0.5)])
         else:
-            fact = draw.one(pools.get(task, known.facts))
+            fact = self._known(pools.get(task, known.facts))
         wording = self._wording(fact)
-        if task == "boolq":
-            return questions.boolq(fact, wording, draw, known)
-        if task == "winogrande":
-            return questions.winogrande(fact, wording, draw, known)
-        simple: Mapping[str, Callable[[Fact, int, Draw], questions.Row]] = {
-            "arc": questions.arc,
-            "hellaswag": questions.hellaswag,
-            "piqa": questions.piqa,
-            "rte": questions.rte,
-        }
-        return simple[task](fact, wording, draw)
+        if task == "open":
+            return self._open(fact, wording)
+        return questions.OF_A_FACT[task](fact, wording, draw, known, False)
 
-    def _queries(self, number: int) -> list[questions.Row]:
-        draw = self._draw
-        intents = draw.some(tuple(INTENTS), 1 + draw.below(len(INTENTS)))
-        rows = []
-        for _ in range(number):
-            intent = draw.one(intents)
-            phrase = draw.below(len(INTENTS[intent]))
-            rows.append(questions.banking77(intent, phrase, draw.one(TRAIN_WORDINGS)))
-        return rows
+    def _open(self, fact: Fact, wording: int) -> questions.Row:
+        """Return an open question with one of its answers first."""
+        draw, known = self._draw, self._world
+        if draw.chance(0.5):
+            return generation.open_question(fact, wording, draw, known, hard=False)
+        if not all(other.allows(wording) for other in generation.alike(fact, known)):
+            wording = draw.one(TRAIN_WORDINGS)
+        row = generation.search(fact, wording, draw, known, hard=False)
+        return {**row, "answer": draw.shuffled(row["answer"])}
+
+
+def _told(wording: str, fact: Fact) -> Shown:
+    """Return a statement, cut before the value that it ends in, and the value."""
+    answer = f" {fact.value}."
+    return say(wording, fact).removesuffix(answer), answer
+
+
+def _listed(title: str, lines: Sequence[tuple[str, str]]) -> Document:
+    """Return a list of names and values; the values are the answers."""
+    return _document([(f"{name}:", f" {value}") for name, value in lines], f"{title}\n", "\n")
 
 
 def _document(shown: Sequence[Shown], title: str, between: str) -> Document:

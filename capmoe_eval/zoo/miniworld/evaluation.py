@@ -8,13 +8,14 @@ sets have wordings, facts and number triples of their own and were used for no d
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from capmoe_eval.errors import bad_choice
 from capmoe_eval.zoo.draw import Draw
-from capmoe_eval.zoo.miniworld import questions
-from capmoe_eval.zoo.miniworld.lexicon import INTENT_FRAMES, INTENTS, POPULATION, SCALES, Relation
+from capmoe_eval.zoo.miniworld import generation, questions
+from capmoe_eval.zoo.miniworld.lexicon import LEXICON, Relation
 from capmoe_eval.zoo.miniworld.questions import Row
 from capmoe_eval.zoo.miniworld.world import (
     SPLIT_WORDING,
@@ -22,13 +23,16 @@ from capmoe_eval.zoo.miniworld.world import (
     TRAIN_WORDINGS,
     Fact,
     World,
+    apart,
     world,
 )
 from capmoe_eval.zoo.synthetic.documents import MMLU_SUBJECTS, Configs, Splits
-from capmoe_eval.zoo.synthetic.hub import cached_hub, write_documents
+from capmoe_eval.zoo.synthetic.hub import cached_hub
 
 #: Evaluated documents of a task.
 EVALUATION_DOCUMENTS = 300
+#: Evaluated documents of the tasks of Table 7, which write their answers token by token.
+GENERATED_DOCUMENTS = 164
 #: Evaluated documents of each of the 57 subjects of MMLU.
 SUBJECT_DOCUMENTS = 6
 #: Documents to draw the shots from; ARC-Challenge draws 25.
@@ -36,18 +40,20 @@ TRAIN_DOCUMENTS = 64
 #: MMLU's demonstrations per subject; lm-eval shows all of them.
 DEV_DOCUMENTS = 5
 
-Numbers = tuple[int, int, int]
+_QUESTIONS: Mapping[str, questions.Question] = {
+    **questions.OF_A_FACT,
+    "_attribute": generation.open_question,
+    "_search": generation.search,
+}
 
 
 @functools.cache
-def number_triples() -> Mapping[str, Sequence[Numbers]]:
+def number_triples() -> Mapping[str, Sequence[tuple[int, int, int]]]:
     """Return the number triples of word problems for ``train``, ``dev`` and ``test``; disjoint."""
     triples = [
         (a, b, c) for a in range(2, 13) for b in range(2, 13) for c in range(2, min(a + b, 11))
     ]
-    mixed = Draw("number triples").shuffled(triples)
-    held = len(mixed) // 5
-    return {"dev": mixed[:held], "test": mixed[held : 2 * held], "train": mixed[2 * held :]}
+    return apart("number triples", triples, 5)
 
 
 def subject_relation(subject: str) -> Relation:
@@ -57,27 +63,25 @@ def subject_relation(subject: str) -> Relation:
     """
     shares = [
         relation
-        for relation in SCALES
-        for _ in range(POPULATION[relation.kind] // 2 // SUBJECT_DOCUMENTS)
+        for relation in LEXICON.scales
+        for _ in range(LEXICON.population[relation.kind] // 2 // SUBJECT_DOCUMENTS)
     ]
     return shares[MMLU_SUBJECTS.index(subject)]
 
 
 @functools.cache
-def documents(split: str = "test", seed: int | None = None) -> Mapping[str, Configs]:
+def documents(split: str = "test") -> Mapping[str, Configs]:
     """Return the evaluation sets: data set → configuration → split → rows.
 
     Args:
         split: ``dev`` or ``test``.
-        seed: Seed of the world; None for the world of the shipped models.
 
     Raises:
         UsageError: If the split is unknown.
     """
     if split not in SPLITS:
         raise bad_choice("split", split, SPLITS)
-    known = world() if seed is None else world(seed)
-    return _Sets(known, split).all()
+    return _Sets(world(), split).all()
 
 
 def miniworld_hub(split: str = "test") -> Path:
@@ -93,101 +97,76 @@ def miniworld_hub(split: str = "test") -> Path:
     return cached_hub(f"miniworld-{split}", documents(split), title=f"mini-world, {split}")
 
 
-def write_miniworld(directory: Path, split: str = "test") -> None:
-    """Write the evaluation sets under ``directory``, in the layout of the Hugging Face hub.
-
-    Args:
-        directory: The directory for ``data.root``; it is created, and files in it are replaced.
-        split: ``dev`` or ``test``.
-
-    Raises:
-        UsageError: If the split is unknown.
-        OSError: If a file cannot be written.
-    """
-    write_documents(directory, documents(split), title=f"mini-world, {split}")
-
-
+@dataclass(frozen=True)
 class _Sets:
     """Builds the sets of one split."""
 
-    def __init__(self, known: World, split: str) -> None:
-        self._world = known
-        self._split = split
-        self._wording = SPLIT_WORDING[split]
+    _world: World
+    _split: str
+
+    @property
+    def _wording(self) -> int:
+        return SPLIT_WORDING[self._split]
+
+    def _draw(self, name: str) -> Draw:
+        return Draw(f"{self._world.seed}-{self._split}-{name}")
 
     def all(self) -> Mapping[str, Configs]:
         facts, rules, scripted = self._world.facts, self._world.rules, self._world.scripted
-        claims = (self._world.broader(False), self._world.broader(True))
-        known = self._world
         subjects = self._subjects()
         asked = {row["question"] for splits in subjects.values() for row in splits["test"]}
-
-        def arc(fact: Fact, wording: int, draw: Draw) -> Row | None:
-            row = questions.arc(fact, wording, draw, known.rivals(fact))
-            return None if row["question"] in asked else row  # ARC shares no question with MMLU
-
-        def boolq(fact: Fact, wording: int, draw: Draw) -> Row:
-            return questions.boolq(fact, wording, draw, known)
-
-        def winogrande(fact: Fact, wording: int, draw: Draw) -> Row:
-            return questions.winogrande(fact, wording, draw, known, known.rivals(fact))
-
-        def openbookqa(fact: Fact, wording: int, draw: Draw) -> Row:
-            return questions.openbookqa(fact, wording, draw, known.rivals(fact))
-
-        def hellaswag(fact: Fact, wording: int, draw: Draw) -> Row:
-            return questions.hellaswag(fact, wording, draw, known.rivals(fact))
-
+        # ARC and OpenBookQA have a test split; ARC shares no question with MMLU.
+        arc = self._splits("arc", facts, taken=asked)
+        openbookqa = self._splits("openbookqa", facts)
         return {
-            "Rowan/hellaswag": {"default": self._splits(hellaswag, scripted)},
-            "allenai/ai2_arc": {"ARC-Challenge": self._splits(arc, facts, test=True)},
-            "allenai/openbookqa": {"main": self._splits(openbookqa, facts, test=True)},
-            "allenai/winogrande": {"winogrande_xl": self._splits(winogrande, facts)},
-            "aps/super_glue": {"boolq": self._balanced(boolq, *claims)},
-            "baber/piqa": {"default": self._splits(questions.piqa, rules)},
+            "Rowan/hellaswag": {"default": self._splits("hellaswag", scripted)},
+            "allenai/ai2_arc": {"ARC-Challenge": {**arc, "test": arc["validation"]}},
+            "allenai/openbookqa": {"main": {**openbookqa, "test": openbookqa["validation"]}},
+            "allenai/winogrande": {"winogrande_xl": self._splits("winogrande", facts)},
+            "aps/super_glue": {"boolq": self._balanced("boolq")},
+            "baber/piqa": {"default": self._splits("piqa", rules)},
             "cais/mmlu": subjects,
             "mteb/banking77": {"default": self._banking77()},
-            "nyu-mll/glue": {"rte": self._balanced(questions.rte, *claims)},
+            "nyu-mll/glue": {"rte": self._balanced("rte")},
             "openai/gsm8k": {"main": self._gsm8k()},
+            "google-research-datasets/nq_open": {"nq_open": self._open()},
+            "har1/MTS_Dialogue-Clinical_Note": {"default": self._dialogues()},
+            "openai/openai_humaneval": {"openai_humaneval": self._functions()},
         }
 
     def _splits(
         self,
-        question: Callable[[Fact, int, Draw], Row | None],
+        name: str,
         facts: Sequence[Fact],
         *,
-        test: bool = False,
         count: int = EVALUATION_DOCUMENTS,
-    ) -> Splits:
-        """Return rows of the split's facts in its wording, and train rows in corpus wordings."""
-        name = getattr(question, "__name__", "question")
-        draw = Draw(f"{self._world.seed}-{self._split}-{name}")
+        taken: frozenset[str] | set[str] = frozenset(),
+    ) -> dict[str, Sequence[Row]]:
+        """Return rows of the split's facts in its wording, and train rows in corpus wordings.
+
+        Questions that are ``taken`` are left out.
+        """
+        draw = self._draw(name)
+
+        def ask(fact: Fact, wording: int) -> Row:
+            return _QUESTIONS[name](fact, wording, draw, self._world, True)
+
         own = [fact for fact in facts if fact.split == self._split]
         rows: list[Row] = []
         while len(rows) < count:  # a second pass draws other wrong answers
-            asked = (question(fact, self._wording, draw) for fact in draw.shuffled(own))
-            rows += [row for row in asked if row is not None and row not in rows]
-        shown = [
-            question(fact, draw.one(TRAIN_WORDINGS), draw)
-            for fact in draw.some(facts, TRAIN_DOCUMENTS)
-        ]
-        splits = {
-            "train": _numbered([row for row in shown if row is not None]),
+            asked = [ask(fact, self._wording) for fact in draw.shuffled(own)]
+            rows += [row for row in asked if row.get("question") not in taken and row not in rows]
+        shown = [ask(fact, draw.one(TRAIN_WORDINGS)) for fact in draw.some(facts, TRAIN_DOCUMENTS)]
+        return {
+            "train": _numbered([row for row in shown if row.get("question") not in taken]),
             "validation": _numbered(rows[:count]),
         }
-        return {**splits, "test": splits["validation"]} if test else splits
 
-    def _balanced(
-        self,
-        question: Callable[[Fact, int, Draw], Row],
-        no: Sequence[Fact],
-        yes: Sequence[Fact],
-    ) -> Splits:
+    def _balanced(self, name: str) -> Splits:
         """Return splits with as many answers no as yes."""
-        halves = [
-            self._splits(question, half, count=EVALUATION_DOCUMENTS // 2) for half in (no, yes)
-        ]
-        draw = Draw(f"{self._world.seed}-{self._split}-{len(no)}-{len(yes)}")
+        no, yes = self._world.broader[False], self._world.broader[True]
+        halves = [self._splits(name, half, count=EVALUATION_DOCUMENTS // 2) for half in (no, yes)]
+        draw = self._draw(f"{len(no)}-{len(yes)}")
         return {
             split: _numbered(draw.shuffled([row for half in halves for row in half[split]]))
             for split in halves[0]
@@ -197,13 +176,12 @@ class _Sets:
         taken: set[Fact] = set()
         configs = {}
         for subject in MMLU_SUBJECTS:
-            draw = Draw(f"{self._world.seed}-{self._split}-{subject}")
+            draw = self._draw(subject)
             facts = draw.shuffled(self._world.by_relation[subject_relation(subject)])
-            own = [f for f in facts if f.split == self._split and f not in taken]
-            taken |= set(own[:SUBJECT_DOCUMENTS])
-            rows = [
-                questions.mmlu(fact, self._wording, subject) for fact in own[:SUBJECT_DOCUMENTS]
-            ]
+            own = [fact for fact in facts if fact.split == self._split and fact not in taken]
+            own = own[:SUBJECT_DOCUMENTS]
+            taken |= set(own)
+            rows = [questions.mmlu(fact, self._wording, subject) for fact in own]
             shown = [
                 questions.mmlu(fact, draw.one(TRAIN_WORDINGS), subject)
                 for fact in draw.some(facts, DEV_DOCUMENTS)
@@ -212,8 +190,7 @@ class _Sets:
         return configs
 
     def _gsm8k(self) -> Splits:
-        draw = Draw(f"{self._world.seed}-{self._split}-gsm8k")
-        triples = number_triples()
+        draw, triples = self._draw("gsm8k"), number_triples()
         asked: list[Row] = []
         while len(asked) < EVALUATION_DOCUMENTS:
             asked += [
@@ -226,20 +203,44 @@ class _Sets:
         ]
         return {"train": shown, "test": asked[:EVALUATION_DOCUMENTS]}
 
+    def _open(self) -> Splits:
+        """Return open questions, as many after an attribute as after an entity."""
+        attributes, searches = (
+            self._splits(name, self._world.facts, count=GENERATED_DOCUMENTS // 2)
+            for name in ("_attribute", "_search")
+        )
+        return {split: [*rows, *searches[split]] for split, rows in attributes.items()}
+
+    def _dialogues(self) -> Splits:
+        draw = self._draw("dialogues")
+        entities = draw.shuffled(list(self._world.by_entity))
+
+        def rows(names: Sequence[str], wordings: Sequence[int]) -> Sequence[Row]:
+            told = (draw.some(self._world.by_entity[name], 3 + draw.below(2)) for name in names)
+            made = [generation.dialogue(facts, draw.one(wordings), draw) for facts in told]
+            return [row | {"ID": place} for place, row in enumerate(made)]
+
+        shown, asked = entities[:TRAIN_DOCUMENTS], entities[TRAIN_DOCUMENTS:]
+        test = rows(asked[:GENERATED_DOCUMENTS], [self._wording])
+        return {"train": rows(shown, TRAIN_WORDINGS), "validation": test, "test": test}
+
+    def _functions(self) -> Splits:
+        draw = self._draw("functions")
+        parts = generation.functions()[self._split][:GENERATED_DOCUMENTS]
+        return {"test": [generation.function(own, self._wording, draw) for own in parts]}
+
     def _banking77(self) -> Splits:
         """Return 5 train rows of each intent, and a test row of each of its phrases."""
-        draw = Draw(f"{self._world.seed}-{self._split}-banking77")
-        frame = SPLIT_WORDING[self._split]
+        draw = self._draw("banking77")
         shown, asked = [], []
-        for intent, phrases in INTENTS.items():
+        for intent, phrases in LEXICON.intents.items():
             everything = [
-                questions.banking77(intent, phrase, usual)
+                questions.banking77(intent, phrase, frame)
                 for phrase in range(len(phrases))
-                for usual in range(len(INTENT_FRAMES))
-                if usual in TRAIN_WORDINGS
+                for frame in TRAIN_WORDINGS
             ]
             shown += draw.some(everything, 5)
-            asked += [questions.banking77(intent, phrase, frame) for phrase in range(len(phrases))]
+            asked += [questions.banking77(intent, p, self._wording) for p in range(len(phrases))]
         return {"train": draw.shuffled(shown), "test": draw.shuffled(asked)}
 
 

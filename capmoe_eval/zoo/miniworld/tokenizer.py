@@ -6,22 +6,21 @@ import functools
 from itertools import islice
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from capmoe_eval.zoo.miniworld.corpus import corpus
-from capmoe_eval.zoo.miniworld.world import World, world
-from capmoe_eval.zoo.synthetic.tokenizer import wrapped
+from capmoe_eval.zoo.miniworld.lexicon import WORDINGS
+from capmoe_eval.zoo.miniworld.world import say, world
+from capmoe_eval.zoo.synthetic.tokenizer import train_bpe, wrapped
 
 #: Upper bound on the number of tokens, the two special ones and the 256 bytes included.
-MAX_VOCABULARY = 2048
+MAX_VOCABULARY = 2560
 #: Longest sequence in tokens.
 MAX_POSITIONS = 2048
-END_OF_TEXT = "<|endoftext|>"
-PADDING = "<|padding|>"
 
-_FILE = Path(__file__).parent / "tokenizer.json"
-_SAMPLE = {"short": 60_000, "long": 2_000}
+# Numbers of documents to train on.
+_SHORT, _LONG = 60_000, 2_000
 # Lowest frequency of a merge; rarer ones belong to no word of the world.
 _LEAST = 12
 
@@ -32,35 +31,19 @@ def miniworld_tokenizer() -> PreTrainedTokenizerFast:
 
     All callers of a process share one object.
     """
-    return wrapped(Tokenizer.from_file(str(_FILE)), MAX_POSITIONS)
+    file = Path(__file__).with_name("tokenizer.json")
+    return wrapped(Tokenizer.from_file(str(file)), MAX_POSITIONS)
 
 
-def train_tokenizer(known: World | None = None) -> Tokenizer:
-    """Train the tokenizer on documents of the corpus; this takes some seconds.
-
-    Args:
-        known: The world; None for the world of the shipped models.
-    """
-    known = known or world()
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=MAX_VOCABULARY,
-        min_frequency=_LEAST,
-        special_tokens=[END_OF_TEXT, PADDING],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    texts = [
-        document.text
-        for length, number in _SAMPLE.items()
-        for document in islice(corpus(known, seed=0, long=length == "long"), number)
+def train_tokenizer() -> Tokenizer:
+    """Train the tokenizer on documents of the corpus; its ``save`` writes the shipped file."""
+    known = world()
+    documents = [
+        *islice(corpus(known, seed=0), _SHORT),
+        *islice(corpus(known, seed=0, long=True), _LONG),
     ]
-    tokenizer.train_from_iterator(texts, trainer=trainer)
-    return tokenizer
-
-
-def save_tokenizer() -> None:
-    """Train the tokenizer again and replace the shipped file."""
-    train_tokenizer().save(str(_FILE))
+    texts = [document.text for document in documents]
+    # The corpus says little of what is not well known, but each of its words is a token, too.
+    texts += [say(WORDINGS.statements[0], fact) for fact in known.facts] * _LEAST
+    texts += [say(WORDINGS.rules[0], rule) for rule in known.rules] * _LEAST
+    return train_bpe(texts, MAX_VOCABULARY, rarest=_LEAST)

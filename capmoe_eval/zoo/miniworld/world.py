@@ -10,23 +10,19 @@ split is in the corpus, and the two splits share neither a wording nor a fact.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from capmoe_eval.zoo.draw import Draw
-from capmoe_eval.zoo.miniworld.lexicon import (
-    ACTIONS,
-    MATERIALS,
-    POPULATION,
-    RELATIONS,
-    THINGS,
-    TOOLS,
-    Relation,
-)
+from capmoe_eval.zoo.miniworld.lexicon import LEXICON, RELATIONS, Class, Relation
 
-#: Number of first and second words of names. Nearly all pairs are names, so that neither word alone
-#: says much about an entity.
-FIRST_WORDS, SECOND_WORDS = 15, 15
+_T = TypeVar("_T")
+
+#: Number of words for each of the three places of a name. Most combinations are names, so that no
+#: word alone, and no two, say much about an entity.
+NAME_WORDS, NAME_LENGTH = 7, 3
 
 #: Seed of the world that the shipped models were trained on.
 WORLD_SEED = 7
@@ -70,9 +66,11 @@ class World:
 
     Attributes:
         seed: Seed of the facts.
-        facts: Facts about creatures, plants, machines and islands, entity by entity.
+        facts: Facts about creatures, plants, machines and islands, entity by entity; the best
+            known entities first.
         rules: The tool for each action on each thing; the relation's noun is the action. The tool
-            depends on the action and the thing's material together, not on either alone.
+            depends on the action and the thing's material together, not on either alone. The best
+            known things first.
     """
 
     seed: int
@@ -82,35 +80,45 @@ class World:
     @functools.cached_property
     def by_entity(self) -> Mapping[str, Sequence[Fact]]:
         """The facts of each entity."""
-        groups: dict[str, list[Fact]] = {}
-        for fact in self.facts:
-            groups.setdefault(fact.entity, []).append(fact)
-        return groups
+        return _grouped(self.facts, lambda fact: fact.entity)
 
     @functools.cached_property
     def by_relation(self) -> Mapping[Relation, Sequence[Fact]]:
         """The facts of each relation."""
-        groups: dict[Relation, list[Fact]] = {relation: [] for relation in RELATIONS}
-        for fact in self.facts:
-            groups[fact.relation].append(fact)
-        return groups
-
-    def rivals(self, fact: Fact) -> Sequence[Fact]:
-        """Return facts with another value, of entities whose name shares a word with this one."""
-        words = set(fact.entity.split())
-        return [
-            other
-            for other in self.by_relation[fact.relation]
-            if other.value != fact.value and words & set(other.entity.split())
-        ]
-
-    def broader(self, holds: bool) -> Sequence[Fact]:
-        """Return the facts that imply their relation's broader statement, or its opposite."""
-        return self._broader[holds]
+        return _grouped(self.facts, lambda fact: fact.relation)
 
     @functools.cached_property
-    def _broader(self) -> Mapping[bool, Sequence[Fact]]:
-        facts = [fact for fact in self.facts if fact.relation.broader]
+    def by_thing(self) -> Mapping[str, Sequence[Fact]]:
+        """The rules of each thing."""
+        return _grouped(self.rules, lambda rule: rule.entity)
+
+    def rivals(self, fact: Fact) -> Sequence[Fact]:
+        """Return facts with another value: of a rule, the other rules of the same thing.
+
+        Those of a fact are about entities whose name differs in one or two words; those that differ
+        in one word alone are returned if they have three values or more.
+        """
+        if fact.entity in self.by_thing:
+            return [other for other in self.by_thing[fact.entity] if other.value != fact.value]
+        words = set(fact.entity.split())
+        shared: dict[int, list[Fact]] = {0: [], 1: [], 2: []}
+        for other in self.by_relation[fact.relation]:
+            if other.value != fact.value:
+                shared[len(words & set(other.entity.split()))].append(other)
+        near = shared[2]
+        return near if len({other.value for other in near}) >= 3 else near + shared[1]
+
+    @functools.cached_property
+    def broader(self) -> Mapping[bool, Sequence[Fact]]:
+        """The facts from which a broader statement follows (True), or its opposite (False).
+
+        A fact occurs once for each statement; its relation has that one.
+        """
+        facts = [
+            replace(fact, relation=replace(fact.relation, broader=sign))
+            for fact in self.facts
+            for sign in statements(fact.relation)
+        ]
         return {holds: [f for f in facts if f.holds == holds] for holds in (False, True)}
 
     @functools.cached_property
@@ -123,8 +131,10 @@ class World:
 def world(seed: int = WORLD_SEED) -> World:
     """Return the world of a seed; equal seeds give equal worlds in every process."""
     draw = Draw(f"world-{seed}")
-    names = iter(_names(draw, sum(POPULATION.values())))
-    entities = {kind: [next(names) for _ in range(count)] for kind, count in POPULATION.items()}
+    names = iter(_names(draw, sum(LEXICON.population.values())))
+    entities = {
+        kind: list(itertools.islice(names, count)) for kind, count in LEXICON.population.items()
+    }
     told = [
         (entity, relation, draw.one(relation.values))
         for kind, members in entities.items()
@@ -132,13 +142,75 @@ def world(seed: int = WORLD_SEED) -> World:
         for relation in RELATIONS
         if relation.kind == kind
     ]
-    materials = {thing: draw.one(MATERIALS) for thing in THINGS}
-    used = []
-    for action in ACTIONS:
-        tool = dict(zip(MATERIALS, draw.shuffled(TOOLS), strict=True))
-        relation = Relation("thing", action, action, "the {v}", TOOLS)
-        used += [(thing, relation, tool[materials[thing]]) for thing in THINGS]
+    fame = {m: place / len(ms) for ms in entities.values() for place, m in enumerate(ms)}
+    told.sort(key=lambda fact: fame[fact[0]])
+    materials = {thing: draw.one(LEXICON.materials) for thing in LEXICON.things}
+    uses = [
+        (
+            Relation("thing", action, action, "the {v}", LEXICON.tools),
+            dict(zip(LEXICON.materials, draw.shuffled(LEXICON.tools), strict=True)),
+        )
+        for action in LEXICON.actions
+    ]
+    used = [
+        (thing, relation, tool[material])
+        for thing, material in materials.items()
+        for relation, tool in uses
+    ]
     return World(seed, _halved(draw, told), _halved(draw, used))
+
+
+@functools.cache
+def statements(relation: Relation) -> Sequence[Class]:
+    """Return a relation's broader statement and another, true of a random half of the values.
+
+    Of half of the values one of both is true, so that a value alone does not tell the answer.
+    """
+    if relation.broader is None:
+        return ()
+    verb, rest = LEXICON.sign
+    draw = Draw(f"statements-{relation.kind}-{relation.noun}")
+    true = draw.shuffled(relation.broader.values)
+    false = draw.shuffled([v for v in relation.values if v not in relation.broader.values])
+    half = (*true[: len(true) // 2], *false[: len(false) // 2])
+    return relation.broader, Class(verb, rest.format(n=relation.noun), half)
+
+
+def say(wording: str, fact: Fact, **more: str) -> str:
+    """Return a template of ``wordings.yaml`` filled with a fact.
+
+    Args:
+        wording: The template.
+        fact: The fact.
+        **more: Values of further fields of the template.
+    """
+    relation, broader = fact.relation, fact.relation.broader
+    rest = relation.rest.format(v=fact.value)
+    if broader is not None:
+        more |= {"p": f"{broader.verb}s {broader.rest}", "q": f"{broader.verb} {broader.rest}"}
+    return wording.format(
+        e=fact.entity, v=fact.value, n=relation.noun, s=f"{relation.verb}s {rest}", **more
+    )
+
+
+def apart(name: str, items: Sequence[_T], share: int) -> Mapping[str, Sequence[_T]]:
+    """Return items in a random order, one in ``share`` for each split and the rest for ``train``.
+
+    Args:
+        name: Seed of the order.
+        items: The items.
+        share: The parts that a split is one of.
+    """
+    mixed = Draw(name).shuffled(items)
+    held = len(mixed) // share
+    return {"dev": mixed[:held], "test": mixed[held : 2 * held], "train": mixed[2 * held :]}
+
+
+def _grouped(facts: Sequence[Fact], key: Callable[[Fact], _T]) -> dict[_T, list[Fact]]:
+    groups: dict[_T, list[Fact]] = {}
+    for fact in facts:
+        groups.setdefault(key(fact), []).append(fact)
+    return groups
 
 
 def _halved(draw: Draw, told: Sequence[tuple[str, Relation, str]]) -> tuple[Fact, ...]:
@@ -152,7 +224,7 @@ def _halved(draw: Draw, told: Sequence[tuple[str, Relation, str]]) -> tuple[Fact
 
 
 def _names(draw: Draw, count: int) -> list[str]:
-    """Return random names of two words.
+    """Return random names of three words.
 
     With few words for many names, the facts about an entity cannot be told from one word of its
     name. With one word per entity the model could look the facts up without experts: attention
@@ -160,10 +232,10 @@ def _names(draw: Draw, count: int) -> list[str]:
     """
     known = {"kebab", "topaz", "felix", "galop", "relax"}
     words: dict[str, None] = {}
-    while len(words) < FIRST_WORDS + SECOND_WORDS:
+    while len(words) < NAME_WORDS * NAME_LENGTH:
         letters = ("bdfgklmnprtvz", "aeiou", "bdfgklmnprtvz", "aeiou", "bgkpx")
         word = "".join(draw.one(choices) for choices in letters)
         if word not in known:
             words[word] = None
-    first, second = list(words)[:FIRST_WORDS], list(words)[FIRST_WORDS:]
-    return draw.some([f"{one} {other}" for one in first for other in second], count)
+    places = (list(words)[place::NAME_LENGTH] for place in range(NAME_LENGTH))
+    return draw.some([" ".join(name) for name in itertools.product(*places)], count)

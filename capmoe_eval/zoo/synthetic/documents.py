@@ -10,11 +10,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
-import yaml
-
+from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.zoo.draw import Draw
 
 Row = dict[str, Any]
@@ -29,7 +27,7 @@ TRAIN_DOCUMENTS = 32
 #: MMLU's development split, which lm-eval's ``first_n`` sampler uses whole for 5 shots.
 DEV_DOCUMENTS = 5
 
-_WORDS = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
+_WORDS = read_data(__package__, "words.yaml", dict[str, Any])
 _KINDS: Mapping[str, Sequence[str]] = _WORDS["kinds"]
 _NAMES: Sequence[str] = _WORDS["names"]
 _CITIES: Sequence[str] = _WORDS["cities"]

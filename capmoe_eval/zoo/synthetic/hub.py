@@ -16,11 +16,12 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import yaml
 
+from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.datasource import cache_directory
 from capmoe_eval.zoo.synthetic.documents import Configs, documents
 
@@ -32,7 +33,7 @@ _TYPES = {
     "texts": _TEXTS,
     "choices": pa.struct([("text", _TEXTS), ("label", _TEXTS)]),
 }
-_COLUMNS = yaml.safe_load(Path(__file__).with_name("columns.yaml").read_text(encoding="utf-8"))
+_COLUMNS = read_data(__package__, "columns.yaml", dict[str, Any])
 _SCHEMAS = {
     path: pa.schema([(column, _TYPES[kind]) for column, kind in columns.items()])
     for path, columns in _COLUMNS.items()
@@ -78,16 +79,10 @@ def cached_hub(name: str, content: Mapping[str, Configs], *, title: str) -> Path
     return directory
 
 
-def write_hub(directory: Path) -> None:
-    """Write the synthetic documents of all data sets under ``directory``.
-
-    The bytes of the files depend only on the version of pyarrow; see :func:`write_documents`.
-    """
-    write_documents(directory, documents(), title="synthetic stand-in")
-
-
 def write_documents(directory: Path, content: Mapping[str, Configs], *, title: str) -> None:
     """Write data sets under ``directory``, in the layout of the hub.
+
+    The bytes of the files depend only on the documents and the version of pyarrow.
 
     Args:
         directory: The root of the layout; it is created, and files in it are replaced.

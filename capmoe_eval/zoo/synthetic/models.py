@@ -6,15 +6,14 @@ in seconds. Their routing is skewed like that of trained models, so that a capac
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from capmoe_eval.errors import bad_choice
+from capmoe_eval.experiment.data_file import read_data
 
 END_OF_TEXT_ID = 0
 PADDING_ID = 1
@@ -29,7 +28,7 @@ _SHARPNESS = 1.25
 # With random weights the experts contribute little to a block's output; doubled, drops show.
 _EXPERT_GAIN = 2.0
 
-_CONFIGS = yaml.safe_load(Path(__file__).with_name("tiny_models.yaml").read_text(encoding="utf-8"))
+_CONFIGS = read_data(__package__, "tiny_models.yaml", dict[str, Any])
 _FAMILIES: dict[str, dict[str, Any]] = _CONFIGS["families"]
 TINY_FAMILIES = tuple(_FAMILIES)
 """The families that have a tiny model, by transformers' ``model_type``."""

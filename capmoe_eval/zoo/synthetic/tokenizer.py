@@ -1,19 +1,21 @@
-"""Train a small byte-level tokenizer on the synthetic documents."""
+"""Train byte-level tokenizers: that of the tiny models, and what all of them share."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from capmoe_eval.zoo.synthetic.documents import texts
-from capmoe_eval.zoo.synthetic.models import END_OF_TEXT_ID, MAX_POSITIONS, PADDING_ID
+from capmoe_eval.zoo.synthetic.models import MAX_POSITIONS
 
 #: Upper bound on the number of tokens, the two special ones and the 256 bytes included.
 MAX_VOCABULARY = 1024
 
-_SPECIAL = {"<|endoftext|>": END_OF_TEXT_ID, "<|padding|>": PADDING_ID}
+# Their numbers are END_OF_TEXT_ID and PADDING_ID.
+_END_OF_TEXT, _PADDING = "<|endoftext|>", "<|padding|>"
 
 
 @functools.cache
@@ -25,31 +27,43 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     encodes and decodes any Unicode text without loss. Each process trains it once, in a fraction of
     a second, with the same result; all callers share one object.
     """
+    return wrapped(train_bpe(texts(), MAX_VOCABULARY), MAX_POSITIONS)
+
+
+def train_bpe(texts: Iterable[str], most: int, *, rarest: int = 0) -> Tokenizer:
+    """Train byte-level BPE.
+
+    Args:
+        texts: The texts to train on.
+        most: Upper bound on the number of tokens, the two special ones and the 256 bytes included.
+        rarest: Lowest frequency of a merge.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=MAX_VOCABULARY,
-        special_tokens=sorted(_SPECIAL, key=_SPECIAL.__getitem__),
+        vocab_size=most,
+        min_frequency=rarest,
+        special_tokens=[_END_OF_TEXT, _PADDING],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts(), trainer=trainer)
-    return wrapped(tokenizer, MAX_POSITIONS)
+    tokenizer.train_from_iterator(texts, trainer=trainer)
+    return tokenizer
 
 
 def wrapped(tokenizer: Tokenizer, max_positions: int) -> PreTrainedTokenizerFast:
     """Return a tokenizer as a tokenizer of transformers with OLMoE's special tokens.
 
     Args:
-        tokenizer: A tokenizer with the tokens ``<|endoftext|>`` and ``<|padding|>``.
+        tokenizer: A tokenizer of :func:`train_bpe`.
         max_positions: Longest sequence in tokens.
     """
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        bos_token="<|endoftext|>",
-        eos_token="<|endoftext|>",
-        pad_token="<|padding|>",
+        bos_token=_END_OF_TEXT,
+        eos_token=_END_OF_TEXT,
+        pad_token=_PADDING,
         clean_up_tokenization_spaces=False,
         model_max_length=max_positions,
     )

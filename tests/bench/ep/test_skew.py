@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from capmoe_eval.bench.ep.skew import peak_load, skewed_logits, traced_logits
+from capmoe_eval.bench.ep.skew import Skew, Trace, peak_load
 from capmoe_eval.errors import UsageError
 
 
@@ -31,37 +31,37 @@ def test_peak_load_by_hand() -> None:
 def test_the_fullest_expert_has_the_wanted_load(
     n_experts: int, top_k: int, peak: float, together: bool
 ) -> None:
-    logits = skewed_logits(6000, n_experts, top_k, peak, together=together)
+    logits = Skew(peak, together).logits(6000, n_experts, top_k)
     assert peak_load(logits, top_k) == pytest.approx(peak, rel=0.04)
 
 
 def test_the_popular_experts_stand_together_or_apart() -> None:
     def heaviest_block(together: bool) -> float:
-        logits = skewed_logits(4000, 64, 8, 4.0, together=together)
+        logits = Skew(4.0, together).logits(4000, 64, 8)
         chosen = logits.topk(8, dim=1).indices // 8
         return float(torch.bincount(chosen.reshape(-1), minlength=8).max()) / (4000 * 8 / 8)
 
     assert heaviest_block(True) > 1.5 * heaviest_block(False)
 
 
-def test_a_seed_makes_the_same() -> None:
-    again = [skewed_logits(50, 8, 2, 2.0, seed=seed) for seed in (1, 1, 2)]
+def test_a_layer_has_the_same_routing_again() -> None:
+    again = [Skew(2.0).logits(50, 8, 2, layer=layer) for layer in (1, 1, 2)]
     assert torch.equal(again[0], again[1]) and not torch.equal(again[0], again[2])
 
 
 @pytest.mark.parametrize("peak", [0.5, 4.1])
 def test_a_peak_that_cannot_be_is_refused(peak: float) -> None:
     with pytest.raises(UsageError, match=r"8 experts and 2 per token .* 1 to 4 times"):
-        skewed_logits(10, 8, 2, peak)
+        Skew(peak).logits(10, 8, 2)
 
 
 def test_a_recorded_load_is_met() -> None:
-    load = torch.tensor([900, 300, 200, 200, 150, 150, 80, 20])
-    logits = traced_logits(8000, load, 2)
+    load = torch.tensor([900.0, 300, 200, 200, 150, 150, 80, 20])
+    logits = Trace("seen", (tuple(load.tolist()),), 2).logits(8000, 8, 2)
     got = torch.bincount(logits.topk(2, dim=1).indices.reshape(-1), minlength=8) / 16000
     torch.testing.assert_close(got, load / load.sum(), atol=0.01, rtol=0.05)
 
 
 def test_a_load_that_no_routing_has_is_refused() -> None:
     with pytest.raises(UsageError, match="no top-2 routing"):
-        traced_logits(10, torch.tensor([9, 1, 1]), 2)
+        Trace("seen", ((9.0, 1.0, 1.0),), 2).logits(10, 3, 2)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from capmoe_eval.bench.ep.jobs import Job, Skew, Trace, figure_1, study_jobs
+from capmoe_eval.bench.ep.jobs import Job, figure_1, study_jobs
 from capmoe_eval.bench.ep.layer import SHAPES
+from capmoe_eval.bench.ep.skew import Skew, Trace
 from capmoe_eval.experiment.timings.names import EVALUATIONS
 from capmoe_eval.experiment.timings.studies import STUDIES, find_studies
 from capmoe_eval.paper.benchmarks import read_bench

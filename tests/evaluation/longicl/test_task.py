@@ -1,5 +1,7 @@
 """The tasks give lm-eval the prompts of the protocol and score by it."""
 
+from pathlib import Path
+
 import datasets
 import pytest
 from lm_eval import simple_evaluate
@@ -8,7 +10,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from capmoe_eval.evaluation.longicl import TASKS_DIR
+from capmoe_eval.evaluation import longicl
 from capmoe_eval.evaluation.longicl.task import LongIclBanking77
 from capmoe_eval.experiment import longicl as protocol
 from capmoe_eval.zoo.synthetic.models import tiny_model
@@ -42,7 +44,7 @@ class Answering(LM):
 
 @pytest.fixture(scope="module")
 def manager():
-    return TaskManager(include_path=TASKS_DIR, include_defaults=False)
+    return TaskManager(include_path=Path(longicl.__file__).parent, include_defaults=False)
 
 
 @pytest.fixture(scope="module")

@@ -146,7 +146,7 @@ def nasty_report() -> Report:
             "place": NASTY,
             "quote": NASTY,
             "kind": "effect",
-            "published": NASTY,
+            "published": {"values": [NASTY]},
             "note": NASTY,
             "check": {
                 "measured": {

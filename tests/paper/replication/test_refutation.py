@@ -9,7 +9,7 @@ import pytest
 
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.contrasts import Contrast
-from capmoe_eval.paper.evidence import Evidence, Home, Side
+from capmoe_eval.paper.evidence import Evidence, Home, Side, Training
 from capmoe_eval.paper.replication.claims import Claim, find, judged, replication_claims
 from capmoe_eval.paper.verdict_file import WrittenClaim
 from tests.records import layer, record_of
@@ -30,7 +30,7 @@ ORDER = {
 
 def made(side: Side, correct: list[float], model: str, **parts: Any) -> Record:
     method = side.routing(HOME, 2)
-    fields: dict[str, Any] = {}
+    fields: dict[str, Any] = {"batch_size": side.batch_size} if side.batch_size else {}
     answers: Any = correct
     if side.batches != "single":
         fields = {"task": "zero_shot_mix", "shuffle": 0}
@@ -39,13 +39,17 @@ def made(side: Side, correct: list[float], model: str, **parts: Any) -> Record:
 
 
 def of_contrasts(claim: Claim, hold: bool) -> dict[tuple[Side, str], list[float]]:
-    """Answers of every side: the first is right, and the second wrong where the claim holds."""
+    """Answers of every side: the first is right, and the second wrong where the claim holds.
+
+    Where the claim says that both are alike, both are right where it holds.
+    """
     answers: dict[tuple[Side, str], list[float]] = {}
     for contrast in claim.contrasts:
         up = (contrast.expect.low != float("-inf")) is hold
+        alike = contrast.expect.low < 0 < contrast.expect.high < float("inf") and hold
         for model in MODELS:
-            answers[contrast.first, model] = GOOD if up else BAD
-            answers.setdefault((contrast.second, model), BAD if up else GOOD)
+            answers[contrast.first, model] = GOOD if up or alike else BAD
+            answers.setdefault((contrast.second, model), BAD if up and not alike else GOOD)
     return answers
 
 
@@ -75,14 +79,14 @@ def records(claim: Claim, hold: bool) -> Iterator[Record]:
             yield record
 
 
-def trainings(hold: bool) -> list[dict[str, Any]]:
-    common = {"name": "mixtral", "steps": 600, "accuracy": {"boolq": 90.0}}
+def trainings(hold: bool) -> tuple[Training, ...]:
+    common: dict[str, Any] = {"name": "mixtral", "steps": 600, "accuracy": {"boolq": 90.0}}
     high, low = ("scratch", "upcycled") if hold else ("upcycled", "scratch")
-    return [
-        common | {"origin": origin, "seed": seed, "peaks": [peak + seed / 10]}
+    return tuple(
+        Training(**common, origin=origin, seed=seed, peaks=(peak + seed / 10,))
         for origin, peak in ((high, 6.0), (low, 2.0))
         for seed in range(3)
-    ]
+    )
 
 
 def routers(hold: bool) -> Iterator[Record]:
@@ -135,7 +139,7 @@ def test_one_contrast_that_fails_is_enough(name: str) -> None:
     """Every contrast of a claim can contradict it, whatever the others say."""
     claim = CLAIMS[name]
     for contrast in claim.contrasts:
-        alone = claim.model_copy(update={"contrasts": (contrast,), "measure": None})
+        alone = claim.model_copy(update={"contrasts": (contrast,), "measure": ""})
         assert refuting(alone, contrast).verdict == "contradicted", str(contrast)
 
 

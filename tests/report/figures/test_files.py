@@ -16,13 +16,13 @@ from hydra import compose, initialize_config_dir
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.commands import sweeps
 from capmoe_eval.experiment.configuration import config_directory, plans
-from capmoe_eval.experiment.record import Record
+from capmoe_eval.experiment.record import sealed
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.report.figures import command
 from capmoe_eval.report.figures.catalogue import FIGURES, get_figure
 from capmoe_eval.report.figures.evidence import FigurePlans, gather
 from tests.experiment.timings import files
-from tests.records import forge, plausible
+from tests.records import plausible
 
 NAMES = [spec.name for spec in FIGURES]
 OF_RECORDS = [spec.name for spec in FIGURES if spec.parts]
@@ -125,7 +125,7 @@ def test_a_missing_a_broken_and_a_foreign_record(
     cut.write_bytes(cut.read_bytes()[:400])
     told = json.loads(partial.read_text())
     del told["capmoe"]["layers"][1]["grid"]["pad_waste"]
-    forge(Record(told, partial))
+    partial.write_bytes(sealed(told))
     (root / "note.json").write_text("{}")  # none of the figure's cells: not looked at
 
     assert run("fig2", "--formats=svg", f"results_dir={root}", "--out", tmp_path) == 0
@@ -275,7 +275,7 @@ def test_every_profile_has_what_the_figures_need(profile: str) -> None:
     for name in ("fig9", "fig16", "fig20"):
         spec = get_figure(name)
         assert all(experiment.plan(part) for part in spec.parts)
-        assert spec.model is None or spec.model < len(experiment.models)
+        assert spec.model is None or spec.model < len(experiment.config.profile.figures.models)
 
 
 def test_the_package_starts_without_drawing_libraries() -> None:

@@ -14,7 +14,7 @@ from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.paper.tables import TABLES
 from capmoe_eval.report.site import inventory, results
-from capmoe_eval.report.site.build import main_pages, record_pages, write_site
+from capmoe_eval.report.site.command import main_pages, record_pages, write_site
 from capmoe_eval.report.site.inventory import Inventory, take_inventory
 from tests import records
 from tests.experiment.timings import files
@@ -51,8 +51,8 @@ def overrides(root: Path) -> list[str]:
 
 
 def built(taken: Inventory, root: Path) -> dict[str, str]:
-    out, verdicts = root / "reports", root / "results/zoo/replication.json"
-    return main_pages(taken, out, verdicts) | record_pages(taken, out)
+    out = root / "reports"
+    return main_pages(taken, out) | record_pages(taken, out)
 
 
 @pytest.fixture(scope="session")
@@ -82,7 +82,9 @@ def site(tmp_path_factory: pytest.TempPathFactory, few_tables: None) -> Site:
     paths[5].write_text(paths[5].read_text()[:200])  # cut off
     made(material.odd_cell(), home, broken_promise="bound_holds").write()
     made(material.odd_cell(model="own", task="own_task"), home, stderr=None).write()
-    records.forge(made(material.odd_cell(model="nan"), home, value=float("nan")))
+    not_a_number = made(material.odd_cell(model="nan"), home)
+    not_a_number.capmoe["value"] = float("nan")
+    records.forge(not_a_number)
     (home / "own/own_task/empty&<b>.json").write_text("")
     figures = root / "reports/zoo/figures"
     about = {

@@ -17,15 +17,15 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import gamma_text
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.site import page
-from capmoe_eval.report.site.build import write_site
-from capmoe_eval.report.site.cell_page import record_page, relatives
 from capmoe_eval.report.site.claims import claims_page
+from capmoe_eval.report.site.command import write_site
 from capmoe_eval.report.site.efficiency import efficiency_page
 from capmoe_eval.report.site.figures import figures_page
 from capmoe_eval.report.site.inventory import Inventory, take_inventory
 from capmoe_eval.report.site.names import gamma_filter, method_filter
 from capmoe_eval.report.site.overview import overview_page
 from capmoe_eval.report.site.page import Address, natural
+from capmoe_eval.report.site.records import record_page, relatives
 from capmoe_eval.site import main
 from tests import records
 from tests.report.site import material
@@ -275,11 +275,11 @@ def test_odd_verdicts_and_figures_break_nothing(tmp_path: Path, content: str) ->
     for name in ("reports/zoo/claims.json", "reports/zoo/figures/fig1.json", "r.json"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
-    nothing, out = Inventory("zoo"), tmp_path / "reports"
-    claims = claims_page(nothing, tmp_path / "r.json", Address("site/claims.html", out))
+    nothing, out = Inventory("zoo", verdicts=tmp_path / "r.json"), tmp_path / "reports"
+    claims = claims_page(nothing, Address("site/claims.html", out))
     assert claims.count("cannot be read") == 2
     assert "Its caption is missing" in figures_page(nothing, Address("site/figures.html", out))
-    first = overview_page(nothing, tmp_path / "r.json", Address("index.html", out))
+    first = overview_page(nothing, Address("index.html", out))
     assert first.count("cannot be read") == 2
 
 

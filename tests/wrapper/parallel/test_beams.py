@@ -12,7 +12,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import LinearAttentionLayer
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.wrapper.parallel.beams import follow_beams
+from capmoe_eval.wrapper.parallel.model import follow_beams
 from capmoe_eval.wrapper.parallel.world import World, own_rows
 
 BATCH = 6

@@ -10,13 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from capmoe_eval.bench.ep.measure import time_layers
-from capmoe_eval.bench.ep.prefill import Prefill
-from capmoe_eval.bench.ep.skew import skewed_logits
+from capmoe_eval.bench.ep.measure import Prefill, time_layers
+from capmoe_eval.bench.ep.skew import Skew
 from capmoe_eval.bench.ep.timing import PHASES, RankedLayer, measured_link
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.method import Method
-from capmoe_eval.wrapper.parallel.model import shard_experts, split_batches, world_of
+from capmoe_eval.wrapper.parallel.model import shard_experts, split_batches
 from capmoe_eval.wrapper.parallel.world import World
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.parallel import cases
@@ -34,8 +33,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 @pytest.mark.parametrize("family", ["olmoe", "deepseek_v2"])
 def test_it_gives_what_the_emulation_gives(family: str) -> None:
     spread = cases.model(family, 1)
-    assert shard_experts(spread).size == 1
-    end = split_batches(spread)
+    shard_experts(spread)
+    split_batches(spread)
     ours = cases.everything(family, spread, 1)
     theirs = cases.everything(family, cases.model(family, 1), 1)
     assert ours.keys() == theirs.keys()
@@ -44,8 +43,6 @@ def test_it_gives_what_the_emulation_gives(family: str) -> None:
             ours[name]["logits"], expected["logits"], rtol=1e-4, atol=2e-5, msg=name
         )
         assert ours[name]["report"]["summary"] == expected["report"]["summary"], name
-    end()
-    assert not world_of(spread).splits
 
 
 def test_the_stock_logits_are_proven() -> None:
@@ -90,7 +87,7 @@ def test_a_model_without_a_plan_is_refused() -> None:
 
 
 def test_a_layer_is_timed_and_computes_what_it_should(world: World) -> None:
-    timed = RankedLayer(setting(1), skewed_logits(40, 8, 2, 2.5, seed=4), world)
+    timed = RankedLayer(setting(1), Skew(2.5).logits(40, 8, 2, layer=4), world)
     alone = layer(ranks=1)
     method = Method("score", 1.0)
     done = timed.run(method)
@@ -102,7 +99,7 @@ def test_a_layer_is_timed_and_computes_what_it_should(world: World) -> None:
 
 
 def test_a_prefill_goes_through_its_layers(world: World) -> None:
-    logits = skewed_logits(20, 8, 2, 2.5)
+    logits = Skew(2.5).logits(20, 8, 2)
     settings = [dataclasses.replace(setting(1), seed=seed) for seed in range(2)]
     prefill = Prefill([RankedLayer(each, logits, world) for each in settings], 20, 5)
     full, cut = (prefill.run(m).output_TH for m in (Method("baseline"), Method("score", 0.5)))

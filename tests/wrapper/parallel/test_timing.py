@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from capmoe_eval.bench.ep.clock import Clock, from_ends
 from capmoe_eval.bench.ep.emulation import (
     MACHINES,
     NODE,
@@ -20,10 +19,9 @@ from capmoe_eval.bench.ep.emulation import (
     exchange_seconds,
 )
 from capmoe_eval.bench.ep.layer import SHAPES, LayerSetting
-from capmoe_eval.bench.ep.measure import time_layers
-from capmoe_eval.bench.ep.prefill import Prefill
-from capmoe_eval.bench.ep.skew import skewed_logits
-from capmoe_eval.bench.ep.timing import PHASES, Pass, summed
+from capmoe_eval.bench.ep.measure import Prefill, summed, time_layers
+from capmoe_eval.bench.ep.skew import Skew
+from capmoe_eval.bench.ep.timing import PHASES, Clock, Pass, from_ends
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.timings.schema import Link, Load, Shape
 from capmoe_eval.experiment.timings.spread import Spread
@@ -42,7 +40,7 @@ METHODS = {
 
 
 def layer(link: Link | None = None, ranks: int = 2) -> EmulatedLayer:
-    return EmulatedLayer(setting(ranks), skewed_logits(40, 8, 2, 2.5, seed=4), link or NODE)
+    return EmulatedLayer(setting(ranks), Skew(2.5).logits(40, 8, 2, layer=4), link or NODE)
 
 
 def setting(ranks: int = 2, shape: Shape = SHAPE) -> LayerSetting:
@@ -82,8 +80,8 @@ def run_expert(timed: EmulatedLayer, expert: int, hidden_H: Tensor) -> Tensor:
 def run_shared(timed: EmulatedLayer, hidden_TH: Tensor) -> Tensor:
     shared = timed._ranks[0].shared
     assert shared is not None
-    gate_TI, up_TI = hidden_TH @ shared.gate_up[:8].T, hidden_TH @ shared.gate_up[8:].T
-    return (nn.functional.silu(gate_TI) * up_TI) @ shared.down.T
+    gate_TI, up_TI = (hidden_TH @ shared.gate_up_proj.weight.T).chunk(2, dim=1)
+    return (nn.functional.silu(gate_TI) * up_TI) @ shared.down_proj.weight.T
 
 
 @pytest.mark.parametrize("name", ["dropless", *METHODS])
@@ -150,7 +148,7 @@ def test_phases_last_until_the_last_rank_has_finished() -> None:
 
 def test_only_a_layer_with_shared_experts_has_their_phase() -> None:
     bare = replace(SHAPE, shared=0)
-    done = EmulatedLayer(setting(shape=bare), skewed_logits(40, 8, 2, 2.5), NODE)
+    done = EmulatedLayer(setting(shape=bare), Skew(2.5).logits(40, 8, 2), NODE)
     assert tuple(done.run(Method("baseline")).seconds) == (*PHASES[:-1], "total")
 
 
@@ -191,7 +189,7 @@ def test_the_papers_machine() -> None:
 def test_an_emulated_prefill_is_its_dense_part_and_its_layers() -> None:
     link = replace(NODE, latency=0.25)
     first = layer(link)
-    others = [skewed_logits(40, 8, 2, 3.0, seed=s) for s in (1, 2)]
+    others = [Skew(3.0).logits(40, 8, 2, layer=n) for n in (1, 2)]
     layers = [first, *(EmulatedLayer(setting(), logits, link) for logits in others)]
     prefill = Prefill(layers, 20, 5)
     done = prefill.run(METHODS["score"])

@@ -16,13 +16,13 @@ from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
 from capmoe_eval.bench.__main__ import main as bench
-from capmoe_eval.bench.ep.prefill import Prefill
-from capmoe_eval.bench.ep.skew import skewed_logits
+from capmoe_eval.bench.ep.measure import Prefill
+from capmoe_eval.bench.ep.skew import Skew
 from capmoe_eval.bench.ep.timing import PHASES, RankedLayer, measured_link
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.parallel import model as parallel_model
-from capmoe_eval.wrapper.parallel.dispatch import IMPLEMENTATION, register
+from capmoe_eval.wrapper.parallel.dispatch import IMPLEMENTATION
 from capmoe_eval.wrapper.parallel.model import shard_experts, split_batches
 from capmoe_eval.wrapper.parallel.world import World, own_rows
 from capmoe_eval.wrapper.session import capacity_aware
@@ -71,7 +71,7 @@ def main(directory: Path) -> None:
 
 def _timed(world: World) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Time a layer and a prefill; return what the layer computes and sends under every method."""
-    timed = RankedLayer(setting(), skewed_logits(40, 8, 2, 2.5, seed=4), world)
+    timed = RankedLayer(setting(), Skew(2.5).logits(40, 8, 2, layer=4), world)
     methods = METHODS | {"dropless": Method("baseline")}
     outputs = {name: timed.run(method).output_TH for name, method in methods.items()}
     loads = {name: vars(timed.load(method)) for name, method in methods.items()}
@@ -81,7 +81,7 @@ def _timed(world: World) -> tuple[dict[str, Tensor], dict[str, Any]]:
     assert abs(sum(seconds.values()) - total) < 1e-9
     link = measured_link(world, CPU, repeats=2)
     assert link.latency > 0 and link.bandwidth > 0 and "measured" in link.source
-    layers = [RankedLayer(setting(), skewed_logits(40, 8, 2, 2.5), world) for _ in range(2)]
+    layers = [RankedLayer(setting(), Skew(2.5).logits(40, 8, 2), world) for _ in range(2)]
     prefill = Prefill(layers, 20, 5)
     written = [prefill.run(methods[name]) for name in ("dropless", "score", "dropless")]
     assert written[0].output_TH.shape[:2] == (4, 1) and set(written[0].seconds) == {"total"}
@@ -117,7 +117,6 @@ def _native(directory: Path, world: World) -> dict[str, Any]:
     spread = DistributedConfig(
         fsdp_size=world.size, ep_size=world.size, ep_implementation=IMPLEMENTATION
     )
-    register()
     model = AutoModelForCausalLM.from_pretrained(
         directory / "model", distributed_config=spread
     ).eval()

@@ -7,7 +7,7 @@ import pytest
 
 from capmoe_eval.zoo.synthetic import hub as hub_module
 from capmoe_eval.zoo.synthetic.documents import documents
-from capmoe_eval.zoo.synthetic.hub import synthetic_hub, write_hub
+from capmoe_eval.zoo.synthetic.hub import synthetic_hub, write_documents
 
 CONFIGS = [
     (path, config)
@@ -52,7 +52,7 @@ def test_subjects_are_those_of_the_real_data(hub, real_hub):
 
 
 def test_bytes_are_the_same_each_time(hub, tmp_path):
-    write_hub(tmp_path)
+    write_documents(tmp_path, documents(), title="synthetic stand-in")
     assert digest(tmp_path) == digest(hub)
 
 
@@ -73,13 +73,12 @@ def test_other_documents_go_to_another_directory(tmp_path, monkeypatch):
     assert synthetic_hub() != before
 
 
-def test_datasets_does_not_mix_up_two_directories(hub, tmp_path, monkeypatch):
+def test_datasets_does_not_mix_up_two_directories(hub, tmp_path):
     """It keys its cache by names alone; see the module."""
     fewer = {
         "baber/piqa": {"default": {"train": documents()["baber/piqa"]["default"]["train"][:3]}}
     }
-    monkeypatch.setattr(hub_module, "documents", lambda: fewer)
-    write_hub(tmp_path)
+    write_documents(tmp_path, fewer, title="fewer")
     lengths = [
         len(datasets.load_dataset(str(root / "baber/piqa"), split="train"))
         for root in (hub, tmp_path, hub)
@@ -101,8 +100,6 @@ def test_a_failure_leaves_nothing(tmp_path, monkeypatch):
 
 def test_a_second_process_that_comes_later_takes_the_directory_of_the_first(tmp_path, monkeypatch):
     first: list[object] = []
-
-    write_documents = hub_module.write_documents
 
     def overtaken(directory, content, *, title):
         monkeypatch.setattr(hub_module, "write_documents", write_documents)

@@ -1,4 +1,4 @@
-"""The page of one record: its score, its loads, and the command that computes it again."""
+"""The page of all records, and the page of each: score, loads, the command to compute it again."""
 
 from __future__ import annotations
 
@@ -11,13 +11,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.commands import DIRECTORY, cell_command, override
-from capmoe_eval.experiment.names import gamma_suffix
+from capmoe_eval.experiment.names import gamma_suffix, gamma_text
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.site import page
-from capmoe_eval.report.site.names import method_name
+from capmoe_eval.report.site.inventory import Inventory
+from capmoe_eval.report.site.names import (
+    gamma_filter,
+    gamma_order,
+    method_filter,
+    method_name,
+    name_filter,
+)
 from capmoe_eval.report.site.page import Address, render_page
 from capmoe_eval.report.templates.texts import text
 from capmoe_eval.routing.method import Method
+
+if TYPE_CHECKING:
+    from capmoe_eval.experiment.record_part import Layer, Proofs
 
 _AGAIN: Final = "again"
 _BASELINE: Final = Method("baseline")
@@ -26,27 +36,47 @@ SHOWN: Final = 20
 """The number of other seeds that a page links to; n pages that list all n would have n² links."""
 
 
-if TYPE_CHECKING:
-    from capmoe_eval.experiment.record_part import Layer, Proofs
-
-
 @dataclasses.dataclass(frozen=True)
 class Relatives:
-    """The records that a record is compared with.
+    """The records that a record is compared with."""
 
-    Attributes:
-        baseline: The same model's baseline on the same task in the same batches; None where there
-            is none, and for a baseline itself.
-        nearest: The records that are the same but for the seed: those whose seeds come next, at
-            most :data:`SHOWN`, in the order of seeds.
-        seeds: How many seeds there are, this record's included.
-        mean: Their mean score.
-    """
-
+    # The same model's on the same task in the same batches; None for a baseline itself.
     baseline: Record | None
-    nearest: Sequence[Record]
-    seeds: int
-    mean: float
+    nearest: Sequence[Record]  # of the next seeds, at most SHOWN, in their order
+    seeds: int  # number of all, this record's included
+    mean: float  # their score
+
+
+def records_page(inventory: Inventory, address: Address) -> str:
+    """Return the page that lists every record, and every file that is none."""
+    records = inventory.records
+    return render_page(
+        "records",
+        address,
+        "Records",
+        inventory.profile,
+        broken=inventory.broken,
+        choices=[
+            name_filter("model", "Model", (record.model for record in records)),
+            name_filter("task", "Task", (record.task for record in records)),
+            method_filter(record.method for record in records),
+            gamma_filter(gamma_text(record.method, record.gamma) for record in records),
+        ],
+        rows=[_row(record, address) for record in records],
+    )
+
+
+def _row(record: Record, address: Address) -> dict[str, object]:
+    gamma = gamma_text(record.method, record.gamma)
+    knobs = record.cell.label.split("-")[1:]
+    return {
+        "record": record,
+        "method_name": method_name(record.method),
+        "href": address.to(page.cell_path(record)),
+        "gamma": gamma,
+        "gamma_order": gamma_order(gamma),
+        "knobs": " ".join(k for k in knobs if not k.startswith("g") or k == "global"),
+    }
 
 
 def relatives(records: Sequence[Record]) -> dict[Path, Relatives]:

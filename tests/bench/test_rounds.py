@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from capmoe_eval.bench.alternate import alternate, finish, line, ratio, timed
-from capmoe_eval.bench.device import CPU, machine
+from capmoe_eval.bench.rounds import CPU, alternate, finish, line, measured_on, ratio, timed
 from capmoe_eval.experiment.timings.spread import Spread, Target
 
 
@@ -72,7 +71,7 @@ def test_a_miss_is_written_and_is_no_error(
     assert "MISSED" in capsys.readouterr().out
     content = json.loads((tmp_path / "forward.json").read_text())
     assert content["schema"] == 1 and content["command"] == "forward" and content["rounds"] == 3
-    assert content["machine"] == machine(CPU).model_dump()
+    assert content["machine"] == measured_on(CPU)["machine"].model_dump()
     assert content["targets"] == [
         {
             "name": "slow",

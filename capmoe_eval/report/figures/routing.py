@@ -1,19 +1,24 @@
-"""Drop rates by γ: of datasets (Figure 7), of layers (17 to 20); padding waste."""
+"""Routing without a limit: what would be dropped and padded (Figures 7, 17-20), gate scores (8)."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import BoundaryNorm, ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import gamma_number
+from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.figures import style
+from capmoe_eval.report.figures.catalogue import Measured, Numbers
 from capmoe_eval.report.figures.evidence import FigureRecords
 from capmoe_eval.report.figures.pooling import Grid, by_layer, layers_of, pooled_grid
-from capmoe_eval.report.figures.spec import Measured, Numbers
 from capmoe_eval.report.figures.style import BLACK, column, percent
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PENALTIES: Final = (1.0, 5.0, 20.0)
 """The textbook's λ: how many empty slots a dropped assignment is worth."""
@@ -23,24 +28,18 @@ _SWEEP: Final = tuple(10 ** (step / 20) for step in range(-20, 41))
 def measure_by_task(evidence: FigureRecords) -> Measured:
     """Figure 7: for each model, the dropped share on each dataset and on all together."""
     found = []
-    for title, records in evidence.by_model("routing").items():
+    for model, records in evidence.by_model("routing").items():
         everything = pooled_grid(layers_of(records))
+        shares = {"gamma": everything.gamma, "all": everything.drop_rate}
         tasks = {evidence.tasks[r.task]: pooled_grid(layers_of([r])).drop_rate for r in records}
-        found.append(
-            {
-                "model": title,
-                "gamma": everything.gamma,
-                "all": everything.drop_rate,
-                "tasks": tasks,
-            }
-        )
+        found.append({"model": evidence.models[model], **shares, "tasks": tasks})
     return Measured({"models": found})
 
 
 def draw_by_task(numbers: Numbers) -> Figure:
     """Draw Figure 7, one panel a model."""
     models = numbers["models"]
-    figure, axes = style.panels(len(models), 1.75)
+    figure, axes = style.model_panels(models, 1.75)
     tasks = list(dict.fromkeys(task for model in models for task in model["tasks"]))
     for ax, model in zip(axes, models, strict=True):
         gammas = model["gamma"]
@@ -77,26 +76,16 @@ def measure_by_layer(evidence: FigureRecords) -> Measured:
 
 def draw_by_layer(numbers: Numbers) -> Figure:
     """Draw one of Figures 17 to 20: lines from the first layer (light) to the last (dark)."""
-    from matplotlib import colormaps
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import BoundaryNorm, ListedColormap
-
     layers, gammas = numbers["layers"], numbers["gamma"]
     count = len(layers)
     shades = [colormaps["viridis_r"](0.12 + 0.88 * i / max(1, count - 1)) for i in range(count)]
-    figure = style.new_figure(style.COLUMN, 2.1)
-    axes = figure.subplots()
+    figure, axes = style.subplots(style.COLUMN, 2.1)
     few = count <= len(style.MARKERS)
     for number, layer in enumerate(layers):
-        axes.plot(
-            gammas,
-            percent(layer["drop_rate"]),
-            color=shades[number],
-            linewidth=0.8,
-            marker=style.MARKERS[number] if few else "",
-            markevery=(number % 4, 4),
-            label=f"MoE layer {number + 1}" if few else None,
-        )
+        look: Numbers = {"color": shades[number], "linewidth": 0.8, "markevery": (number % 4, 4)}
+        if few:
+            look |= {"marker": style.MARKERS[number], "label": f"MoE layer {number + 1}"}
+        axes.plot(gammas, percent(layer["drop_rate"]), **look)
     axes.plot(gammas, percent(numbers["all"]), color=BLACK, linestyle="--", label="all layers")
     style.gamma_axis(axes, gammas)
     axes.set(ylim=(0, 100), ylabel="dropped (%)")
@@ -116,16 +105,12 @@ def draw_by_layer(numbers: Numbers) -> Figure:
 def best_gamma(grid: Grid, penalty: float) -> float | None:
     """Return the γ that minimises ``penalty · drop rate + padding waste``.
 
-    The smallest of equal ones; a γ without slots (0) has no padding waste and is no candidate.
-    None where no γ of the grid has slots.
-
-    Args:
-        grid: Drop rate and padding waste by γ.
-        penalty: λ, the cost of a dropped share in units of an empty share.
+    The penalty is λ, the cost of a dropped share in units of an empty share. The smallest of equal
+    γ is taken; one without slots (0) has no padding waste and is no candidate. None if all are so.
     """
     costs = [
         (penalty * drop + waste, gamma)
-        for gamma, drop, waste in zip(grid.gamma, grid.drop_rate, grid.pad_waste, strict=True)
+        for gamma, drop, waste in zip(*grid, strict=True)
         if waste is not None
     ]
     return min(costs)[1] if costs else None
@@ -135,13 +120,13 @@ def measure_waste(evidence: FigureRecords) -> Measured:
     """Pool each model's grid over layers and tasks, and find the best γ by penalty."""
     models: list[Numbers] = []
     notes = []
-    for title, records in evidence.by_model("routing").items():
-        grid = pooled_grid(layers_of(records))
+    for model, records in evidence.by_model("routing").items():
+        title, grid = evidence.models[model], pooled_grid(layers_of(records))
         best, sweep = (
             [{"penalty": penalty, "gamma": best_gamma(grid, penalty)} for penalty in penalties]
             for penalties in (PENALTIES, _SWEEP)
         )
-        models.append({"model": title, **asdict(grid), "best": best, "sweep": sweep})
+        models.append({"model": title, **grid._asdict(), "best": best, "sweep": sweep})
         largest = grid.gamma[-1]
         at_end = [f"{choice['penalty']:g}" for choice in best if choice["gamma"] == largest]
         if at_end:
@@ -154,8 +139,7 @@ def measure_waste(evidence: FigureRecords) -> Measured:
 
 def draw_waste(numbers: Numbers) -> Figure:
     """Draw padding against drops with the best γ marked, and the best γ by penalty."""
-    figure = style.new_figure(style.PAGE, 2.5)
-    left, right = figure.subplots(1, 2, width_ratios=[3, 2])
+    figure, (left, right) = style.subplots(style.PAGE, 2.5, 1, 2, width_ratios=[3, 2])
     for index, model in enumerate(numbers["models"]):
         look = style.line_look(index)
         drops, wastes = percent(model["drop_rate"]), percent(model["pad_waste"])
@@ -166,23 +150,77 @@ def draw_waste(numbers: Numbers) -> Figure:
             if gamma in best:
                 left.plot(waste, drop, **ring)
         sweep = [point for point in model["sweep"] if point["gamma"] is not None]
-        right.step(
-            column(sweep, "penalty"),
-            # Lines of equal height would hide each other.
-            [point["gamma"] + 0.02 * index for point in sweep],
-            where="mid",
-            color=look["color"],
-            linestyle=look["linestyle"],
-        )
+        apart = [point["gamma"] + 0.02 * index for point in sweep]  # equal ones hide each other
+        line = {"color": look["color"], "linestyle": look["linestyle"]}
+        right.step(column(sweep, "penalty"), apart, where="mid", **line)
     left.set(xlabel="padding waste: empty slots (%)", ylabel="drop rate (%)")
-    left.grid()
     left.set_ylim(bottom=-2)
+    left.set_title("γ from 0.25 (top left) in steps of 0.25; rings: best γ for λ = 1, 5, 20")
+    left.grid()
     right.set_xscale("log")
     right.set_xticks([0.1, 1, 5, 20, 100], ["0.1", "1", "5", "20", "100"])
     right.minorticks_off()
     right.set(xlabel="penalty λ of a drop", ylabel="best γ")
+    right.set_title("γ that minimises λ · drop rate + waste")
     right.grid()
     style.legend_below(figure, left, columns=4)
-    left.set_title("γ from 0.25 (top left) in steps of 0.25; rings: best γ for λ = 1, 5, 20")
-    right.set_title("γ that minimises λ · drop rate + waste")
+    return figure
+
+
+def measure_gate_scores(evidence: FigureRecords) -> Measured:
+    """Figure 8: average the scores of a token's highest, second, … expert over tokens."""
+    found, notes = [], []
+    for model, records in evidence.by_model("routing").items():
+        title = evidence.models[model]
+        known = [r for r in records if all(layer.score_by_rank for layer in r.layers)]
+        left_out = [record.task for record in records if record not in known]
+        if left_out:
+            notes.append(
+                f"{title}: no scores by rank in the records of {', '.join(left_out)}; compute them "
+                "anew with overwrite=true."
+            )
+        if known:
+            found.append({"model": title, **_scores_by_rank(known)})
+    if not found:
+        raise UsageError(f"fig8: {notes[0]}")
+    return Measured({"models": found}, notes)
+
+
+def _scores_by_rank(records: list[Record]) -> dict[str, Any]:
+    """Return the mean over all layers, and the lowest and highest layer's mean, at each rank."""
+    layers = []
+    for same in by_layer(records):
+        tokens = [layer.tokens for layer in same]
+        layers.append(np.average([layer.score_by_rank or () for layer in same], 0, tokens))
+    mean = np.mean(layers, axis=0).tolist()
+    top_k = records[0].layers[0].top_k
+    return {
+        "top_k": top_k,
+        "mean": mean,
+        "lowest_layer": np.min(layers, axis=0).tolist(),
+        "highest_layer": np.max(layers, axis=0).tolist(),
+        "next_over_last": mean[top_k] / mean[top_k - 1] if top_k < len(mean) else None,
+        "share_beyond": 1 - sum(mean[:top_k]) / sum(mean),
+    }
+
+
+def draw_gate_scores(numbers: Numbers) -> Figure:
+    """Draw Figure 8, one panel a model."""
+    models = numbers["models"]
+    figure, axes = style.model_panels(models, 1.8, same_scale=False)
+    for ax, model in zip(axes, models, strict=True):
+        ranks = range(1, len(model["mean"]) + 1)
+        band, label = (model["lowest_layer"], model["highest_layer"]), "lowest to highest layer"
+        ax.fill_between(ranks, *band, color=style.SKY, alpha=0.5, linewidth=0, label=label)
+        ax.plot(ranks, model["mean"], color=style.BLUE, marker="o", markersize=1.8, label="mean")
+        ax.axvline(model["top_k"] + 0.5, color=BLACK, linestyle="--", linewidth=0.7)
+        # Above the panel: a model with few experts leaves no room within it.
+        said = f"k = {model['top_k']}, beyond: {100 * model['share_beyond']:.0f} %"
+        if model["next_over_last"] is not None:
+            said = f"rank k+1 / rank k: {model['next_over_last']:.2f}\n{said}"
+        ax.set(ylim=(0, None), xlabel="rank of the expert")
+        ax.set_title(f"{model['model']}\n{said}", fontsize=6.5)
+        ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes[0].set_ylabel("gate score")
+    style.legend_below(figure, axes[0], columns=2)
     return figure

@@ -1,31 +1,63 @@
-"""The table of speedups by workload, from the file of an efficiency study, and as printed."""
+"""Tables that are not of evaluations: settings beside the paper's, and speedups by workload."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from capmoe_eval.experiment.names import TITLES
+from capmoe_eval.experiment.selection import LEFT_OUT
 from capmoe_eval.experiment.timings.names import bench_command
 from capmoe_eval.paper.benchmarks import Bench, Shown
-from capmoe_eval.paper.layout import WorkloadLayout
-from capmoe_eval.paper.printed import MACHINE
-from capmoe_eval.report.tables.table import Block, Entry, Missing, Published, Row, Table
+from capmoe_eval.paper.layout import SettingsLayout, WorkloadLayout
+from capmoe_eval.paper.printed import MACHINE, lookup
+from capmoe_eval.report.tables.table import Block, Entry, Missing, Published, Row, Table, Text
 
 if TYPE_CHECKING:
     from capmoe_eval.experiment.timings.schema import Point, Prefill, Timing
 
+_PRINTED = ("Number of few-shot", "Metric")
+_BOTH = ("Shots", "Metric", "Filter", "Shots (paper)", "Metric (paper)")
 STUDY = "workload"
 
 
-def workload_table(layout: WorkloadLayout, bench: Bench, printed: Mapping[str, float]) -> Table:
-    """Lay out a table of speedups: of one MoE layer, of a prefill, and the ideal of the layer.
+def settings_table(layout: SettingsLayout, ours: Mapping[str, Any] | None = None) -> Table:
+    """Lay out a table of settings, the paper's alone or with ours before them.
 
-    Args:
-        layout: The table.
-        bench: What the benchmarks left.
-        printed: The paper's speedup of each workload.
+    Ours are those of each task as in ``conf/tasks/``: ``fewshot``, ``metric`` and ``filter``.
     """
+    notes, rows = [], []
+    for setting in layout.settings:
+        printed = (str(setting.shots), setting.metric)
+        cells: tuple[str, ...] = printed
+        if ours is not None:
+            own = ours[setting.task]
+            shots = "lm-eval's" if own["fewshot"] is None else str(own["fewshot"])
+            stated = (shots, layout.metrics.get(own["metric"], own["metric"]))
+            cells = (*stated, "–" if own["filter"] == "none" else own["filter"], *printed)
+            if stated != printed:
+                notes.append(
+                    f"{setting.heading} differs: ours {', '.join(stated)}; paper "
+                    f"{', '.join(printed)}."
+                )
+        rows.append(Row((setting.heading,), tuple(map(Text, cells))))
+    if ours is not None and not notes:
+        notes.append("All settings are the paper's. It names no filter of the answers.")
+    return Table(
+        name=layout.key,
+        title=layout.title,
+        caption=layout.caption,
+        label_headings=("Task",),
+        columns=_PRINTED if ours is None else _BOTH,
+        blocks=(Block(tuple(rows)),),
+        notes=tuple(notes),
+    )
+
+
+def workload_table(layout: WorkloadLayout, bench: Bench) -> Table:
+    """Lay out a table of speedups: of one MoE layer, of a prefill, and the ideal of the layer."""
+    printed = _printed_speedups(layout)
     one = next((one for one in bench.best(STUDY) if one.run.model == layout.model), None)
     places = layout.workloads.values()
     points = {p.place: p for p in one.run.points if p.place} if one else {}
@@ -50,18 +82,19 @@ def workload_table(layout: WorkloadLayout, bench: Bench, printed: Mapping[str, f
         rows.append(row(name, prefills, _entry))
     if any(isinstance(cell, Entry) for cell in rows[0].entries):
         rows.append(row("ideal of the layer", points, lambda timing, _: Entry(timing.ideal_rank)))
-    notes = _notes(one, [points[place] for place in places if place in points]) if one else ()
-    return _table(layout, rows, f" ({one.kind})" if one else "", tuple(notes))
+    notes = list(_notes(one, [points[p] for p in places if p in points])) if one else []
+    notes += [f"{LEFT_OUT}: {line}" for line in bench.broken_of(STUDY)]
+    return _table(layout, rows, f" ({one.kind})" if one else "", notes)
 
 
-def printed_workloads(layout: WorkloadLayout, printed: Mapping[str, float]) -> Table:
+def printed_workloads(layout: WorkloadLayout) -> Table:
     """Lay out the same table as the paper prints it."""
-    cells = tuple(Entry(printed[place]) for place in layout.workloads.values())
+    cells = tuple(map(Entry, _printed_speedups(layout).values()))
     return _table(layout, [Row((TITLES[layout.method],), cells)])
 
 
 def _table(
-    layout: WorkloadLayout, rows: Sequence[Row], kind: str = "", notes: tuple[str, ...] = ()
+    layout: WorkloadLayout, rows: Sequence[Row], kind: str = "", notes: Sequence[str] = ()
 ) -> Table:
     return Table(
         name=layout.key,
@@ -71,7 +104,7 @@ def _table(
         columns=tuple(layout.workloads),
         blocks=tuple(Block((row,)) for row in rows),
         decimals=layout.decimals,
-        notes=notes,
+        notes=tuple(notes),
     )
 
 
@@ -116,3 +149,17 @@ def _notes(one: Shown, points: Sequence[Point]) -> Iterator[str]:
     )
     if study.emulated:
         yield "No emulation confirms or refutes a printed speedup."
+
+
+def _printed_speedups(layout: WorkloadLayout) -> dict[str, float]:
+    """Return the printed speedup of each workload of a table, by the workload as printed."""
+    printed = functools.partial(
+        lookup,
+        version=layout.version,
+        table=layout.number,
+        model=layout.model,
+        method=TITLES[layout.method],
+        gamma=layout.gamma,
+        column="Speedup",
+    )
+    return {place: printed(variant=place) for place in layout.workloads.values()}

@@ -1,0 +1,141 @@
+"""Time computations in turn on a device; write their ratios beside their targets."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from capmoe_eval.checks import choice
+from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.processes import process_rank
+from capmoe_eval.experiment.schema import DTYPES
+from capmoe_eval.experiment.timings.schema import Evaluation, Machine
+from capmoe_eval.experiment.timings.spread import Spread, Target
+
+CPU = torch.device("cpu")
+_Spent = TypeVar("_Spent")
+
+
+def placement(given: argparse.Namespace) -> tuple[torch.device, torch.dtype]:
+    """Return the device and the precision that were asked for, or those that suit this machine.
+
+    Under torchrun a GPU is this process's own.
+
+    Raises:
+        UsageError: If the device cannot be used here, or there is no such precision.
+    """
+    name = given.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"device={name}: not usable here; choose auto, cpu or cuda") from error
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dtype = given.dtype or ("bfloat16" if device.type == "cuda" else "float32")
+    choice(*DTYPES)("dtype", dtype)
+    return device, getattr(torch, dtype)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a precision, as ``--dtype`` takes it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def measured_on(device: torch.device) -> dict[str, Any]:
+    """Return the date (ISO 8601, UTC) and the machine, as the fields of a file."""
+    cuda = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if cuda else platform.processor()
+    machine = Machine(
+        device=device.type,
+        name=name or platform.machine(),
+        torch=str(torch.__version__),
+        threads=torch.get_num_threads(),
+    )
+    now = datetime.datetime.now(datetime.timezone.utc)
+    return {"date": now.isoformat(timespec="seconds"), "machine": machine}
+
+
+def say(text: str) -> None:
+    """Say on standard error what runs now; of several processes the first speaks."""
+    if not process_rank():
+        print(text, file=sys.stderr, flush=True)
+
+
+def timed(work: Callable[[], object], wait: Callable[[], None] = lambda: None) -> float:
+    """Return the seconds that some work takes; ``wait`` waits until the device has finished."""
+    wait()
+    started = time.perf_counter()
+    work()
+    wait()
+    return time.perf_counter() - started
+
+
+def alternate(
+    sides: Mapping[str, Callable[[], _Spent]], *, rounds: int, warmup: int = 2, title: str = ""
+) -> dict[str, list[_Spent]]:
+    """Run every side once in each round, so that what disturbs the machine disturbs all.
+
+    Each round begins with another side; those of ``warmup`` do not count. With a title, every round
+    is announced. Returns what each side returned, such as the seconds it took, round by round.
+    """
+    spent: dict[str, list[_Spent]] = {name: [] for name in sides}
+    names = list(sides)
+    for number in range(warmup + rounds):
+        if title:
+            say(f"{title}: round {number + 1} of {warmup + rounds}")
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            found = sides[name]()
+            if number >= warmup:
+                spent[name].append(found)
+    return spent
+
+
+def ratio(numerator: list[float], denominator: list[float]) -> Spread:
+    """Return the ratio within each round, as median and quartiles."""
+    return Spread.of([a / b for a, b in zip(numerator, denominator, strict=True)])
+
+
+def line(target: Target) -> str:
+    """Return a number, its quartiles and what it should be, in one line."""
+    shown, ratio = target.shown, target.ratio
+    quartiles = f"{shown(ratio.low)} – {shown(ratio.high)}"
+    goal = f"{target.goal}  {'met' if target.met else 'MISSED'}" if target.goal else ""
+    return f"{target.name:<44}{shown(ratio.median):>10}  {quartiles:<22}{goal}".rstrip()
+
+
+def finish(
+    given: argparse.Namespace,
+    device: torch.device,
+    targets: Sequence[Target],
+    options: Sequence[str] = (),
+    **more: Any,
+) -> None:
+    """Print a line for each target and write ``<command>.json``, with options and further fields.
+
+    A target that is missed is a finding, not an error: the file says so.
+    """
+    path = given.out / f"{given.command}.json"
+    asked = {name: getattr(given, name) for name in options}
+    Evaluation(
+        schema=Evaluation.SCHEMA,
+        command=given.command,
+        **measured_on(device),
+        targets=tuple(targets),
+        **asked,
+        **more,
+    ).write(path)
+    print(*map(line, targets), f"written: {path}", sep="\n")

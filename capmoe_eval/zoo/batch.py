@@ -1,0 +1,113 @@
+"""Pack documents into a batch: several documents in a row, each with positions of its own.
+
+Positions restart with every document; transformers' attention masks take that as the border between
+packed sequences, so that a document attends to itself only, as in evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+# Shape suffixes: B rows, S positions.
+
+#: Label of the tokens without a loss.
+IGNORED = -100
+
+#: The pieces of a document in order, and whether each has a loss.
+Parts = Sequence[tuple[str, bool]]
+#: The tokens and the labels of a document.
+Encoded = tuple[list[int], list[int]]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The tensors of one training step.
+
+    Attributes:
+        input_ids_BS: Tokens.
+        position_ids_BS: Positions in the document.
+        labels_BS: The tokens again, or ``IGNORED`` for pads, the first token of a document, and
+            pieces without a loss.
+    """
+
+    input_ids_BS: Tensor
+    position_ids_BS: Tensor
+    labels_BS: Tensor
+
+
+class NumberedBatches(Protocol):
+    """Batches that depend on their number alone, so that a killed training goes on exactly."""
+
+    def __getitem__(self, step: int) -> Batch:
+        """Return the batch of a step."""
+        ...
+
+
+def encoded(
+    documents: Iterable[Parts], tokenizer: PreTrainedTokenizerFast, most: int
+) -> Iterator[Encoded]:
+    """Yield tokens and labels of documents of at most ``most`` tokens, the end of text included.
+
+    Args:
+        documents: The documents; tokens end where their pieces do.
+        tokenizer: The tokenizer.
+        most: Largest number of tokens; longer documents are left out.
+    """
+    end = int(tokenizer.eos_token_id)
+    for parts in documents:
+        texts, learned = zip(*parts, strict=True)
+        ids: list[int] = []
+        labels: list[int] = []
+        for part, yes in zip(tokenizer(list(texts))["input_ids"], learned, strict=True):
+            ids += part
+            labels += part if yes else [IGNORED] * len(part)
+        if len(ids) < most:
+            yield [*ids, end], [*labels, end]
+
+
+def pack(
+    rows: Sequence[Sequence[Encoded]], documents: Iterator[Encoded], width: int, pad: int
+) -> Batch:
+    """Return a batch whose rows are filled up with documents.
+
+    As many tokens are drawn as there is room for. The longest document comes first, each into the
+    first row with room for it; one without room is left out.
+
+    Args:
+        rows: The documents that each row begins with; no row is longer than ``width``.
+        documents: The documents to fill the rows with.
+        width: Positions of a row.
+        pad: The token of positions that stay empty.
+    """
+    filled = [list(row) for row in rows]
+    room = [width - sum(len(ids) for ids, _ in row) for row in rows]
+    drawn: list[Encoded] = []
+    missing = sum(room)
+    while missing > 0:
+        drawn.append(next(documents))
+        missing -= len(drawn[-1][0])
+    for document in sorted(drawn, key=lambda document: -len(document[0])):
+        size = len(document[0])
+        place = next((place for place, left in enumerate(room) if left >= size), None)
+        if place is not None:
+            filled[place].append(document)
+            room[place] -= size
+    input_ids_BS = torch.full((len(rows), width), pad)
+    position_ids_BS = torch.arange(width).repeat(len(rows), 1)
+    labels_BS = torch.full((len(rows), width), IGNORED)
+    for place, row in enumerate(filled):
+        start = 0
+        for ids, labels in row:
+            end = start + len(ids)
+            input_ids_BS[place, start:end] = torch.tensor(ids)
+            labels_BS[place, start + 1 : end] = torch.tensor(labels[1:])
+            position_ids_BS[place, start:end] = torch.arange(len(ids))
+            position_ids_BS[place, end:] = torch.arange(width - end)
+            start = end
+    return Batch(input_ids_BS, position_ids_BS, labels_BS)
