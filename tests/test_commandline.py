@@ -241,7 +241,8 @@ def test_every_shipped_model_composes(name: str) -> None:
     planned = plans(config)
     assert len(planned) == 9
     assert {plan.cell.model.name for plan in planned} == {name}
-    home = {"tiny": "synthetic", "zoo": "miniworld"}.get(name.partition("_")[0], "hub")
+    homes = {"tiny": "synthetic", "zoo": "miniworld", "banking77": "banking77"}
+    home = homes.get(name.partition("_")[0], "hub")
     assert planned[0].cell.data == home
 
 
