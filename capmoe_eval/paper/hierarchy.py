@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from capmoe_eval.paper.pairing import Floats, Paired, family
+from capmoe_eval.paper.resampling import resampled_sums
 
 DRAWS: Final = 2_000
 """Resamples of the hierarchical bootstrap."""
@@ -28,55 +28,47 @@ def over_models(models: Mapping[str, Mapping[str, Paired]]) -> tuple[float, floa
     Returns:
         Both ends, in the unit of the scores, or None if there are fewer than two models.
     """
-    families: dict[str, list[Mapping[str, _Clusters]]] = {}
+    families: dict[str, list[Mapping[str, Floats]]] = {}
     for model, tasks in models.items():
-        clusters = {task: _clusters(paired) for task, paired in tasks.items()}
-        families.setdefault(family(model), []).append(clusters)
+        batches = {task: _batches(paired) for task, paired in tasks.items()}
+        families.setdefault(family(model), []).append(batches)
     if len(families) < 2:
         return None
     rng = np.random.default_rng(_SEED)
     names = list(dict.fromkeys(task for tasks in models.values() for task in tasks))
-    total, count = (np.zeros((len(names), DRAWS)) for _ in range(2))
-    for _ in families:
-        drawn = rng.integers(len(families), size=DRAWS)
-        for number, seeds in enumerate(families.values()):
-            draws = np.flatnonzero(drawn == number)
-            means, known = _one_model(seeds, names, len(draws), rng)
-            total[:, draws] += means
-            count[:, draws] += known
-    by_task = np.where(count > 0, total / np.maximum(count, 1), np.nan)
-    low, high = np.percentile(np.nanmean(by_task, axis=0), [2.5, 97.5])
+    # A resample draws as many models as there are: place p is one of resample p mod DRAWS.
+    places = len(families) * DRAWS
+    total, count = (np.zeros((len(names), places)) for _ in range(2))
+    drawn = rng.integers(len(families), size=places)
+    for number, seeds in enumerate(families.values()):
+        own = np.tile(np.flatnonzero(drawn == number), len(seeds))
+        chosen = rng.integers(len(seeds), size=len(own))
+        for seed, tasks in enumerate(seeds):
+            at = own[chosen == seed]
+            for task, batches in tasks.items():
+                row = names.index(task)
+                sums = resampled_sums(batches, len(at), (_SEED, number, seed, row))
+                total[row] += np.bincount(at, sums[:, 0] / sums[:, 1], places)
+                count[row] += np.bincount(at, minlength=places)
+    means = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+    by_task = _known_mean(means.reshape(len(names), len(families), DRAWS), 1)
+    low, high = np.percentile(_known_mean(by_task, 0), [2.5, 97.5])
     return float(low), float(high)
 
 
-class _Clusters(NamedTuple):
-    """The batches of a task, or its documents where batches are unknown; equal ones are counted."""
+def _batches(paired: Paired) -> Floats:
+    """Return the sum of differences and the size of each batch [batches, 2].
 
-    number: int
-    shares: Floats
-    sums: Floats
-    sizes: Floats
-
-
-def _clusters(paired: Paired) -> _Clusters:
+    Where batches are unknown, each document is one.
+    """
     batches = np.arange(len(paired.first)) if paired.batches is None else paired.batches
     _, batch = np.unique(batches, return_inverse=True)
-    sums, sizes = np.bincount(batch, paired.differences), np.bincount(batch)
-    kinds, times = np.unique(np.stack([sums.round(12), sizes]), axis=1, return_counts=True)
-    return _Clusters(len(sums), times / len(sums), *kinds)
+    return np.stack([np.bincount(batch, paired.differences), np.bincount(batch)], axis=1)
 
 
-def _one_model(
-    seeds: list[Mapping[str, _Clusters]], names: list[str], draws: int, rng: np.random.Generator
-) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return resampled means of a model by task [tasks, draws], and which of them there are."""
-    total, count = (np.zeros((len(names), draws)) for _ in range(2))
-    for _ in seeds:
-        drawn = rng.integers(len(seeds), size=draws)
-        for number, tasks in enumerate(seeds):
-            own = np.flatnonzero(drawn == number)
-            for task, known in tasks.items():
-                times = rng.multinomial(known.number, known.shares, size=len(own))
-                total[names.index(task), own] += (times @ known.sums) / (times @ known.sizes)
-                count[names.index(task), own] += 1
-    return total / np.maximum(count, 1), count > 0
+def _known_mean(values: Floats, axis: int) -> Floats:
+    """Return the mean without what is not a number; not a number where nothing is known."""
+    known = ~np.isnan(values)
+    count = known.sum(axis=axis)
+    total = np.where(known, values, 0.0).sum(axis=axis)
+    return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)

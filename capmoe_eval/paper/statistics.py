@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from capmoe_eval.paper.hierarchy import over_models
 from capmoe_eval.paper.pairing import Documents, Floats, Paired, Unpaired, pair, pool
+from capmoe_eval.paper.resampling import resampled_sums
 
 #: Resamples of the bootstrap, and of the sign flips where they are drawn.
 RESAMPLES = 10_000
@@ -26,10 +27,10 @@ LATTICE = 200_000
 _SEED = 20260101
 # Scores are means over fewer runs than this.
 _DENOMINATOR = 1000
-# Up to so many distinct differences are counted, not drawn one by one.
-_FEW = 64
-# Resamples are drawn in parts of this many numbers, so that memory does not grow with documents.
+# Signs are drawn in parts of this many numbers, so that memory does not grow with documents.
 _PART = 4_000_000
+# The smallest term of a transform that can change its digits.
+_NOTHING = 1e-24
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,9 @@ def compare(differences: Mapping[str, Sequence[float] | Floats]) -> Comparison:
     tasks = [np.asarray(values, dtype=np.float64) for values in differences.values()]
     p = sign_flip(tasks)
     effect = float(np.mean([values.mean() for values in tasks]))
-    rng = np.random.default_rng(_SEED)
     means = np.zeros(RESAMPLES)
-    for values in tasks:
-        means += _resampled_means(values, rng) / len(tasks)
+    for number, values in enumerate(tasks):
+        means += resampled_sums(values, RESAMPLES, (_SEED, number)) / len(values) / len(tasks)
     low, high = np.percentile(means, [2.5, 97.5])
     return Comparison(effect, float(low), float(high), p, sum(map(len, tasks)))
 
@@ -149,8 +149,8 @@ def sign_flip(tasks: Sequence[Floats]) -> float:
         # The transform's digits end there.
         return float(np.clip(chances[beyond].sum(), 1e-12, 1.0))
     sizes = np.array([float(size) for size in moved])
-    # Equal sums may differ in their last digits; ties count.
-    observed = abs(float(sizes @ (gained - lost))) * (1 - 1e-9)
+    # Equal sums, zero among them, may differ in their last digits; ties count.
+    observed = abs(float(sizes @ (gained - lost))) - 1e-9 * float(sizes.max())
     # The observed signs are one of the possible ones, so p is never 0.
     return (1 + int((np.abs(_drawn(sizes, counts)) >= observed).sum())) / (1 + RESAMPLES)
 
@@ -187,11 +187,15 @@ def _chances(steps: NDArray[np.int64], counts: NDArray[np.int64], span: int) -> 
     (1 + exp(-iθs)) / 2 for each difference of s steps, here with all phases taken out together.
     """
     frequencies = np.arange((span + 1) // 2 + 1)
-    product = np.ones(len(frequencies))
-    for step, count in zip(steps.tolist(), counts.tolist(), strict=True):
+    transform, product = np.zeros(len(frequencies), np.complex128), np.ones(len(frequencies))
+    for number in np.argsort(-counts):  # after the most frequent few, hardly a product is left
+        step, count = int(steps[number]), int(counts[number])
         product *= np.cos(np.pi * (frequencies * step % (2 * span + 2)) / (span + 1)) ** count
+        matters = np.abs(product) > _NOTHING
+        frequencies, product = frequencies[matters], product[matters]
     phase = np.exp(-1j * np.pi * (frequencies * span % (2 * span + 2)) / (span + 1))
-    return np.fft.irfft(product * phase, span + 1)
+    transform[frequencies] = product * phase
+    return np.fft.irfft(transform, span + 1)
 
 
 def _drawn(sizes: Floats, counts: NDArray[np.int64]) -> Floats:
@@ -204,26 +208,6 @@ def _drawn(sizes: Floats, counts: NDArray[np.int64]) -> Floats:
         positive = rng.binomial(counts[part], 0.5, size=(RESAMPLES, len(counts[part])))
         sums += (2.0 * positive - counts[part]) @ sizes[part]
     return sums
-
-
-def _resampled_means(values: Floats, rng: np.random.Generator) -> Floats:
-    """Return the means of bootstrap samples.
-
-    Scores take few values, so how often each is drawn (a multinomial) says all that the documents
-    drawn would say, many times faster.
-    """
-    count = len(values)
-    distinct, times = np.unique(values.round(12), return_counts=True)
-    if len(distinct) <= _FEW:
-        drawn = rng.multinomial(count, times / count, size=RESAMPLES)
-        means: Floats = drawn @ distinct / count
-        return means
-    rows = max(1, _PART // count)
-    parts = [
-        values[rng.integers(count, size=(min(rows, RESAMPLES - start), count))].mean(axis=1)
-        for start in range(0, RESAMPLES, rows)
-    ]
-    return np.concatenate(parts)
 
 
 def mcnemar(gained: int, lost: int) -> float:

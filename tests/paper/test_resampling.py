@@ -1,0 +1,46 @@
+"""Bootstrap samples, beside samples that are listed one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from capmoe_eval.paper import resampling
+from capmoe_eval.paper.resampling import resampled_sums
+
+
+def test_sums_are_those_of_the_units_drawn() -> None:
+    """Two units in samples of two: the sums are 0, 1 or 2, as two throws of a coin."""
+    sums = resampled_sums(np.array([0.0, 1.0]), 4000, (1,))
+    shares = [float(np.mean(sums == value)) for value in (0.0, 1.0, 2.0)]
+    assert shares == pytest.approx([0.25, 0.5, 0.25], abs=0.03)
+    assert sum(shares) == 1.0
+
+
+def test_each_sample_has_as_many_units_as_there_are() -> None:
+    values = np.stack([np.arange(7.0), np.ones(7)], axis=1)
+    sums = resampled_sums(values, 50, (2,))
+    assert sums.shape == (50, 2)
+    assert (sums[:, 1] == 7).all()
+    assert len(set(sums[:, 0])) > 10
+
+
+def test_equal_seeds_draw_the_same_and_others_do_not() -> None:
+    values = np.arange(30.0)
+    first = resampled_sums(values, 100, (3, 0))
+    assert (first == resampled_sums(values, 100, (3, 0))).all()
+    assert (first != resampled_sums(values, 100, (3, 1))).any()
+    # Common draws: a contrast of shifted scores is shifted in every sample.
+    assert resampled_sums(values + 1, 100, (3, 0)) == pytest.approx(first + 30)
+
+
+def test_parts_do_not_change_what_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.arange(30.0)
+    whole = resampled_sums(values, 100, (4,))
+    resampling._counts.cache_clear()
+    monkeypatch.setattr(resampling, "_PART", 70)  # two samples at a time
+    assert (resampled_sums(values, 100, (4,)) == whole).all()
+
+
+def test_no_samples_are_no_sums() -> None:
+    assert resampled_sums(np.ones((3, 2)), 0, (5,)).shape == (0, 2)
