@@ -193,7 +193,14 @@ def test_damaged_weights_of_an_embedded_model_are_refused(
         load_lm(ModelId("zoo_mixtral", "zoo:mixtral"), Placement("cpu"), 1)
 
 
-def test_a_further_training_seed_is_another_model() -> None:
+def test_a_further_training_seed_is_another_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(recipes.WEIGHTS / "mixtral", tmp_path / "mixtral")
+    other = recipes.trained_model("mixtral", dtype=torch.float32)
+    other.get_output_embeddings().weight.data += 1
+    recipes.save(other, tmp_path / "mixtral_s1")
+    monkeypatch.setattr(recipes, "WEIGHTS", tmp_path)
     first, second = (
         load_lm(ModelId(f"zoo_{name}", f"zoo:{name}", dtype="float32"), Placement("cpu"), 1)
         for name in ("mixtral", "mixtral_s1")

@@ -17,6 +17,7 @@ import torch
 
 from capmoe_eval.evaluation.evaluate import evaluate
 from capmoe_eval.evaluation.loading import quiet_libraries, without_capacity
+from capmoe_eval.evaluation.provenance import weights_hash
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import TASK_FIELDS, Cell, ModelId, TaskId
 from capmoe_eval.experiment.configuration import load_option
@@ -72,8 +73,9 @@ def write(
         OSError: If there are no weights or the card cannot be written.
     """
     recipe, file = recipes.recipe(name), directory / "card.json"
+    before = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     if training is None:
-        trained: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["training"]
+        trained: dict[str, Any] = before["training"]
     else:
         trained = _training(recipe, training)
     model = load_checkpoint(directory, dtype=torch.float32)
@@ -81,12 +83,15 @@ def write(
         "name": name,
         "class": type(model).__name__,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "weights": weights_hash(model),  # as its records have it, in their provenance
         "training": trained,
     }
     if recipe.data == "miniworld":
         card |= _measured(name, model, recipe.ep_size, say)
         write_text(directory / "README.md", _readme(card, recipe))
     write_text(file, json.dumps(card, indent=1) + "\n")
+    if before.get("weights", card["weights"]) != card["weights"]:
+        say(f"other weights than before: {card['weights']}, not {before['weights']}")
 
 
 def _measured(name: str, model: Any, ep_size: int, say: Callable[[str], None]) -> dict[str, Any]:
