@@ -134,7 +134,8 @@ def expand(config: DictConfig) -> Iterator[dict[str, Any]]:
     parts = grids(config)
     shared = parts.pop("grid")
     # Resolving is slow: once for each model, not at each point.
-    resolved = functools.cache(functools.partial(_resolved, config))
+    ungridded = OmegaConf.masked_copy(config, [str(key) for key in config if key not in _GRIDS])
+    resolved = functools.cache(functools.partial(_resolved, ungridded))
     for name, part in (parts or {"grid": {}}).items():
         grid = shared | part
         _check_grid(config, name, grid)
@@ -195,7 +196,6 @@ def _resolved(config: DictConfig, model: str | None) -> dict[str, Any]:
     if model is not None:
         config = config.copy()
         config.model = load_option("model", model)
-    config = OmegaConf.masked_copy(config, [str(key) for key in config if key not in _GRIDS])
     try:
         plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:

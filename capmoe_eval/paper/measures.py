@@ -12,6 +12,7 @@ from typing import Final
 from capmoe_eval.paper.contrasts import Expectation
 from capmoe_eval.paper.evidence import Batches, Evidence, Side, Training, not_paired
 from capmoe_eval.paper.pairing import Unpaired, pair
+from capmoe_eval.paper.statistics import binomial_tail
 from capmoe_eval.paper.verdicts import LEVEL, Finding, Outcome, unanimous
 
 CHANGED: Final = 1.0
@@ -62,15 +63,12 @@ def _knows(training: Training) -> bool:
 
     A training whose accuracy is not known counts for nothing.
     """
-    from scipy.stats import binomtest
-
     accuracy, asked = training.accuracy, training.documents
     if not accuracy:
         return False
     right = sum(round(percent / 100 * asked) for percent in accuracy.values())
     chance = statistics.fmean(0.5 if task in _COIN else 0.25 for task in accuracy)
-    tested = binomtest(right, asked * len(accuracy), chance, alternative="greater")
-    return bool(tested.pvalue < LEVEL)
+    return binomial_tail(right, asked * len(accuracy), chance) < LEVEL
 
 
 def decay(evidence: Evidence) -> list[Finding]:
@@ -194,10 +192,10 @@ def _by_seed(label: str, seeds: Mapping[str, float], note: str) -> Finding:
     values, unit = list(seeds.values()), "× the mean load"
     if len(values) < 2:
         return Finding(label, Outcome.ABSENT, unit=unit, models=seeds, note=note)
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
     mean, error = statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
-    reach = float(t.ppf(0.975, len(values) - 1)) * error
+    reach = float(stdtrit(len(values) - 1, 0.975)) * error
     low, high = mean - reach, mean + reach
     outcome = Expectation.of("greater").judge(low, high)
     return Finding(label, outcome, mean, low, high, unit=unit, models=seeds, note=note)

@@ -218,12 +218,14 @@ def mcnemar(gained: int, lost: int) -> float:
         lost: Documents that only the second has right.
     """
     fewer, more = sorted((gained, lost))
-    if more - fewer <= 1:
-        return 1.0
-    from scipy.special import betainc  # scipy.stats takes four times as long to import
+    return 1.0 if more - fewer <= 1 else 2 * binomial_tail(more, gained + lost, 0.5)
 
-    # Twice the chance of so many of one side: the binomial tail is an incomplete beta function.
-    return 2 * float(betainc(more, fewer + 1, 0.5))
+
+def binomial_tail(successes: int, trials: int, chance: float) -> float:
+    """Return the probability of at least so many successes."""
+    from scipy.special import bdtrc  # scipy.stats takes four times as long to import
+
+    return float(bdtrc(successes - 1, trials, chance))
 
 
 def holm(ps: Sequence[float]) -> list[float]:

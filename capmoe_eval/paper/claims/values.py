@@ -12,6 +12,7 @@ from capmoe_eval.paper.contrasts import Expectation
 from capmoe_eval.paper.evidence import Evidence, Side
 from capmoe_eval.paper.layout import OWN
 from capmoe_eval.paper.printed import PrintedRow, find_rows
+from capmoe_eval.paper.statistics import binomial_tail
 from capmoe_eval.paper.tables import ALL_TASKS, LAYOUTS
 from capmoe_eval.paper.verdicts import LEVEL, Finding, Outcome
 
@@ -70,9 +71,7 @@ def check(where: Mapping[str, Any], evidence: Evidence) -> CheckResult:
     # difference is known to be within the margin.
     outcome = Outcome.UNDECIDED
     if len(compared) == cells:
-        from scipy.stats import binomtest
-
-        tail = binomtest(beyond, cells, 0.05, alternative="greater").pvalue
+        tail = binomial_tail(beyond, cells, 0.05)
         within = Expectation.of({"within": "comparable"}).judge(mean - reach, mean + reach)
         outcome = Outcome.FAILS if tail < LEVEL else within
     return CheckResult("value", outcome, text, tuple(findings))
