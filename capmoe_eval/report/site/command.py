@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import multiprocessing
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from capmoe_eval.errors import writing
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import Parser, report_options
+from capmoe_eval.experiment.configuration import profile_name
 from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.record import VERDICTS
 from capmoe_eval.experiment.results import Reader
@@ -29,6 +32,7 @@ from capmoe_eval.report.site.page import Address
 from capmoe_eval.report.site.records import record_page, records_page, relatives
 from capmoe_eval.report.site.results import tables_page
 from capmoe_eval.report.tables import command as tables
+from capmoe_eval.report.tables.measured import cell_config
 
 _PAGES: Final[Mapping[str, Callable[[Inventory, Address], str]]] = {
     page.OVERVIEW: overview_page,
@@ -38,6 +42,8 @@ _PAGES: Final[Mapping[str, Callable[[Inventory, Address], str]]] = {
     page.CLAIMS: claims_page,
     page.RECORDS: records_page,
 }
+
+_Parts: TypeAlias = Sequence[tuple[Callable[..., None], Sequence[str]]]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -59,20 +65,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def report() -> int:
         check_writable("--out", given.out)
-        reader = Reader()
+        words, bench = [f"--out={given.out}", *given.overrides], f"--bench={given.bench}"
+        reader, beside = Reader(), []
+        if given.all:
+            profile_name(cell_config(given.overrides))  # one that cannot be is refused once
+            beside.append(_start([(figures.main, ["all", "--formats=svg", bench, *words])], reader))
         inventory = take_inventory(given.overrides, given.bench, reader)
         if given.replication:
             inventory = dataclasses.replace(inventory, verdicts=given.replication)
-        words, bench = [f"--out={given.out}", *given.overrides], f"--bench={given.bench}"
-        beside = []
+        # The records stay: a collection of garbage would go through all of them in vain.
+        gc.freeze()
         if given.all:
-            # They share what this process has read, and take as long as the rest.
-            fork = multiprocessing.get_context("fork")
-            drawn = [(figures.main, ["all", "--formats=svg", bench, *words])]
             judged = [(replication.main, words), (claims.main, [bench, *words])]
-            for parts in (drawn, judged):
-                beside.append(fork.Process(target=_write, args=(parts, reader), daemon=True))
-                beside[-1].start()
+            beside.append(_start(judged, reader))
             _write([(tables.main, ["all", bench, *words])], reader)
         pages = record_pages(inventory, given.out)
         for process in beside:
@@ -93,7 +98,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(run_command(report))
 
 
-def _write(parts: Sequence[tuple[Callable[..., None], Sequence[str]]], reader: Reader) -> None:
+def _start(parts: _Parts, reader: Reader) -> BaseProcess:
+    """Start a process that writes parts; it has what this one has read."""
+    fork = multiprocessing.get_context("fork")
+    process = fork.Process(target=_write, args=(parts, reader), daemon=True)
+    process.start()
+    return process
+
+
+def _write(parts: _Parts, reader: Reader) -> None:
     """Call commands that write a part each; one that cannot, and says why, stops no other."""
     for part, words in parts:
         try:
