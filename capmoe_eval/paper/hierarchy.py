@@ -28,7 +28,7 @@ def over_models(models: Mapping[str, Mapping[str, Paired]]) -> tuple[float, floa
     Returns:
         Both ends, in the unit of the scores, or None if there are fewer than two models.
     """
-    families: dict[str, list[Mapping[str, Floats]]] = {}
+    families: dict[str, list[Mapping[str, tuple[Floats, Floats]]]] = {}
     for model, tasks in models.items():
         batches = {task: _batches(paired) for task, paired in tasks.items()}
         families.setdefault(family(model), []).append(batches)
@@ -47,8 +47,9 @@ def over_models(models: Mapping[str, Mapping[str, Paired]]) -> tuple[float, floa
             at = own[chosen == seed]
             for task, batches in tasks.items():
                 row = names.index(task)
-                sums = resampled_sums(batches, len(at), (_SEED, number, seed, row))
-                total[row] += np.bincount(at, sums[:, 0] / sums[:, 1], places)
+                draws = len(at), (_SEED, number, seed, row)
+                sums, sizes = (resampled_sums(column, *draws) for column in batches)
+                total[row] += np.bincount(at, sums / sizes, places)
                 count[row] += np.bincount(at, minlength=places)
     means = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
     by_task = _known_mean(means.reshape(len(names), len(families), DRAWS), 1)
@@ -56,14 +57,14 @@ def over_models(models: Mapping[str, Mapping[str, Paired]]) -> tuple[float, floa
     return float(low), float(high)
 
 
-def _batches(paired: Paired) -> Floats:
-    """Return the sum of differences and the size of each batch [batches, 2].
+def _batches(paired: Paired) -> tuple[Floats, Floats]:
+    """Return the sum of differences and the size of each batch [batches].
 
     Where batches are unknown, each document is one.
     """
     batches = np.arange(len(paired.first)) if paired.batches is None else paired.batches
     _, batch = np.unique(batches, return_inverse=True)
-    return np.stack([np.bincount(batch, paired.differences), np.bincount(batch)], axis=1)
+    return np.bincount(batch, paired.differences).round(12), np.bincount(batch).astype(float)
 
 
 def _known_mean(values: Floats, axis: int) -> Floats:

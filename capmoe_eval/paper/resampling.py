@@ -9,38 +9,33 @@ from numpy.typing import NDArray
 
 from capmoe_eval.paper.pairing import Floats
 
-# Resamples are drawn and summed in parts of this many counts, which a processor's cache holds.
-_PART = 100_000
+# Units are drawn in parts of this many, so that memory does not grow with them.
+_PART = 1_000_000
 
 
 def resampled_sums(values: Floats, resamples: int, seed: tuple[int, ...]) -> Floats:
-    """Return the sums of bootstrap samples; equal seeds draw the same units.
+    """Return the sums of bootstrap samples [resamples]; equal seeds draw the same units.
 
     Args:
-        values: What is summed [units], or several of each unit [units, columns].
+        values: What is summed [units].
         resamples: Number of samples, each as large as the number of units.
         seed: Seed of the draws.
-
-    Returns:
-        The sums [resamples], or [resamples, columns].
     """
-    counts = _counts(len(values), resamples, seed)
-    rows = _rows(len(values))
-    parts = [counts[start : start + rows] @ values for start in range(0, resamples, rows)]
-    return np.concatenate(parts) if parts else np.zeros((0, *values.shape[1:]))
-
-
-def _rows(units: int) -> int:
-    return max(1, _PART // units)
+    counts, sums = _counts(len(values), resamples, seed), np.zeros(resamples)
+    # Differences of scores take few values, most often 0.
+    for value in np.unique(values[values != 0]):
+        sums += value * counts[values == value].sum(axis=0, dtype=np.int32)
+    return sums
 
 
 @functools.lru_cache(maxsize=256)
 def _counts(units: int, resamples: int, seed: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Return how often each sample draws each unit [resamples, units]."""
-    rng, rows = np.random.default_rng(seed), _rows(units)
-    counts = np.empty((resamples, units), np.uint8)  # a unit is hardly ever drawn ten times
-    for start in range(0, resamples, rows):
-        part = counts[start : start + rows]
-        drawn = rng.integers(units, size=part.shape) + units * np.arange(len(part))[:, None]
+    """Return how often each sample draws each unit [units, resamples]."""
+    rng, width = np.random.default_rng(seed), max(1, _PART // units)
+    counts = np.empty((units, resamples), np.uint8)  # a unit is hardly ever drawn ten times
+    for start in range(0, resamples, width):
+        part = counts[:, start : start + width]
+        samples = part.shape[1]
+        drawn = rng.integers(units, size=(samples, units)) * samples + np.arange(samples)[:, None]
         part[:] = np.bincount(drawn.ravel(), minlength=part.size).reshape(part.shape)
     return counts

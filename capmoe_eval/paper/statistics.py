@@ -61,7 +61,8 @@ def compare(differences: Mapping[str, Sequence[float] | Floats]) -> Comparison:
     effect = float(np.mean([values.mean() for values in tasks]))
     means = np.zeros(RESAMPLES)
     for number, values in enumerate(tasks):
-        means += resampled_sums(values, RESAMPLES, (_SEED, number)) / len(values) / len(tasks)
+        sums = resampled_sums(values.round(12), RESAMPLES, (_SEED, number))
+        means += sums / len(values) / len(tasks)
     low, high = np.percentile(means, [2.5, 97.5])
     return Comparison(effect, float(low), float(high), p, sum(map(len, tasks)))
 
