@@ -133,9 +133,13 @@ def expand(config: DictConfig) -> Iterator[dict[str, Any]]:
     """
     parts = grids(config)
     shared = parts.pop("grid")
-    # Resolving is slow: once for each model, not at each point.
     ungridded = OmegaConf.masked_copy(config, [str(key) for key in config if key not in _GRIDS])
-    resolved = functools.cache(functools.partial(_resolved, ungridded))
+
+    @functools.cache  # resolving is slow: once for each model, not at each point
+    def resolved(model: str | None) -> dict[str, Any]:
+        ungridded.model = config.model if model is None else load_option("model", model)
+        return _resolved(ungridded)
+
     for name, part in (parts or {"grid": {}}).items():
         grid = shared | part
         _check_grid(config, name, grid)
@@ -191,11 +195,8 @@ def _chosen_task(tasks: Mapping[str, Any], name: object, grid: str) -> dict[str,
     raise bad_choice(f"{grid}.tasks", name, tasks)
 
 
-def _resolved(config: DictConfig, model: str | None) -> dict[str, Any]:
-    """Return the configuration as plain values, with another model if one is named."""
-    if model is not None:
-        config = config.copy()
-        config.model = load_option("model", model)
+def _resolved(config: DictConfig) -> dict[str, Any]:
+    """Return the configuration as plain values."""
     try:
         plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:

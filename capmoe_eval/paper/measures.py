@@ -113,7 +113,6 @@ def noise_step(experts: int, top_k: int, fall: float) -> float:
     The noise's spread is that with which the mean step inside the top-k is ``fall``.
     """
     import numpy as np
-    from scipy.optimize import brentq
 
     logits = np.random.default_rng(20260103).standard_normal((4096, experts))  # of as many tokens
     ranked = -np.sort(-logits, axis=1)
@@ -124,8 +123,11 @@ def noise_step(experts: int, top_k: int, fall: float) -> float:
         inside = math.log(means[0] / means[top_k - 1]) / (top_k - 1)
         return inside, math.log(means[top_k - 1] / means[top_k])
 
-    spread = brentq(lambda value: steps(value)[0] - fall, 0.0, 50.0, xtol=1e-6)
-    return steps(float(spread))[1]
+    low, high = 0.0, 50.0  # the step inside grows with the spread; scipy.optimize imports slowly
+    while high - low > 1e-6:
+        spread = (low + high) / 2
+        low, high = (spread, high) if steps(spread)[0] < fall else (low, spread)
+    return steps(high)[1]
 
 
 def companions(evidence: Evidence) -> list[Finding]:

@@ -11,6 +11,8 @@ from capmoe_eval.paper.pairing import Floats
 
 # Units are drawn in parts of this many, so that memory does not grow with them.
 _PART = 1_000_000
+# Fewer units than this are multiplied by their counts, one by one.
+_FEW = 64
 
 
 def resampled_sums(values: Floats, resamples: int, seed: tuple[int, ...]) -> Floats:
@@ -21,8 +23,12 @@ def resampled_sums(values: Floats, resamples: int, seed: tuple[int, ...]) -> Flo
         resamples: Number of samples, each as large as the number of units.
         seed: Seed of the draws.
     """
-    counts, sums = _counts(len(values), resamples, seed), np.zeros(resamples)
+    counts = _counts(len(values), resamples, seed)
+    if len(values) < _FEW:
+        product: Floats = values @ counts
+        return product
     # Differences of scores take few values, most often 0.
+    sums = np.zeros(resamples)
     for value in np.unique(values[values != 0]):
         sums += value * counts[values == value].sum(axis=0, dtype=np.int32)
     return sums

@@ -31,6 +31,14 @@ def test_equal_seeds_draw_the_same_and_others_do_not() -> None:
     assert resampled_sums(values + 1, 100, (3, 0)) == pytest.approx(first + 30)
 
 
+def test_few_units_and_many_are_summed_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.array([0.0, 0.5, -0.25, 0.5, 3.0])
+    few = resampled_sums(values, 100, (6,))
+    monkeypatch.setattr(resampling, "_FEW", 0)
+    assert resampled_sums(values, 100, (6,)) == pytest.approx(few, abs=1e-12)
+    assert few.std() > 0.1
+
+
 def test_parts_do_not_change_what_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.arange(30.0)
     whole = resampled_sums(values, 100, (4,))

@@ -18,7 +18,7 @@ from capmoe_eval.experiment.arguments import Parser, report_options
 from capmoe_eval.experiment.configuration import profile_name
 from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.record import VERDICTS
-from capmoe_eval.experiment.results import Reader
+from capmoe_eval.experiment.results import Reader, read_results
 from capmoe_eval.report.claims import command as claims
 from capmoe_eval.report.figures import command as figures
 from capmoe_eval.report.replication import command as replication
@@ -65,19 +65,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def report() -> int:
         check_writable("--out", given.out)
+        config, reader = cell_config(given.overrides), Reader()
         words, bench = [f"--out={given.out}", *given.overrides], f"--bench={given.bench}"
-        reader, beside = Reader(), []
+        beside = []
         if given.all:
-            profile_name(cell_config(given.overrides))  # one that cannot be is refused once
-            beside.append(_start([(figures.main, ["all", "--formats=svg", bench, *words])], reader))
+            profile_name(config)  # what cannot be one is refused before others refuse it, too
+            gc.disable()  # it would go through all records again and again, in vain
+            drawn = [(figures.main, ["all", "--formats=svg", bench, *words])]
+            judged = [(replication.main, words), (claims.main, [bench, *words])]
+            beside.append(_start(drawn, reader))
+            read_results(Path(str(config.results_dir)), reader)
+            beside.append(_start(judged, reader))
         inventory = take_inventory(given.overrides, given.bench, reader)
         if given.replication:
             inventory = dataclasses.replace(inventory, verdicts=given.replication)
-        # The records stay: a collection of garbage would go through all of them in vain.
-        gc.freeze()
         if given.all:
-            judged = [(replication.main, words), (claims.main, [bench, *words])]
-            beside.append(_start(judged, reader))
             _write([(tables.main, ["all", bench, *words])], reader)
         pages = record_pages(inventory, given.out)
         for process in beside:

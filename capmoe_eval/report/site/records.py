@@ -122,8 +122,8 @@ def record_page(record: Record, profile: str, others: Relatives, address: Addres
         directory=DIRECTORY,
         layers=[(layer, _bars(layer)) for layer in record.layers],
         proofs=_proofs(record.proofs),
-        identity=_flat(record.cell.identity()),
-        provenance=_flat(record.capmoe["provenance"]),
+        identity="\n".join(_lines(record.cell.identity())),
+        provenance="\n".join(_lines(record.capmoe["provenance"])),
         file=address.link_to_file(record.path, record.path.as_posix()),
     )
 
@@ -161,10 +161,10 @@ def _proofs(proofs: Proofs) -> Iterator[tuple[str, bool | None, str, str]]:
         yield name, promise.passed, field.description or "", counted
 
 
-def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every value with the names that lead to it."""
+def _lines(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield every value behind the names that lead to it."""
     for key, value in sorted(content.items()):
         if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from _lines(value, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}", text(value)
+            yield f"{prefix}{key}: {text(value)}"
