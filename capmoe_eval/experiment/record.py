@@ -6,10 +6,10 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, PlainValidator, ValidationError, model_validator
 from pydantic_core import from_json
@@ -27,6 +27,10 @@ from capmoe_eval.experiment.record_part import (
     Proofs,
     Provenance,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 SCHEMA = 3
 """Version of the record's ``capmoe`` part; ``docs/results.md`` describes it."""
@@ -138,10 +142,14 @@ class Record(Part):
         return self.cell.data
 
     @cached_property
-    def documents(self) -> Mapping[str, tuple[str, Sequence[float], Sequence[int]]]:
+    def documents(self) -> Mapping[str, tuple[str, NDArray[np.float64], NDArray[np.int64]]]:
         """Per subtask, the hash over its documents, their scores, and their batches if known."""
-        parts = sorted(self.subtasks.items())
-        return {name: (part.documents, part.correct, part.batches or ()) for name, part in parts}
+        import numpy as np  # which an evaluation's start need not wait for
+
+        return {
+            name: (part.documents, np.array(part.correct), np.array(part.batches or (), np.int64))
+            for name, part in sorted(self.subtasks.items())
+        }
 
     def write(self) -> None:
         """Seal the record with its checksum and write it; UsageError if it is invalid."""

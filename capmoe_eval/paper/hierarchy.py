@@ -29,8 +29,8 @@ def over_models(models: Mapping[str, Mapping[str, Paired]]) -> tuple[float, floa
         Both ends, in the unit of the scores, or None if there are fewer than two models.
     """
     families: dict[str, list[Mapping[str, tuple[Floats, Floats]]]] = {}
-    for model, tasks in models.items():
-        batches = {task: _batches(paired) for task, paired in tasks.items()}
+    for model, compared in models.items():
+        batches = {task: _batches(paired) for task, paired in compared.items()}
         families.setdefault(family(model), []).append(batches)
     if len(families) < 2:
         return None
@@ -45,10 +45,10 @@ def over_models(models: Mapping[str, Mapping[str, Paired]]) -> tuple[float, floa
         chosen = rng.integers(len(seeds), size=len(own))
         for seed, tasks in enumerate(seeds):
             at = own[chosen == seed]
-            for task, batches in tasks.items():
+            for task, (of_batches, in_batches) in tasks.items():
                 row = names.index(task)
                 draws = len(at), (_SEED, number, seed, row)
-                sums, sizes = (resampled_sums(column, *draws) for column in batches)
+                sums, sizes = resampled_sums(of_batches, *draws), resampled_sums(in_batches, *draws)
                 total[row] += np.bincount(at, sums / sizes, places)
                 count[row] += np.bincount(at, minlength=places)
     means = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
@@ -64,7 +64,8 @@ def _batches(paired: Paired) -> tuple[Floats, Floats]:
     """
     batches = np.arange(len(paired.first)) if paired.batches is None else paired.batches
     _, batch = np.unique(batches, return_inverse=True)
-    return np.bincount(batch, paired.differences).round(12), np.bincount(batch).astype(float)
+    sums: Floats = np.bincount(batch, paired.differences)
+    return sums.round(12), np.bincount(batch).astype(np.float64)
 
 
 def _known_mean(values: Floats, axis: int) -> Floats:
@@ -72,4 +73,5 @@ def _known_mean(values: Floats, axis: int) -> Floats:
     known = ~np.isnan(values)
     count = known.sum(axis=axis)
     total = np.where(known, values, 0.0).sum(axis=axis)
-    return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+    mean: Floats = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+    return mean

@@ -19,9 +19,9 @@ _SEED: Final = re.compile(r"_s(eed)?\d+$")
 
 Floats: TypeAlias = NDArray[np.float64]
 
-Documents: TypeAlias = Mapping[
-    str, tuple[str, Sequence[float]] | tuple[str, Sequence[float], Sequence[int]]
-]
+_Numbers: TypeAlias = Sequence[float] | NDArray[np.float64] | NDArray[np.int64]
+
+Documents: TypeAlias = Mapping[str, tuple[str, _Numbers] | tuple[str, _Numbers, _Numbers]]
 """Per subtask: a hash over its documents, each document's score in their order, and its batch where
 it is known."""
 

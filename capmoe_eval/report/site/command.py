@@ -40,7 +40,6 @@ _PAGES: Final[Mapping[str, Callable[[Inventory, Address], str]]] = {
     page.FIGURES: figures_page,
     page.EFFICIENCY: efficiency_page,
     page.CLAIMS: claims_page,
-    page.RECORDS: records_page,
 }
 
 _Parts: TypeAlias = Sequence[tuple[Callable[..., None], Sequence[str]]]
@@ -120,8 +119,9 @@ def _write(parts: _Parts, reader: Reader) -> None:
 
 
 def record_pages(inventory: Inventory, out: Path) -> dict[str, str]:
-    """Return the page of each record: its path below ``out``, and its text."""
-    found, others = {}, relatives(inventory.records)
+    """Return the list of all records and the page of each: its path below ``out``, and its text."""
+    found = {page.RECORDS: records_page(inventory, Address(page.RECORDS, out))}
+    others = relatives(inventory.records)
     for record in inventory.records:
         address = Address(page.cell_path(record), out)
         found[address.page] = record_page(record, inventory.profile, others[record.path], address)
