@@ -64,7 +64,7 @@ def _batches(paired: Paired) -> tuple[Floats, Floats]:
     """
     batches = np.arange(len(paired.first)) if paired.batches is None else paired.batches
     _, batch = np.unique(batches, return_inverse=True)
-    sums: Floats = np.bincount(batch, paired.differences)
+    sums = np.bincount(batch, paired.differences).astype(np.float64)
     return sums.round(12), np.bincount(batch).astype(np.float64)
 
 
