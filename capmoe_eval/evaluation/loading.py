@@ -18,10 +18,11 @@ from capmoe_eval.checks import choice
 from capmoe_eval.errors import UsageError, bad_choice, first_line
 from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.experiment.cell import ModelId
+from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.schema import ATTENTION, DTYPES
 from capmoe_eval.wrapper.checkpoint import load_checkpoint, load_tokenizer, one_line
 from capmoe_eval.zoo.recipes import ZOO as RECIPES
-from capmoe_eval.zoo.recipes import trained_model, trained_tokenizer, unseeded
+from capmoe_eval.zoo.recipes import trained_model, trained_tokenizer
 from capmoe_eval.zoo.synthetic.models import TINY_FAMILIES, tiny_model
 from capmoe_eval.zoo.synthetic.tokenizer import tiny_tokenizer
 
@@ -109,16 +110,16 @@ def _whole(model: ModelId, placement: Placement, tokenizer: Any, device: torch.d
     """Return a model whose experts are not spread over processes."""
     if not model.pretrained.startswith((ZOO, TINY)):
         return _pretrained(model, device_map=placement.device_map or {"": device})
-    prefix, _, family = model.pretrained.partition(":")
+    prefix, _, name = model.pretrained.partition(":")
     zoo = model.pretrained.startswith(ZOO)
     known = RECIPES if zoo else TINY_FAMILIES
-    if (unseeded(family) if zoo else family) not in known:
-        names = [f"{prefix}:{name}" for name in known]
+    if (family(name) if zoo else name) not in known:
+        names = [f"{prefix}:{key}" for key in known]
         raise bad_choice("model.pretrained", model.pretrained, names)
     dtype = getattr(torch, model.dtype)
     if zoo:
-        return trained_model(family, dtype=dtype).to(device)
-    return tiny_model(family, vocab_size=len(tokenizer), dtype=dtype).to(device)
+        return trained_model(name, dtype=dtype).to(device)
+    return tiny_model(name, vocab_size=len(tokenizer), dtype=dtype).to(device)
 
 
 def _pretrained(model: ModelId, **placed: Any) -> Any:

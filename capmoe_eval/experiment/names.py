@@ -1,8 +1,9 @@
-"""Names of methods and capacity factors γ, in text, tables, pictures and files."""
+"""Names of methods, models and capacity factors γ, in text, tables, pictures and files."""
 
 from __future__ import annotations
 
 import math
+import re
 from typing import Final
 
 TITLES: Final = {
@@ -55,3 +56,17 @@ def gamma_suffix(gamma: float | None, lead: str = " γ=") -> str:
 def gamma_label(gamma: float) -> str:
     """Return γ in a few characters that are fit for a file name."""
     return "ginf" if gamma == math.inf else f"g{gamma:g}"
+
+
+_SEEDED: Final = re.compile(r"(.+)_s(?:eed)?(\d+)")
+
+
+def split_seed(model: str) -> tuple[str, int | None]:
+    """Return a model's name without its training seed, and the seed: "olmoe", 1 of "olmoe_s1"."""
+    found = _SEEDED.fullmatch(model)
+    return (found[1], int(found[2])) if found else (model, None)
+
+
+def family(model: str) -> str:
+    """Return a model's name without its training seed: ``zoo_olmoe`` of ``zoo_olmoe_s1``."""
+    return split_seed(model)[0]

@@ -117,7 +117,6 @@ class Evidence:
     homes: Mapping[str, Home] = field(default_factory=dict)  # each model's own settings
     trainings: tuple[Training, ...] = ()  # of several seeds
     bench: Bench = field(default_factory=Bench)
-    tasks: tuple[str, ...] = ()  # the order of resampling; empty for that of the records
     _effects: dict[str, Effect] = field(default_factory=dict, repr=False)
 
     @property
@@ -173,7 +172,7 @@ class Evidence:
                 for name in self.models
                 if model in name and name not in left_out
             }
-            effect = contrast(answers, self.tasks)
+            effect = contrast(answers)
             paths = {
                 str(record.path)
                 for model, tasks in effect.pairs.items()
@@ -295,9 +294,8 @@ def read_evidence(root: Path, profile: str, reader: Reader | None = None) -> Evi
         UsageError: If the file of trainings is damaged.
     """
     found = read_results(root, reader)
-    # Models differ in their tasks; the order must not depend on the model that comes first.
-    order, trained = tuple(sorted(_TASKS)), read_trainings(None, profile)
-    return Evidence(profile, found.records, found.broken, trainings=trained, tasks=order)
+    trained = read_trainings(None, profile)
+    return Evidence(profile, found.records, found.broken, trainings=trained)
 
 
 def read_trainings(path: Path | None, profile: str) -> tuple[Training, ...]:

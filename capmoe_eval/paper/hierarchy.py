@@ -7,7 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from capmoe_eval.paper.pairing import Floats, Paired, family
+from capmoe_eval.experiment.names import family
+from capmoe_eval.paper.pairing import Floats, Paired
 from capmoe_eval.paper.resampling import resampled_sums
 
 DRAWS: Final = 2_000
@@ -35,7 +36,7 @@ def over_models(models: Mapping[str, Mapping[str, Paired]]) -> tuple[float, floa
     if len(families) < 2:
         return None
     rng = np.random.default_rng(_SEED)
-    names = list(dict.fromkeys(task for tasks in models.values() for task in tasks))
+    names = sorted({task for tasks in models.values() for task in tasks})
     # A resample draws as many models as there are: place p is one of resample p mod DRAWS.
     places = len(families) * DRAWS
     total, count = (np.zeros((len(names), places)) for _ in range(2))
@@ -51,9 +52,9 @@ def over_models(models: Mapping[str, Mapping[str, Paired]]) -> tuple[float, floa
                 sums, sizes = resampled_sums(of_batches, *draws), resampled_sums(in_batches, *draws)
                 total[row] += np.bincount(at, sums / sizes, places)
                 count[row] += np.bincount(at, minlength=places)
-    means = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
-    by_task = _known_mean(means.reshape(len(names), len(families), DRAWS), 1)
-    low, high = np.percentile(_known_mean(by_task, 0), [2.5, 97.5])
+    means = np.ma.divide(total, count)  # masked where nothing is known
+    by_task = means.reshape(len(names), len(families), DRAWS).mean(axis=1)
+    low, high = np.percentile(by_task.mean(axis=0).compressed(), [2.5, 97.5])
     return float(low), float(high)
 
 
@@ -66,12 +67,3 @@ def _batches(paired: Paired) -> tuple[Floats, Floats]:
     _, batch = np.unique(batches, return_inverse=True)
     sums = np.bincount(batch, paired.differences).astype(np.float64)
     return sums.round(12), np.bincount(batch).astype(np.float64)
-
-
-def _known_mean(values: Floats, axis: int) -> Floats:
-    """Return the mean without what is not a number; not a number where nothing is known."""
-    known = ~np.isnan(values)
-    count = known.sum(axis=axis)
-    total = np.where(known, values, 0.0).sum(axis=axis)
-    mean: Floats = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
-    return mean

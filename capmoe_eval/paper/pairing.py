@@ -7,15 +7,14 @@ nothing of them is compared.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-_SEED: Final = re.compile(r"_s(eed)?\d+$")
+from capmoe_eval.experiment.names import family
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -69,11 +68,6 @@ def pair(first: Sequence[Documents], second: Sequence[Documents]) -> Paired | Un
             return Unpaired(reason)
     documents = tuple((name, run[0]) for name, run in sorted(everyone[0].items()))
     return Paired(documents, _mean(first), _mean(second), _shared_batches(everyone))
-
-
-def family(model: str) -> str:
-    """Return a model's name without its training seed: ``zoo_olmoe`` of ``zoo_olmoe_s1``."""
-    return _SEED.sub("", model)
 
 
 def pool(models: Mapping[str, Mapping[str, Paired]]) -> dict[str, Floats]:

@@ -90,13 +90,8 @@ class Effect:
         }
 
 
-def contrast(models: Mapping[str, tuple[Side, Side]], tasks: Sequence[str] = ()) -> Effect:
-    """Compare two sides on the tasks that both have, each model with itself.
-
-    Args:
-        models: The two sides of each model.
-        tasks: The order in which tasks are resampled; empty for the order of the models' tasks.
-    """
+def contrast(models: Mapping[str, tuple[Side, Side]]) -> Effect:
+    """Compare the two sides of each model on the tasks that both have."""
     pairs: dict[str, dict[str, Paired]] = {}
     unpaired: dict[tuple[str, str], str] = {}
     for model, (first, second) in models.items():
@@ -108,7 +103,8 @@ def contrast(models: Mapping[str, tuple[Side, Side]], tasks: Sequence[str] = ())
                 else:
                     pairs.setdefault(model, {})[task] = found
     pooled, wide = pool(pairs), over_models(pairs)
-    points = {task: 100 * pooled[task] for task in (tasks or pooled) if task in pooled}
+    # Which model comes first decides nothing: tasks are resampled in the order of their names.
+    points = {task: 100 * pooled[task] for task in sorted(pooled)}
     return Effect(
         compare(points) if points else None,
         pairs,

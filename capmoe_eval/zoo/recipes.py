@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from transformers import (
 
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.experiment.data_file import read_data
+from capmoe_eval.experiment.names import split_seed
 from capmoe_eval.wrapper.checkpoint import load_checkpoint
 from capmoe_eval.zoo.banking77 import QueryBatches, banking77_tokenizer, train_split
 from capmoe_eval.zoo.batch import NumberedBatches
@@ -76,7 +76,6 @@ class _Recipes:
 _RECIPES = read_data(__package__, "recipes.yaml", _Recipes)
 #: Every trained model, by name.
 ZOO: Mapping[str, Recipe] = _RECIPES.models
-_SEEDED = re.compile(r"(?P<name>.+)_s(?P<seed>\d+)")
 
 
 def recipe(name: str) -> Recipe:
@@ -85,16 +84,10 @@ def recipe(name: str) -> Recipe:
     Raises:
         UsageError: If the name is unknown.
     """
-    if unseeded(name) not in ZOO:
+    model, seed = split_seed(name)
+    if model not in ZOO:
         raise bad_choice("name", name, tuple(ZOO))
-    seeded = _SEEDED.fullmatch(name)
-    return replace(ZOO[seeded["name"]], seed=int(seeded["seed"])) if seeded else ZOO[name]
-
-
-def unseeded(name: str) -> str:
-    """Return a model's name without its training seed."""
-    seeded = _SEEDED.fullmatch(name)
-    return seeded["name"] if seeded else name
+    return ZOO[model] if seed is None else replace(ZOO[model], seed=seed)
 
 
 def trained_model(name: str, *, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:

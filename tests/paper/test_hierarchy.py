@@ -9,8 +9,9 @@ import statistics
 import numpy as np
 import pytest
 
+from capmoe_eval.experiment.names import family, split_seed
 from capmoe_eval.paper.hierarchy import over_models
-from capmoe_eval.paper.pairing import Paired, Unpaired, family, pair
+from capmoe_eval.paper.pairing import Paired, Unpaired, pair
 
 Models = dict[str, dict[str, Paired]]
 
@@ -93,6 +94,7 @@ def test_models_that_differ_decide_the_width_and_one_model_has_none() -> None:
 def test_a_models_name_may_end_in_its_training_seed() -> None:
     names = ("zoo_olmoe", "zoo_olmoe_s1", "zoo_olmoe_seed12", "zoo_deepseek_v2")
     assert [family(name) for name in names] == ["zoo_olmoe"] * 3 + ["zoo_deepseek_v2"]
+    assert [split_seed(name)[1] for name in names] == [None, 1, 12, None]
 
 
 def test_batches_count_where_all_evaluations_name_the_same() -> None:

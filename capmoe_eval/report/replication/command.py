@@ -12,11 +12,11 @@ from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import PATH, Parser
 from capmoe_eval.experiment.configuration import profile_name
 from capmoe_eval.experiment.files import check_writable, write_bytes, write_text
+from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.record import VERDICTS
 from capmoe_eval.experiment.results import Reader
 from capmoe_eval.experiment.selection import finished, refuse_experiment
 from capmoe_eval.paper.evidence import TRAININGS, Evidence, read_trainings
-from capmoe_eval.paper.pairing import family
 from capmoe_eval.paper.replication.claims import find, judged, replication_claims, written_margins
 from capmoe_eval.paper.replication.grouping import grouping
 from capmoe_eval.paper.verdict_file import VerdictFile
