@@ -46,12 +46,13 @@ def over_models(models: Mapping[str, Mapping[str, Paired]]) -> tuple[float, floa
         chosen = rng.integers(len(seeds), size=len(own))
         for seed, tasks in enumerate(seeds):
             at = own[chosen == seed]
+            times = np.bincount(at, minlength=places)
             for task, (of_batches, in_batches) in tasks.items():
                 row = names.index(task)
                 draws = len(at), (_SEED, number, seed, row)
                 sums, sizes = resampled_sums(of_batches, *draws), resampled_sums(in_batches, *draws)
                 total[row] += np.bincount(at, sums / sizes, places)
-                count[row] += np.bincount(at, minlength=places)
+                count[row] += times
     means = np.ma.divide(total, count)  # masked where nothing is known
     by_task = means.reshape(len(names), len(families), DRAWS).mean(axis=1)
     low, high = np.percentile(by_task.mean(axis=0).compressed(), [2.5, 97.5])

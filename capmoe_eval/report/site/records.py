@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -128,29 +129,38 @@ def record_page(record: Record, profile: str, others: Relatives, address: Addres
     )
 
 
+_HEIGHT: Final = 480
+"""Units from the foot of a drawing to the top of its highest bar; ten are a pixel."""
+
+
 def _bars(layer: Layer) -> dict[str, object]:
     """Return the drawing of each expert's load before and after, busiest first."""
     before, after = layer.load_before, layer.load_after
-    top = max((*before, *after))
+    scale = _HEIGHT / max((*before, *after))
     order = sorted(range(len(before)), key=lambda expert: -before[expert])
-    width, height = 4 * len(before), 48
+    width = 4 * len(before)
     label = f"{len(before)} experts; the busiest was asked for {before[order[0]]:,.0f} times and "
     label += f"computed {after[order[0]]:,.0f} of them"
-    mean = height * (1 - sum(before) / len(before) / top)
+    mean = _HEIGHT - round(sum(before) / len(before) * scale)
     return {
-        "box": f"0 0 {width} {height}",
+        "box": f"0 0 {width} {_HEIGHT}",
         "width": min(width * 2, 384),
-        "height": height,
+        "height": _HEIGHT // 10,
         "label": label,
-        "before": _steps([before[e] / top * height for e in order], height),
-        "after": _steps([after[e] / top * height for e in order], height),
-        "mean": f"M0 {mean:.1f}h{width}",
+        "before": _steps([round(before[expert] * scale) for expert in order]),
+        "after": _steps([round(after[expert] * scale) for expert in order]),
+        "mean": f"M0 {mean}h{width}",
     }
 
 
-def _steps(heights: Sequence[float], base: int) -> str:
+def _steps(heights: Sequence[int]) -> str:
     """Return the path of bars, whose style makes them 3 wide; 1 is between them."""
-    return "".join([f"M{4 * i + 1.5} {base}v{-h:.1f}" for i, h in enumerate(heights) if h > 0])
+    return "".join([foot + str(-h) for foot, h in zip(_feet(len(heights)), heights, strict=True)])
+
+
+@functools.cache
+def _feet(number: int) -> list[str]:
+    return [f"M{4 * bar + 1.5} {_HEIGHT}v" for bar in range(number)]
 
 
 def _proofs(proofs: Proofs) -> Iterator[tuple[str, bool | None, str, str]]:

@@ -132,9 +132,9 @@ def test_a_record_page(site: Site) -> None:
     assert "<td>20.00\u00a0%</td>" in text and "<td>1,234</td>" in text
     assert "<td>1.125</td>" in text and 'data-value="0.9">0.90</td>' in text
     assert "versions.torch: 2.9.0" in text and ">5</td>" not in text
-    # Loads 8 4 2 2 and 4 4 2 2 on 48 pixels; the mean of those asked for is 4.
-    assert 'd="M1.5 48v-48.0M5.5 48v-24.0M9.5 48v-12.0M13.5 48v-12.0"' in text
-    assert 'd="M0 24.0h16" class="mean"' in text
+    # Loads 8 4 2 2 and 4 4 2 2 on 480 units; the mean of those asked for is 4.
+    assert 'd="M1.5 480v-480M5.5 480v-240M9.5 480v-120M13.5 480v-120"' in text
+    assert 'd="M0 240h16" class="mean"' in text
 
 
 def seeds(root: Path, count: int) -> list[Record]:
