@@ -43,7 +43,8 @@ def capacity_aware(
         verify: Prove on entry, by a few small forwards, that γ=∞ gives the model's own logits, and
             that the experts kernel computes the kept pairs as the stock kernel does.
         **knobs: The other fields of :class:`Method`: ep_size, scope, candidates, m, protect_topk,
-            max_k, rounds, granularity, rounding, count_padding, decode, renormalize, seed.
+            max_k, rounds, granularity, rounding, count_padding, decode, renormalize, modality,
+            seed.
 
     Yields:
         The meter: per-layer loads, drops, peaks, padding waste, proofs.
