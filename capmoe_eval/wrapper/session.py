@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -75,9 +76,21 @@ def capacity_aware(
     if not layer_count["passed"]:
         raise UsageError(
             f"model={type(model).__name__}: its configuration announces {layer_count['expected']} "
-            f"MoE layers, {layer_count['hooked']} were found; this architecture is not supported"
+            f"MoE layers, {layer_count['hooked']} were found; {_why_another_number(model)}"
         )
     if verify:
         prove_on_entry(model, meter)
     with hooked(model, meter):
         yield meter
+
+
+def _why_another_number(model: nn.Module) -> str:
+    """Return why a model has another number of MoE layers than announced, as far as it is known."""
+    for layer in model.modules():
+        if "moe_mm_token_type_ids" in inspect.signature(layer.forward).parameters:  # ERNIE-4.5-VL
+            return (
+                "text and images have experts of their own, which never compete for one capacity, "
+                "so that neither can be dropped before the other; this architecture is not "
+                "supported"
+            )
+    return "this architecture is not supported"

@@ -22,7 +22,7 @@ from capmoe_eval.wrapper.plan import read_call
 from capmoe_eval.wrapper.ranks import ALONE, ranks_in
 
 # The arguments of a forward whose first dimension is the batch.
-_IDS = ("input_ids", "inputs_embeds", "position_ids", "token_type_ids")
+_IDS = ("input_ids", "inputs_embeds", "position_ids", "token_type_ids", "mm_token_type_ids")
 _BATCHED = (*_IDS, "attention_mask", "labels")
 
 
