@@ -369,8 +369,8 @@ _HEAD = """\
 its experts interface run under a capacity. Of each, a model with random weights was built in small,
 with a bias that is not zero where the family has one, and run at γ=1: every promise of
 [methods.md](methods.md) held, tokens were dropped, and the model was itself again afterwards. A
-multimodal model is given text alone ([with images](#with-images)). Made by `python -m tests.wrapper.architectures`; a test keeps
-it true.
+multimodal model is given text alone; [below](#with-images) images, too. Made by
+`python -m tests.wrapper.architectures`; a test keeps it true.
 
 A router is understood by what it does. It is given random hidden states and a random bias; of all
 recipes the one is taken whose scores and weights, computed from the router's logits, are the

@@ -183,5 +183,5 @@ Given images as well (`tests/wrapper/test_modality.py`): {", ".join(f"`{f}`" for
 γ=∞ gives the stock model's logits bit for bit, every token of an image is known as one, in forwards
 and in `generate`, and the modality that is named is dropped first. `llava` has an OLMoE as its
 language model; another one of this page may stand in its place. The MoE layers are those of the
-language model: no tower of transformers {transformers.__version__} has any. How the tokens of images
-are told stands in [methods.md](methods.md#modalities)."""
+language model: no tower of transformers {transformers.__version__} has any.
+How the tokens of images are told stands in [methods.md](methods.md#modalities)."""
