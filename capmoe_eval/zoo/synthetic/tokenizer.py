@@ -6,8 +6,9 @@ import functools
 from collections.abc import Iterable
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import LlavaProcessor, PreTrainedTokenizerFast
 
+from capmoe_eval.zoo.pictures.model import picture_processor
 from capmoe_eval.zoo.synthetic.documents import texts
 from capmoe_eval.zoo.synthetic.models import MAX_POSITIONS
 
@@ -28,6 +29,12 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     a second, with the same result; all callers share one object.
     """
     return wrapped(train_bpe(texts(), MAX_VOCABULARY), MAX_POSITIONS)
+
+
+@functools.cache
+def tiny_processor() -> LlavaProcessor:
+    """Return the processor of the tiny LLaVA; its tokenizer has one token more than the others'."""
+    return picture_processor(wrapped(train_bpe(texts(), MAX_VOCABULARY), MAX_POSITIONS))
 
 
 def train_bpe(texts: Iterable[str], most: int, *, rarest: int = 0) -> Tokenizer:
