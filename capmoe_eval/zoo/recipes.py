@@ -28,6 +28,7 @@ from capmoe_eval.zoo.batch import NumberedBatches
 from capmoe_eval.zoo.miniworld.packing import Batches
 from capmoe_eval.zoo.miniworld.tokenizer import MAX_POSITIONS, miniworld_tokenizer
 from capmoe_eval.zoo.miniworld.world import world
+from capmoe_eval.zoo.pictures.corpus import PictureBatches, picture_tokenizer
 from capmoe_eval.zoo.pictures.model import llava_config, picture_processor
 from capmoe_eval.zoo.synthetic.models import tiny_config
 from capmoe_eval.zoo.synthetic.tokenizer import wrapped
@@ -217,6 +218,9 @@ def _data(chosen: Recipe, seed: int, steps: int) -> tuple[PreTrainedTokenizerFas
     if chosen.data == "miniworld":
         tokenizer = miniworld_tokenizer()
         return tokenizer, Batches(world(), tokenizer, seed, early=steps // 2)
+    if chosen.data == "pictures":
+        tokenizer = picture_tokenizer()
+        return tokenizer, PictureBatches(tokenizer, seed, early=steps // 2)
     queries = train_split()
     tokenizer = banking77_tokenizer(queries)
     return tokenizer, QueryBatches(queries, tokenizer, seed)
@@ -250,11 +254,13 @@ def save(model: PreTrainedModel, directory: Path) -> None:
         file.chmod(0o644)  # safetensors makes its files private
 
 
-def save_tokenizer(directory: Path) -> None:
-    """Write the tokenizer of the model of real text beside its weights.
+def save_tokenizer(name: str, directory: Path) -> None:
+    """Write the tokenizer of a model beside its weights, where it is not that of the mini-world.
 
     Raises:
         OSError: If the directory cannot be written.
     """
-    tokenizer = banking77_tokenizer(train_split())
-    tokenizer.backend_tokenizer.save(str(directory / "tokenizer.json"))
+    chosen = recipe(name)
+    if chosen.data != "miniworld":
+        tokenizer, _ = _data(chosen, corpus_seed(chosen.seed), chosen.steps)
+        tokenizer.backend_tokenizer.save(str(directory / "tokenizer.json"))
