@@ -75,7 +75,7 @@ def evaluate(
         "layers": report["layers"],
         "proofs": report["proofs"],
         "provenance": {
-            **provenance(lm.model, lm.tokenizer),
+            **provenance(lm.model, lm.reader),
             "seconds": round(seconds, 3),
             "seeds": {"eval": cell.eval_seed, "method": cell.method.seed},
             "data_fingerprint": library.fingerprint(cell.task, source),

@@ -99,6 +99,11 @@ class CapmoeLM(HFLM):
         finally:
             self.AUTO_MODEL_CLASS = kind
 
+    @property
+    def reader(self) -> Any:
+        """The tokenizer; of a model with images, the processor that has it."""
+        return self.tokenizer
+
     def set_batches(self, batch_size: int | str, shuffle: int | None = None) -> None:
         """Set the batches of the next requests.
 

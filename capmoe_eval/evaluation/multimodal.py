@@ -41,6 +41,11 @@ class CapmoeMultimodalLM(CapmoeLM, HFMultimodalLM):
             )
         super().__init__(pretrained, *args, **kwargs)
 
+    @property
+    def reader(self) -> Any:
+        """The processor of images and text."""
+        return self.processor
+
     def _create_tokenizer(self, pretrained: Any, tokenizer: Any, **kwargs: Any) -> None:
         if isinstance(tokenizer, ProcessorMixin):
             self.processor, self.tokenizer = tokenizer, tokenizer.tokenizer
