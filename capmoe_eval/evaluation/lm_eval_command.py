@@ -28,7 +28,7 @@ def main() -> None:
 def _run() -> None:
     from lm_eval.__main__ import cli_evaluate
 
-    import capmoe_eval.evaluation.multimodal  # noqa: F401 - registers both models
+    import capmoe_eval.evaluation.image_lm  # noqa: F401 - registers both models
 
     if "--include_path" not in sys.argv and sys.argv[1:2] == ["run"]:
         sys.argv += ["--include_path", str(Path(__file__).with_name("longicl"))]

@@ -22,8 +22,8 @@ from transformers import (
 
 from capmoe_eval.checks import choice
 from capmoe_eval.errors import UsageError, bad_choice, first_line
+from capmoe_eval.evaluation.image_lm import CapmoeMultimodalLM, reads_images
 from capmoe_eval.evaluation.lm import CapmoeLM
-from capmoe_eval.evaluation.multimodal import CapmoeMultimodalLM, reads_images
 from capmoe_eval.experiment.cell import ModelId
 from capmoe_eval.experiment.schema import ATTENTION, DTYPES
 from capmoe_eval.wrapper.checkpoint import (

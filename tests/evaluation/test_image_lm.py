@@ -11,8 +11,8 @@ from lm_eval.models.hf_vlms import HFMultimodalLM
 from PIL import Image
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.image_lm import CapmoeMultimodalLM
 from capmoe_eval.evaluation.loading import Placement, load_lm
-from capmoe_eval.evaluation.multimodal import CapmoeMultimodalLM
 from capmoe_eval.evaluation.provenance import reader_hash
 from capmoe_eval.experiment.cell import ModelId
 from capmoe_eval.routing.method import Method
