@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
+from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset, Features, Value
+from datasets import Image as Picture
 from lm_eval.api.instance import Instance
 from lm_eval.models import hf_vlms, huggingface
 from lm_eval.models.hf_vlms import HFMultimodalLM
 from PIL import Image
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.evaluate import evaluate
 from capmoe_eval.evaluation.image_lm import CapmoeMultimodalLM
 from capmoe_eval.evaluation.loading import Placement, load_lm
+from capmoe_eval.evaluation.progress import Progress
 from capmoe_eval.evaluation.provenance import reader_hash
-from capmoe_eval.experiment.cell import ModelId
+from capmoe_eval.evaluation.tasks import TaskLibrary
+from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
+from capmoe_eval.experiment.datasource import DataSource, data_source
+from capmoe_eval.experiment.record import read_record
 from capmoe_eval.routing.method import Method
 from capmoe_eval.zoo.pictures.model import IMAGE_TOKENS
 from capmoe_eval.zoo.synthetic.models import TINY_LLAVA, tiny_llava
@@ -150,3 +160,85 @@ def test_the_hash_of_a_processor_is_that_of_its_images_too() -> None:
         processor.image_processor.image_std = before
         del processor.capmoe_hash
     assert reader_hash(processor) == known
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> DataSource:
+    """One subject of MMMU, which lm-eval has a task of, with plain pictures."""
+    root = tmp_path_factory.mktemp("hub")
+    directory = root / "MMMU" / "MMMU"
+    directory.mkdir(parents=True)
+    rows = [
+        {
+            "id": str(number),
+            "question": f"<image 1> Which colour{' is it' * number}?",
+            "options": str(COLOURS),
+            "question_type": "multiple-choice",
+            "answer": "ABCDE"[number],
+            "image_1": Image.new("RGB", (64, 64), colour),
+        }
+        for number, colour in enumerate(COLOURS)
+    ]
+    types = {name: Value("string") for name in rows[0]} | {"image_1": Picture()}
+    Dataset.from_list(rows, features=Features(types)).to_parquet(directory / "validation.parquet")
+    (directory / "README.md").write_text(
+        "---\nconfigs:\n- config_name: Accounting\n  data_files:\n"
+        "  - split: validation\n    path: validation.parquet\n---\n"
+    )
+    return data_source(str(root), "pictures")
+
+
+MMMU = TaskId("mmmu", "mmmu_val_accounting", "MMMU/MMMU", "acc", 0, images=True)
+
+
+def cell(modality: str = "image_first", task: TaskId = MMMU, model: ModelId = LLAVA) -> Cell:
+    return Cell(model, Method("score", 0.5, modality=modality), task, 4, data="pictures")
+
+
+def test_a_cell_with_images_has_a_record(pictures: DataSource, tmp_path: Path) -> None:
+    library, lm = TaskLibrary(), load_lm(LLAVA, Placement("cpu"), 4)
+    for task in library.get(MMMU.lm_eval, pictures)["tasks"].values():
+        task.set_config("generation_kwargs", {"max_gen_toks": 2}, update=True)
+    written = {}
+    for modality in ("image_first", "text_first"):
+        made = evaluate(cell(modality), lm, library, pictures, root=tmp_path)
+        made.write()
+        record = read_record(made.path, tmp_path)
+        assert record.n == len(COLOURS) and record.cell == cell(modality)
+        assert record.cell.identity()["task"]["images"] is True
+        assert record.load.modalities is not None
+        assert record.load.modalities["image"].tokens == len(COLOURS) * IMAGE_TOKENS
+        for layer in record.layers:
+            assert layer.modalities is not None
+            apart = zip(*(part.load_after for part in layer.modalities.values()), strict=True)
+            assert [sum(pair) for pair in apart] == layer.load_after
+        promises = {name: promise.passed for name, promise, _ in record.proofs.given()}
+        assert promises["modality_order"] is True and not record.proofs.broken
+        written[modality] = record
+    first, last = (record.load.modalities for record in written.values())
+    assert first and last and first["text"].drop_rate < last["text"].drop_rate
+    assert written["image_first"].documents.keys() == written["text_first"].documents.keys()
+
+
+def test_a_task_says_whether_it_asks_about_images(pictures: DataSource) -> None:
+    library, lm = TaskLibrary(), load_lm(LLAVA, Placement("cpu"), 4)
+    silent = cell(task=dataclasses.replace(MMMU, images=False))
+    with pytest.raises(UsageError, match=r"tasks.mmmu.images=false: mmmu_val_accounting asks abou"):
+        evaluate(silent, lm, library, pictures, root=Path("x"))
+    blind = ModelId("tiny_olmoe", "tiny:olmoe", dtype="float32")
+    with pytest.raises(UsageError, match="model=tiny_olmoe: reads no images, which mmmu asks"):
+        evaluate(
+            cell(model=blind), load_lm(blind, Placement("cpu"), 4), library, pictures, root=Path()
+        )
+
+
+def test_progress_counts_images() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    shown = Terminal()
+    progress = Progress(1, shown)
+    progress.start(cell())
+    progress.rows(3)
+    assert "3 images" in shown.getvalue() and "sequences" not in shown.getvalue()
