@@ -242,3 +242,21 @@ def test_progress_counts_images() -> None:
     progress.start(cell())
     progress.rows(3)
     assert "3 images" in shown.getvalue() and "sequences" not in shown.getvalue()
+
+
+def test_a_saved_model_is_loaded_by_the_suite_and_by_lm_eval(tmp_path: Path) -> None:
+    ours = build(method="score", gamma=0.5)
+    ours.release()
+    ours.model.save_pretrained(tmp_path)
+    ours.processor.save_pretrained(tmp_path)
+    loaded = load_lm(ModelId("mine", str(tmp_path), dtype="float32"), Placement("cpu"), 3)
+    named = CapmoeMultimodalLM(str(tmp_path), batch_size=3, device="cpu", dtype="float32")
+    assert isinstance(loaded, CapmoeMultimodalLM)
+    assert reader_hash(loaded.reader) == reader_hash(named.reader)
+    for lm in (ours, loaded, named):
+        lm.route(Method("score", 0.5, modality="image_first"))
+    answers = [lm.generate_until(requests(), disable_tqdm=True) for lm in (ours, loaded, named)]
+    assert answers[0] == answers[1] == answers[2]
+    assert ours.meter.report()["layers"] == named.meter.report()["layers"]
+    with pytest.raises(UsageError, match="tokenizer=nowhere: cannot be loaded"):
+        CapmoeMultimodalLM(str(tmp_path), tokenizer="nowhere", device="cpu")
