@@ -220,7 +220,7 @@ def _data(chosen: Recipe, seed: int, steps: int) -> tuple[PreTrainedTokenizerFas
         return tokenizer, Batches(world(), tokenizer, seed, early=steps // 2)
     if chosen.data == "pictures":
         tokenizer = picture_tokenizer()
-        return tokenizer, PictureBatches(tokenizer, seed, early=steps // 2)
+        return tokenizer, PictureBatches(tokenizer, seed, steps)
     queries = train_split()
     tokenizer = banking77_tokenizer(queries)
     return tokenizer, QueryBatches(queries, tokenizer, seed)

@@ -1,9 +1,10 @@
 """Make the training batches of the picture world; a batch depends only on its number.
 
-A row is a picture and as many questions as it has room for: those of the evaluation sets, and the
-content of single cells, which teaches to see before there is much to say. Every question attends to
-the picture and to itself alone, and its positions go on from the picture's, so that it is seen as
-in evaluation, where it is the only one.
+Training has three stages. First the patches of a picture are named, so that the model learns to see
+before there is much to say; then come open questions, and last all forms. A row is a picture and as
+many questions as it has room for. Every question attends to the picture and to itself alone, and
+its positions go on from the picture's, so that it is seen as in evaluation, where it is the only
+one.
 """
 
 from __future__ import annotations
@@ -21,8 +22,16 @@ from transformers import PreTrainedTokenizerFast
 from capmoe_eval.zoo.batch import IGNORED, Batch
 from capmoe_eval.zoo.draw import Draw
 from capmoe_eval.zoo.pictures.drawing import picture
-from capmoe_eval.zoo.pictures.model import IMAGE_TOKEN, IMAGE_TOKENS, MEAN, SPREAD
-from capmoe_eval.zoo.pictures.questions import Fact, choice, claim, content, facts, prompt
+from capmoe_eval.zoo.pictures.model import IMAGE_TOKEN, IMAGE_TOKENS, MEAN, PATCHES, SPREAD
+from capmoe_eval.zoo.pictures.questions import (
+    Fact,
+    choice,
+    claim,
+    content,
+    facts,
+    named_patches,
+    prompt,
+)
 from capmoe_eval.zoo.pictures.scene import Scene, scene
 from capmoe_eval.zoo.synthetic.tokenizer import END_OF_TEXT, train_bpe, wrapped
 
@@ -31,18 +40,40 @@ from capmoe_eval.zoo.synthetic.tokenizer import END_OF_TEXT, train_bpe, wrapped
 #: Upper bound on the number of tokens, without that of a picture.
 MAX_VOCABULARY = 1024
 MAX_POSITIONS = 2048
-#: Rows and positions of a batch.
-SHAPE = (8, 256)
-#: Shares of the open questions, claims and choices in the first and in the second half.
-FORMS = ((2.5, 1.5, 1.0), (1.0, 2.0, 2.5))
-# Share of the questions that ask for the content of a cell, likewise.
-CELL_SHARE = (0.35, 0.1)
+# Positions of a row of a picture alone: the label of the last patch stands one position after it.
+_ALONE = IMAGE_TOKENS + 1
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of the training.
+
+    Attributes:
+        until: The share of all steps at which it ends.
+        shape: Rows and positions of a batch.
+        named: Whether patches are named.
+        cells: Share of the questions that ask for the content of a cell.
+        forms: Shares of open questions, claims and choices among the others.
+    """
+
+    until: float
+    shape: tuple[int, int]
+    named: bool
+    cells: float
+    forms: tuple[float, float, float]
+
+
+STAGES = (
+    Stage(1 / 6, (32, _ALONE), named=True, cells=0.0, forms=(1.0, 0.0, 0.0)),
+    Stage(0.36, (8, 256), named=True, cells=0.35, forms=(1.0, 0.0, 0.0)),
+    Stage(1.0, (8, 256), named=False, cells=0.1, forms=(1.0, 2.0, 2.5)),
+)
 # Kinds that only some pictures can be asked for are asked for more often there.
 _COMMON = ("existence", "count", "position", "color", "shape", "relation", "same", "most", "place")
 _RARE_WEIGHT = 2.5
 # Questions drawn for a row; as many are taken as it has room for.
 _DRAWN = 14
-_TOKENIZED = 500  # pictures of each half whose questions the tokenizer is trained on
+_TOKENIZED = 500  # pictures of each stage whose questions the tokenizer is trained on
 
 
 @dataclass(frozen=True)
@@ -70,9 +101,9 @@ def picture_tokenizer() -> PreTrainedTokenizerFast:
     draw = Draw("pictures-tokenizer")
     texts = [
         question + answer
-        for late in (False, True)
+        for stage in STAGES[1:]
         for _ in range(_TOKENIZED)
-        for question, answer in islice(_questions(scene(draw), late, draw), _DRAWN)
+        for question, answer in islice(_questions(scene(draw), stage, draw), _DRAWN)
     ]
     tokenizer = wrapped(train_bpe(texts, MAX_VOCABULARY, rarest=4), MAX_POSITIONS)
     tokenizer.add_tokens(IMAGE_TOKEN, special_tokens=True)
@@ -103,23 +134,24 @@ class PictureBatches:
     Attributes:
         tokenizer: Its tokenizer.
         seed: Seed of the pictures; those of the evaluation sets have seeds of other names.
-        early: Number of batches before the second half of the training.
+        steps: Number of batches of the whole training.
     """
 
     tokenizer: PreTrainedTokenizerFast
     seed: int
-    early: int
+    steps: int
 
     def __getitem__(self, step: int) -> PictureBatch:
         """Return the batch of a step."""
-        n_rows, width = SHAPE
+        stage = next(stage for stage in STAGES if step < stage.until * self.steps)
+        n_rows, width = stage.shape
         draw = Draw(f"pictures-{self.seed}-{step}")
-        late = step >= self.early
-        images, texts = [], []
+        images, patches, texts = [], [], []
         for _ in range(n_rows):
             shown = scene(draw)
             images.append(pixels(picture(shown, draw)))
-            texts += list(islice(_questions(shown, late, draw), _DRAWN))
+            patches.append(named_patches(shown, draw) if stage.named else {})
+            texts += list(islice(_questions(shown, stage, draw), _DRAWN))
         # All at once: a call of the tokenizer takes longer than its work.
         tokens = iter(self.tokenizer([part for text in texts for part in text])["input_ids"])
         encoded = list(zip(tokens, tokens, strict=True))
@@ -131,6 +163,9 @@ class PictureBatches:
         question_BS = torch.full((n_rows, width), -1)
         question_BS[:, :IMAGE_TOKENS] = 0
         for row in range(n_rows):
+            for (down, right), word in patches[row].items():
+                # The next position's label is what a position predicts.
+                labels_BS[row, PATCHES * down + right + 1] = self._token(word)
             start = IMAGE_TOKENS
             own = encoded[row * _DRAWN : (row + 1) * _DRAWN]
             for number, (asked, answer) in enumerate(own, start=1):
@@ -146,21 +181,23 @@ class PictureBatches:
             input_ids_BS, position_ids_BS, labels_BS, torch.stack(images), attended(question_BS)
         )
 
+    def _token(self, word: str) -> int:
+        return int(self.tokenizer.convert_tokens_to_ids(f"Ġ{word}"))
 
-def _questions(shown: Scene, late: bool, draw: Draw) -> Iterator[tuple[str, str]]:
+
+def _questions(shown: Scene, stage: Stage, draw: Draw) -> Iterator[tuple[str, str]]:
     """Yield questions after the picture and their answers, without end."""
     known = facts(shown)
     kinds = sorted({fact.kind for fact in known})
     weights = [1.0 if kind in _COMMON else _RARE_WEIGHT for kind in kinds]
-    forms = FORMS[late]
     while True:
-        if draw.chance(CELL_SHARE[late]):
+        if draw.chance(stage.cells):
             question, answer = content(shown, draw)
             options: tuple[str, ...] = ()
         else:
             kind = draw.one_of(kinds, weights)
             fact = draw.one([fact for fact in known if fact.kind == kind])
-            form = draw.one_of(range(len(forms)), forms)
+            form = draw.one_of(range(len(stage.forms)), stage.forms)
             question, options, answer = _asked(fact, form, draw)
         yield prompt(question, options).removeprefix(IMAGE_TOKEN), f" {answer}{END_OF_TEXT}"
 

@@ -20,8 +20,9 @@ from transformers import (
 
 #: Pixels of a side of a picture and of a patch; each patch becomes one token.
 PICTURE_SIDE, PATCH_SIDE = 64, 8
-#: Tokens of a picture.
-IMAGE_TOKENS = (PICTURE_SIDE // PATCH_SIDE) ** 2
+#: Patches of a side, and tokens of a picture.
+PATCHES = PICTURE_SIDE // PATCH_SIDE
+IMAGE_TOKENS = PATCHES**2
 #: The text that stands for a picture in a prompt; the processor repeats it ``IMAGE_TOKENS`` times.
 IMAGE_TOKEN = "<image>"
 #: Mean and standard deviation of the brightness that pictures are normalised with, each channel.

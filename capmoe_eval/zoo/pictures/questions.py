@@ -16,6 +16,8 @@ from capmoe_eval.zoo.pictures.scene import CELLS, WORLD, Cell, Scene, Thing
 LETTERS = "ABCD"
 YES_OR_NO = "Please answer yes or no."
 _MOST_COUNTED = 6
+# Share of the patches of the background that are named.
+_NAMED_GROUND = 0.2
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,37 @@ def content(shown: Scene, draw: Draw) -> tuple[str, str]:
     cell = draw.one(list(found)) if draw.chance(0.7) else anywhere
     question = f"What is in row {cell[0] + 1}, column {cell[1] + 1}?"
     return question, found.get(cell, "nothing")
+
+
+def named_patches(shown: Scene, draw: Draw) -> dict[tuple[int, int], str]:
+    """Return a word for some patches, by their row and column: what the patch is a part of.
+
+    A cell has 2 by 2 patches; those of a thing are named after its colour and its shape by turns.
+    """
+    named = {}
+    for row in range(2 * CELLS):
+        for column in range(2 * CELLS):
+            edge = {row, column} & {0, 2 * CELLS - 1}
+            if draw.chance(_NAMED_GROUND):
+                named[row, column] = (edge and shown.painter) or shown.place
+    for thing in shown.things:
+        for row, column in _patches(thing.cell):
+            named[row, column] = thing.shape if (row + column) % 2 else thing.color
+    figure = shown.figure
+    if figure is not None:
+        below = (figure.cell[0] + 1, figure.cell[1])
+        name = WORLD.lights[figure.name] if figure.kind == "light" else figure.name
+        named |= dict.fromkeys([*_patches(figure.cell), *_patches(below)], name)
+    text = shown.text
+    if text is not None:
+        for column in range(text.start, text.start + len(text.letters)):
+            named |= {(2 * text.row + half, column): text.value for half in (0, 1)}
+    return named
+
+
+def _patches(cell: Cell) -> list[tuple[int, int]]:
+    row, column = 2 * cell[0], 2 * cell[1]
+    return [(row + below, column + beside) for below in (0, 1) for beside in (0, 1)]
 
 
 def facts(shown: Scene) -> list[Fact]:
