@@ -35,6 +35,7 @@ TEN = [
     name
     for name in SINGLE_TASKS
     if name not in ("zero_shot_mix", "banking77_intent")
+    and not load_option("tasks", name)[name].images
     and (not name.startswith("longicl") or name == "longicl_1")
 ]
 TINY = ModelId("tiny_olmoe", "tiny:olmoe", dtype="float32")
