@@ -102,17 +102,15 @@ class LayerMeter:
         shape_GME = (len(groups.tokens), 1 if image_T is None else 2, n_experts)
         demand_GME = _loads(cell_T, topk_TK, torch.ones_like(topk_TK), shape_GME)
         kept_GME = _loads(cell_T, index_TS.clamp_max(n_experts - 1), computed_TS, shape_GME)
-        count_CM = torch.stack(
+        count_CT = torch.stack(  # as COUNTS has them
             [
-                by_modality(amount_T, image_T)
-                for amount_T in (
-                    torch.ones_like(groups.group_T),
-                    lost_TK.sum(dim=1),
-                    computed_TS[:, top_k:].sum(dim=1),
-                    ~computed_TS.any(dim=1),
-                )
+                torch.ones_like(groups.group_T),
+                lost_TK.sum(dim=1),
+                computed_TS[:, top_k:].sum(dim=1),
+                (~computed_TS.any(dim=1)).long(),
             ]
         )
+        count_CM = by_modality(count_CT, image_T)
         pad_slots = torch.zeros((), dtype=torch.long, device=index_NS.device)
         if not self._method.is_stock:
             pad_N1 = ~plan.counted_BS.reshape(-1, 1).to(index_NS.device)
@@ -123,7 +121,6 @@ class LayerMeter:
         self.forwards += 1
         if image_T is not None:
             self.modalities.note(count_CM, demand_GME.sum(dim=0), kept_GME.sum(dim=0))
-        if image_T is not None and self._method.modality != "uniform":
             if self._method.max_k:  # a token with K pairs may have lost others for its own sake
                 lost_TK = lost_TK & (computed_TS.sum(dim=1, keepdim=True) < top_k)
             lost_GME = self.layer.ranks.total(_loads(cell_T, topk_TK, lost_TK, shape_GME))

@@ -18,13 +18,13 @@ COUNTS = ("tokens", "dropped", "added", "lost_all")
 _FIRST = {"text_first": 0, "image_first": 1}  # number of the modality that is dropped first
 
 
-def by_modality(amount_T: Tensor, image_T: Tensor | None) -> Tensor:
-    """Return the sums [M] of amounts of tokens."""
-    amount_T = amount_T.long()
+def by_modality(count_CT: Tensor, image_T: Tensor | None) -> Tensor:
+    """Return the sums [C, M] of whole numbers of tokens."""
+    total_C = count_CT.sum(dim=1)
     if image_T is None:
-        return amount_T.sum()[None]
-    of_images = (amount_T * image_T).sum()
-    return torch.stack([amount_T.sum() - of_images, of_images])
+        return total_C[:, None]
+    of_images_C = (count_CT * image_T).sum(dim=1)
+    return torch.stack([total_C - of_images_C, of_images_C], dim=1)
 
 
 class ModalityMeter:

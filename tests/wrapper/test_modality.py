@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from capmoe_eval.routing.assign import Assignment, assign
 from capmoe_eval.wrapper import forward
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper import architectures, images, models
+from tests.wrapper.parallel.cases import kept_pairs
 
 METHODS = ("score", "order", "random", "expanded_drop", "token_reroute")
 
@@ -62,6 +64,46 @@ def test_a_model_with_images_knows_the_modality_of_each_token(family: str) -> No
     for gamma in (float("inf"), 100.0):  # 100: the whole decision is made
         assert torch.equal(routed(model, inputs, gamma=gamma, modality="image_first")[0], stock)
     assert torch.equal(logits(model, inputs), stock)
+
+
+@pytest.mark.parametrize("method", ["score", "expanded_drop"])
+def test_the_meter_counts_as_a_loop_over_pairs_does(method: str) -> None:
+    model, inputs = images.make("llava"), images.batch("llava", (1, 2, 1, 0))
+    knobs = {"ep_size": 2, "modality": "image_first", "verify": False}
+    with capacity_aware(model, "baseline"), kept_pairs(model) as chosen:
+        logits(model, inputs)
+    with capacity_aware(model, method, 0.5, **knobs) as meter, kept_pairs(model) as computed:
+        logits(model, inputs)
+    width, report = inputs["input_ids"].shape[1], meter.report()["layers"]
+    tokens = inputs["input_ids"].flatten().tolist()
+    real = inputs["attention_mask"].flatten().tolist()
+    # The first layer's choice is the stock model's; what comes after differs.
+    for when, index_NS in (("before", chosen[0]), ("after", computed[0])):
+        load = {"text": [0] * 8, "image": [0] * 8}
+        for row, slots in enumerate(index_NS.tolist()):
+            for expert in slots:
+                if real[row] and expert < 8:
+                    load["image" if tokens[row] == images.IMAGE else "text"][expert] += 1
+        for name, by in report[0]["modalities"].items():
+            assert by[f"load_{when}"] == load[name]
+            peak = max(load[name]) * 8 / (by["tokens"] * report[0]["top_k"])
+            assert by["peak"][when]["max"] == pytest.approx(peak, abs=1e-6)
+    # Two ranks of two sequences: spared and protected buckets, one by one.
+    spared = lost = 0
+    for rank, expert in itertools.product(range(2), range(8)):
+        rows = [row for row in range(2 * width * rank, 2 * width * (rank + 1)) if real[row]]
+        kept = {row for row in rows if expert in computed[0][row].tolist()}
+        own = {row for row in rows if expert in chosen[0][row].tolist()}
+        image = {row for row in rows if tokens[row] == images.IMAGE}
+        spared += bool(own & image - kept) and bool(kept - image)
+        lost += bool(own - image - kept)
+        assert not (own - image - kept and kept & image)
+    assert meter.layers[0].modalities.order() == {
+        "violations": 0,
+        "spared": spared,
+        "protected_lost": lost,
+    }
+    assert spared and lost
 
 
 @pytest.mark.parametrize("family", images.FAMILIES)
