@@ -15,7 +15,13 @@ from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.gates import tolerance
 from capmoe_eval.wrapper.layers import MoeLayer
-from capmoe_eval.wrapper.modality_meter import DIGITS, ModalityMeter, by_modality, summary
+from capmoe_eval.wrapper.modality_meter import (
+    DIGITS,
+    ModalityMeter,
+    by_band,
+    by_modality,
+    summary,
+)
 from capmoe_eval.wrapper.plan import GAMMA_GRID, ForwardPlan
 
 # Shape suffixes: N rows of the batch, T counted tokens, K = top-k, S slots, E experts, G groups,
@@ -91,7 +97,8 @@ class LayerMeter:
         """
         n_experts, top_k = self.layer.n_experts, self.layer.top_k
         groups = plan.groups_on(index_NS.device)
-        image_T = plan.images_on(index_NS.device)
+        images = plan.images_on(index_NS.device)
+        image_T = None if images is None else images.image_T
         topk_TK, self._choice_TK = self._choice_TK, None
         if topk_TK is None:
             raise EnforcementError(f"{self.layer.name}: the experts ran without their router")
@@ -119,8 +126,9 @@ class LayerMeter:
             demand_GME, kept_GME, count_CM, pad_slots
         )
         self.forwards += 1
-        if image_T is not None:
-            self.modalities.note(count_CM, demand_GME.sum(dim=0), kept_GME.sum(dim=0))
+        if images is not None:
+            band_CB = self.layer.ranks.total(by_band(count_CT, *images))
+            self.modalities.note(count_CM, demand_GME.sum(dim=0), kept_GME.sum(dim=0), band_CB)
             if self._method.max_k:  # a token with K pairs may have lost others for its own sake
                 lost_TK = lost_TK & (computed_TS.sum(dim=1, keepdim=True) < top_k)
             lost_GME = self.layer.ranks.total(_loads(cell_T, topk_TK, lost_TK, shape_GME))
