@@ -70,12 +70,14 @@ class ForwardPlan:
         *,
         counted_BS: Tensor,
         decode: bool,
+        image_BS: Tensor | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
         self.method = method
         self.number = number  # forwards before this one
         self.constrained = method.decode == "constrained" or not decode  # under the capacity
         self.counted_BS = counted_BS  # True for this process's tokens that count and take slots
+        self.image_BS = image_BS  # True for its tokens of images; None where there can be none
         own_B = counted_BS.sum(dim=1)
         share = ranks.share(own_B[:0] if ranks.idle else own_B)
         self.groups = group_tokens(
@@ -85,6 +87,7 @@ class ForwardPlan:
         self.seen: list[tuple[int, str]] = []
         self.choices: dict[int, Tensor] = {}  # the top-k of the counted tokens, by layer
         self._groups_on: dict[torch.device, TokenGroups] = {}
+        self._images_on: dict[torch.device, Tensor] = {}
         self._capacities: dict[object, Tensor] = {}
 
     def groups_on(self, device: torch.device) -> TokenGroups:
@@ -92,6 +95,15 @@ class ForwardPlan:
         if device not in self._groups_on:
             self._groups_on[device] = self.groups.to(device)
         return self._groups_on[device]
+
+    def images_on(self, device: torch.device) -> Tensor | None:
+        """Return a mask [T] on ``device`` of the counted tokens that are of images, or None."""
+        if self.image_BS is None:
+            return None
+        if device not in self._images_on:
+            image_T = self.image_BS.reshape(-1)[self.groups.rows_T.to(self.image_BS.device)]
+            self._images_on[device] = image_T.to(device)
+        return self._images_on[device]
 
     def capacities(
         self, gammas: tuple[float, ...], top_k: int, n_experts: int, device: torch.device
