@@ -6,6 +6,7 @@ import torch
 
 from capmoe_eval.zoo.batch import IGNORED
 from capmoe_eval.zoo.draw import Draw
+from capmoe_eval.zoo.llava import IMAGE_TOKENS, picture_processor
 from capmoe_eval.zoo.pictures.corpus import (
     STAGES,
     PictureBatches,
@@ -14,7 +15,6 @@ from capmoe_eval.zoo.pictures.corpus import (
     pixels,
 )
 from capmoe_eval.zoo.pictures.drawing import picture
-from capmoe_eval.zoo.pictures.model import IMAGE_TOKENS, picture_processor
 from capmoe_eval.zoo.pictures.questions import prompt
 from capmoe_eval.zoo.pictures.scene import WORLD, scene
 from capmoe_eval.zoo.recipes import _fresh, _kind, configuration, recipe
