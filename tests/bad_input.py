@@ -116,6 +116,7 @@ MAIN: Mapping[str, str] = {
         f"{key}={word}": f"{key}={word}: choose one of"
         for key, word in (
             *((key, "null") for key in ("method", "scope", "candidates", "granularity", "dtype")),
+            ("modality", "null"),
             *((key, "7") for key in ("method", "scope", "rounding", "decode", "renormalize")),
             *((key, "true") for key in ("parallel", "dtype", "decode")),
         )
@@ -126,6 +127,9 @@ MAIN: Mapping[str, str] = {
     "scope=bach": "did you mean 'batch'",
     "candidates=globl": "did you mean 'global'",
     "granularity=experts": "did you mean 'expert'",
+    "modality=image": "did you mean 'image_first'",
+    "tasks=obqa tasks.obqa.images=1": f"tasks.obqa.images=1: {FLAG}",
+    "tasks=obqa ~tasks.obqa.images": "field 'images' is missing",
     "rounding=cel": "did you mean 'ceil'",
     "decode=constrain": "did you mean 'constrained'",
     "renormalize=befor": "did you mean 'before'",

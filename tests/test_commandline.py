@@ -138,7 +138,7 @@ def test_a_table_is_not_overwritten_by_another_experiment(shell: Shell) -> None:
 def test_variants_are_presets(shell: Shell) -> None:
     status, _, _ = shell(
         "-m",
-        "variant=paper,released_code,algorithms",
+        "variant=paper,released_code,released_code_images,algorithms",
         "method=expanded_drop",
         "tasks=obqa",
         "limit=2",
@@ -154,6 +154,7 @@ def test_variants_are_presets(shell: Shell) -> None:
     assert told_apart == {
         (False, 8, "local", "ceil"),
         (True, 1, "global", "ceil"),
+        (False, 1, "ranked", "ceil"),
         (False, 1, "global", "floor"),  # on one rank all experts are local
     }
 

@@ -45,6 +45,7 @@ def evaluate(
         EnforcementError: If a promise of the semantics is broken.
     """
     tasks = library.get(cell.task.lm_eval, source)
+    _check_images(tasks, cell, lm)
     _prepare(tasks, cell)
     started = time.perf_counter()
     lm.set_batches(cell.batch_size, cell.shuffle)
@@ -74,7 +75,7 @@ def evaluate(
         "layers": report["layers"],
         "proofs": report["proofs"],
         "provenance": {
-            **provenance(lm.model, lm.tokenizer),
+            **provenance(lm.model, lm.reader),
             "seconds": round(seconds, 3),
             "seeds": {"eval": cell.eval_seed, "method": cell.method.seed},
             "data_fingerprint": library.fingerprint(cell.task, source),
@@ -82,6 +83,22 @@ def evaluate(
     }
     plain = json.loads(json.dumps(content, default=_serializable))
     return Record(plain, cell.path(root))
+
+
+def _check_images(tasks: dict[str, Any], cell: Cell, lm: CapmoeLM) -> None:
+    """Refuse a task with images that does not say so, and a model that cannot see them."""
+    asks = any(getattr(task, "MULTIMODAL", False) for task in tasks["tasks"].values())
+    if asks != cell.task.images:
+        raise UsageError(
+            f"tasks.{cell.task.name}.images={str(cell.task.images).lower()}: "
+            f"{cell.task.lm_eval} {'asks about' if asks else 'has no'} images; set it to "
+            f"{str(asks).lower()}"
+        )
+    if asks and not getattr(lm, "MULTIMODAL", False):
+        raise UsageError(
+            f"model={cell.model.name}: reads no images, which {cell.task.name} asks about; choose "
+            "a model of images and text"
+        )
 
 
 def _prepare(tasks: dict[str, Any], cell: Cell) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from lm_eval.api.registry import register_model
-from lm_eval.models import huggingface
+from lm_eval.models import hf_vlms, huggingface
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 
@@ -98,6 +98,11 @@ class CapmoeLM(HFLM):
             super()._create_model(*args, **kwargs)
         finally:
             self.AUTO_MODEL_CLASS = kind
+
+    @property
+    def reader(self) -> Any:
+        """The tokenizer; of a model with images, the processor that has it."""
+        return self.tokenizer
 
     def set_batches(self, batch_size: int | str, shuffle: int | None = None) -> None:
         """Set the batches of the next requests.
@@ -283,13 +288,16 @@ def _padded_lengths(lengths: list[int]) -> Iterator[None]:
 
 @contextmanager
 def _in_lm_eval(name: str, ours: Any) -> Iterator[None]:
-    """Put something in the place of what lm-eval's model makes batches by."""
+    """Put something in the place of what lm-eval's models make batches by."""
     theirs = getattr(huggingface, name)
-    setattr(huggingface, name, ours)
+    modules = (huggingface, hf_vlms)
     try:
+        for module in modules:
+            setattr(module, name, ours)
         yield
     finally:
-        setattr(huggingface, name, theirs)
+        for module in modules:
+            setattr(module, name, theirs)
 
 
 def _documents(requests: Any) -> list[Document]:

@@ -1,7 +1,9 @@
-"""lm-eval's own command line with ``--model capmoe`` and the LongICLBench tasks.
+"""lm-eval's own command line with ``--model capmoe``, its sibling for images, and our tasks.
 
 ``python -m capmoe_eval.lm_eval run --model capmoe
 --model_args pretrained=allenai/OLMoE-1B-7B-0924,method=score,gamma=1.0,ep_size=8 --tasks piqa``
+
+``--model capmoe-multimodal`` takes the same arguments for a model that reads images.
 
 The result file's ``config.capmoe`` holds the method, the loads and the proofs.
 """
@@ -26,7 +28,7 @@ def main() -> None:
 def _run() -> None:
     from lm_eval.__main__ import cli_evaluate
 
-    import capmoe_eval.evaluation.lm  # noqa: F401 - registers the model
+    import capmoe_eval.evaluation.image_lm  # noqa: F401 - registers both models
 
     if "--include_path" not in sys.argv and sys.argv[1:2] == ["run"]:
         sys.argv += ["--include_path", str(Path(__file__).with_name("longicl"))]

@@ -1,4 +1,4 @@
-"""Load a model and its tokenizer from the hub, a directory, or the embedded ones."""
+"""Load a model and its tokenizer or processor from the hub, a directory, or the embedded ones."""
 
 from __future__ import annotations
 
@@ -12,19 +12,31 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedTokenizerFast,
+    ProcessorMixin,
+)
 
 from capmoe_eval.checks import choice
 from capmoe_eval.errors import UsageError, bad_choice, first_line
+from capmoe_eval.evaluation.image_lm import CapmoeMultimodalLM, reads_images
 from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.experiment.cell import ModelId
 from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.schema import ATTENTION, DTYPES
-from capmoe_eval.wrapper.checkpoint import load_checkpoint, load_tokenizer, one_line
+from capmoe_eval.wrapper.checkpoint import (
+    load_checkpoint,
+    load_processor,
+    load_tokenizer,
+    one_line,
+)
 from capmoe_eval.zoo.recipes import ZOO as RECIPES
-from capmoe_eval.zoo.recipes import trained_model, trained_tokenizer
-from capmoe_eval.zoo.synthetic.models import TINY_FAMILIES, tiny_model
-from capmoe_eval.zoo.synthetic.tokenizer import tiny_tokenizer
+from capmoe_eval.zoo.recipes import trained_model, trained_processor, trained_tokenizer
+from capmoe_eval.zoo.synthetic.models import TINY_FAMILIES, TINY_LLAVA, tiny_llava, tiny_model
+from capmoe_eval.zoo.synthetic.tokenizer import tiny_processor, tiny_tokenizer
 
 ZOO, TINY = "zoo:", "tiny:"
 """Prefixes of an embedded model's ``pretrained``: trained, and with random weights."""
@@ -46,6 +58,8 @@ class Placement:
 def load_lm(model: ModelId, placement: Placement, batch_size: int | str) -> CapmoeLM:
     """Load a model as lm-eval's ``capmoe``, without a capacity yet.
 
+    A model that reads images becomes a ``capmoe-multimodal``, for tasks of text as well.
+
     Raises:
         UsageError: If it cannot be loaded; the line says what to do.
     """
@@ -55,27 +69,31 @@ def load_lm(model: ModelId, placement: Placement, batch_size: int | str) -> Capm
     device = _device(placement.device)
     if placement.threads is not None:
         torch.set_num_threads(placement.threads)
-    tokenizer = _tokenizer(model)
+    reader = _reader(model)
     load = _spread if placement.parallel == "ep" else _whole
-    loaded = load(model, placement, tokenizer, device)
+    loaded = load(model, placement, reader, device)
     if model.attention is not None:
         with one_line("attention", model.attention):
             loaded.set_attn_implementation(model.attention)
-    return without_capacity(loaded, tokenizer, batch_size, model.max_length)
+    return without_capacity(loaded, reader, batch_size, model.max_length)
 
 
 def without_capacity(
-    model: Any, tokenizer: Any, batch_size: int | str, max_length: int | None = None
+    model: Any, reader: Any, batch_size: int | str, max_length: int | None = None
 ) -> CapmoeLM:
-    """Return a loaded model as lm-eval's ``capmoe``, without a capacity yet and without bars."""
+    """Return a loaded model as lm-eval's ``capmoe``, without a capacity yet and without bars.
+
+    ``reader`` is its tokenizer, or its processor of images and text.
+    """
+    kind = CapmoeMultimodalLM if isinstance(reader, ProcessorMixin) else CapmoeLM
     with _quiet("lm_eval.models.huggingface"):
-        lm = CapmoeLM(model, tokenizer=tokenizer, batch_size=batch_size, max_length=max_length)
+        lm = kind(model, tokenizer=reader, batch_size=batch_size, max_length=max_length)
     lm.release()
     lm.quiet = True
     return lm
 
 
-def _spread(model: ModelId, placement: Placement, tokenizer: Any, device: torch.device) -> Any:
+def _spread(model: ModelId, placement: Placement, reader: Any, device: torch.device) -> Any:
     """Return this process's part of a model: its experts, and its sequences of every batch."""
     from capmoe_eval.wrapper.parallel.model import distributed_config, shard_experts, split_batches
     from capmoe_eval.wrapper.parallel.world import World
@@ -85,10 +103,10 @@ def _spread(model: ModelId, placement: Placement, tokenizer: Any, device: torch.
         torch.cuda.set_device(device)
     world = World.join(device)
     if model.pretrained.startswith((ZOO, TINY)) or world.size == 1:
-        loaded = _whole(model, placement, tokenizer, device)
+        loaded = _whole(model, placement, reader, device)
         shard_experts(loaded, device.type)
     else:
-        loaded = _pretrained(model, distributed_config=distributed_config(world.size))
+        loaded = _pretrained(model, reader, distributed_config=distributed_config(world.size))
     split_batches(loaded)
     return loaded
 
@@ -106,33 +124,57 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _whole(model: ModelId, placement: Placement, tokenizer: Any, device: torch.device) -> Any:
+def _whole(model: ModelId, placement: Placement, reader: Any, device: torch.device) -> Any:
     """Return a model whose experts are not spread over processes."""
     if not model.pretrained.startswith((ZOO, TINY)):
-        return _pretrained(model, device_map=placement.device_map or {"": device})
+        return _pretrained(model, reader, device_map=placement.device_map or {"": device})
     prefix, _, name = model.pretrained.partition(":")
     zoo = model.pretrained.startswith(ZOO)
-    known = RECIPES if zoo else TINY_FAMILIES
+    known = tuple(RECIPES) if zoo else (*TINY_FAMILIES, TINY_LLAVA)
     if (family(name) if zoo else name) not in known:
         names = [f"{prefix}:{key}" for key in known]
         raise bad_choice("model.pretrained", model.pretrained, names)
     dtype = getattr(torch, model.dtype)
     if zoo:
         return trained_model(name, dtype=dtype).to(device)
-    return tiny_model(name, vocab_size=len(tokenizer), dtype=dtype).to(device)
+    if name == TINY_LLAVA:
+        tokens = {"vocab_size": len(reader.tokenizer), "image_token_id": reader.image_token_id}
+        return tiny_llava(**tokens, dtype=dtype).to(device)
+    return tiny_model(name, vocab_size=len(reader), dtype=dtype).to(device)
 
 
-def _pretrained(model: ModelId, **placed: Any) -> Any:
+def _pretrained(model: ModelId, reader: Any, **placed: Any) -> Any:
+    images = isinstance(reader, ProcessorMixin)
     return load_checkpoint(
-        model.pretrained, revision=model.revision, dtype=getattr(torch, model.dtype), **placed
+        model.pretrained,
+        kind=AutoModelForImageTextToText if images else AutoModelForCausalLM,
+        revision=model.revision,
+        dtype=getattr(torch, model.dtype),
+        **placed,
     )
 
 
+def _reader(model: ModelId) -> Any:
+    """Return the processor of a model that reads images, or the tokenizer of another."""
+    prefix, _, name = model.pretrained.partition(":")
+    embedded = model.pretrained.startswith((ZOO, TINY))
+    if embedded and model.tokenizer is None:
+        if f"{prefix}:" == TINY:
+            return tiny_processor() if name == TINY_LLAVA else tiny_tokenizer()
+        chosen = RECIPES.get(family(name))
+        return (trained_processor if chosen and chosen.vision else trained_tokenizer)(name)
+    if not embedded:
+        with one_line("model.pretrained", model.pretrained):
+            config = AutoConfig.from_pretrained(
+                model.pretrained, revision=model.revision, trust_remote_code=False
+            )
+        if reads_images(config):
+            field = "model.tokenizer" if model.tokenizer else "model.pretrained"
+            return load_processor(field, model.tokenizer or model.pretrained, model.revision)
+    return _tokenizer(model)
+
+
 def _tokenizer(model: ModelId) -> Any:
-    if model.tokenizer is None and model.pretrained.startswith(ZOO):
-        return trained_tokenizer(model.pretrained.removeprefix(ZOO))
-    if model.tokenizer is None and model.pretrained.startswith(TINY):
-        return tiny_tokenizer()
     name = model.tokenizer or model.pretrained
     file = Path(name) / "tokenizer.json"
     if file.is_file() and not (Path(name) / "tokenizer_config.json").is_file():

@@ -26,6 +26,7 @@ class Progress:
         self._done = 0
         self._cell = ""
         self._rows = 0
+        self._unit = "sequences"
         self._warned: set[str] = set()
 
     def loading(self, model: str) -> None:
@@ -43,12 +44,16 @@ class Progress:
     def start(self, cell: Cell) -> None:
         """Show the cell that starts."""
         self._cell, self._rows = str(cell), 0
+        self._unit = "images" if cell.task.images else "sequences"
         self._draw(f"[{self._done + 1}/{self._total}] {self._cell} …")
 
     def rows(self, n: int) -> None:
-        """Count ``n`` sequences that the model has processed for the running cell."""
+        """Count ``n`` sequences that the model has processed for the running cell.
+
+        Where the task has images, each is a document with its image.
+        """
         self._rows += n
-        count = f"{self._rows:,} sequences"
+        count = f"{self._rows:,} {self._unit}"
         self._draw(f"[{self._done + 1}/{self._total}] {self._cell}: {count}{self._time_left()}")
 
     def finish(self, record: Record) -> None:

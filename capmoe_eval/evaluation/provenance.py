@@ -24,8 +24,8 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _COMMIT_OF_URL = re.compile(rf"hf://datasets/[^@]+@({_COMMIT.pattern})/")
 
 
-def provenance(model: nn.Module, tokenizer: Any) -> dict[str, Any]:
-    """Return the origin of a result of a loaded model and its tokenizer, JSON-ready.
+def provenance(model: nn.Module, reader: Any) -> dict[str, Any]:
+    """Return the origin of a result of a loaded model and its tokenizer or processor, JSON-ready.
 
     Both are hashed once, and their hashes are kept with them.
     """
@@ -39,7 +39,7 @@ def provenance(model: nn.Module, tokenizer: Any) -> dict[str, Any]:
             "parameters": sum(p.numel() for p in model.parameters()),
             "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
             "weights": weights_hash(model),
-            "tokenizer": tokenizer_hash(tokenizer),
+            "tokenizer": reader_hash(reader),
             "attention": getattr(model.config, "_attn_implementation", None),
             "experts_implementation": model.config._experts_implementation,  # type: ignore[union-attr]
         },
@@ -75,10 +75,16 @@ def weights_hash(model: nn.Module) -> str:
     return str(known)
 
 
-def tokenizer_hash(tokenizer: Any) -> str:
-    """Return a hash of all that affects a text's tokens; 16 hexadecimal digits."""
-    known = getattr(tokenizer, "capmoe_hash", None)
+def reader_hash(reader: Any) -> str:
+    """Return a hash of all that affects a text's tokens; 16 hexadecimal digits.
+
+    Of a processor, also of all that affects what becomes of an image.
+    """
+    known = getattr(reader, "capmoe_hash", None)
     if known is None:
+        tokenizer, images = getattr(reader, "tokenizer", reader), []
+        if tokenizer is not reader:
+            images = [reader.to_json_string()]
         if getattr(tokenizer, "is_fast", False):
             content = json.loads(tokenizer.backend_tokenizer.to_str())
             for call in ("padding", "truncation"):  # as the last call left them
@@ -86,8 +92,8 @@ def tokenizer_hash(tokenizer: Any) -> str:
         else:
             content = {"class": type(tokenizer).__qualname__, "vocabulary": tokenizer.get_vocab()}
         special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
-        text = json.dumps([content, special], sort_keys=True)
-        known = tokenizer.capmoe_hash = hashlib.sha256(text.encode()).hexdigest()[:16]
+        text = json.dumps([content, special, *images], sort_keys=True)
+        known = reader.capmoe_hash = hashlib.sha256(text.encode()).hexdigest()[:16]
     return str(known)
 
 

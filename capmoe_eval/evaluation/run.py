@@ -177,7 +177,7 @@ def _of_one_model(
         try:
             fingerprint = library.fingerprint(plan.cell.task, plan.source)
             loaded = lm or load_lm(model, placement, batch_size=1)
-            now = {**provenance(loaded.model, loaded.tokenizer), "data_fingerprint": fingerprint}
+            now = {**provenance(loaded.model, loaded.reader), "data_fingerprint": fingerprint}
             if lm is None:
                 warning = inputs.check(plan.root, plan.cell, now, finished)
                 if warning is not None:

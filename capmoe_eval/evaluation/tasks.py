@@ -19,18 +19,26 @@ from capmoe_eval.experiment.cell import TaskId
 from capmoe_eval.experiment.datasource import EMBEDDED, DataSource, cache_directory
 from capmoe_eval.zoo.banking77 import real_text_hub
 from capmoe_eval.zoo.miniworld.evaluation import miniworld_hub
+from capmoe_eval.zoo.pictures.evaluation import pictures_hub
 from capmoe_eval.zoo.synthetic.hub import synthetic_hub
 
 _LM_EVAL = Path(lm_eval.tasks.__file__).parent
 #: The folders of the suite's own tasks: their YAML files, and what those need.
-OURS = tuple(Path(__file__).with_name(name) for name in ("banking77", "longicl", "mixtures"))
+OURS = tuple(
+    Path(__file__).with_name(name) for name in ("banking77", "longicl", "mixtures", "multimodal")
+)
 
 
 def ready(source: DataSource) -> DataSource:
     """Return the source with its documents in place; embedded ones are written on first use."""
     if source.name not in EMBEDDED or source.root != Path(source.name):
         return source
-    hubs = {"miniworld": miniworld_hub, "synthetic": synthetic_hub, "banking77": real_text_hub}
+    hubs = {
+        "miniworld": miniworld_hub,
+        "synthetic": synthetic_hub,
+        "banking77": real_text_hub,
+        "pictures": pictures_hub,
+    }
     return DataSource(source.name, hubs[source.name]())
 
 

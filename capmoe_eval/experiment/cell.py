@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from capmoe_eval.checks import NAME, TEXT, Check, whole
+from capmoe_eval.checks import FLAG, NAME, TEXT, Check, whole
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.names import gamma_label
 from capmoe_eval.routing.method import DEFAULTS, Method
@@ -72,6 +72,14 @@ class TaskId:
     # Few-shot examples, as in Table 5.
     fewshot: Annotated[int | None, whole(0).or_null("null for what the lm-eval task says")] = None
     filter: Annotated[str, TEXT] = "none"  # lm-eval's, of the answers that the metric applies to
+    images: Annotated[bool, FLAG] = False  # whether its questions are about images
+
+    def identity(self) -> dict[str, Any]:
+        """Return the fields that identify the task, JSON-ready."""
+        fields = dataclasses.asdict(self)
+        if not self.images:
+            del fields["images"]  # keeps the digests of cells from before this field
+        return fields
 
     def __post_init__(self) -> None:
         for field, check in checks(TaskId).items():
@@ -104,6 +112,14 @@ class Cell:
         for field, check in checks(Cell).items():
             check(field, getattr(self, field))
         check_batch_size(self.batch_size, self.method)
+        if not self.task.images:  # no modality goes before the other where there is one
+            text = dataclasses.replace(self.method, modality="uniform")
+            object.__setattr__(self, "method", text)
+        if self.task.images and self.batch_size == "auto":
+            raise UsageError(
+                f"batch_size=auto: {self.task.name} asks about images, for which lm-eval searches "
+                "no batch size; choose a number, such as batch_size=16"
+            )
         if self.shuffle is not None and self.batch_size == "auto":
             raise UsageError(
                 f"batch_size=auto: batches that are dealt at random (shuffle="
@@ -115,7 +131,7 @@ class Cell:
         return {
             "model": self.model.identity(),
             "method": self.method.identity(),
-            "task": dataclasses.asdict(self.task),
+            "task": self.task.identity(),
             **{field: getattr(self, field) for field in checks(Cell)},
         }
 

@@ -17,7 +17,7 @@ from capmoe_eval.errors import UnwritableError, UsageError
 from capmoe_eval.experiment.files import check_writable
 
 HUB = "hub"
-EMBEDDED = ("miniworld", "synthetic", "banking77")
+EMBEDDED = ("miniworld", "synthetic", "banking77", "pictures")
 """Sources that come with the suite: generated, and the real BANKING77."""
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -10,6 +11,8 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 Positive = Annotated[int, Field(ge=1, lt=2**63)]
 Amount = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Modality = Literal["text", "image"]
+_LOADS = ("load_before", "load_after")
 
 
 class Part(BaseModel):
@@ -33,6 +36,16 @@ class Documents(Part):
         return self
 
 
+class ByModality(Part):
+    """What was counted of a modality's tokens; those of a video and sound count as image."""
+
+    tokens: Count
+    dropped: Count
+    added: Count
+    lost_all: Count
+    drop_rate: Share
+
+
 class Load(Part):
     """Statistics over all layers and constrained forwards."""
 
@@ -50,6 +63,8 @@ class Load(Part):
     peak_after: Amount
     mean_peak_before: Amount
     mean_peak_after: Amount
+    # Of image and text apart; None where no forward had an image.
+    modalities: dict[Modality, ByModality] | None = None
 
 
 class Peak(Part):
@@ -67,6 +82,29 @@ class Peaks(Part):
     expert_after: Peak
     device_before: Peak
     device_after: Peak
+
+
+class ModalityPeaks(Part):
+    """Peaks of a modality over its own mean load; None where it had no token."""
+
+    before: Peak | None
+    after: Peak | None
+
+
+class Bands(Part):
+    """Counts by parts of equal size of an image's tokens, from its top to its bottom."""
+
+    tokens: list[Count]
+    dropped: list[Count]
+
+
+class LayerModality(ByModality):
+    """Statistics of a modality in one layer; lists are [E]."""
+
+    load_before: list[Count]
+    load_after: list[Count]
+    peak: ModalityPeaks
+    bands: Bands | None = None  # of image alone
 
 
 class Grid(Part):
@@ -107,11 +145,14 @@ class Layer(Part):
     score_by_rank: list[float] | None
     peak: Peaks
     grid: Grid
+    modalities: dict[Modality, LayerModality] | None = None
 
     @model_validator(mode="after")
     def _one_for_each_expert(self) -> Layer:
-        for name in ("load_before", "load_after", "score_by_rank"):
-            values = getattr(self, name)
+        lists = {name: getattr(self, name) for name in (*_LOADS, "score_by_rank")}
+        for modality, part in (self.modalities or {}).items():
+            lists |= {f"modalities.{modality}.{name}": getattr(part, name) for name in _LOADS}
+        for name, values in lists.items():
             if values is not None and len(values) != self.n_experts:
                 raise ValueError(f"{name} has {len(values)} numbers for n_experts={self.n_experts}")
         return self
@@ -125,7 +166,7 @@ class Promise(Part):
 
 
 class Proofs(Part):
-    """The seven promises of ``docs/methods.md``, each with its meaning."""
+    """The promises of ``docs/methods.md``, each with its meaning."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -143,11 +184,20 @@ class Proofs(Part):
     """Every forward under the method had a token that counts, or only pads."""
     kernel_agrees: Promise
     """The kernel of kept pairs computes what the stock kernel does, and no other."""
+    modality_order: Promise | None = None
+    """The modality that is dropped first is; of results with images."""
+
+    def given(self) -> Iterator[tuple[str, Promise, str]]:
+        """Yield name, outcome and meaning of each promise that a record has, by name."""
+        for name, field in sorted(type(self).model_fields.items()):
+            promise = getattr(self, name)
+            if promise is not None:
+                yield name, promise, field.description or ""
 
     @property
     def broken(self) -> list[str]:
         """Names of the promises that were not kept, sorted."""
-        return sorted(name for name, promise in self if promise.passed is False)
+        return [name for name, promise, _ in self.given() if promise.passed is False]
 
 
 class Seeds(Part):

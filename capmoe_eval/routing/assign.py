@@ -2,9 +2,10 @@
 
 All methods take one path: list the candidate pairs, give each an integer *key* (smaller is kept
 first), keep the C smallest of every bucket. A bucket is (capacity group, expert) or (capacity
-group, device). Nothing loops over tokens or experts, and ties are always broken the same way: the
-lower token index first, then the lower expert index. :mod:`capmoe_eval.routing.reference` defines
-the same with loops.
+group, device). The highest bit of a key is set for the modality that is dropped first, the next for
+added candidates where the top-k are protected. Nothing loops over tokens or experts, and ties are
+always broken the same way: the lower token index first, then the lower expert index.
+:mod:`capmoe_eval.routing.reference` defines the same with loops.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from capmoe_eval.routing.method import Method
 # Shape suffixes: T counted tokens, E routed experts, K = top-k, A slots added to the top-k,
 # S = K + A slots per token, G capacity groups, D devices (ranks), P pairs.
 
-_KEY_BITS = 32  # a key is below 2^32, so bucket·2^32 + key orders buckets first
+_ADDED = 1 << 31  # above every score
+_DROPPED_FIRST = 1 << 32  # above the bit of added candidates
+_KEY_BITS = 33  # a key is below 2^33, so bucket·2^33 + key orders buckets first
 
 
 @dataclass(frozen=True)
@@ -83,15 +86,18 @@ def assign(
     method: Method,
     groups: TokenGroups,
     *,
+    image_T: Tensor | None = None,
     stream: tuple[int, int] = (0, 0),
     load_E: Tensor | None = None,
 ) -> Assignment:
     """Decide which (token, expert) pairs of the T counted tokens are kept.
 
     Sources: Token Drop and its metrics, paper §4 and Equations 7-10; Expanded Drop, Algorithm 2;
-    device-level capacity, §5.2; Expert Drop, Table 2; Token Reroute, v1 Algorithm 1. Unlike
-    Equation 9, whose threshold keeps all ties, no bound is ever exceeded.
+    device-level capacity, §5.2; modalities, §5.3; Expert Drop, Table 2; Token Reroute, v1
+    Algorithm 1. Unlike Equation 9, whose threshold keeps all ties, no bound is ever exceeded.
 
+    ``image_T`` is true for the tokens of an image, to which ``method.modality`` refers; None where
+    there are none.
     ``stream`` is (layer, forward number): with the method's seed it determines ``random``.
     ``load_E`` is the load of every expert over the whole batch, where ``expert_drop`` is given one
     process's part of it.
@@ -104,7 +110,7 @@ def assign(
         return Assignment(scores.topk_TK, torch.ones_like(scores.topk_TK, dtype=torch.bool))
     if method.name == "expert_drop":
         return _silence_idle_experts(scores, load_E)
-    keeper = _Keeper(scores, method, groups, local, stream)
+    keeper = _Keeper(scores, method, groups, local, stream, image_T)
     if method.name == "token_reroute":
         return _reroute(scores, method, keeper)
     index_TS, valid_TS = _candidates(scores, method, groups, local)
@@ -172,8 +178,8 @@ def _bits(score: Tensor) -> Tensor:
 
 
 def _added_bit(scores: Scores, index_TS: Tensor) -> Tensor:
-    """Return the highest bit of a key for the added slots, so that they come last; 0 for others."""
-    return _beyond_topk(scores).gather(1, index_TS).long() << (_KEY_BITS - 1)
+    """Return a key's bit for the added slots, so that they come after the others; 0 for those."""
+    return _beyond_topk(scores).gather(1, index_TS).long() * _ADDED
 
 
 def _random_key(shape_TE: tuple[int, int], seed: int, stream: tuple[int, int]) -> Tensor:
@@ -194,12 +200,17 @@ class _Keeper:
         groups: TokenGroups,
         local: int,
         stream: tuple[int, int],
+        image_T: Tensor | None,
     ) -> None:
         self._scores, self._method, self._local = scores, method, local
         n_experts, device = scores.score_TE.shape[1], scores.score_TE.device
         limits = bucket_limits(method, groups, top_k=scores.topk_TK.shape[1], n_experts=n_experts)
         units = n_experts if method.bound == "expert" else n_experts // local
         self._base_T = groups.group_T * units
+        self._modality_T: Tensor | None = None  # a key's bit for the tokens that are dropped first
+        if image_T is not None and method.modality != "uniform":
+            first_T = image_T if method.modality == "image_first" else ~image_T
+            self._modality_T = first_T.long() * _DROPPED_FIRST
         self._n_buckets = len(groups.tokens) * units
         # One more bucket, which keeps nothing, holds the slots without a pair.
         limit_B = torch.tensor([*limits, 0], device=device).repeat_interleave(units)
@@ -237,11 +248,13 @@ class _Keeper:
         return kept_P.view_as(index_TS)
 
     def _places(self, index_TS: Tensor, valid_TS: Tensor) -> Tensor:
-        """Return bucket·2^32 + key of every slot [T, S], computed in place to save memory."""
+        """Return bucket·2^33 + key of every slot [T, S], computed in place to save memory."""
         unit_TS = index_TS if self._method.bound == "expert" else index_TS // self._local
         place_TS = self._base_T[:, None] + unit_TS
         place_TS.masked_fill_(~valid_TS, self._n_buckets)
         place_TS <<= _KEY_BITS
+        if self._modality_T is not None:
+            place_TS += self._modality_T[:, None]
         token_T1 = torch.arange(len(index_TS), device=index_TS.device)[:, None]
         if self._method.keep == "order":
             place_TS += token_T1
@@ -258,7 +271,10 @@ class _Keeper:
 
 
 def _at_most_k(scores: Scores, method: Method, index_TS: Tensor, keep_TS: Tensor) -> Tensor:
-    """Return ``keep_TS`` cut to each token's K best pairs (Table 11, "w/ max")."""
+    """Return ``keep_TS`` cut to each token's K best pairs (Table 11, "w/ max").
+
+    A token's pairs are of one modality, so that none of them comes after the others for it.
+    """
     by_expert_TS = index_TS.argsort(dim=1, stable=True)
     index_TS = index_TS.gather(1, by_expert_TS)
     kept_TS = keep_TS.gather(1, by_expert_TS)

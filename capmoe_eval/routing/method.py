@@ -3,8 +3,8 @@
 Every method has three independent parts: the *candidates* of a token (its top-k, plus nothing, its
 rank's experts, the next ``m`` by score, or all experts), the *bound* (what has a capacity in each
 group of tokens: nothing, each expert, or each device), and the order in which a unit that exceeds
-its bound *keeps* pairs. Expert Drop has no bound and drops all pairs of some experts; Token Reroute
-repeats the three parts in rounds.
+its bound *keeps* pairs, where one modality may come behind the other. Expert Drop has no bound and
+drops all pairs of some experts; Token Reroute repeats the three parts in rounds.
 
 Settings that give the same computation on every model and input are one method, in its *canonical
 form*, so that a cell is computed once and found under each of its settings.
@@ -23,15 +23,16 @@ from capmoe_eval.errors import UsageError
 # The knobs beside gamma that have an effect on each method. The others are no part of its identity.
 _GROUPING = ("ep_size", "scope", "granularity", "rounding")
 _COMMON = ("count_padding", "decode", "renormalize")
+_BOUNDED = (*_GROUPING, *_COMMON, "modality")
 _EFFECTIVE: dict[str, tuple[str, ...]] = {
     "baseline": (),
-    "order": (*_GROUPING, *_COMMON),
-    "reverse_order": (*_GROUPING, *_COMMON),
-    "random": (*_GROUPING, *_COMMON, "seed"),
-    "score": (*_GROUPING, *_COMMON),
+    "order": _BOUNDED,
+    "reverse_order": _BOUNDED,
+    "random": (*_BOUNDED, "seed"),
+    "score": _BOUNDED,
     "expert_drop": _COMMON,
-    "expanded_drop": (*_GROUPING, *_COMMON, "candidates", "m", "protect_topk", "max_k"),
-    "token_reroute": (*_GROUPING, *_COMMON, "rounds"),
+    "expanded_drop": (*_BOUNDED, "candidates", "m", "protect_topk", "max_k"),
+    "token_reroute": (*_BOUNDED, "rounds"),
 }
 _WITHOUT_GAMMA = ("baseline", "expert_drop")
 # The knobs that still have an effect at γ=0, where no expert computes anything, and at γ=∞, where
@@ -56,6 +57,7 @@ KNOBS: dict[str, Check] = {
     "count_padding": FLAG,
     "decode": choice("unconstrained", "constrained"),
     "renormalize": choice("before", "after"),
+    "modality": choice("uniform", "image_first", "text_first"),
     "seed": whole(0, 2**63 - 1),
 }
 """The check of each knob beside gamma."""
@@ -94,6 +96,7 @@ class Method:
     # Where the family normalises over its top-k, weights are normalised over the dropless model's
     # top-k (before) or over the kept pairs (after).
     renormalize: str = "before"
+    modality: str = "uniform"  # image_first, text_first: these tokens are dropped first (§5.3)
     seed: int = 0  # of random
 
     def __post_init__(self) -> None:
@@ -133,9 +136,11 @@ class Method:
         never_binds = self.gamma == math.inf or (
             self.granularity == "device" and self.gamma >= self.ep_size
         )
-        # With protect_topk nothing is added if the top-k fill the token's K slots or the device.
+        # With protect_topk nothing is added if the top-k fill the token's K slots or the device,
+        # unless what is added goes before the top-k of another modality.
         fills_device = self.granularity == "device" and self.ep_size == 1 and self.gamma <= 1
         no_room = self.protect_topk and (fills_device or (never_binds and self.max_k))
+        no_room = no_room and (self.modality == "uniform" or self.gamma == math.inf)
         expands = self.name == "expanded_drop" and not no_room
         if never_binds and not expands:
             return "baseline"
@@ -196,7 +201,12 @@ class Method:
         knobs: dict[str, Any] = {"method": self.name}
         if self.gamma is not None:
             knobs["gamma"] = "inf" if self.gamma == math.inf else self.gamma
-        shown = (k for k in _EFFECTIVE[self.name] if k != "m" or self.candidates == "ranked")
+        hidden = {
+            *(() if self.candidates == "ranked" else ("m",)),
+            # Keeps the identities of cells from before this knob, and of those without images.
+            *(("modality",) if self.modality == "uniform" else ()),
+        }
+        shown = (knob for knob in _EFFECTIVE[self.name] if knob not in hidden)
         return knobs | {knob: getattr(self, knob) for knob in shown}
 
 

@@ -27,6 +27,7 @@ class Problem:
     group: Sequence[int]  # capacity group of each token
     rank: Sequence[int]  # emulated rank of each token
     random: Sequence[Sequence[int]]  # a random number per pair, for random
+    image: Sequence[bool]  # True for a token of an image
 
     @property
     def n_experts(self) -> int:
@@ -98,8 +99,13 @@ def _priority(
             "reverse_order": -token,
             "random": problem.random[token][expert],
         }[method.keep]
+        dropped_first = {
+            "uniform": False,
+            "image_first": problem.image[token],
+            "text_first": not problem.image[token],
+        }[method.modality]
         added = method.protect_topk and pair not in own
-        return (added, first, token, expert)
+        return (dropped_first, added, first, token, expert)
 
     return key
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoProcessor, AutoTokenizer, ProcessorMixin
 
 from capmoe_eval.errors import UsageError, first_line
 
@@ -72,6 +72,15 @@ def load_tokenizer(field: str, name: str, revision: str) -> Any:
     """Load a tokenizer as :func:`load_checkpoint` loads a model."""
     with one_line(field, name):
         return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+
+
+def load_processor(field: str, name: str, revision: str) -> Any:
+    """Load the processor of images and text of a model, as :func:`load_tokenizer` a tokenizer."""
+    with one_line(field, name):
+        processor = AutoProcessor.from_pretrained(name, revision=revision, trust_remote_code=False)
+        if not isinstance(processor, ProcessorMixin):
+            raise ValueError("it has no processor of images, only a tokenizer")
+        return processor
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from capmoe_eval.wrapper.kernel import kept_pairs_kernel
 from capmoe_eval.wrapper.layer_meter import LayerMeter
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.meter import Meter
+from capmoe_eval.wrapper.modality import ImageFinder
 from capmoe_eval.wrapper.plan import ForwardPlan, new_columns, read_call
 from capmoe_eval.wrapper.ranks import ALONE
 
@@ -54,6 +55,7 @@ class _ForwardHooks:
         self._model = model
         self._meter = meter
         self._signature = inspect.signature(model.forward)
+        self._images = ImageFinder(model)
         self._plan: ForwardPlan | None = None
         self._last: ForwardPlan | None = None  # the forward that a backward pass may recompute
         self.generation = Generation()
@@ -99,6 +101,7 @@ class _ForwardHooks:
             meter.forwards,
             counted_BS=self._counted(mask, tokens, n_cached),
             decode=decode,
+            image_BS=self._images.find(arguments, tokens, meter.method.modality),
             ranks=meter.ranks,
         )
         meter.note_forward(self._plan, decode=decode, mask=mask)
@@ -174,7 +177,7 @@ class _ForwardHooks:
                 plan.choices[number] = topk_TK
                 with torch.no_grad():  # not part of the graph of a backward pass
                     deviation = layer.gate.deviation(scores, weight_TK, topk_TK)
-                meter.note_router(topk_TK, groups, deviation, weight_TK.dtype)
+                meter.note_router(topk_TK, deviation, weight_TK.dtype)
             if method.is_stock:
                 if not again:
                     meter.note_scores(scores.score_TE)
@@ -182,7 +185,15 @@ class _ForwardHooks:
             load_E = None
             if method.name == "expert_drop":
                 load_E = layer.ranks.total(expert_load(topk_TK, layer.n_experts))
-            assignment = assign(scores, method, groups, stream=(number, plan.number), load_E=load_E)
+            images = plan.images_on(topk_TK.device)
+            assignment = assign(
+                scores,
+                method,
+                groups,
+                image_T=None if images is None else images.image_T,
+                stream=(number, plan.number),
+                load_E=load_E,
+            )
             changed_T = assignment.changed_T(layer.top_k)
             if everyone and not bool(changed_T.any()):
                 return None

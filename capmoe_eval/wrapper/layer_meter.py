@@ -11,14 +11,21 @@ import torch
 from torch import Tensor
 
 from capmoe_eval.errors import EnforcementError
-from capmoe_eval.routing.capacity import TokenGroups, experts_per_rank
+from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.gates import tolerance
 from capmoe_eval.wrapper.layers import MoeLayer
+from capmoe_eval.wrapper.modality_meter import (
+    DIGITS,
+    ModalityMeter,
+    by_band,
+    by_modality,
+    summary,
+)
 from capmoe_eval.wrapper.plan import GAMMA_GRID, ForwardPlan
 
 # Shape suffixes: N rows of the batch, T counted tokens, K = top-k, S slots, E experts, G groups,
-# U bounded units (experts, or devices), X capacity factors of the grid, R ranks.
+# U bounded units (experts, or devices), X capacity factors of the grid, R ranks, M modalities.
 
 SCALARS = (
     "tokens",  # counted tokens T, summed over forwards
@@ -34,7 +41,6 @@ SCALARS = (
     "unenforced",  # forwards with an overloaded bucket in which nothing was dropped
     "overloaded",  # forwards with an overloaded bucket
 )
-_DIGITS = 6  # decimals of ratios that only figures show
 _BREACHES = {
     "violations": "bound exceeded in {} buckets",
     "pad_slots": "{} slots taken by pads",
@@ -55,21 +61,20 @@ class LayerMeter:
         self._experts_per_rank = experts_per_rank(layer.n_experts, method.ep_size)
         self._sums: dict[str, Any] = {}  # tensors, and whole numbers known on the host
         self._peaks: dict[str, list[Tensor]] = {}
-        self._demand_GE: Tensor | None = None  # of the forward whose experts have not run yet
+        self._choice_TK: Tensor | None = None  # of the forward whose experts have not run yet
+        self.modalities = ModalityMeter(method)
 
     def _add(self, **amounts: Tensor | int) -> None:
         """Add to the sums without waiting for the device."""
         for name, amount in amounts.items():
             self._sums[name] = self._sums.get(name, 0) + amount
 
-    def note_router(
-        self, topk_TK: Tensor, groups: TokenGroups, deviation: Tensor, dtype: torch.dtype
-    ) -> None:
-        """Count the router's own choice for the counted tokens, before any capacity.
+    def note_router(self, topk_TK: Tensor, deviation: Tensor, dtype: torch.dtype) -> None:
+        """Note the router's own choice for the counted tokens, before any capacity.
 
         ``deviation`` is that of the recipe's weights from the router's, which are of ``dtype``.
         """
-        self._demand_GE = _loads(topk_TK, torch.ones_like(topk_TK), groups, self.layer.n_experts)
+        self._choice_TK = topk_TK
         self._tolerance = tolerance(dtype)
         # NaN counts as an infinite deviation, because comparisons with NaN are false.
         deviation = deviation.nan_to_num(nan=torch.inf, posinf=torch.inf)
@@ -92,23 +97,44 @@ class LayerMeter:
         """
         n_experts, top_k = self.layer.n_experts, self.layer.top_k
         groups = plan.groups_on(index_NS.device)
-        demand_GE, self._demand_GE = self._demand_GE, None
-        if demand_GE is None:
+        images = plan.images_on(index_NS.device)
+        image_T = None if images is None else images.image_T
+        topk_TK, self._choice_TK = self._choice_TK, None
+        if topk_TK is None:
             raise EnforcementError(f"{self.layer.name}: the experts ran without their router")
         index_TS = index_NS if groups.every_row_counts else index_NS[groups.rows_T]
         computed_TS = index_TS < n_experts
-        kept_GE = _loads(index_TS.clamp_max(n_experts - 1), computed_TS, groups, n_experts)
-        dropped = (~computed_TS[:, :top_k]).sum()
-        added = computed_TS[:, top_k:].sum()
-        lost_all = (~computed_TS.any(dim=1)).sum()
-        pad_slots = torch.zeros_like(dropped)
+        lost_TK = ~computed_TS[:, :top_k]
+        cell_T = groups.group_T if image_T is None else 2 * groups.group_T + image_T
+        shape_GME = (len(groups.tokens), 1 if image_T is None else 2, n_experts)
+        demand_GME = _loads(cell_T, topk_TK, torch.ones_like(topk_TK), shape_GME)
+        kept_GME = _loads(cell_T, index_TS.clamp_max(n_experts - 1), computed_TS, shape_GME)
+        count_CT = torch.stack(  # as COUNTS has them
+            [
+                torch.ones_like(groups.group_T),
+                lost_TK.sum(dim=1),
+                computed_TS[:, top_k:].sum(dim=1),
+                (~computed_TS.any(dim=1)).long(),
+            ]
+        )
+        count_CM = by_modality(count_CT, image_T)
+        pad_slots = torch.zeros((), dtype=torch.long, device=index_NS.device)
         if not self._method.is_stock:
             pad_N1 = ~plan.counted_BS.reshape(-1, 1).to(index_NS.device)
             pad_slots = ((index_NS < n_experts) & pad_N1).sum()
-        demand_GE, kept_GE, dropped, added, lost_all, pad_slots = self.layer.ranks.totals(
-            demand_GE, kept_GE, dropped, added, lost_all, pad_slots
+        demand_GME, kept_GME, count_CM, pad_slots = self.layer.ranks.totals(
+            demand_GME, kept_GME, count_CM, pad_slots
         )
         self.forwards += 1
+        if images is not None:
+            band_CB = self.layer.ranks.total(by_band(count_CT, *images))
+            self.modalities.note(count_CM, demand_GME.sum(dim=0), kept_GME.sum(dim=0), band_CB)
+            if self._method.max_k:  # a token with K pairs may have lost others for its own sake
+                lost_TK = lost_TK & (computed_TS.sum(dim=1, keepdim=True) < top_k)
+            lost_GME = self.layer.ranks.total(_loads(cell_T, topk_TK, lost_TK, shape_GME))
+            self.modalities.note_order(self._by_unit(lost_GME), self._by_unit(kept_GME))
+        demand_GE, kept_GE = demand_GME.sum(dim=1), kept_GME.sum(dim=1)
+        _, dropped, added, lost_all = count_CM.sum(dim=1)
         self._add(
             tokens=groups.n_tokens,
             assignments=groups.n_tokens * top_k,
@@ -161,14 +187,15 @@ class LayerMeter:
         )
 
     def _by_unit(self, load_GE: Tensor) -> Tensor:
-        """Return the loads of experts as loads of the units that a capacity bounds [G, U]."""
+        """Return the loads of experts […, E] as loads of the units that have a capacity […, U]."""
         if self._method.granularity == "expert":
             return load_GE
-        return load_GE.view(len(load_GE), -1, self._experts_per_rank).sum(dim=2)
+        return load_GE.view(*load_GE.shape[:-1], -1, self._experts_per_rank).sum(dim=-1)
 
     def broken(self) -> Tensor:
         """Return the number of broken promises of this layer so far, a scalar on its device."""
         broken: Tensor = torch.tensor(0) + sum(self._sums.get(name, 0) for name in _BREACHES)
+        broken = broken + self.modalities.broken()
         if self.deviation is not None:
             broken = broken + (self.deviation > self._tolerance).to(broken.device)
         return broken
@@ -176,6 +203,8 @@ class LayerMeter:
     def breaches(self) -> str:
         """Return the broken promises of this layer in words, or an empty string."""
         parts = [text.format(n) for name, text in _BREACHES.items() if (n := self.count(name))]
+        if wrong := int(self.modalities.broken()):
+            parts.append(f"the wrong modality dropped in {wrong} buckets")
         off = 0.0 if self.deviation is None else float(self.deviation)
         if off > self._tolerance:
             parts.append(f"weights off by {off:.1e}" if off < math.inf else "weights are NaN")
@@ -203,14 +232,21 @@ class LayerMeter:
             "load_before": self._list("load_before"),
             "load_after": self._list("load_after"),
             "score_by_rank": scores,
-            "peak": {name: _summary(peaks) for name, peaks in sorted(self._peaks.items())},
+            "peak": {
+                name: summary(torch.stack(peaks)) for name, peaks in sorted(self._peaks.items())
+            },
             "grid": {
                 "gamma": list(GAMMA_GRID),
-                "drop_rate": [round(n / total, _DIGITS) for n in self._list("grid_dropped")],
+                "drop_rate": [round(n / total, DIGITS) for n in self._list("grid_dropped")],
                 "pad_waste": [_rounded(_share(unused, slots)) for unused, slots in grid],
-                "effective_gamma": [round(slots / total, _DIGITS) for slots in grid_slots],
+                "effective_gamma": [round(slots / total, DIGITS) for slots in grid_slots],
             },
             "weight_deviation": 0.0 if self.deviation is None else _finite(float(self.deviation)),
+            **(
+                {"modalities": self.modalities.report(self.layer.top_k)}
+                if self.modalities.has_images
+                else {}
+            ),
         }
 
     def _list(self, name: str) -> list[Any]:
@@ -224,22 +260,21 @@ def _sorted(score_TE: Tensor) -> Tensor:
     return score_TE.sort(dim=-1).values
 
 
-def _loads(index_TS: Tensor, counts_TS: Tensor, groups: TokenGroups, n_experts: int) -> Tensor:
-    """Return the number of counted slots from each group to each expert [G, E]."""
-    bucket_TS = groups.group_T[:, None] * n_experts + index_TS
-    load = torch.zeros(len(groups.tokens) * n_experts, dtype=torch.int64, device=index_TS.device)
-    load.scatter_add_(0, bucket_TS.reshape(-1), counts_TS.long().reshape(-1))
-    return load.view(-1, n_experts)
+def _loads(
+    cell_T: Tensor, index_TS: Tensor, counts_TS: Tensor, shape_GME: tuple[int, int, int]
+) -> Tensor:
+    """Return the number of counted slots from each group and modality to each expert [G, M, E].
 
-
-def _summary(peaks: list[Tensor]) -> dict[str, float]:
-    values = torch.stack(peaks).double()
-    found = {"mean": values.mean(), "max": values.max(), "last": values[-1]}
-    return {name: round(float(value), _DIGITS) for name, value in found.items()}
+    ``cell_T`` is the place of each token's group and modality among all of them.
+    """
+    load = torch.zeros(shape_GME, dtype=torch.int64, device=index_TS.device)
+    bucket_TS = cell_T[:, None] * shape_GME[2] + index_TS
+    load.view(-1).scatter_add_(0, bucket_TS.reshape(-1), counts_TS.long().reshape(-1))
+    return load
 
 
 def _rounded(ratio: float | None) -> float | None:
-    return None if ratio is None else round(ratio, _DIGITS)
+    return None if ratio is None else round(ratio, DIGITS)
 
 
 def ratios(counts: Mapping[str, int], method: Method) -> dict[str, float | None]:

@@ -13,6 +13,8 @@ from capmoe_eval.errors import EnforcementError
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.layer_meter import SCALARS, LayerMeter, ratios
 from capmoe_eval.wrapper.layers import MoeLayer
+from capmoe_eval.wrapper.modality import MODALITIES
+from capmoe_eval.wrapper.modality_meter import COUNTS
 from capmoe_eval.wrapper.plan import ForwardPlan
 from capmoe_eval.wrapper.ranks import ALONE
 
@@ -98,7 +100,7 @@ class Meter:
                 layer.deviation = worst
 
     def proofs(self) -> dict[str, Any]:
-        """Return the seven promises of ``docs/methods.md`` with their counts, JSON-ready."""
+        """Return the promises of ``docs/methods.md`` with their counts, JSON-ready."""
         checked = sum(layer.forwards for layer in self.layers)
         violations, pad_slots, unenforced, overloaded = (
             sum(layer.count(name) for layer in self.layers)
@@ -125,7 +127,20 @@ class Meter:
                 "checked": self._constrained,
             },
             "kernel_agrees": self.kernel_agrees,
+            **({"modality_order": self._modality_order(checked)} if self._has_images else {}),
         }
+
+    @property
+    def _has_images(self) -> bool:
+        """True if a token of an image was counted."""
+        return any(layer.modalities.has_images for layer in self.layers)
+
+    def _modality_order(self, checked: int) -> dict[str, Any]:
+        if self.method.modality == "uniform":
+            return {"passed": None, "why": "no modality is dropped first"}
+        orders = [layer.modalities.order() for layer in self.layers]
+        total = {name: sum(order[name] for order in orders) for name in orders[0]}
+        return {"passed": not total["violations"], **total, "checked": checked}
 
     def _pads_take_no_slot(self, pad_slots: int, checked: int) -> dict[str, Any]:
         if self.method.is_stock:
@@ -155,6 +170,7 @@ class Meter:
             "peak_after": max(peak("after", "max"), default=None),
             "mean_peak_before": _mean(peak("before", "mean")),
             "mean_peak_after": _mean(peak("after", "mean")),
+            **({"modalities": _by_modality(layers)} if self._has_images else {}),
         }
 
     def report(self) -> dict[str, Any]:
@@ -164,6 +180,22 @@ class Meter:
             "layers": [layer.report() for layer in self.layers],
             "proofs": self.proofs(),
         }
+
+
+def _by_modality(layers: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the sums over layers of each modality; its tokens are those of one layer."""
+    found = {}
+    for name in MODALITIES:
+        parts = [layer["modalities"][name] for layer in layers]
+        asked = sum(sum(part["load_before"]) for part in parts)
+        total = {count: sum(part[count] for part in parts) for count in COUNTS}
+        tokens = max(part["tokens"] for part in parts)
+        found[name] = {
+            **total,
+            "tokens": tokens,
+            "drop_rate": total["dropped"] / max(asked, 1),
+        }
+    return found
 
 
 def _mean(values: list[float]) -> float | None:

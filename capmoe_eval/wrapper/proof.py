@@ -17,6 +17,7 @@ from capmoe_eval.wrapper.forward import hooked
 from capmoe_eval.wrapper.kernel import kept_pairs_kernel
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.meter import Meter
+from capmoe_eval.wrapper.modality import placeholder_ids
 from capmoe_eval.wrapper.ranks import ALONE
 
 # Shape suffixes: B sequences, S positions (of a batch) or slots (of a token), T tokens, H hidden
@@ -63,8 +64,10 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _probe_tokens(model: Any, n_sequences: int) -> Tensor:
-    """Return a small batch of sequences of 8 tokens, on the device of the model's inputs."""
-    tokens = torch.arange(8 * n_sequences) * 7919 % int(model.config.get_text_config().vocab_size)
+    """Return a small batch of sequences of 8 tokens of text, on the device of the inputs."""
+    text = torch.arange(int(model.config.get_text_config().vocab_size))
+    text = text[~torch.isin(text, torch.tensor(placeholder_ids(model.config)))]
+    tokens = text[torch.arange(8 * n_sequences) * 7919 % len(text)]
     devices = (parameter.device for parameter in model.parameters() if not parameter.is_meta)
     return tokens.view(-1, 8).to(next(devices, torch.device("cpu")))
 

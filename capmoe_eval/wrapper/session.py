@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -43,7 +44,8 @@ def capacity_aware(
         verify: Prove on entry, by a few small forwards, that γ=∞ gives the model's own logits, and
             that the experts kernel computes the kept pairs as the stock kernel does.
         **knobs: The other fields of :class:`Method`: ep_size, scope, candidates, m, protect_topk,
-            max_k, rounds, granularity, rounding, count_padding, decode, renormalize, seed.
+            max_k, rounds, granularity, rounding, count_padding, decode, renormalize, modality,
+            seed.
 
     Yields:
         The meter: per-layer loads, drops, peaks, padding waste, proofs.
@@ -74,9 +76,21 @@ def capacity_aware(
     if not layer_count["passed"]:
         raise UsageError(
             f"model={type(model).__name__}: its configuration announces {layer_count['expected']} "
-            f"MoE layers, {layer_count['hooked']} were found; this architecture is not supported"
+            f"MoE layers, {layer_count['hooked']} were found; {_why_another_number(model)}"
         )
     if verify:
         prove_on_entry(model, meter)
     with hooked(model, meter):
         yield meter
+
+
+def _why_another_number(model: nn.Module) -> str:
+    """Return why a model has another number of MoE layers than announced, as far as it is known."""
+    for layer in model.modules():
+        if "moe_mm_token_type_ids" in inspect.signature(layer.forward).parameters:  # ERNIE-4.5-VL
+            return (
+                "text and images have experts of their own, which never compete for one capacity, "
+                "so that neither can be dropped before the other; this architecture is not "
+                "supported"
+            )
+    return "this architecture is not supported"

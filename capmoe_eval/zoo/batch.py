@@ -40,6 +40,10 @@ class Batch:
     position_ids_BS: Tensor
     labels_BS: Tensor
 
+    def seen(self) -> dict[str, Tensor]:
+        """Return what else the model takes, by its names."""
+        return {}
+
 
 class NumberedBatches(Protocol):
     """Batches that depend on their number alone, so that a killed training goes on exactly."""

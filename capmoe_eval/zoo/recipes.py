@@ -11,6 +11,8 @@ import torch
 from tokenizers import Tokenizer
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    LlavaProcessor,
     MistralConfig,
     PretrainedConfig,
     PreTrainedModel,
@@ -23,9 +25,11 @@ from capmoe_eval.experiment.names import split_seed
 from capmoe_eval.wrapper.checkpoint import load_checkpoint
 from capmoe_eval.zoo.banking77 import QueryBatches, banking77_tokenizer, train_split
 from capmoe_eval.zoo.batch import NumberedBatches
+from capmoe_eval.zoo.llava import llava_config, picture_processor
 from capmoe_eval.zoo.miniworld.packing import Batches
 from capmoe_eval.zoo.miniworld.tokenizer import MAX_POSITIONS, miniworld_tokenizer
 from capmoe_eval.zoo.miniworld.world import world
+from capmoe_eval.zoo.pictures.corpus import PictureBatches, picture_tokenizer
 from capmoe_eval.zoo.synthetic.models import tiny_config
 from capmoe_eval.zoo.synthetic.tokenizer import wrapped
 from capmoe_eval.zoo.train import Schedule, train
@@ -51,6 +55,7 @@ class Recipe:
         ep_size: Number of ranks as in the paper's deployment; it divides the number of experts.
         seed: Seed of the first weights and of the corpus.
         data: Train data.
+        vision: Fields of the configuration of a CLIP tower, for a LLaVA; None for a model of text.
     """
 
     family: str
@@ -63,7 +68,8 @@ class Recipe:
     aux: float = 1e-5
     ep_size: int = 8
     seed: int = 0
-    data: Literal["miniworld", "banking77"] = "miniworld"
+    data: Literal["miniworld", "banking77", "pictures"] = "miniworld"
+    vision: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -100,27 +106,49 @@ def trained_model(name: str, *, dtype: torch.dtype = torch.bfloat16) -> PreTrain
     Raises:
         UsageError: If the name is unknown or there are no weights.
     """
-    recipe(name)
+    kind = _kind(recipe(name))
     directory = WEIGHTS / name
     if not (directory / "model.safetensors").is_file():
         raise UsageError(
             f"no weights in {directory}; `python -m capmoe_eval.tiny train {name}` makes them"
         )
-    model: PreTrainedModel = load_checkpoint(directory, dtype=dtype)
+    model: PreTrainedModel = load_checkpoint(directory, kind=kind, dtype=dtype)
     return model
 
 
 def trained_tokenizer(name: str) -> PreTrainedTokenizerFast:
     """Return the tokenizer of a trained model: its own, or that of the mini-world."""
-    own = WEIGHTS / name / "tokenizer.json"
-    if own.is_file():
-        return wrapped(Tokenizer.from_file(str(own)), MAX_POSITIONS)
+    directory = WEIGHTS / name
+    if (directory / "tokenizer.json").is_file():
+        return own_tokenizer(directory)
     return miniworld_tokenizer()
 
 
+def own_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
+    """Return the tokenizer in a model's directory."""
+    return wrapped(Tokenizer.from_file(str(directory / "tokenizer.json")), MAX_POSITIONS)
+
+
+def trained_processor(name: str) -> LlavaProcessor:
+    """Return the processor of texts and pictures of a trained model with a tower.
+
+    Raises:
+        UsageError: If the name is unknown, or the model reads no pictures.
+    """
+    if recipe(name).vision is None:
+        raise bad_choice("name", name, [key for key, value in ZOO.items() if value.vision])
+    return picture_processor(trained_tokenizer(name))
+
+
 def configuration(chosen: Recipe, vocab_size: int) -> PretrainedConfig:
-    """Return the configuration of a model that is trained by a recipe."""
-    return tiny_config(chosen.family, vocab_size, **chosen.changes)
+    """Return the configuration of a model that is trained by a recipe.
+
+    The last token of a model with a tower stands for a part of a picture.
+    """
+    text = tiny_config(chosen.family, vocab_size, **chosen.changes)
+    if chosen.vision is None:
+        return text
+    return llava_config(text, chosen.vision, image_token_id=vocab_size - 1)
 
 
 def corpus_seed(seed: int) -> int:
@@ -160,10 +188,11 @@ def build(
     tokenizer, batches = _data(chosen, corpus_seed(start), steps)
     vocabulary = len(tokenizer)
     dense_steps = 0 if scratch else chosen.dense_steps * steps // chosen.steps
-    model = _fresh(configuration(chosen, vocabulary), start)
+    model = _fresh(_kind(chosen), configuration(chosen, vocabulary), start)
     losses: list[float] = []
     if dense_steps:
-        dense = _fresh(MistralConfig(vocab_size=vocabulary, **_RECIPES.dense), start)
+        config = MistralConfig(vocab_size=vocabulary, **_RECIPES.dense)
+        dense = _fresh(AutoModelForCausalLM, config, start)
         say(f"dense: {_millions(dense)} million parameters")
         schedule = Schedule(dense_steps, rate=chosen.rate, decay=chosen.decay)
         # Models that are upcycled from the same dense model share its checkpoint.
@@ -187,15 +216,24 @@ def _data(chosen: Recipe, seed: int, steps: int) -> tuple[PreTrainedTokenizerFas
     if chosen.data == "miniworld":
         tokenizer = miniworld_tokenizer()
         return tokenizer, Batches(world(), tokenizer, seed, early=steps // 2)
+    if chosen.data == "pictures":
+        tokenizer = picture_tokenizer()
+        return tokenizer, PictureBatches(tokenizer, seed, steps)
     queries = train_split()
     tokenizer = banking77_tokenizer(queries)
     return tokenizer, QueryBatches(queries, tokenizer, seed)
 
 
-def _fresh(config: PretrainedConfig, seed: int) -> PreTrainedModel:
+def _kind(chosen: Recipe) -> Any:
+    """Return the class of transformers that makes and loads the model of a recipe."""
+    return AutoModelForImageTextToText if chosen.vision else AutoModelForCausalLM
+
+
+def _fresh(kind: Any, config: PretrainedConfig, seed: int) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model: PreTrainedModel = kind.from_config(config, dtype=torch.float32)
+        return model
 
 
 def _millions(model: PreTrainedModel) -> str:
@@ -214,11 +252,13 @@ def save(model: PreTrainedModel, directory: Path) -> None:
         file.chmod(0o644)  # safetensors makes its files private
 
 
-def save_tokenizer(directory: Path) -> None:
-    """Write the tokenizer of the model of real text beside its weights.
+def save_tokenizer(name: str, directory: Path) -> None:
+    """Write the tokenizer of a model beside its weights, where it is not that of the mini-world.
 
     Raises:
         OSError: If the directory cannot be written.
     """
-    tokenizer = banking77_tokenizer(train_split())
-    tokenizer.backend_tokenizer.save(str(directory / "tokenizer.json"))
+    chosen = recipe(name)
+    if chosen.data != "miniworld":
+        tokenizer, _ = _data(chosen, corpus_seed(chosen.seed), chosen.steps)
+        tokenizer.backend_tokenizer.save(str(directory / "tokenizer.json"))

@@ -128,7 +128,8 @@ def batch_loss(model: PreTrainedModel, batch: Batch, aux: float) -> Tensor:
         input_ids=batch.input_ids_BS,
         position_ids=batch.position_ids_BS,
         use_cache=False,
-        output_router_logits=aux > 0,
+        **({"output_router_logits": True} if aux > 0 else {}),
+        **batch.seen(),
     )
     next_BS = batch.labels_BS[:, 1:]
     labelled_BS = next_BS != IGNORED
@@ -163,7 +164,8 @@ def _optimizer(model: nn.Module, schedule: Schedule) -> torch.optim.AdamW:
 def _kernel(model: PreTrainedModel, name: str) -> None:
     """Set the experts' kernel of a model; do nothing for a dense one."""
     if any(hasattr(module, "num_experts") for module in model.modules()):
-        model.set_experts_implementation(name)
+        # The decoder: a class with a tower takes none.
+        model.get_decoder().set_experts_implementation(name)
 
 
 def _save(

@@ -42,6 +42,7 @@ OTHERS: dict[type, dict[str, Any]] = {
         "metric": "acc",
         "fewshot": 5,
         "filter": "strict-match",
+        "images": True,
     },
 }
 CHANGES = [
@@ -60,6 +61,22 @@ def test_every_field_is_part_of_the_identity(kind: type, field: str) -> None:
         changed = dataclasses.replace(CELL, task=dataclasses.replace(TASK, **change))
     assert changed.digest != CELL.digest
     assert Cell.from_identity(changed.identity()) == changed
+
+
+def test_a_task_without_images_has_no_modality() -> None:
+    first = dataclasses.replace(CELL, method=Method("score", 1.0, modality="image_first"))
+    assert first == CELL and first.digest == CELL.digest
+    images = dataclasses.replace(TASK, images=True)
+    seen = [
+        dataclasses.replace(CELL, task=images, method=Method("score", 1.0, modality=modality))
+        for modality in ("uniform", "image_first", "text_first")
+    ]
+    assert len({cell.digest for cell in (CELL, *seen)}) == 4
+    assert seen[1].label == f"{CELL.label}-image_first"
+    for cell in seen:
+        assert Cell.from_identity(cell.identity()) == cell
+    with pytest.raises(UsageError, match="batch_size=auto: obqa asks about images"):
+        dataclasses.replace(seen[0], method=Method("baseline"), batch_size="auto")
 
 
 def test_the_digest_of_a_cell_stays() -> None:

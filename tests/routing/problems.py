@@ -23,6 +23,7 @@ class Case:
     groups: TokenGroups
     counted_BS: Tensor
     method: Method
+    image_T: Tensor
 
     @property
     def top_k(self) -> int:
@@ -45,6 +46,7 @@ class Case:
             group=self.groups.group_T.tolist(),
             rank=self.groups.rank_T.tolist(),
             random=_random_key(score_TE.shape, self.method.seed, stream).tolist(),
+            image=self.image_T.tolist(),
         )
 
 
@@ -64,6 +66,7 @@ def methods(
         rounds=draw(st.integers(1, 4)),
         granularity=draw(st.sampled_from(["expert", "device"])),
         rounding=draw(st.sampled_from(["ceil", "floor"])),
+        modality=draw(st.sampled_from(["uniform", "image_first", "text_first"])),
         seed=draw(st.integers(0, 3)),
     )
 
@@ -102,7 +105,10 @@ def cases(
         jitter_TE += eligible_TE * 10.0
     topk_TK = (ranking_TE + jitter_TE).topk(top_k, dim=1).indices
     scores = Scores(score_TE, topk_TK, choice_TE, eligible_TE)
-    return Case(scores, groups, counted_BS, groups_method)
+    image_T = torch.rand(groups.n_tokens, generator=generator) < draw(
+        st.sampled_from([0.0, 0.2, 0.7, 1.0])
+    )
+    return Case(scores, groups, counted_BS, groups_method, image_T)
 
 
 def kept_pairs(index_TS: Tensor, keep_TS: Tensor) -> list[tuple[int, int]]:

@@ -26,7 +26,7 @@ def test_tensors_agree_with_the_definition(
     name: str, data: st.DataObject, stream: tuple[int, int]
 ) -> None:
     case = data.draw(cases((name,)))
-    assignment = assign(case.scores, case.method, case.groups, stream=stream)
+    assignment = assign(case.scores, case.method, case.groups, image_T=case.image_T, stream=stream)
     pairs = kept_pairs(assignment.index_TS, assignment.keep_TS)
     assert len(pairs) == len(set(pairs)), "a pair is kept twice"
     assert set(pairs) == assign_reference(case.problem(stream), case.method)
@@ -35,7 +35,7 @@ def test_tensors_agree_with_the_definition(
 @settings(max_examples=200, deadline=None)
 @given(cases(METHODS))
 def test_first_slots_are_the_routers_own_choice(case: Case) -> None:
-    assignment = assign(case.scores, case.method, case.groups)
+    assignment = assign(case.scores, case.method, case.groups, image_T=case.image_T)
     assert torch.equal(assignment.index_TS[:, : case.top_k], case.scores.topk_TK)
 
 
@@ -45,7 +45,7 @@ def test_no_bucket_exceeds_its_bound(case: Case) -> None:
     method = case.method
     assume(method.bound is not None)  # γ=∞ is the baseline
     limits = bucket_limits(method, case.groups, top_k=case.top_k, n_experts=case.n_experts)
-    assignment = assign(case.scores, method, case.groups)
+    assignment = assign(case.scores, method, case.groups, image_T=case.image_T)
     local = case.n_experts // method.ep_size
     group = case.groups.group_T.tolist()
     load = Counter(
@@ -62,7 +62,7 @@ def test_token_drop_drops_exactly_the_overflow(case: Case) -> None:
     method = case.method
     assume(method.bound is not None)  # γ=∞ is the baseline
     limits = bucket_limits(method, case.groups, top_k=case.top_k, n_experts=case.n_experts)
-    assignment = assign(case.scores, method, case.groups)
+    assignment = assign(case.scores, method, case.groups, image_T=case.image_T)
     local = 1 if method.bound == "expert" else case.n_experts // method.ep_size
     group = case.groups.group_T.tolist()
     demand = Counter(
@@ -78,7 +78,7 @@ def test_a_bound_that_never_binds_keeps_everything(case: Case) -> None:
     """γ=E makes the whole decision, unlike γ=∞, which is the baseline."""
     method = dataclasses.replace(case.method, gamma=float(case.n_experts))
     groups = group_tokens(case.counted_BS, ep_size=method.ep_size, scope=method.scope)
-    assignment = assign(case.scores, method, groups)
+    assignment = assign(case.scores, method, groups, image_T=case.image_T)
     assert bool(assignment.keep_TS[:, : case.top_k].all())
     assert not bool(assignment.keep_TS[:, case.top_k :].any())
 
@@ -108,7 +108,7 @@ def test_expansion_never_hurts_an_underloaded_expert(case: Case) -> None:
     )
     groups = group_tokens(case.counted_BS, ep_size=drop.ep_size, scope=drop.scope)
     before = assign(case.scores, drop, groups)
-    after = assign(case.scores, expanded, case.groups)
+    after = assign(case.scores, expanded, case.groups, image_T=case.image_T)
     assert int(after.keep_TS.sum()) >= int(before.keep_TS.sum())
 
 
@@ -119,7 +119,8 @@ def test_protected_topk_keep_what_token_drop_keeps(case: Case) -> None:
     knobs = case.method.identity() | {"protect_topk": True, "max_k": False, "candidates": "global"}
     name = knobs.pop("method")
     gamma = float(knobs.pop("gamma"))
-    knobs.pop("m", None)
+    for knob in ("m", "modality"):  # an added pair goes before one that is dropped first
+        knobs.pop(knob, None)
     expanded = Method(name, gamma=gamma, **knobs)
     drop = Method(
         "score",
@@ -131,6 +132,93 @@ def test_protected_topk_keep_what_token_drop_keeps(case: Case) -> None:
     groups = group_tokens(case.counted_BS, ep_size=expanded.ep_size, scope=expanded.scope)
     own = assign(case.scores, expanded, groups).keep_TS[:, : case.top_k]
     assert torch.equal(own, kept)
+
+
+FIRST = ("image_first", "text_first")
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), modality=st.sampled_from(FIRST))
+def test_a_protected_pair_is_dropped_only_where_no_other_is_kept(
+    data: st.DataObject, modality: str
+) -> None:
+    case = data.draw(cases(CAPPED, gammas=[0.1, 0.5, 0.75, 1.0, 1.5]))
+    assume(not case.method.max_k)  # which drops pairs of a token for that token's own sake
+    method = dataclasses.replace(case.method, modality=modality)
+    assume(method.modality == modality)  # not the baseline
+    groups = group_tokens(case.counted_BS, ep_size=method.ep_size, scope=method.scope)
+    assignment = assign(case.scores, method, groups, image_T=case.image_T)
+    kept = set(kept_pairs(assignment.index_TS, assignment.keep_TS))
+    sharing = 1 if method.bound == "expert" else case.n_experts // method.ep_size
+    group, image = groups.group_T.tolist(), case.image_T.tolist()
+    keeps_other = {
+        (group[t], e // sharing) for t, e in kept if image[t] == (modality == "image_first")
+    }
+    candidates = {(t, e) for t, row in enumerate(case.scores.topk_TK.tolist()) for e in row}
+    if method.candidate_rule == "global":
+        eligible_TE = torch.ones_like(case.scores.score_TE, dtype=torch.bool)
+        if case.scores.eligible_TE is not None:
+            eligible_TE = case.scores.eligible_TE
+        candidates |= {(t, e) for t, e in eligible_TE.nonzero().tolist()}
+    for t, e in candidates - kept:
+        if image[t] == (modality == "text_first"):
+            assert (group[t], e // sharing) not in keeps_other
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), modality=st.sampled_from(FIRST), image=st.booleans())
+def test_a_priority_changes_nothing_among_tokens_of_one_modality(
+    data: st.DataObject, modality: str, image: bool
+) -> None:
+    case = data.draw(cases(METHODS))
+    first = dataclasses.replace(case.method, modality=modality)
+    image_T = torch.full_like(case.image_T, image)
+    decided = [
+        assign(
+            case.scores,
+            method,
+            group_tokens(case.counted_BS, ep_size=method.ep_size, scope=method.scope),
+            image_T=image_T,
+        )
+        for method in (first, dataclasses.replace(first, modality="uniform"))
+    ]
+    one, other = (set(kept_pairs(each.index_TS, each.keep_TS)) for each in decided)
+    assert one == other
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), modality=st.sampled_from(FIRST))
+def test_a_priority_subtracts_one_from_scores_below_one(data: st.DataObject, modality: str) -> None:
+    """As the released code has it: the ranking by score - 1, the weights by the score."""
+    case = data.draw(cases(("score", "expanded_drop", "token_reroute")))
+    assume(case.method.keep == "score" and float(case.scores.score_TE.max()) < 1)
+    # The released code protects no top-k. Token Reroute goes on with the scores themselves.
+    method = dataclasses.replace(case.method, modality=modality, protect_topk=False)
+    groups = group_tokens(case.counted_BS, ep_size=method.ep_size, scope=method.scope)
+    assignment = assign(case.scores, method, groups, image_T=case.image_T)
+    uniform = dataclasses.replace(method, modality="uniform")
+    plain = Case(case.scores, groups, case.counted_BS, uniform, case.image_T).problem()
+    lowered = [image == (modality == "image_first") for image in plain.image]
+    score = [[s - one for s in row] for row, one in zip(plain.score, lowered, strict=True)]
+    kept = assign_reference(dataclasses.replace(plain, score=score), uniform)
+    assert set(kept_pairs(assignment.index_TS, assignment.keep_TS)) == kept
+
+
+def test_a_modality_goes_first_whatever_its_scores() -> None:
+    scores = Scores(torch.tensor([[0.9], [0.8], [0.2], [0.1]]), torch.zeros(4, 1, dtype=torch.long))
+    groups = group_tokens(torch.ones(1, 4, dtype=torch.bool))
+    image_T = torch.tensor([True, True, False, False])
+
+    def kept(keep: str, modality: str, gamma: float) -> list[int]:
+        method = Method(keep, gamma=gamma, modality=modality)
+        assignment = assign(scores, method, groups, image_T=image_T)
+        return assignment.keep_TS[:, 0].nonzero().squeeze(1).tolist()
+
+    assert kept("score", "uniform", 0.5) == kept("score", "text_first", 0.5) == [0, 1]
+    assert kept("score", "image_first", 0.5) == [2, 3]
+    assert kept("score", "image_first", 0.75) == [0, 2, 3]
+    assert kept("reverse_order", "image_first", 0.75) == [1, 2, 3]
+    assert kept("order", "text_first", 0.75) == [0, 1, 2]
 
 
 def test_all_equal_scores_keep_the_lowest_tokens() -> None:

@@ -21,6 +21,7 @@ GROUPING = {
     "scope": ("batch", "sequence"),
     "granularity": ("expert", "device"),
     "rounding": ("ceil", "floor"),
+    "modality": ("uniform", "image_first"),
 }
 KNOBS = {
     "order": GROUPING,
@@ -87,12 +88,14 @@ LARGE = [problem(number, 12, 1 + number % 3, 24) for number in range(6, 12)]
 def case(method: Method, at: tuple[Scores, object]) -> Case:
     scores, counted_BS = at
     groups = group_tokens(counted_BS, ep_size=method.ep_size, scope=method.scope)
-    return Case(scores, groups, counted_BS, method)
+    # Little text where K is large: its added pairs do not fill all buckets.
+    image_T = torch.arange(groups.n_tokens) % (3 + 9 * (scores.topk_TK.shape[1] - 1)) > 0
+    return Case(scores, groups, counted_BS, method, image_T)
 
 
 def decided(method: Method, at: tuple[Scores, object]) -> frozenset[tuple[int, int]]:
     here = case(method, at)
-    assignment = assign(here.scores, method, here.groups, stream=STREAM)
+    assignment = assign(here.scores, method, here.groups, image_T=here.image_T, stream=STREAM)
     return frozenset(kept_pairs(assignment.index_TS, assignment.keep_TS))
 
 
@@ -169,6 +172,13 @@ ALIKE = [
         ("score", 0.6, {"granularity": "device"}),
     ),
     (("score", -0.0, {}), ("score", 0.0, {})),
+    (("score", math.inf, {"modality": "image_first"}), ("baseline", None, {})),
+    (("random", 0.0, {"modality": "text_first"}), ("score", 0.0, {})),
+    (("expert_drop", 1.0, {"modality": "text_first"}), ("expert_drop", None, {})),
+    (
+        ("expanded_drop", math.inf, {"modality": "text_first", "max_k": True}),
+        ("expanded_drop", math.inf, {"max_k": True}),
+    ),
 ]
 
 
@@ -191,6 +201,16 @@ DIFFERENT = [
     (("score", 0.0, {"decode": "constrained"}), ("score", 0.0, {})),
     (("device_drop", 7.9, {"ep_size": 8}), ("baseline", None, {})),
     (("token_reroute", 1.0, {"rounds": 2}), ("score", 1.0, {})),
+    (("score", 1.0, {"modality": "image_first"}), ("score", 1.0, {})),
+    # An added pair of text goes before an image's own.
+    (
+        (
+            "expanded_drop",
+            0.6,
+            {"granularity": "device", "protect_topk": True, "modality": "image_first"},
+        ),
+        ("score", 0.6, {"granularity": "device", "modality": "image_first"}),
+    ),
     # m ≥ E-K adds all experts, but E and K are the model's.
     (
         ("expanded_drop", 1.0, {"candidates": "ranked", "m": 999}),

@@ -19,6 +19,8 @@ def test_knobs_without_effect_are_no_part_of_the_identity() -> None:
     )
     assert Method("expanded_drop", 1.0, m=9) == Method("expanded_drop", 1.0)
     assert Method("expanded_drop", 1.0, candidates="ranked", m=9).m == 9
+    assert "modality" not in Method("score", 1.0).identity()  # as before there was the knob
+    assert Method("score", 1.0, modality="text_first").identity()["modality"] == "text_first"
 
 
 def test_device_drop_is_score_at_device_level() -> None:
@@ -28,15 +30,17 @@ def test_device_drop_is_score_at_device_level() -> None:
 def test_identity_rebuilds_the_method() -> None:
     for name in METHODS:
         for gamma in (0.0, 1.5, math.inf):
-            method = Method(name, gamma=gamma, ep_size=2, candidates="ranked", m=3, seed=5)
-            knobs = method.identity()
-            gamma_knob = knobs.pop("gamma", None)
-            rebuilt = Method(
-                knobs.pop("method"),
-                gamma=None if gamma_knob is None else float(gamma_knob),
-                **knobs,
-            )
-            assert rebuilt == method
+            for modality in ("uniform", "image_first"):
+                named = {"candidates": "ranked", "m": 3, "seed": 5, "modality": modality}
+                method = Method(name, gamma=gamma, ep_size=2, **named)
+                knobs = method.identity()
+                gamma_knob = knobs.pop("gamma", None)
+                rebuilt = Method(
+                    knobs.pop("method"),
+                    gamma=None if gamma_knob is None else float(gamma_knob),
+                    **knobs,
+                )
+                assert rebuilt == method
 
 
 @pytest.mark.parametrize(
@@ -55,6 +59,7 @@ def test_identity_rebuilds_the_method() -> None:
         (Method("token_reroute", 1.0, rounds=1, ep_size=8), "score-g1-ep8"),
         (Method("random", 0.0, ep_size=8, seed=2), "score-g0-ep8"),
         (Method("score", math.inf, ep_size=8), "baseline"),
+        (Method("score", 0.5, ep_size=8, modality="image_first"), "score-g0.5-ep8-image_first"),
     ],
 )
 def test_a_label_names_what_differs_from_the_defaults(method: Method, label: str) -> None:
@@ -75,6 +80,7 @@ def test_a_label_names_what_differs_from_the_defaults(method: Method, label: str
         ({"name": "score", "gamma": 1, "ep_size": 1.5}, "ep_size=1.5: must be a whole number"),
         ({"name": "score", "gamma": 1, "scope": "bach"}, "scope=bach: did you mean 'batch'?"),
         ({"name": "score", "gamma": 1, "max_k": "yes"}, "max_k=yes: must be true or false"),
+        ({"name": "score", "gamma": 1, "modality": "image"}, "modality=image: did you mean 'image"),
     ],
 )
 def test_bad_knobs_give_one_clear_line(knobs: dict[str, object], line: str) -> None:

@@ -238,7 +238,11 @@ def build(
     config = small_config(one.config_class, chosen)
     if experts is not None:
         config._experts_implementation = experts
-    model: PreTrainedModel = one(config).eval()
+    return with_opinions(one(config))
+
+
+def with_opinions(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the model with routers that have an opinion and with biases that are not zero."""
     for name, parameter in model.named_parameters():
         if "experts" in name:
             nn.init.normal_(parameter, std=0.3)
@@ -249,7 +253,7 @@ def build(
             nn.init.normal_(tensor, std=0.2)
         if name.endswith("tid2eid"):  # experts of each token
             tensor.copy_(torch.rand(len(tensor), 8).argsort(dim=1)[:, : tensor.shape[1]])
-    return model
+    return model.eval()
 
 
 def count_experts(model: nn.Module) -> int:
@@ -319,6 +323,8 @@ def _logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
 
 def document() -> str:
     """Return ``docs/models.md``."""
+    from tests.wrapper.images import with_images
+
     findings = [examine(family) for family in families()]
     supported = [finding for finding in findings if not finding.refused]
     rows = [
@@ -346,6 +352,8 @@ def document() -> str:
             ).splitlines(),
             *rows,
             "",
+            *with_images().splitlines(),
+            "",
             "## Refused",
             "",
             *refusals,
@@ -361,8 +369,8 @@ _HEAD = """\
 its experts interface run under a capacity. Of each, a model with random weights was built in small,
 with a bias that is not zero where the family has one, and run at γ=1: every promise of
 [methods.md](methods.md) held, tokens were dropped, and the model was itself again afterwards. A
-multimodal model is given text alone. Made by `python -m tests.wrapper.architectures`; a test keeps
-it true.
+multimodal model is given text alone; [below](#with-images) images, too. Made by
+`python -m tests.wrapper.architectures`; a test keeps it true.
 
 A router is understood by what it does. It is given random hidden states and a random bias; of all
 recipes the one is taken whose scores and weights, computed from the router's logits, are the

@@ -32,7 +32,7 @@ def metered(method: Method, n_experts: int, batches: Batches) -> dict[str, Any]:
         plan = ForwardPlan(method, number, counted_BS=counted_BS, decode=False)
         chosen_NK = torch.arange(counted_BS.numel() * TOP_K).view(-1, TOP_K) % n_experts
         deviation = torch.tensor(0.0)
-        meter.note_router(chosen_NK[plan.groups.rows_T], plan.groups, deviation, torch.float32)
+        meter.note_router(chosen_NK[plan.groups.rows_T], deviation, torch.float32)
         meter.note_experts(chosen_NK, plan)
     return meter.report()
 

@@ -76,8 +76,7 @@ def _train(options: argparse.Namespace) -> None:
     )
     with writing("--out", directory):
         recipes.save(model, directory)
-        if chosen.data == "banking77":
-            recipes.save_tokenizer(directory)
+        recipes.save_tokenizer(options.name, directory)
         cards.write(options.name, directory, cards.Training(steps, options.seed, losses), say=say)
 
 

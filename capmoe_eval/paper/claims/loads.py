@@ -167,7 +167,11 @@ def check_promise(name: str, evidence: Evidence) -> CheckResult:
     if name not in Proofs.model_fields:
         raise ValueError(f"promise: {name!r} is none of {', '.join(Proofs.model_fields)}")
     kept, broken = (
-        [str(one.path) for one in evidence.records if getattr(one.proofs, name).passed is answer]
+        [
+            str(one.path)
+            for one in evidence.records
+            if (promise := getattr(one.proofs, name)) is not None and promise.passed is answer
+        ]
         for answer in (True, False)
     )
     if not kept and not broken:

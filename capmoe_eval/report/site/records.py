@@ -165,10 +165,10 @@ def _feet(number: int) -> list[str]:
 
 def _proofs(proofs: Proofs) -> Iterator[tuple[str, bool | None, str, str]]:
     """Yield each promise's name, whether it was kept, its meaning, and what was counted."""
-    for name, field in sorted(type(proofs).model_fields.items()):
-        promise = getattr(proofs, name)
-        counted = ", ".join(f"{key} {text(n)}" for key, n in sorted(promise.model_extra.items()))
-        yield name, promise.passed, field.description or "", counted
+    for name, promise, meaning in proofs.given():
+        counts = promise.model_extra or {}
+        counted = ", ".join(f"{key} {text(n)}" for key, n in sorted(counts.items()))
+        yield name, promise.passed, meaning, counted
 
 
 def _lines(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -16,13 +16,15 @@ from transformers.distributed.expert_parallel import apply_expert_parallelism
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.wrapper.layers import find_moe_layers
+from capmoe_eval.wrapper.modality import ImageFinder
 from capmoe_eval.wrapper.parallel.dispatch import IMPLEMENTATION
+from capmoe_eval.wrapper.parallel.images import own_images
 from capmoe_eval.wrapper.parallel.world import World, own_rows
 from capmoe_eval.wrapper.plan import read_call
 from capmoe_eval.wrapper.ranks import ALONE, ranks_in
 
 # The arguments of a forward whose first dimension is the batch.
-_IDS = ("input_ids", "inputs_embeds", "position_ids", "token_type_ids")
+_IDS = ("input_ids", "inputs_embeds", "position_ids", "token_type_ids", "mm_token_type_ids")
 _BATCHED = (*_IDS, "attention_mask", "labels")
 
 
@@ -77,6 +79,7 @@ def split_batches(model: nn.Module) -> None:
         raise UsageError(f"model={type(model).__name__}: its experts are not spread over processes")
     world = worlds[0]
     signature = inspect.signature(model.forward)
+    images = ImageFinder(model)
     n_sequences = 0  # of the batch that is computed
 
     def take_own(
@@ -87,9 +90,14 @@ def split_batches(model: nn.Module) -> None:
         n_sequences = len(tokens)
         rows = own_rows(n_sequences, world.rank, world.size)
         world.idle = rows.start == rows.stop
+        image_BS = images.find(arguments, tokens, "uniform")
+        own_images(arguments, image_BS, slice(0, 1) if world.idle else rows)
         for name in _BATCHED:
             value = arguments.get(name)
-            if isinstance(value, Tensor) and value.ndim > 1 and len(value) == n_sequences:
+            if name == "position_ids" and isinstance(value, Tensor) and value.ndim == 3:
+                # Of time, height and width: the batch comes behind them.
+                arguments[name] = world.own(value.transpose(0, 1)).transpose(0, 1)
+            elif isinstance(value, Tensor) and value.ndim > 1 and len(value) == n_sequences:
                 arguments[name] = world.own(value)
         return (), arguments
 

@@ -26,18 +26,48 @@ from capmoe_eval.experiment.datasource import cache_directory
 from capmoe_eval.zoo.synthetic.documents import Configs, documents
 
 _TEXTS = pa.list_(pa.string())
+_IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 _TYPES = {
+    "int16": pa.int16(),
     "int32": pa.int32(),
     "int64": pa.int64(),
     "text": pa.large_string(),
     "texts": _TEXTS,
     "choices": pa.struct([("text", _TEXTS), ("label", _TEXTS)]),
+    "image": _IMAGE,
+    "images": pa.list_(_IMAGE),
 }
-_COLUMNS = read_data(__package__, "columns.yaml", dict[str, Any])
-_SCHEMAS = {
-    path: pa.schema([(column, _TYPES[kind]) for column, kind in columns.items()])
-    for path, columns in _COLUMNS.items()
+# How datasets writes down types with other names.
+_FEATURES: Mapping[str, Any] = {
+    "text": {"dtype": "string", "_type": "Value"},
+    "texts": [{"dtype": "string", "_type": "Value"}],
+    "image": {"_type": "Image"},
+    "images": [{"_type": "Image"}],
 }
+#: The columns of a data set.
+Schemas = Mapping[str, pa.Schema]
+
+
+def schemas(columns: Mapping[str, Mapping[str, str]]) -> Schemas:
+    """Return the schemas of data sets: path → column → type, one of those of this module.
+
+    Where there are pictures, the schema says so to ``datasets``, which decodes them.
+    """
+    made = {}
+    for path, kinds in columns.items():
+        schema = pa.schema([(column, _TYPES[kind]) for column, kind in kinds.items()])
+        if {"image", "images"} & set(kinds.values()):
+            features = {
+                column: _FEATURES.get(kind, {"dtype": kind, "_type": "Value"})
+                for column, kind in kinds.items()
+            }
+            told = json.dumps({"info": {"features": features}})
+            schema = schema.with_metadata({"huggingface": told})
+        made[path] = schema
+    return made
+
+
+_SCHEMAS = schemas(read_data(__package__, "columns.yaml", dict[str, Any]))
 
 
 def synthetic_hub() -> Path:
@@ -45,7 +75,9 @@ def synthetic_hub() -> Path:
     return cached_hub("synthetic", documents(), title="synthetic stand-in")
 
 
-def cached_hub(name: str, content: Mapping[str, Configs], *, title: str) -> Path:
+def cached_hub(
+    name: str, content: Mapping[str, Configs], *, title: str, of: Schemas = _SCHEMAS
+) -> Path:
     """Return a directory of data sets in the user's cache, written if it is absent.
 
     The directory is ``$XDG_CACHE_HOME`` (or ``~/.cache``) ``/capmoe_eval/<name>-<hash>``, where
@@ -57,18 +89,19 @@ def cached_hub(name: str, content: Mapping[str, Configs], *, title: str) -> Path
         name: First part of the directory's name.
         content: Data set → configuration → split → rows, with the columns of the real data sets.
         title: Title of the data sets' cards.
+        of: The columns.
 
     Raises:
         OSError: If the cache cannot be written.
     """
     cache = cache_directory()
-    directory = cache / f"{name}-{_content_hash(content)}"
+    directory = cache / f"{name}-{_content_hash(content, of)}"
     if directory.is_dir():
         return directory
     cache.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(dir=cache, prefix=f".{directory.name}."))
     try:
-        write_documents(building, content, title=title)
+        write_documents(building, content, title=title, of=of)
         building.rename(directory)
     except OSError:
         # The directory exists if another process was first; its content is the same.
@@ -79,7 +112,9 @@ def cached_hub(name: str, content: Mapping[str, Configs], *, title: str) -> Path
     return directory
 
 
-def write_documents(directory: Path, content: Mapping[str, Configs], *, title: str) -> None:
+def write_documents(
+    directory: Path, content: Mapping[str, Configs], *, title: str, of: Schemas = _SCHEMAS
+) -> None:
     """Write data sets under ``directory``, in the layout of the hub.
 
     The bytes of the files depend only on the documents and the version of pyarrow.
@@ -88,17 +123,18 @@ def write_documents(directory: Path, content: Mapping[str, Configs], *, title: s
         directory: The root of the layout; it is created, and files in it are replaced.
         content: Data set → configuration → split → rows, with the columns of the real data sets.
         title: Title of the data sets' cards.
+        of: The columns.
 
     Raises:
         OSError: If a file cannot be written.
     """
-    version = _content_hash(content)
+    version = _content_hash(content, of)
     for path, configs in content.items():
         dataset = directory / path
         for config, splits in configs.items():
             (dataset / config).mkdir(parents=True, exist_ok=True)
             for split, rows in splits.items():
-                table = pa.Table.from_pylist(list(rows), schema=_SCHEMAS[path])
+                table = pa.Table.from_pylist(list(rows), schema=of[path])
                 pq.write_table(table, dataset / _file(config, split, version))
         (dataset / "README.md").write_text(_card(path, configs, version, title), encoding="utf-8")
 
@@ -120,7 +156,11 @@ def _card(path: str, configs: Configs, version: str, title: str) -> str:
     return "\n".join([*lines, *counts, ""])
 
 
-def _content_hash(content: Mapping[str, Configs]) -> str:
-    schemas = {path: str(schema) for path, schema in _SCHEMAS.items()}
-    canonical = json.dumps([content, schemas], sort_keys=True)
+def _content_hash(content: Mapping[str, Configs], of: Schemas) -> str:
+    columns = {path: str(schema) for path, schema in of.items()}
+    canonical = json.dumps([content, columns], sort_keys=True, default=_digest)
     return hashlib.sha256(canonical.encode("utf-8")).hexdigest()[:16]
+
+
+def _digest(stored: bytes) -> str:
+    return hashlib.sha256(stored).hexdigest()

@@ -10,10 +10,17 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from capmoe_eval.errors import bad_choice
 from capmoe_eval.experiment.data_file import read_data
+from capmoe_eval.zoo.llava import llava_config
 
 END_OF_TEXT_ID = 0
 PADDING_ID = 1
@@ -32,6 +39,8 @@ _CONFIGS = read_data(__package__, "tiny_models.yaml", dict[str, Any])
 _FAMILIES: dict[str, dict[str, Any]] = _CONFIGS["families"]
 TINY_FAMILIES = tuple(_FAMILIES)
 """The families that have a tiny model, by transformers' ``model_type``."""
+TINY_LLAVA = "llava_olmoe"
+"""The tiny model that also reads pictures: a CLIP tower before the tiny OLMoE."""
 
 
 def tiny_config(family: str, vocab_size: int, **changes: Any) -> PretrainedConfig:
@@ -76,11 +85,31 @@ def tiny_model(
     Raises:
         UsageError: If the family is unknown.
     """
-    config = tiny_config(family, vocab_size)
+    return _untrained(AutoModelForCausalLM, tiny_config(family, vocab_size), seed, dtype)
+
+
+def tiny_llava(
+    *, vocab_size: int, image_token_id: int, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> PreTrainedModel:
+    """Build ``TINY_LLAVA``, untrained, as :func:`tiny_model` does the others.
+
+    Args:
+        vocab_size: Number of tokens, that of a picture included.
+        image_token_id: Number of the token that stands for a part of a picture.
+        seed: Seed of the weights.
+        dtype: Type of the weights.
+    """
+    config = llava_config(tiny_config("olmoe", vocab_size), _CONFIGS["vision"], image_token_id)
+    return _untrained(AutoModelForImageTextToText, config, seed, dtype)
+
+
+def _untrained(
+    kind: Any, config: PretrainedConfig, seed: int, dtype: torch.dtype
+) -> PreTrainedModel:
     # torch.manual_seed would also seed the generators of accelerators, which the fork leaves out.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.no_grad():
         torch.default_generator.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model: PreTrainedModel = kind.from_config(config, dtype=torch.float32)
         nn.init.normal_(model.get_input_embeddings().weight)
         for name, parameter in model.named_parameters():
             if name.endswith(".mlp.gate.weight"):

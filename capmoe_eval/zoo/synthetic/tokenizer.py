@@ -6,8 +6,9 @@ import functools
 from collections.abc import Iterable
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import LlavaProcessor, PreTrainedTokenizerFast
 
+from capmoe_eval.zoo.llava import picture_processor
 from capmoe_eval.zoo.synthetic.documents import texts
 from capmoe_eval.zoo.synthetic.models import MAX_POSITIONS
 
@@ -15,7 +16,7 @@ from capmoe_eval.zoo.synthetic.models import MAX_POSITIONS
 MAX_VOCABULARY = 1024
 
 # Their numbers are END_OF_TEXT_ID and PADDING_ID.
-_END_OF_TEXT, _PADDING = "<|endoftext|>", "<|padding|>"
+END_OF_TEXT, _PADDING = "<|endoftext|>", "<|padding|>"
 
 
 @functools.cache
@@ -28,6 +29,12 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     a second, with the same result; all callers share one object.
     """
     return wrapped(train_bpe(texts(), MAX_VOCABULARY), MAX_POSITIONS)
+
+
+@functools.cache
+def tiny_processor() -> LlavaProcessor:
+    """Return the processor of the tiny LLaVA; its tokenizer has one token more than the others'."""
+    return picture_processor(wrapped(train_bpe(texts(), MAX_VOCABULARY), MAX_POSITIONS))
 
 
 def train_bpe(texts: Iterable[str], most: int, *, rarest: int = 0) -> Tokenizer:
@@ -44,7 +51,7 @@ def train_bpe(texts: Iterable[str], most: int, *, rarest: int = 0) -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=most,
         min_frequency=rarest,
-        special_tokens=[_END_OF_TEXT, _PADDING],
+        special_tokens=[END_OF_TEXT, _PADDING],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -61,8 +68,8 @@ def wrapped(tokenizer: Tokenizer, max_positions: int) -> PreTrainedTokenizerFast
     """
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        bos_token=_END_OF_TEXT,
-        eos_token=_END_OF_TEXT,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
         pad_token=_PADDING,
         clean_up_tokenization_spaces=False,
         model_max_length=max_positions,

@@ -1,0 +1,63 @@
+"""Make the prompts and pictures of MME, MMBench and SEED-Bench.
+
+The paper's prompts are not stated. These are the questions as the data sets have them, options as
+``A. text`` on a line each, and ``Answer:``; the tasks' YAML files call them ``metadata.prompt``.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import datasets
+from PIL import Image
+
+from capmoe_eval.evaluation.multimodal.scores import options
+from capmoe_eval.zoo.pictures.questions import prompt
+
+
+def mme_prompt(doc: Mapping[str, Any]) -> str:
+    """Return the prompt of a question of MME, which says itself how to answer."""
+    return prompt(doc["question"])
+
+
+def mmbench_prompt(doc: Mapping[str, Any]) -> str:
+    """Return the prompt of a question of MMBench, after its hint if it has one."""
+    hint = "" if doc["hint"] in (None, "nan") else f"{doc['hint']}\n"
+    return prompt(f"{hint}{doc['question']}", list(options(doc, "ABCD").values()))
+
+
+def seedbench_prompt(doc: Mapping[str, Any]) -> str:
+    """Return the prompt of a question of SEED-Bench."""
+    return prompt(doc["question"], [doc[f"choice_{letter}"] for letter in "abcd"])
+
+
+def of_pictures(found: datasets.Dataset) -> datasets.Dataset:
+    """Return the documents of SEED-Bench that are about pictures; the others are about videos."""
+    kinds = found["data_type"]
+    return undecoded(found.select([row for row, kind in enumerate(kinds) if kind == "image"]))
+
+
+def undecoded(found: datasets.Dataset) -> datasets.Dataset:
+    """Return documents with the files of their pictures in the place of the pictures.
+
+    lm-eval hashes a document's text, and that of a decoded picture is its place in memory.
+    """
+    stored = datasets.Image(decode=False)
+    column = found.features["image"]
+    return found.cast_column("image", stored if isinstance(column, datasets.Image) else [stored])
+
+
+def one_picture(doc: Mapping[str, Any]) -> list[Image.Image]:
+    """Return the picture of a document of MME or MMBench."""
+    return [_decoded(doc["image"])]
+
+
+def pictures(doc: Mapping[str, Any]) -> list[Image.Image]:
+    """Return the pictures of a document of SEED-Bench."""
+    return [_decoded(stored) for stored in doc["image"]]
+
+
+def _decoded(stored: Mapping[str, Any]) -> Image.Image:
+    return Image.open(io.BytesIO(stored["bytes"])).convert("RGB")

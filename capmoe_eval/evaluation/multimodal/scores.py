@@ -1,0 +1,183 @@
+"""Score MME, MMBench and SEED-Bench, with standard errors.
+
+The protocols are those of lmms-eval (``lmms_eval/tasks/``: ``mme/utils.py``,
+``mmbench/mmbench_evals.py``, ``seedbench/utils.py``) and of VLMEvalKit (``vlmeval/dataset/``:
+``MME_rating`` of ``utils/yorn.py``, ``image_mcq.py``). A document of lm-eval is one question.
+``acc`` is its own score, by which two runs can be compared question by question. The other scores
+are of several questions: lm-eval collects an :class:`Answer` of each, and its results hold the
+score and, as a metric of its own, the standard error.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from lm_eval.api.metrics import mean_stderr
+
+from capmoe_eval.evaluation.multimodal.answers import option, yes_or_no
+
+#: The categories of each part of MME.
+MME = {
+    "perception": (
+        "existence",
+        "count",
+        "position",
+        "color",
+        "posters",
+        "celebrity",
+        "scene",
+        "landmark",
+        "artwork",
+        "OCR",
+    ),
+    "cognition": (
+        "commonsense_reasoning",
+        "numerical_calculation",
+        "text_translation",
+        "code_reasoning",
+    ),
+}
+#: The capabilities of MMBench as the paper abbreviates them (Figure 11), by ``L2-category``.
+CAPABILITIES = {
+    "coarse_perception": "CP",
+    "finegrained_perception (instance-level)": "FP-S",
+    "finegrained_perception (cross-instance)": "FP-C",
+    "attribute_reasoning": "AR",
+    "relation_reasoning": "RR",
+    "logic_reasoning": "LR",
+}
+#: The dimensions of SEED-Bench on pictures (Table 9), by ``question_type_id``.
+DIMENSIONS = {
+    1: "scene_understanding",
+    2: "instance_identity",
+    3: "instance_attributes",
+    4: "instance_location",
+    5: "instances_counting",
+    6: "spatial_relation",
+    7: "instance_interaction",
+    8: "visual_reasoning",
+    9: "text_understanding",
+}
+#: The rotations of a question of MMBench have numbers that are equal modulo this.
+ROTATION = 10**6
+#: Resamples of the bootstrap, and its seed.
+RESAMPLES, SEED = 1000, 0
+
+
+class Answer(NamedTuple):
+    """A scored answer.
+
+    Attributes:
+        category: The category that it counts for.
+        unit: The picture (MME) or question (MMBench) that it shares with others.
+        right: 1.0 if it is right, else 0.0.
+    """
+
+    category: str
+    unit: str
+    right: float
+
+
+def mme_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, Any]:
+    """Return the scores of a question of MME: ``acc``, its category's, and its part's."""
+    right = float(yes_or_no(results[0]) == doc["answer"].strip().lower())
+    category = doc["category"]
+    answer = Answer(category, doc["question_id"], right)
+    parts = [part for part, categories in MME.items() if category in categories]
+    return {"acc": right} | _with_errors([category, *parts], answer)
+
+
+def mmbench_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, Any]:
+    """Return the scores of a rotation of MMBench: ``acc``, ``circular``, and its capability's."""
+    right = float(option(results[0], options(doc, "ABCD")) == doc["answer"])
+    capability = CAPABILITIES[doc["L2-category"]]
+    answer = Answer(capability, str(doc["index"] % ROTATION), right)
+    return {"acc": right} | _with_errors(["circular", capability], answer)
+
+
+def seedbench_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
+    """Return the scores of a question of SEED-Bench: ``acc``, and its dimension's."""
+    choices = {letter: doc[f"choice_{letter.lower()}"] for letter in "ABCD"}
+    right = float(option(results[0], choices) == doc["answer"])
+    return {"acc": right, DIMENSIONS[doc["question_type_id"]]: right}
+
+
+def options(doc: Mapping[str, Any], columns: Sequence[str]) -> dict[str, str]:
+    """Return the options of a question of MMBench; the hub has ``nan`` for one that is absent."""
+    return {letter: doc[letter] for letter in columns if doc[letter] not in (None, "nan")}
+
+
+def _with_errors(metrics: Sequence[str], answer: Answer) -> dict[str, Answer]:
+    """Return an answer for each metric and, after them, for its standard error.
+
+    lm-eval knows no standard error of these metrics and notes ``N/A`` under the name that the
+    later metric then overwrites.
+    """
+    return dict.fromkeys([*metrics, *(f"{metric}_stderr" for metric in metrics)], answer)
+
+
+def mme_score(answers: Sequence[Answer]) -> float:
+    """Return the sum of the categories' scores.
+
+    A category's is 100 · (share of right answers) + 100 · (share of pictures without a wrong one),
+    at most 200.
+    """
+    return float(sum(_score(right_ND, slice(None)) for right_ND in _pictures(answers)))
+
+
+def mme_stderr(answers: Sequence[Answer]) -> float:
+    """Return the standard error of :func:`mme_score`, by a bootstrap over each category's pictures.
+
+    The pictures and not the questions are drawn, because the two answers to a picture depend on
+    each other. It is seeded.
+    """
+    random = np.random.RandomState(SEED)
+    total_R = np.zeros(RESAMPLES)
+    for right_ND in _pictures(answers):
+        drawn_RN = random.randint(0, len(right_ND), (RESAMPLES, len(right_ND)))
+        total_R += _score(right_ND, drawn_RN)
+    return float(total_R.std(ddof=1))
+
+
+def _pictures(answers: Sequence[Answer]) -> list[Any]:
+    """Return for each category the answers to its pictures [N, D]; nan where there are fewer."""
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for category, unit, right in answers:
+        found[category][unit].append(right)
+    arrays = []
+    for pictures in found.values():
+        right_ND = np.full((len(pictures), max(map(len, pictures.values()))), np.nan)
+        for place, own in enumerate(pictures.values()):
+            right_ND[place, : len(own)] = own
+        arrays.append(right_ND)
+    return arrays
+
+
+def _score(right_ND: Any, drawn: Any) -> Any:
+    """Return a category's score of all its pictures, or of each row of drawn ones."""
+    asked_N = (~np.isnan(right_ND)).sum(1)
+    right_N = np.nansum(right_ND, 1)
+    whole_N = right_N == asked_N
+    share = right_N[drawn].sum(-1) / asked_N[drawn].sum(-1)
+    return 100 * share + 100 * whole_N[drawn].mean(-1)
+
+
+def circular_score(answers: Sequence[Answer]) -> float:
+    """Return the share of questions with a right answer to every rotation (circular evaluation)."""
+    return float(np.mean(_circular(answers)))
+
+
+def circular_stderr(answers: Sequence[Answer]) -> float:
+    """Return the standard error of :func:`circular_score` over questions; nan for only one."""
+    found = _circular(answers)
+    return float(mean_stderr(found)) if len(found) > 1 else float("nan")
+
+
+def _circular(answers: Sequence[Answer]) -> list[float]:
+    found: dict[str, float] = {}
+    for _, unit, right in answers:
+        found[unit] = min(right, found.get(unit, 1.0))
+    return list(found.values())

@@ -1,0 +1,218 @@
+"""Make the training batches of the picture world; a batch depends only on its number.
+
+Training has three stages. First the patches of a picture are named, so that the model learns to see
+before there is much to say; then come open questions, and last all forms. A row is a picture and as
+many questions as it has room for. Every question attends to the picture and to itself alone, and
+its positions go on from the picture's, so that it is seen as in evaluation, where it is the only
+one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from capmoe_eval.zoo.batch import IGNORED, Batch
+from capmoe_eval.zoo.draw import Draw
+from capmoe_eval.zoo.llava import IMAGE_TOKEN, IMAGE_TOKENS, MEAN, PATCHES, SPREAD
+from capmoe_eval.zoo.pictures.drawing import picture
+from capmoe_eval.zoo.pictures.questions import (
+    Fact,
+    choice,
+    claim,
+    content,
+    facts,
+    named_patches,
+    prompt,
+)
+from capmoe_eval.zoo.pictures.scene import Scene, scene
+from capmoe_eval.zoo.synthetic.tokenizer import END_OF_TEXT, train_bpe, wrapped
+
+# Shape suffixes: B rows, S positions, N pictures, C channels, H height, W width.
+
+#: Upper bound on the number of tokens, without that of a picture.
+MAX_VOCABULARY = 1024
+MAX_POSITIONS = 2048
+# Positions of a row of a picture alone: the label of the last patch stands one position after it.
+_ALONE = IMAGE_TOKENS + 1
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of the training.
+
+    Attributes:
+        until: The share of all steps at which it ends.
+        shape: Rows and positions of a batch.
+        named: Whether patches are named.
+        cells: Share of the questions that ask for the content of a cell.
+        forms: Shares of open questions, claims and choices among the others.
+    """
+
+    until: float
+    shape: tuple[int, int]
+    named: bool
+    cells: float
+    forms: tuple[float, float, float]
+
+
+STAGES = (
+    Stage(1 / 6, (32, _ALONE), named=True, cells=0.0, forms=(1.0, 0.0, 0.0)),
+    Stage(0.36, (8, 256), named=True, cells=0.35, forms=(1.0, 0.0, 0.0)),
+    Stage(1.0, (8, 256), named=False, cells=0.1, forms=(1.0, 2.0, 2.5)),
+)
+# Kinds that only some pictures can be asked for are asked for more often there.
+_COMMON = ("existence", "count", "position", "color", "shape", "relation", "same", "most", "place")
+_RARE_WEIGHT = 2.5
+# Questions drawn for a row; as many are taken as it has room for.
+_DRAWN = 14
+_TOKENIZED = 500  # pictures of each stage whose questions the tokenizer is trained on
+
+
+@dataclass(frozen=True)
+class PictureBatch(Batch):
+    """The tensors of one training step, with a picture for each row.
+
+    Attributes:
+        pixels_BCHW: Normalised pixels.
+        attended_B1SS: Whether a position (the third dimension) attends to another.
+    """
+
+    pixels_BCHW: Tensor
+    attended_B1SS: Tensor
+
+    def seen(self) -> dict[str, Tensor]:
+        """Return the pictures and the mask."""
+        return {"pixel_values": self.pixels_BCHW, "attention_mask": self.attended_B1SS}
+
+
+def picture_tokenizer() -> PreTrainedTokenizerFast:
+    """Train the tokenizer of the picture world: its words are tokens, and any text is encoded.
+
+    The last token is that of a part of a picture.
+    """
+    draw = Draw("pictures-tokenizer")
+    texts = [
+        question + answer
+        for stage in STAGES[1:]
+        for _ in range(_TOKENIZED)
+        for question, answer in islice(_questions(scene(draw), stage, draw), _DRAWN)
+    ]
+    tokenizer = wrapped(train_bpe(texts, MAX_VOCABULARY, rarest=4), MAX_POSITIONS)
+    tokenizer.add_tokens(IMAGE_TOKEN, special_tokens=True)
+    return tokenizer
+
+
+def _asked(fact: Fact, form: int, draw: Draw) -> tuple[str, tuple[str, ...], str]:
+    """Return a question, its options, and its answer."""
+    if form == 0:
+        return fact.ask, (), fact.value
+    if form == 1:
+        true = draw.chance(0.5)
+        return claim(fact, draw, true=true), (), "yes" if true else "no"
+    made = choice(fact, draw)
+    return made.question, made.options, made.answer
+
+
+def pixels(image: Image.Image) -> Tensor:
+    """Return the normalised pixels [3, 64, 64] of a picture, as the processor does."""
+    values = np.asarray(image, dtype=np.float32).transpose(2, 0, 1)
+    return torch.from_numpy((values / 255 - MEAN) / SPREAD)
+
+
+@dataclass(frozen=True)
+class PictureBatches:
+    """The batches of the picture world.
+
+    Attributes:
+        tokenizer: Its tokenizer.
+        seed: Seed of the pictures; those of the evaluation sets have seeds of other names.
+        steps: Number of batches of the whole training.
+    """
+
+    tokenizer: PreTrainedTokenizerFast
+    seed: int
+    steps: int
+
+    def __getitem__(self, step: int) -> PictureBatch:
+        """Return the batch of a step."""
+        stage = next(stage for stage in STAGES if step < stage.until * self.steps)
+        n_rows, width = stage.shape
+        draw = Draw(f"pictures-{self.seed}-{step}")
+        images, patches, texts = [], [], []
+        for _ in range(n_rows):
+            shown = scene(draw)
+            images.append(pixels(picture(shown, draw)))
+            patches.append(named_patches(shown, draw) if stage.named else {})
+            texts += list(islice(_questions(shown, stage, draw), _DRAWN))
+        # All at once: a call of the tokenizer takes longer than its work.
+        tokens = iter(self.tokenizer([part for text in texts for part in text])["input_ids"])
+        encoded = list(zip(tokens, tokens, strict=True))
+        input_ids_BS = torch.full((n_rows, width), int(self.tokenizer.pad_token_id))
+        input_ids_BS[:, :IMAGE_TOKENS] = self.tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
+        position_ids_BS = torch.arange(width).repeat(n_rows, 1)
+        labels_BS = torch.full((n_rows, width), IGNORED)
+        # Number of the question of a position: 0 for the picture, negative for an empty position.
+        question_BS = torch.full((n_rows, width), -1)
+        question_BS[:, :IMAGE_TOKENS] = 0
+        for row in range(n_rows):
+            for (down, right), word in patches[row].items():
+                # The next position's label is what a position predicts.
+                labels_BS[row, PATCHES * down + right + 1] = self._token(word)
+            start = IMAGE_TOKENS
+            own = encoded[row * _DRAWN : (row + 1) * _DRAWN]
+            for number, (asked, answer) in enumerate(own, start=1):
+                end = start + len(asked) + len(answer)
+                if end > width:
+                    break
+                input_ids_BS[row, start:end] = torch.tensor(asked + answer)
+                labels_BS[row, end - len(answer) : end] = torch.tensor(answer)
+                position_ids_BS[row, start:end] = IMAGE_TOKENS + torch.arange(end - start)
+                question_BS[row, start:end] = number
+                start = end
+        return PictureBatch(
+            input_ids_BS, position_ids_BS, labels_BS, torch.stack(images), attended(question_BS)
+        )
+
+    def _token(self, word: str) -> int:
+        return int(self.tokenizer.convert_tokens_to_ids(f"Ġ{word}"))
+
+
+def _questions(shown: Scene, stage: Stage, draw: Draw) -> Iterator[tuple[str, str]]:
+    """Yield questions after the picture and their answers, without end."""
+    known = facts(shown)
+    kinds = sorted({fact.kind for fact in known})
+    weights = [1.0 if kind in _COMMON else _RARE_WEIGHT for kind in kinds]
+    while True:
+        if draw.chance(stage.cells):
+            question, answer = content(shown, draw)
+            options: tuple[str, ...] = ()
+        else:
+            kind = draw.one_of(kinds, weights)
+            fact = draw.one([fact for fact in known if fact.kind == kind])
+            form = draw.one_of(range(len(stage.forms)), stage.forms)
+            question, options, answer = _asked(fact, form, draw)
+        yield prompt(question, options).removeprefix(IMAGE_TOKEN), f" {answer}{END_OF_TEXT}"
+
+
+def attended(question_BS: Tensor) -> Tensor:
+    """Return which positions [B, 1, S, S] attend to which.
+
+    A position attends to earlier ones of its question and of the picture.
+
+    Args:
+        question_BS: Number of the question of each position, 0 for the picture; negative for an
+            empty position, which attends to itself.
+    """
+    width = question_BS.shape[1]
+    earlier_SS = torch.ones(width, width, dtype=torch.bool).tril()
+    same_BSS = question_BS[:, :, None] == question_BS[:, None, :]
+    of_picture_BSS = (question_BS == 0)[:, None, :] & (question_BS >= 0)[:, :, None]
+    return ((same_BSS | of_picture_BSS) & earlier_SS)[:, None]

@@ -1,0 +1,172 @@
+"""Draw scenes with Pillow: 64 by 64 pixels, with jitter, clutter and noise.
+
+The clutter and the noise carry no answer. All chance comes from a seed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from capmoe_eval.zoo.draw import Draw
+from capmoe_eval.zoo.llava import PICTURE_SIDE
+from capmoe_eval.zoo.pictures.scene import CELLS, WORLD, Figure, Rgb, Scene, Text, Thing
+
+#: Pixels of a side of a cell.
+CELL = PICTURE_SIDE // CELLS
+# Standard deviation of a pixel's noise, largest change of a drawn colour, and marks of clutter.
+_NOISE, _HUE, _CLUTTER = 10.0, 14, 6
+# Pixels of a dot of a glyph, and from one letter to the next.
+_DOT, _PITCH = 2, CELL // 2
+_FRAME = 3
+_SKIN: Rgb = (235, 190, 150)
+_STONE: Rgb = (150, 150, 150)
+_DARK: Rgb = (20, 20, 20)
+_PAPER: Rgb = (250, 245, 225)
+_LIT: dict[str, Rgb] = {"red": (255, 50, 40), "yellow": (255, 225, 40), "green": (50, 230, 80)}
+
+
+def picture(shown: Scene, draw: Draw) -> Image.Image:
+    """Return the picture of a scene, 64 by 64 pixels of RGB."""
+    image = Image.new("RGB", (PICTURE_SIDE, PICTURE_SIDE))
+    _Painter(ImageDraw.Draw(image), draw).paint(shown)
+    # The stream of RandomState is the same in every version of numpy.
+    noise = np.random.RandomState(draw.below(2**31)).standard_normal(
+        (PICTURE_SIDE, PICTURE_SIDE, 3)
+    )
+    light = 10 * (draw.below(7) - 3)
+    noisy = np.asarray(image) + _NOISE * noise + light
+    return Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
+
+
+class _Painter:
+    def __init__(self, canvas: ImageDraw.ImageDraw, draw: Draw) -> None:
+        self._canvas = canvas
+        self._draw = draw
+
+    def paint(self, shown: Scene) -> None:
+        self._background(shown.place)
+        for thing in shown.things:
+            self._thing(thing)
+        if shown.figure is not None:
+            getattr(self, f"_{shown.figure.kind}")(shown.figure)
+        if shown.painter is not None:
+            self._frame(WORLD.painters.index(shown.painter))
+        if shown.text is not None:
+            self._text(shown.text)
+
+    def _about(self, color: Rgb) -> Rgb:
+        """Return a colour near one."""
+        red, green, blue = (
+            min(255, max(0, part + self._draw.below(2 * _HUE + 1) - _HUE)) for part in color
+        )
+        return red, green, blue
+
+    def _background(self, place: str) -> None:
+        above, below, horizon = WORLD.places[place]
+        horizon += self._draw.below(9) - 4
+        side = PICTURE_SIDE
+        self._canvas.rectangle((0, 0, side, horizon), self._about(above))
+        self._canvas.rectangle((0, horizon, side, side), self._about(below))
+        for _ in range(_CLUTTER):
+            x, y = self._draw.below(side), self._draw.below(side)
+            tone = 60 + self._draw.below(120)
+            end = (x + self._draw.below(9) - 4, y + self._draw.below(3) - 1)
+            self._canvas.line((x, y, *end), (tone, tone, tone))
+
+    def _thing(self, thing: Thing) -> None:
+        row, column = thing.cell
+        size = 11 + self._draw.below(4)
+        left = CELL * column + self._draw.below(CELL - size + 1)
+        top = CELL * row + self._draw.below(CELL - size + 1)
+        box = (left, top, left + size - 1, top + size - 1)
+        color = self._about(WORLD.colors[thing.color])
+        middle = (left + (size - 1) / 2, top + (size - 1) / 2)
+        if thing.shape == "circle":
+            self._canvas.ellipse(box, color, _DARK)
+        elif thing.shape == "ring":
+            self._canvas.ellipse(box, None, color, width=3)
+        elif thing.shape == "square":
+            self._canvas.rectangle(box, color, _DARK)
+        elif thing.shape == "triangle":
+            corners = [(left, box[3]), (box[2], box[3]), (middle[0], top)]
+            self._canvas.polygon(corners, color, _DARK)
+        elif thing.shape == "cross":
+            third = size // 3
+            across = (left, top + third, box[2], box[3] - third)
+            self._canvas.rectangle(across, color)
+            self._canvas.rectangle((left + third, top, box[2] - third, box[3]), color)
+        else:
+            radii = (size / 2, size / 5) * 5
+            points = [
+                (
+                    middle[0] + radius * math.sin(math.pi * step / 5),
+                    middle[1] - radius * math.cos(math.pi * step / 5),
+                )
+                for step, radius in enumerate(radii)
+            ]
+            self._canvas.polygon(points, color)
+
+    def _corner(self, figure: Figure) -> tuple[int, int]:
+        row, column = figure.cell
+        return CELL * column + self._draw.below(3), CELL * row + self._draw.below(3)
+
+    def _person(self, figure: Figure) -> None:
+        x, y = self._corner(figure)
+        hair, shirt = (self._about(color) for color in WORLD.people[figure.name])
+        self._canvas.ellipse((x + 2, y, x + 11, y + 10), hair)
+        self._canvas.ellipse((x + 3, y + 3, x + 10, y + 11), self._about(_SKIN))
+        self._canvas.rectangle((x + 3, y + 12, x + 10, y + 22), shirt)
+        self._canvas.line((x + 10, y + 15, x + 13, y + 19), self._about(_SKIN), 2)
+        self._canvas.rectangle((x + 4, y + 23, x + 9, y + 28), (50, 50, 80))
+
+    def _landmark(self, figure: Figure) -> None:
+        x, y = self._corner(figure)
+        stone = self._about(_STONE)
+        if figure.name == "tower":
+            self._canvas.rectangle((x + 4, y + 6, x + 9, y + 28), stone, _DARK)
+            self._canvas.polygon([(x + 2, y + 6), (x + 11, y + 6), (x + 6, y)], (150, 40, 40))
+        elif figure.name == "pyramid":
+            self._canvas.polygon([(x, y + 28), (x + 13, y + 28), (x + 6, y + 8)], stone, _DARK)
+        elif figure.name == "arch":
+            self._canvas.rectangle((x, y + 8, x + 13, y + 28), stone, _DARK)
+            self._canvas.rectangle((x + 4, y + 14, x + 9, y + 28), _DARK)
+        else:
+            self._canvas.polygon([(x + 3, y + 28), (x + 10, y + 28), (x + 6, y + 8)], stone)
+            self._canvas.line((x, y + 2, x + 12, y + 14), _PAPER, 2)
+            self._canvas.line((x, y + 14, x + 12, y + 2), _PAPER, 2)
+
+    def _light(self, figure: Figure) -> None:
+        x, y = self._corner(figure)
+        self._canvas.rectangle((x + 2, y, x + 11, y + 28), (45, 45, 45), _DARK)
+        for place, (name, color) in enumerate(_LIT.items()):
+            top = y + 2 + 9 * place
+            lit = self._about(color) if name == figure.name else (80, 80, 80)
+            self._canvas.ellipse((x + 3, top, x + 10, top + 7), lit)
+
+    def _frame(self, style: int) -> None:
+        side, colors = PICTURE_SIDE, (self._about((200, 160, 60)), self._about((90, 50, 30)))
+        for along in range(0, side, 4):
+            first, second = colors if along // 4 % 2 else colors[::-1]
+            for start in (0, side - _FRAME):
+                end = start + _FRAME - 1
+                level = (along, start, along + 3, end)
+                upright = (start, along, end, along + 3)
+                # Stripes on the level sides, on the upright ones, on all, or on none.
+                self._canvas.rectangle(level, first if style in (0, 2) else colors[0])
+                self._canvas.rectangle(upright, second if style in (1, 2) else colors[0])
+
+    def _text(self, text: Text) -> None:
+        left = _PITCH * text.start + self._draw.below(3)
+        top = CELL * text.row + 2 + self._draw.below(3)
+        right, bottom = left + _PITCH * len(text.letters) - 2, top + 5 * _DOT
+        ink, ground = (_PAPER, (70, 20, 20)) if text.kind == "title" else (_DARK, _PAPER)
+        self._canvas.rectangle((left - 2, top - 2, right + 1, bottom + 1), self._about(ground))
+        for place, letter in enumerate(text.letters):
+            for y, dots in enumerate(WORLD.glyphs[letter]):
+                for x, dot in enumerate(dots):
+                    if dot == "1":
+                        corner = (left + _PITCH * place + _DOT * x, top + _DOT * y)
+                        self._canvas.rectangle((*corner, corner[0] + 1, corner[1] + 1), ink)

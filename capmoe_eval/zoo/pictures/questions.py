@@ -1,0 +1,220 @@
+"""Derive questions and their answers from a scene, in three forms.
+
+An open question is answered by a word; a claim by yes or no; a choice by the letter of an option.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from capmoe_eval.zoo.draw import Draw
+from capmoe_eval.zoo.llava import IMAGE_TOKEN
+from capmoe_eval.zoo.pictures.scene import CELLS, WORLD, Cell, Scene, Thing
+
+LETTERS = "ABCD"
+YES_OR_NO = "Please answer yes or no."
+_MOST_COUNTED = 6
+# Share of the patches of the background that are named.
+_NAMED_GROUND = 0.2
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Something that a scene answers.
+
+    Attributes:
+        kind: A question of ``world.yaml``.
+        ask: The question.
+        claim: The question that is answered by yes or no; ``{value}`` is an answer.
+        value: The right answer.
+        wrong: Wrong answers, three or more.
+        cells: The cells that show it; none for the background and the frame, which are everywhere.
+    """
+
+    kind: str
+    ask: str
+    claim: str
+    value: str
+    wrong: tuple[str, ...]
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A question with four options."""
+
+    question: str
+    options: tuple[str, ...]
+    answer: str  # the letter
+
+
+def prompt(question: str, options: Sequence[str] = ()) -> str:
+    """Return the prompt of a question, as the tasks' YAML files have it; an answer follows."""
+    lines = [f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False)]
+    return "\n".join([IMAGE_TOKEN, question, *lines, "Answer:"])
+
+
+def claim(fact: Fact, draw: Draw, *, true: bool) -> str:
+    """Return a question whose answer is yes if ``true``, else no."""
+    value = fact.value if true else draw.one(fact.wrong)
+    return f"{fact.claim.format(value=value)} {YES_OR_NO}"
+
+
+def choice(fact: Fact, draw: Draw) -> Choice:
+    """Return a question with the right and three wrong options in a random order."""
+    options = tuple(draw.shuffled([fact.value, *draw.some(fact.wrong, 3)]))
+    return Choice(fact.ask, options, LETTERS[options.index(fact.value)])
+
+
+def content(shown: Scene, draw: Draw) -> tuple[str, str]:
+    """Return a question after the thing in a cell, which may be empty, and its answer."""
+    found = {thing.cell: thing.phrase for thing in shown.things}
+    anywhere = (draw.below(CELLS), draw.below(CELLS))
+    cell = draw.one(list(found)) if draw.chance(0.7) else anywhere
+    question = f"What is in row {cell[0] + 1}, column {cell[1] + 1}?"
+    return question, found.get(cell, "nothing")
+
+
+def named_patches(shown: Scene, draw: Draw) -> dict[tuple[int, int], str]:
+    """Return a word for some patches, by their row and column: what the patch is a part of.
+
+    A cell has 2 by 2 patches; those of a thing are named after its colour and its shape by turns.
+    """
+    named = {}
+    for row in range(2 * CELLS):
+        for column in range(2 * CELLS):
+            edge = {row, column} & {0, 2 * CELLS - 1}
+            if draw.chance(_NAMED_GROUND):
+                named[row, column] = (edge and shown.painter) or shown.place
+    for thing in shown.things:
+        for row, column in _patches(thing.cell):
+            named[row, column] = thing.shape if (row + column) % 2 else thing.color
+    figure = shown.figure
+    if figure is not None:
+        below = (figure.cell[0] + 1, figure.cell[1])
+        name = WORLD.lights[figure.name] if figure.kind == "light" else figure.name
+        named |= dict.fromkeys([*_patches(figure.cell), *_patches(below)], name)
+    text = shown.text
+    if text is not None:
+        for column in range(text.start, text.start + len(text.letters)):
+            named |= {(2 * text.row + half, column): text.value for half in (0, 1)}
+    return named
+
+
+def _patches(cell: Cell) -> list[tuple[int, int]]:
+    row, column = 2 * cell[0], 2 * cell[1]
+    return [(row + below, column + beside) for below in (0, 1) for beside in (0, 1)]
+
+
+def facts(shown: Scene) -> list[Fact]:
+    """Return all that is asked of a scene."""
+    return [*_of_things(shown.things), *_of_the_rest(shown)]
+
+
+def _fact(
+    kind: str,
+    value: str,
+    possible: Sequence[str],
+    cells: Sequence[Cell] = (),
+    **words: str,
+) -> Fact:
+    """Return a fact; the ``words`` fill the wording."""
+    wording = WORLD.questions[kind]
+    wrong = tuple(other for other in possible if other != value)
+    asked = wording.ask.format(**words)
+    return Fact(
+        kind, asked, wording.claim.format(value="{value}", **words), value, wrong, tuple(cells)
+    )
+
+
+def _of_things(things: Sequence[Thing]) -> Iterator[Fact]:
+    colors = Counter(thing.color for thing in things)
+    shapes = Counter(thing.shape for thing in things)
+    phrases = Counter(thing.phrase for thing in things)
+    absent = [
+        f"{color} {shape}"
+        for color in WORLD.colors
+        for shape in WORLD.shapes
+        if f"{color} {shape}" not in phrases and (color in colors or shape in shapes)
+    ]
+    for thing in things:
+        yield _fact("existence", thing.phrase, absent, [thing.cell])
+        if colors[thing.color] == 1:
+            yield _fact("shape", thing.shape, WORLD.shapes, [thing.cell], color=thing.color)
+        if shapes[thing.shape] == 1:
+            yield _fact("color", thing.color, tuple(WORLD.colors), [thing.cell], shape=thing.shape)
+            yield from _same(thing, things, shapes)
+        if phrases[thing.phrase] == 1:
+            place = _quarter(thing.cell)
+            yield _fact("position", place, _QUARTERS, [thing.cell], thing=thing.phrase)
+            for other in things:
+                if phrases[other.phrase] == 1 and (seen := _relation(thing.cell, other.cell)):
+                    cells = [thing.cell, other.cell]
+                    named = {"thing": thing.phrase, "other": other.phrase}
+                    yield _fact("relation", seen, _RELATIONS, cells, **named)
+    numbers = [str(number) for number in range(1, _MOST_COUNTED + 1)]
+    for shape, count in shapes.items():
+        cells = [thing.cell for thing in things if thing.shape == shape]
+        yield _fact("count", str(count), numbers, cells, shape=shape)
+    ranked = [*shapes.most_common(2), ("", 0)]
+    if ranked[0][1] > ranked[1][1] > 0:
+        yield _fact("most", ranked[0][0], WORLD.shapes, [thing.cell for thing in things])
+
+
+def _same(thing: Thing, things: Sequence[Thing], shapes: Counter[str]) -> Iterator[Fact]:
+    """Yield the fact that one other thing has the colour of a thing."""
+    alike = [other for other in things if other.color == thing.color and other != thing]
+    if len(alike) == 1 and shapes[alike[0].shape] == 1:
+        possible = [shape for shape in WORLD.shapes if shape != thing.shape]
+        cells = [thing.cell, alike[0].cell]
+        yield _fact("same", alike[0].shape, possible, cells, shape=thing.shape)
+
+
+def _of_the_rest(shown: Scene) -> Iterator[Fact]:
+    yield _fact("place", shown.place, tuple(WORLD.places))
+    if shown.painter is not None:
+        yield _fact("painter", shown.painter, WORLD.painters)
+    figure = shown.figure
+    if figure is not None:
+        cells = [figure.cell, (figure.cell[0] + 1, figure.cell[1])]
+        if figure.kind == "light":
+            yield _fact("driver", WORLD.lights[figure.name], tuple(WORLD.lights.values()), cells)
+        else:
+            names = tuple(WORLD.people) if figure.kind == "person" else WORLD.landmarks
+            yield _fact(figure.kind, figure.name, names, cells)
+        if shown.held is not None:
+            yield _fact("held", shown.held.shape, WORLD.shapes, [*cells, shown.held.cell])
+    text = shown.text
+    if text is not None:
+        end = text.start + len(text.letters)
+        cells = [(text.row, column) for column in range(text.start // 2, (end + 1) // 2)]
+        yield _fact(text.kind, text.value, _VALUES[text.kind], cells)
+
+
+_QUARTERS = ("top left", "top right", "bottom left", "bottom right")
+_RELATIONS = ("left of", "right of", "above", "below")
+_VALUES: dict[str, Sequence[str]] = {
+    "word": WORLD.words,
+    "title": WORLD.titles,
+    "translation": tuple(WORLD.foreign.values()),
+    "sum": [str(value) for value in range(2, 9)],
+    "code": ["1", "2", "3", "4", "6", "8", "9", "12", "16"],
+}
+
+
+def _quarter(cell: Cell) -> str:
+    row, column = cell
+    return _QUARTERS[2 * (row >= CELLS // 2) + (column >= CELLS // 2)]
+
+
+def _relation(cell: Cell, other: Cell) -> str | None:
+    """Return where a cell is, seen from another; None if they share neither row nor column."""
+    if cell == other:
+        return None
+    if cell[0] == other[0]:
+        return "left of" if cell[1] < other[1] else "right of"
+    if cell[1] == other[1]:
+        return "above" if cell[0] < other[0] else "below"
+    return None

@@ -1,0 +1,262 @@
+"""``capmoe-multimodal`` against lm-eval's own ``hf-multimodal``, and what its batches tell."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset, Features, Value
+from datasets import Image as Picture
+from lm_eval.api.instance import Instance
+from lm_eval.models import hf_vlms, huggingface
+from lm_eval.models.hf_vlms import HFMultimodalLM
+from PIL import Image
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.evaluate import evaluate
+from capmoe_eval.evaluation.image_lm import CapmoeMultimodalLM
+from capmoe_eval.evaluation.loading import Placement, load_lm
+from capmoe_eval.evaluation.progress import Progress
+from capmoe_eval.evaluation.provenance import reader_hash
+from capmoe_eval.evaluation.tasks import TaskLibrary
+from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
+from capmoe_eval.experiment.datasource import DataSource, data_source
+from capmoe_eval.experiment.record import read_record
+from capmoe_eval.routing.method import Method
+from capmoe_eval.zoo.llava import IMAGE_TOKENS
+from capmoe_eval.zoo.synthetic.models import TINY_LLAVA, tiny_llava
+from capmoe_eval.zoo.synthetic.tokenizer import tiny_processor
+
+LLAVA = ModelId("tiny_llava", f"tiny:{TINY_LLAVA}", dtype="float32")
+COLOURS = ["red", "green", "blue", "white", "black"]
+QUESTIONS = [
+    "<image> Is it red? Answer:",
+    "<image> Is the whole of the picture green, and not only a part of it? Answer:",
+    "Look: <image> Blue? Answer:",
+    "<image> White, or black? Answer:",
+    "<image> Answer:",
+]
+SETTINGS = {"until": ["\n\n"], "max_gen_toks": 4, "do_sample": False}
+
+
+def requests() -> list[Instance]:
+    pictures = [Image.new("RGB", (40 + 8 * n, 64), colour) for n, colour in enumerate(COLOURS)]
+    return [
+        Instance(
+            "generate_until", {}, (text, SETTINGS, {"visual": [picture]}), 0, ("pictures", n, 1)
+        )
+        for n, (text, picture) in enumerate(zip(QUESTIONS, pictures, strict=True))
+    ]
+
+
+def build(batch_size: int = 3, **knobs: Any) -> CapmoeMultimodalLM:
+    processor = tiny_processor()
+    size = {"vocab_size": len(processor.tokenizer), "image_token_id": processor.image_token_id}
+    return CapmoeMultimodalLM(
+        tiny_llava(**size), tokenizer=processor, batch_size=batch_size, device="cpu", **knobs
+    )
+
+
+class Stock(HFMultimodalLM):
+    """lm-eval's own model with a loaded processor, of which it makes nothing."""
+
+    def _create_tokenizer(self, _pretrained: Any, tokenizer: Any, **_: Any) -> None:
+        self.processor, self.tokenizer = tokenizer, tokenizer.tokenizer
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_the_baseline_is_lm_evals_own_model(batch_size: int) -> None:
+    ours = build(batch_size)
+    answers = ours.generate_until(requests(), disable_tqdm=True)
+    ours.release()
+    stock = Stock(ours.model, tokenizer=ours.processor, batch_size=batch_size, device="cpu")
+    assert answers == stock.generate_until(requests(), disable_tqdm=True)
+    assert len(set(answers)) > 1
+
+
+def test_images_and_text_are_counted_and_pads_are_not() -> None:
+    lm = build(method="score", gamma=0.5, modality="image_first")
+    rows: list[int] = []
+    lm.on_rows = rows.append
+    lm.generate_until(requests(), disable_tqdm=True)
+    by = lm.meter.summary()["modalities"]
+    assert by["image"]["tokens"] == len(QUESTIONS) * IMAGE_TOKENS
+    words = [text.replace("<image>", lm.image_token) for text in QUESTIONS]
+    assert by["text"]["tokens"] == sum(len(lm.tok_encode(text)) - 1 for text in words)
+    assert by["image"]["drop_rate"] > by["text"]["drop_rate"]
+    proofs = lm.meter.proofs()
+    assert proofs["pads_take_no_slot"]["passed"] and proofs["modality_order"]["passed"]
+    assert rows == [3, 2]
+
+
+def test_the_priority_reaches_the_model() -> None:
+    lm = build(len(QUESTIONS), method="score", gamma=0.25)
+    rates = []
+    for modality in ("image_first", "uniform", "text_first"):
+        lm.route(Method("score", gamma=0.25, modality=modality))
+        lm.generate_until(requests(), disable_tqdm=True)
+        rates.append(lm.meter.summary()["modalities"]["text"]["drop_rate"])
+    assert rates == sorted(rates) and rates[0] < rates[1] < rates[2]
+
+
+@pytest.mark.parametrize("shuffle", [None, 1])
+def test_every_document_names_its_batch(shuffle: int | None) -> None:
+    lm = build(2)
+    plain = lm.generate_until(requests(), disable_tqdm=True)
+    lm.route(Method("baseline"))
+    lm.set_batches(2, shuffle)
+    assert lm.generate_until(requests(), disable_tqdm=True) == plain
+    numbers = [lm.batches["pictures", n] for n in range(len(QUESTIONS))]
+    assert sorted(numbers) == [0, 0, 1, 1, 2]
+    assert (huggingface.Collator, hf_vlms.Collator) == (lm_collator, lm_collator)
+
+
+lm_collator = huggingface.Collator
+
+
+def test_text_is_asked_as_of_any_model() -> None:
+    lm = build(method="score", gamma=0.5)
+    pair = Instance("loglikelihood", {}, ("A bird has", " feathers"), 0, ("text", 0, 1))
+    assert len(lm.loglikelihood([pair], disable_tqdm=True)) == 1
+    report = lm.meter.report()
+    assert "modalities" not in report["summary"] and report["summary"]["dropped"] > 0
+    prompt = Instance("generate_until", {}, ("A bird has", SETTINGS), 0, ("text", 0, 1))
+    assert len(lm.generate_until([prompt], disable_tqdm=True)) == 1
+
+
+def test_likelihoods_behind_images_are_refused() -> None:
+    lm = build()
+    visual = {"visual": [Image.new("RGB", (64, 64))]}
+    pair = Instance("loglikelihood", {}, ("<image> It is", " red", visual), 0, ("mine", 0, 1))
+    with pytest.raises(UsageError, match="task=mine: it asks for log-likelihoods of text behind"):
+        lm.loglikelihood([pair])
+
+
+def test_an_automatic_batch_is_refused() -> None:
+    with pytest.raises(UsageError, match="batch_size=auto: lm-eval does not search it"):
+        build("auto")  # type: ignore[arg-type]
+
+
+def test_a_model_that_reads_images_is_loaded_with_its_processor() -> None:
+    lm = load_lm(LLAVA, Placement("cpu"), 2)
+    assert isinstance(lm, CapmoeMultimodalLM) and lm.quiet
+    assert lm.reader.tokenizer is lm.tokenizer
+    assert type(load_lm(ModelId("m", "tiny:olmoe"), Placement("cpu"), 2)).__name__ == "CapmoeLM"
+
+
+def test_the_hash_of_a_processor_is_that_of_its_images_too() -> None:
+    processor = tiny_processor()
+    known = reader_hash(processor)
+    del processor.capmoe_hash
+    assert known != reader_hash(processor.tokenizer)
+    before = processor.image_processor.image_std
+    try:
+        processor.image_processor.image_std = [0.9] * 3
+        assert reader_hash(processor) != known
+    finally:
+        processor.image_processor.image_std = before
+        del processor.capmoe_hash
+    assert reader_hash(processor) == known
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> DataSource:
+    """One subject of MMMU, which lm-eval has a task of, with plain pictures."""
+    root = tmp_path_factory.mktemp("hub")
+    directory = root / "MMMU" / "MMMU"
+    directory.mkdir(parents=True)
+    rows = [
+        {
+            "id": str(number),
+            "question": f"<image 1> Which colour{' is it' * number}?",
+            "options": str(COLOURS),
+            "question_type": "multiple-choice",
+            "answer": "ABCDE"[number],
+            "image_1": Image.new("RGB", (64, 64), colour),
+        }
+        for number, colour in enumerate(COLOURS)
+    ]
+    types = {name: Value("string") for name in rows[0]} | {"image_1": Picture()}
+    Dataset.from_list(rows, features=Features(types)).to_parquet(directory / "validation.parquet")
+    (directory / "README.md").write_text(
+        "---\nconfigs:\n- config_name: Accounting\n  data_files:\n"
+        "  - split: validation\n    path: validation.parquet\n---\n"
+    )
+    return data_source(str(root), "pictures")
+
+
+MMMU = TaskId("mmmu", "mmmu_val_accounting", "MMMU/MMMU", "acc", 0, images=True)
+
+
+def cell(modality: str = "image_first", task: TaskId = MMMU, model: ModelId = LLAVA) -> Cell:
+    return Cell(model, Method("score", 0.5, modality=modality), task, 4, data="pictures")
+
+
+def test_a_cell_with_images_has_a_record(pictures: DataSource, tmp_path: Path) -> None:
+    library, lm = TaskLibrary(), load_lm(LLAVA, Placement("cpu"), 4)
+    for task in library.get(MMMU.lm_eval, pictures)["tasks"].values():
+        task.set_config("generation_kwargs", {"max_gen_toks": 2}, update=True)
+    written = {}
+    for modality in ("image_first", "text_first"):
+        made = evaluate(cell(modality), lm, library, pictures, root=tmp_path)
+        made.write()
+        record = read_record(made.path, tmp_path)
+        assert record.n == len(COLOURS) and record.cell == cell(modality)
+        assert record.cell.identity()["task"]["images"] is True
+        assert record.load.modalities is not None
+        assert record.load.modalities["image"].tokens == len(COLOURS) * IMAGE_TOKENS
+        for layer in record.layers:
+            assert layer.modalities is not None
+            apart = zip(*(part.load_after for part in layer.modalities.values()), strict=True)
+            assert [sum(pair) for pair in apart] == layer.load_after
+        promises = {name: promise.passed for name, promise, _ in record.proofs.given()}
+        assert promises["modality_order"] is True and not record.proofs.broken
+        written[modality] = record
+    first, last = (record.load.modalities for record in written.values())
+    assert first and last and first["text"].drop_rate < last["text"].drop_rate
+    assert written["image_first"].documents.keys() == written["text_first"].documents.keys()
+
+
+def test_a_task_says_whether_it_asks_about_images(pictures: DataSource) -> None:
+    library, lm = TaskLibrary(), load_lm(LLAVA, Placement("cpu"), 4)
+    silent = cell(task=dataclasses.replace(MMMU, images=False))
+    with pytest.raises(UsageError, match=r"tasks.mmmu.images=false: mmmu_val_accounting asks abou"):
+        evaluate(silent, lm, library, pictures, root=Path("x"))
+    blind = ModelId("tiny_olmoe", "tiny:olmoe", dtype="float32")
+    with pytest.raises(UsageError, match="model=tiny_olmoe: reads no images, which mmmu asks"):
+        evaluate(
+            cell(model=blind), load_lm(blind, Placement("cpu"), 4), library, pictures, root=Path()
+        )
+
+
+def test_progress_counts_images() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    shown = Terminal()
+    progress = Progress(1, shown)
+    progress.start(cell())
+    progress.rows(3)
+    assert "3 images" in shown.getvalue() and "sequences" not in shown.getvalue()
+
+
+def test_a_saved_model_is_loaded_by_the_suite_and_by_lm_eval(tmp_path: Path) -> None:
+    ours = build(method="score", gamma=0.5)
+    ours.release()
+    ours.model.save_pretrained(tmp_path)
+    ours.processor.save_pretrained(tmp_path)
+    loaded = load_lm(ModelId("mine", str(tmp_path), dtype="float32"), Placement("cpu"), 3)
+    named = CapmoeMultimodalLM(str(tmp_path), batch_size=3, device="cpu", dtype="float32")
+    assert isinstance(loaded, CapmoeMultimodalLM)
+    assert reader_hash(loaded.reader) == reader_hash(named.reader)
+    for lm in (ours, loaded, named):
+        lm.route(Method("score", 0.5, modality="image_first"))
+    answers = [lm.generate_until(requests(), disable_tqdm=True) for lm in (ours, loaded, named)]
+    assert answers[0] == answers[1] == answers[2]
+    assert ours.meter.report()["layers"] == named.meter.report()["layers"]
+    with pytest.raises(UsageError, match="tokenizer=nowhere: cannot be loaded"):
+        CapmoeMultimodalLM(str(tmp_path), tokenizer="nowhere", device="cpu")

@@ -1,0 +1,187 @@
+"""Tiny vision-language models with random weights, and batches with images for them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import CLIPVisionConfig, LlavaConfig, OlmoeConfig, PreTrainedModel
+from transformers import LlavaForConditionalGeneration as Llava
+
+from tests.wrapper.architectures import _EXCEPTIONS, _SMALL, VOCABULARY, small_config, with_opinions
+
+IMAGE, VIDEO, AUDIO, START, PAD = 90, 91, 92, 93, 0
+PLACE = {"image_token_id": IMAGE, "video_token_id": VIDEO, "audio_token_id": AUDIO}
+N_IMAGE = 4  # tokens of an image
+
+Inputs = dict[str, Tensor]
+
+
+def _qwen_pixels(n_images: int, tokens: Tensor) -> Inputs:
+    """Patches in a row, as Qwen's and GLM's processors give them; 2×2 patches become a token."""
+    grid = torch.tensor([[1, 4, 4]]).repeat(n_images, 1)
+    patches = torch.randn(16 * n_images, 3 * 2 * 4 * 4)
+    types = (tokens == IMAGE).int()
+    return {"pixel_values": patches, "image_grid_thw": grid, "mm_token_type_ids": types}
+
+
+def _omni_pixels(n_images: int, tokens: Tensor) -> Inputs:
+    inputs = _qwen_pixels(n_images, tokens)
+    del inputs["mm_token_type_ids"]  # its forward takes none
+    return inputs
+
+
+def _pixels(n_images: int, _tokens: Tensor) -> Inputs:
+    return {"pixel_values": torch.randn(n_images, 3, 8, 8)}
+
+
+def _aria_pixels(n_images: int, _tokens: Tensor) -> Inputs:
+    pixels = torch.randn(n_images, 3, 8, 8)
+    return {"pixel_values": pixels, "pixel_mask": torch.ones(n_images, 8, 8, dtype=torch.bool)}
+
+
+def _gemma_pixels(n_images: int, tokens: Tensor) -> Inputs:
+    places = torch.cartesian_prod(torch.arange(4), torch.arange(4)).flip(1)
+    return {
+        "pixel_values": torch.rand(n_images, 16, 3 * 4 * 4),
+        "image_position_ids": places.repeat(n_images, 1, 1),
+        "mm_token_type_ids": (tokens == IMAGE).long(),
+    }
+
+
+def _llava() -> PreTrainedModel:
+    vision = {"hidden_size": 32, "intermediate_size": 48, "image_size": 8, "patch_size": 4}
+    return Llava(
+        LlavaConfig(
+            text_config=small_config(OlmoeConfig, {}),
+            vision_config=CLIPVisionConfig(num_hidden_layers=2, num_attention_heads=4, **vision),
+            image_token_index=IMAGE,
+        )
+    )
+
+
+def _of_family(family: str, class_name: str, settings: dict[str, Any]) -> PreTrainedModel:
+    module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    model_class = getattr(module, class_name)
+    return model_class(small_config(model_class.config_class, settings))  # type: ignore[no-any-return]
+
+
+_VISION = {"patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
+_MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+
+_FAMILIES: dict[str, tuple[Callable[[], PreTrainedModel], Callable[[int, Tensor], Inputs]]] = {
+    "llava": (_llava, _pixels),
+    "aria": (
+        lambda: _of_family(
+            "aria",
+            "AriaForConditionalGeneration",
+            {
+                "image_token_index": IMAGE,
+                "projector_patch_to_query_dict": {4: N_IMAGE},
+                "vision_config": {"image_size": 8, "patch_size": 4},
+            },
+        ),
+        _aria_pixels,
+    ),
+    "qwen3_vl_moe": (
+        lambda: _of_family(
+            "qwen3_vl_moe",
+            "Qwen3VLMoeForConditionalGeneration",
+            {
+                **PLACE,
+                "vision_config": {**_VISION, "depth": 2, "deepstack_visual_indexes": (0,)},
+                "text_config": {"rope_parameters": _MROPE},
+            },
+        ),
+        _qwen_pixels,
+    ),
+    "glm4v_moe": (
+        lambda: _of_family(
+            "glm4v_moe",
+            "Glm4vMoeForConditionalGeneration",
+            {**PLACE, **_EXCEPTIONS["glm4v_moe"], "vision_config": _VISION},
+        ),
+        _qwen_pixels,
+    ),
+    "qwen3_5_moe": (
+        lambda: _of_family(
+            "qwen3_5_moe",
+            "Qwen3_5MoeForConditionalGeneration",
+            {**PLACE, "vision_config": _VISION},
+        ),
+        _qwen_pixels,
+    ),
+    "qwen3_omni_moe": (
+        lambda: _of_family(
+            "qwen3_omni_moe",
+            "Qwen3OmniMoeThinkerForConditionalGeneration",
+            {
+                **PLACE,
+                "vision_start_token_id": START,
+                "audio_start_token_id": START + 1,
+                "vision_config": {**_VISION, "deepstack_visual_indexes": (0,)},
+                "text_config": {"rope_parameters": _MROPE},
+            },
+        ),
+        _omni_pixels,
+    ),
+    "gemma4": (
+        lambda: _of_family(
+            "gemma4",
+            "Gemma4ForConditionalGeneration",
+            {
+                **PLACE,
+                "text_config": {"enable_moe_block": True},
+                "vision_config": {"pooling_kernel_size": 2, "patch_size": 4},
+            },
+        ),
+        _gemma_pixels,
+    ),
+}
+
+FAMILIES = tuple(_FAMILIES)
+
+
+def make(family: str, *, seed: int = 0) -> PreTrainedModel:
+    """Return a tiny vision-language model of :data:`FAMILIES`."""
+    assert _SMALL["vocab_size"] == VOCABULARY
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return with_opinions(_FAMILIES[family][0]())
+
+
+def batch(family: str, images: tuple[int, ...] = (1, 2, 0), *, width: int = 16) -> Inputs:
+    """Return a left-padded batch of sequences, each with that many images among its text."""
+    generator = torch.Generator().manual_seed(3)
+    rows, masks = [], []
+    for number, n_images in enumerate(images):
+        text = torch.randint(3, 80, (width - 2 * number,), generator=generator)
+        for image in range(n_images):
+            start = 1 + image * (N_IMAGE + 2)  # with a token before and behind it
+            text[start - 1] = START
+            text[start : start + N_IMAGE] = IMAGE
+        pads = torch.full((width - len(text),), PAD)
+        rows.append(torch.cat([pads, text]))
+        masks.append(torch.cat([pads, torch.ones_like(text)]))
+    tokens = torch.stack(rows)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        pixels = _FAMILIES[family][1](sum(images), tokens) if sum(images) else {}
+    return {"input_ids": tokens, "attention_mask": torch.stack(masks), **pixels}
+
+
+def with_images() -> str:
+    """Return what ``docs/models.md`` says of them."""
+    return f"""\
+## With images
+
+Given images as well (`tests/wrapper/test_modality.py`): {", ".join(f"`{f}`" for f in FAMILIES)}.
+γ=∞ gives the stock model's logits bit for bit, every token of an image is known as one, in forwards
+and in `generate`, and the modality that is named is dropped first. `llava` has an OLMoE as its
+language model; another one of this page may stand in its place. The MoE layers are those of the
+language model: no tower of transformers {transformers.__version__} has any.
+How the tokens of images are told stands in [methods.md](methods.md#modalities)."""

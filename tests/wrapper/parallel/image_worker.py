@@ -1,0 +1,86 @@
+"""One rank: computes batches with images under real expert parallelism, or all of it alone."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import PreTrainedModel
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.wrapper.parallel.model import shard_experts, split_batches
+from capmoe_eval.wrapper.parallel.world import World
+from capmoe_eval.wrapper.session import capacity_aware
+from tests.wrapper import images
+from tests.wrapper.parallel.cases import kept_pairs
+
+FAMILIES = ("llava", "qwen3_vl_moe")
+#: Every bound, and one group over all processes.
+CASES: dict[str, dict[str, Any]] = {
+    "baseline": {"method": "baseline"},
+    "score": {},
+    "device": {"granularity": "device", "modality": "text_first"},
+    "sequence": {"scope": "sequence"},
+    "expanded": {"method": "expanded_drop", "max_k": True},
+    "reroute": {"method": "token_reroute"},
+}
+#: Images of each sequence; some ranks have none.
+IMAGES_OF = (1, 2, 0, 0, 1)
+
+
+def batch(family: str) -> images.Inputs:
+    return images.batch(family, IMAGES_OF, width=20)
+
+
+@torch.no_grad()
+def results(family: str, model: PreTrainedModel, size: int) -> dict[str, Any]:
+    """Return logits, kept pairs and reports of all cases."""
+    found = {}
+    for name, knobs in CASES.items():
+        chosen = {"method": "score", "gamma": 0.5, "modality": "image_first", **knobs}
+        with (
+            capacity_aware(model, ep_size=size, verify=False, **chosen) as meter,
+            kept_pairs(model) as seen,
+        ):
+            logits = model(**batch(family)).logits
+        found[name] = {"logits": logits, "kept": list(seen), "report": meter.report()}
+    with capacity_aware(
+        model, "score", 0.5, ep_size=size, modality="image_first", verify=False
+    ) as meter:
+        written = model.generate(**batch(family), max_new_tokens=3, do_sample=False)
+    return {**found, "generate": {"logits": written, "report": meter.report()}}
+
+
+def refusal(family: str, model: PreTrainedModel, **change: torch.Tensor) -> str:
+    try:
+        model(**batch(family) | change)
+    except UsageError as error:
+        return str(error)
+    return "not refused"
+
+
+def main(directory: Path) -> None:
+    torch.set_num_threads(1)
+    world = World.join(torch.device("cpu"), timeout=timedelta(seconds=90))
+    found: dict[str, Any] = {}
+    for family in FAMILIES:
+        model = images.make(family)
+        shard_experts(model)
+        split_batches(model)
+        found[family] = results(family, model, world.size)
+        if family == "llava":
+            pixels = batch(family)["pixel_values"]
+            found["refused"] = {
+                "tokens": refusal(family, model, pixel_values=pixels[:3]),
+                "sound": refusal(family, model, input_features=pixels),
+            }
+    torch.save(found, directory / f"{world.rank}.pt")
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,244 @@
+"""Which modality is dropped first, on every kind of model with images."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedModel
+
+from capmoe_eval.errors import EnforcementError, UsageError
+from capmoe_eval.routing.assign import Assignment, assign
+from capmoe_eval.wrapper import forward
+from capmoe_eval.wrapper.modality import BANDS, image_bands
+from capmoe_eval.wrapper.session import capacity_aware
+from tests.wrapper import architectures, images, models
+from tests.wrapper.parallel.cases import kept_pairs
+
+METHODS = ("score", "order", "random", "expanded_drop", "token_reroute")
+
+
+@torch.no_grad()
+def logits(model: PreTrainedModel, inputs: images.Inputs) -> torch.Tensor:
+    return model(**inputs).logits  # type: ignore[no-any-return]
+
+
+def routed(
+    model: PreTrainedModel, inputs: images.Inputs, method: str = "score", **knobs: Any
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Return the logits under a method, and the meter's report."""
+    with capacity_aware(model, method, **{"gamma": 0.5, "verify": False, **knobs}) as meter:
+        return logits(model, inputs), meter.report()
+
+
+@pytest.mark.parametrize("family", images.FAMILIES)
+def test_a_model_with_images_knows_the_modality_of_each_token(family: str) -> None:
+    model, inputs = images.make(family), images.batch(family)
+    stock = logits(model, inputs)
+    blank = {**inputs, "pixel_values": torch.zeros_like(inputs["pixel_values"])}
+    assert not torch.equal(stock, logits(model, blank)), "it does not look at the images"
+    n_images, real = 3 * images.N_IMAGE, int(inputs["attention_mask"].sum())
+    rates = {}
+    for modality in ("uniform", "image_first", "text_first"):
+        changed, report = routed(model, inputs, modality=modality, verify=True)
+        assert not torch.equal(changed, stock)
+        for layer in report["layers"]:
+            by = layer["modalities"]
+            assert by["image"]["tokens"] == n_images
+            assert by["text"]["tokens"] == real - n_images == layer["tokens"] - n_images
+            for name, asked in (("load_before", n_images), ("load_after", None)):
+                apart = [sum(pair) for pair in zip(*(by[m][name] for m in by), strict=True)]
+                assert apart == layer[name]
+                assert asked is None or sum(by["image"][name]) == asked * layer["top_k"]
+            for count in ("dropped", "added", "lost_all"):
+                assert by["image"][count] + by["text"][count] == layer[count]
+        proofs = report["proofs"]
+        assert all(proof["passed"] for name, proof in proofs.items() if name != "modality_order")
+        assert proofs["modality_order"]["passed"] is (None if modality == "uniform" else True)
+        rates[modality] = {m: report["summary"]["modalities"][m]["drop_rate"] for m in by}
+    image = [rates[m]["image"] for m in ("image_first", "uniform", "text_first")]
+    text = [rates[m]["text"] for m in ("image_first", "uniform", "text_first")]
+    assert image == sorted(image, reverse=True) and image[0] > image[2]
+    assert text == sorted(text) and text[0] < text[2]
+    for gamma in (float("inf"), 100.0):  # 100: the whole decision is made
+        assert torch.equal(routed(model, inputs, gamma=gamma, modality="image_first")[0], stock)
+    assert torch.equal(logits(model, inputs), stock)
+
+
+@pytest.mark.parametrize("method", ["score", "expanded_drop"])
+def test_the_meter_counts_as_a_loop_over_pairs_does(method: str) -> None:
+    model, inputs = images.make("llava"), images.batch("llava", (1, 2, 1, 0))
+    knobs = {"ep_size": 2, "modality": "image_first", "verify": False}
+    with capacity_aware(model, "baseline"), kept_pairs(model) as chosen:
+        logits(model, inputs)
+    with capacity_aware(model, method, 0.5, **knobs) as meter, kept_pairs(model) as computed:
+        logits(model, inputs)
+    width, report = inputs["input_ids"].shape[1], meter.report()["layers"]
+    tokens = inputs["input_ids"].flatten().tolist()
+    real = inputs["attention_mask"].flatten().tolist()
+    # The first layer's choice is the stock model's; what comes after differs.
+    for when, index_NS in (("before", chosen[0]), ("after", computed[0])):
+        load = {"text": [0] * 8, "image": [0] * 8}
+        for row, slots in enumerate(index_NS.tolist()):
+            for expert in slots:
+                if real[row] and expert < 8:
+                    load["image" if tokens[row] == images.IMAGE else "text"][expert] += 1
+        for name, by in report[0]["modalities"].items():
+            assert by[f"load_{when}"] == load[name]
+            peak = max(load[name]) * 8 / (by["tokens"] * report[0]["top_k"])
+            assert by["peak"][when]["max"] == pytest.approx(peak, abs=1e-6)
+    lost = [0] * 8
+    for row in range(len(tokens)):
+        if tokens[row] == images.IMAGE:
+            place = next(n for n in range(row, -1, -1) if tokens[n] == images.START)
+            lost[(row - place - 1) * 8 // images.N_IMAGE] += (chosen[0][row] < 8).sum().item() - (
+                computed[0][row, : report[0]["top_k"]] < 8
+            ).sum().item()
+    bands = report[0]["modalities"]["image"]["bands"]
+    assert bands["dropped"] == lost and bands["tokens"] == [4, 0] * 4
+    # Two ranks of two sequences: spared and protected buckets, one by one.
+    spared = lost = 0
+    for rank, expert in itertools.product(range(2), range(8)):
+        rows = [row for row in range(2 * width * rank, 2 * width * (rank + 1)) if real[row]]
+        kept = {row for row in rows if expert in computed[0][row].tolist()}
+        own = {row for row in rows if expert in chosen[0][row].tolist()}
+        image = {row for row in rows if tokens[row] == images.IMAGE}
+        spared += bool(own & image - kept) and bool(kept - image)
+        lost += bool(own - image - kept)
+        assert not (own - image - kept and kept & image)
+    assert meter.layers[0].modalities.order() == {
+        "violations": 0,
+        "spared": spared,
+        "protected_lost": lost,
+    }
+    assert spared and lost
+
+
+@pytest.mark.parametrize("family", images.FAMILIES)
+@pytest.mark.parametrize("cache", [{}, {"use_cache": False}, {"cache_implementation": "static"}])
+def test_a_generation_has_its_images_in_the_prompt(family: str, cache: dict[str, Any]) -> None:
+    model, inputs = images.make(family), images.batch(family)
+    with capacity_aware(model, "score", 0.5, modality="image_first", verify=False) as meter:
+        model.generate(**inputs, max_new_tokens=3, do_sample=False, **cache)
+    report = meter.report()
+    by = report["summary"]["modalities"]
+    assert by["image"]["tokens"] == 3 * images.N_IMAGE
+    assert by["text"]["tokens"] == int(inputs["attention_mask"].sum()) - 3 * images.N_IMAGE
+    assert by["image"]["drop_rate"] > by["text"]["drop_rate"]
+    assert report["proofs"]["modality_order"]["passed"]
+    assert report["summary"]["decode_forwards"] == 2
+
+
+def test_a_prompt_in_chunks_counts_each_image_token_once() -> None:
+    model, inputs = images.make("llava"), images.batch("llava")
+    with torch.no_grad():
+        features = model.get_image_features(inputs.pop("pixel_values"), return_dict=True)
+    with capacity_aware(model, "score", 0.5, modality="image_first", verify=False) as meter:
+        model.generate(
+            **inputs,
+            mm_encoder_outputs={"image": features},
+            prefill_chunk_size=5,
+            max_new_tokens=2,
+            do_sample=False,
+        )
+    by = meter.summary()["modalities"]
+    assert by["image"]["tokens"] == 3 * images.N_IMAGE
+    assert by["text"]["tokens"] == int(inputs["attention_mask"].sum()) - 3 * images.N_IMAGE
+
+
+def test_constrained_decode_steps_are_text() -> None:
+    model, inputs = images.make("qwen3_vl_moe"), images.batch("qwen3_vl_moe")
+    knobs = {"modality": "image_first", "decode": "constrained", "verify": False}
+    with capacity_aware(model, "score", 0.5, **knobs) as meter:
+        model.generate(**inputs, max_new_tokens=3, min_new_tokens=3, do_sample=False)
+    by = meter.summary()["modalities"]
+    assert by["image"]["tokens"] == 3 * images.N_IMAGE
+    assert sum(part["tokens"] for part in by.values()) == int(inputs["attention_mask"].sum()) + 6
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("knobs", [{}, {"granularity": "device"}, {"scope": "sequence"}])
+def test_the_order_holds_for_every_method(method: str, knobs: dict[str, Any]) -> None:
+    model, inputs = images.make("llava"), images.batch("llava", (1, 2, 1, 0))
+    for modality in ("image_first", "text_first"):
+        for more in [{}, {"max_k": True}] if method == "expanded_drop" else [{}]:
+            _, report = routed(model, inputs, method, ep_size=2, modality=modality, **knobs, **more)
+            order = report["proofs"]["modality_order"]
+            assert order["passed"] and order["spared"] > 0
+
+
+def test_an_order_that_is_broken_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def uniform(*args: Any, image_T: torch.Tensor, **kwargs: Any) -> Assignment:
+        return assign(*args, image_T=None, **kwargs)
+
+    monkeypatch.setattr(forward, "assign", uniform)
+    model, inputs = images.make("llava"), images.batch("llava")
+    with pytest.raises(EnforcementError, match="the wrong modality dropped in"):
+        routed(model, inputs, modality="image_first")
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen3_vl_moe"])
+def test_without_images_a_priority_changes_nothing(family: str) -> None:
+    model, inputs = images.make(family), images.batch(family, (0, 0))
+    plain, report = routed(model, inputs)
+    for modality in ("image_first", "text_first"):
+        first, same = routed(model, inputs, modality=modality)
+        assert torch.equal(plain, first)
+        assert same["layers"] == report["layers"]
+        assert "modality_order" not in same["proofs"] and "modalities" not in same["summary"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.lists(st.booleans(), min_size=9, max_size=9), min_size=1, max_size=4))
+def test_a_band_is_a_place_in_a_run_of_image_tokens(image: list[list[bool]]) -> None:
+    bands = image_bands(torch.tensor(image)).tolist()
+    for row, found in zip(image, bands, strict=True):
+        for _, run in itertools.groupby(range(9), key=row.__getitem__):
+            places = list(run)
+            if row[places[0]]:
+                expected = [n * BANDS // len(places) for n in range(len(places))]
+                assert [found[place] for place in places] == expected
+
+
+def test_a_model_of_text_has_no_modalities() -> None:
+    model, inputs = models.make("olmoe"), {"input_ids": models.batch()}
+    plain, report = routed(model, inputs)
+    first, same = routed(model, inputs, modality="text_first")
+    assert torch.equal(plain, first)
+    assert report == same
+    assert not any("modalities" in layer for layer in report["layers"])
+
+
+def test_types_of_tokens_go_before_their_ids() -> None:
+    """A video (2) and sound (3) are dropped with the images, whatever their ids."""
+    model, inputs = images.make("llava"), images.batch("llava", (1, 0))
+    types = torch.zeros_like(inputs["input_ids"])
+    types[0, -2:], types[1, -3:] = 2, 3
+    _, report = routed(model, inputs | {"mm_token_type_ids": types}, modality="image_first")
+    assert report["summary"]["modalities"]["image"]["tokens"] == 5
+
+
+def test_embeddings_do_not_say_where_images_are() -> None:
+    model, inputs = images.make("llava"), images.batch("llava", (0, 0))
+    embedded = {"inputs_embeds": model.get_input_embeddings()(inputs["input_ids"])}
+    with pytest.raises(UsageError, match="modality=image_first: the model is called with inputs"):
+        routed(model, embedded, modality="image_first")
+    routed(model, embedded)
+    types = torch.ones_like(inputs["input_ids"])
+    _, report = routed(model, embedded | {"mm_token_type_ids": types}, modality="image_first")
+    assert report["summary"]["modalities"]["text"]["tokens"] == 0
+    assert report["layers"][0]["modalities"]["text"]["peak"] == {"before": None, "after": None}
+
+
+def test_separate_experts_of_text_and_images_are_refused() -> None:
+    torch.manual_seed(0)
+    model = architectures.build("ernie4_5_vl_moe")
+    with (
+        pytest.raises(UsageError, match="text and images have experts of their own"),
+        capacity_aware(model, "score", gamma=1.0),
+    ):
+        pass

@@ -1,0 +1,90 @@
+"""The LLaVA reads a picture as 64 tokens, with Pillow alone, and what it sees matters."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import LlavaForConditionalGeneration, LlavaProcessor
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.zoo import recipes
+from capmoe_eval.zoo.llava import IMAGE_TOKENS, MEAN, SPREAD
+from capmoe_eval.zoo.synthetic.models import tiny_llava
+from capmoe_eval.zoo.synthetic.tokenizer import tiny_processor, tiny_tokenizer
+
+
+def picture(seed, side=64):
+    pixels = np.random.RandomState(seed).randint(0, 256, (side, side, 3))
+    return Image.fromarray(pixels.astype("uint8"))
+
+
+@pytest.fixture(scope="module", name="model")
+def built():
+    processor = tiny_processor()
+    return tiny_llava(vocab_size=len(processor.tokenizer), image_token_id=processor.image_token_id)
+
+
+def test_a_picture_is_64_tokens_and_its_pixels_are_normalised():
+    processor = tiny_processor()
+    assert isinstance(processor, LlavaProcessor) and "torchvision" not in sys.modules
+    batch = processor(
+        images=[picture(0), picture(1, 50)],
+        text=["<image>\nIs it red?", "<image>\nWhich colour has the large one?"],
+        padding="longest",
+        return_tensors="pt",
+    )
+    assert batch["pixel_values"].shape == (2, 3, 64, 64)
+    expected = (np.asarray(picture(0)).transpose(2, 0, 1) / 255 - MEAN) / SPREAD
+    assert np.allclose(batch["pixel_values"][0], expected, atol=1e-5)
+    is_image_BS = batch["input_ids"] == processor.image_token_id
+    assert is_image_BS.sum(1).tolist() == [IMAGE_TOKENS] * 2 == [64, 64]
+    assert len(processor.tokenizer) == len(tiny_tokenizer()) + 1
+
+
+@torch.no_grad()
+def test_the_tiny_llava_sees_and_is_the_same_each_time(model):
+    assert isinstance(model, LlavaForConditionalGeneration)
+    processor = tiny_processor()
+
+    def logits(seen):
+        inputs = processor(images=seen, text="<image>\nIs it red?", return_tensors="pt")
+        return model(**inputs).logits[0, -1]
+
+    assert torch.equal(logits(picture(0)), logits(picture(0)))
+    assert not torch.allclose(logits(picture(0)), logits(picture(1)), atol=1e-3)
+    again = tiny_llava(vocab_size=len(processor.tokenizer), image_token_id=processor.image_token_id)
+    assert all(map(torch.equal, model.parameters(), again.parameters()))
+
+
+@torch.no_grad()
+def test_its_routers_are_skewed(model):
+    """Else a capacity would drop nothing."""
+    processor = tiny_processor()
+    inputs = processor(
+        images=[picture(seed) for seed in range(8)],
+        text=["<image>\nIs it red?"] * 8,
+        return_tensors="pt",
+    )
+    inputs["attention_mask"] = None
+    routed = []
+    gate = model.model.language_model.layers[1].mlp.gate
+    hook = gate.register_forward_hook(lambda _gate, _inputs, output: routed.append(output))
+    model(**inputs)
+    hook.remove()
+    chosen = routed[0][-1]
+    loads = torch.bincount(chosen.flatten(), minlength=32)
+    assert loads.max() > 2 * loads.float().mean()
+
+
+def test_a_model_of_text_has_no_processor_of_pictures():
+    with pytest.raises(UsageError, match="llava_olmoe"):
+        recipes.trained_processor("olmoe")
+
+
+def test_the_configuration_of_the_recipe():
+    config = recipes.configuration(recipes.recipe("llava_olmoe"), 500)
+    assert config.text_config.model_type == "olmoe" and config.image_token_id == 499
+    assert config.vision_config.model_type == "clip_vision_model"
+    assert (config.text_config.num_experts, config.text_config.num_experts_per_tok) == (32, 4)
