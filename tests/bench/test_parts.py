@@ -50,6 +50,7 @@ def test_the_listings_are_the_methods(name: str) -> None:
         group=[0] * n_tokens,
         rank=[0] * n_tokens,
         random=[[0] * n_experts] * n_tokens,
+        image=[False] * n_tokens,
     )
     # One rank of three: the reference has its experts as local, and a third of all tokens are none.
     ranks = 3 if name == "expanded_drop" else 1
