@@ -121,7 +121,7 @@ def test_a_score_does_not_depend_on_what_ran_before(
     again = run(lm, library, source, "winogrande", method)
     fresh = run(load_lm(TINY, Placement("cpu"), 4), TaskLibrary(), source, "winogrande", method)
     for other in (again, fresh):
-        assert other.documents == first.documents
+        assert other.subtasks == first.subtasks
         assert other.layers == first.layers
 
 
