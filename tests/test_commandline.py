@@ -18,6 +18,7 @@ from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.report.tables import command as tables
 from capmoe_eval.routing.method import METHODS
+from capmoe_eval.zoo import recipes
 
 
 class Shell:
@@ -267,7 +268,10 @@ def test_a_model_of_ones_own_needs_a_name_and_a_path(shell: Shell, tmp_path: Pat
     assert "results/custom/mine/obqa/score-g1-ep4-" in out
 
 
-@pytest.mark.parametrize("name", [name for name in options("model") if name.startswith("zoo_")])
+MINIWORLD = [f"zoo_{name}" for name, recipe in recipes.ZOO.items() if recipe.data == "miniworld"]
+
+
+@pytest.mark.parametrize("name", MINIWORLD)
 def test_the_zoo_knows_its_world(shell: Shell, name: str) -> None:
     """Four choices, 25 % by chance; and dropping everything costs a model what it knows."""
     words = (f"model={name}", "tasks=mmlu", "limit=1")

@@ -104,7 +104,9 @@ def write(
         OSError: If there are no weights or the card cannot be written.
     """
     recipe, file = recipes.recipe(name), directory / "card.json"
-    before = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    before: dict[str, Any] = {}
+    if training is None or file.is_file():
+        before = json.loads(file.read_text(encoding="utf-8"))
     if training is None:
         trained: dict[str, Any] = before["training"]
     else:
