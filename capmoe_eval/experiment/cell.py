@@ -115,6 +115,11 @@ class Cell:
         if not self.task.images:  # no modality goes before the other where there is one
             text = dataclasses.replace(self.method, modality="uniform")
             object.__setattr__(self, "method", text)
+        if self.task.images and self.batch_size == "auto":
+            raise UsageError(
+                f"batch_size=auto: {self.task.name} asks about images, for which lm-eval searches "
+                "no batch size; choose a number, such as batch_size=16"
+            )
         if self.shuffle is not None and self.batch_size == "auto":
             raise UsageError(
                 f"batch_size=auto: batches that are dealt at random (shuffle="

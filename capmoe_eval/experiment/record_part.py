@@ -100,12 +100,20 @@ class ModalityPeaks(Part):
     after: Peak | None
 
 
+class Bands(Part):
+    """Counts by parts of equal size of an image's tokens, from its top to its bottom."""
+
+    tokens: list[Count]
+    dropped: list[Count]
+
+
 class LayerModality(ByModality):
     """Statistics of a modality in one layer; lists are [E]."""
 
     load_before: list[Count]
     load_after: list[Count]
     peak: ModalityPeaks
+    bands: Bands | None = None  # of image alone
 
 
 class Grid(Part):

@@ -185,11 +185,12 @@ class _ForwardHooks:
             load_E = None
             if method.name == "expert_drop":
                 load_E = layer.ranks.total(expert_load(topk_TK, layer.n_experts))
+            images = plan.images_on(topk_TK.device)
             assignment = assign(
                 scores,
                 method,
                 groups,
-                image_T=plan.images_on(topk_TK.device),
+                image_T=None if images is None else images.image_T,
                 stream=(number, plan.number),
                 load_E=load_E,
             )

@@ -15,7 +15,13 @@ from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.gates import tolerance
 from capmoe_eval.wrapper.layers import MoeLayer
-from capmoe_eval.wrapper.modality_meter import DIGITS, ModalityMeter, by_modality, summary
+from capmoe_eval.wrapper.modality_meter import (
+    DIGITS,
+    ModalityMeter,
+    by_band,
+    by_modality,
+    summary,
+)
 from capmoe_eval.wrapper.plan import GAMMA_GRID, ForwardPlan
 
 # Shape suffixes: N rows of the batch, T counted tokens, K = top-k, S slots, E experts, G groups,
@@ -91,7 +97,8 @@ class LayerMeter:
         """
         n_experts, top_k = self.layer.n_experts, self.layer.top_k
         groups = plan.groups_on(index_NS.device)
-        image_T = plan.images_on(index_NS.device)
+        images = plan.images_on(index_NS.device)
+        image_T = None if images is None else images.image_T
         topk_TK, self._choice_TK = self._choice_TK, None
         if topk_TK is None:
             raise EnforcementError(f"{self.layer.name}: the experts ran without their router")
@@ -102,17 +109,15 @@ class LayerMeter:
         shape_GME = (len(groups.tokens), 1 if image_T is None else 2, n_experts)
         demand_GME = _loads(cell_T, topk_TK, torch.ones_like(topk_TK), shape_GME)
         kept_GME = _loads(cell_T, index_TS.clamp_max(n_experts - 1), computed_TS, shape_GME)
-        count_CM = torch.stack(
+        count_CT = torch.stack(  # as COUNTS has them
             [
-                by_modality(amount_T, image_T)
-                for amount_T in (
-                    torch.ones_like(groups.group_T),
-                    lost_TK.sum(dim=1),
-                    computed_TS[:, top_k:].sum(dim=1),
-                    ~computed_TS.any(dim=1),
-                )
+                torch.ones_like(groups.group_T),
+                lost_TK.sum(dim=1),
+                computed_TS[:, top_k:].sum(dim=1),
+                (~computed_TS.any(dim=1)).long(),
             ]
         )
+        count_CM = by_modality(count_CT, image_T)
         pad_slots = torch.zeros((), dtype=torch.long, device=index_NS.device)
         if not self._method.is_stock:
             pad_N1 = ~plan.counted_BS.reshape(-1, 1).to(index_NS.device)
@@ -121,9 +126,9 @@ class LayerMeter:
             demand_GME, kept_GME, count_CM, pad_slots
         )
         self.forwards += 1
-        if image_T is not None:
-            self.modalities.note(count_CM, demand_GME.sum(dim=0), kept_GME.sum(dim=0))
-        if image_T is not None and self._method.modality != "uniform":
+        if images is not None:
+            band_CB = self.layer.ranks.total(by_band(count_CT, *images))
+            self.modalities.note(count_CM, demand_GME.sum(dim=0), kept_GME.sum(dim=0), band_CB)
             if self._method.max_k:  # a token with K pairs may have lost others for its own sake
                 lost_TK = lost_TK & (computed_TS.sum(dim=1, keepdim=True) < top_k)
             lost_GME = self.layer.ranks.total(_loads(cell_T, topk_TK, lost_TK, shape_GME))

@@ -15,6 +15,9 @@ from capmoe_eval.errors import UsageError
 MODALITIES = ("text", "image")
 """The modalities in the order of their numbers. A video and sound count as images."""
 
+BANDS = 8
+"""Parts of equal size of an image's tokens, in their order: from its top to its bottom."""
+
 _TYPES = "mm_token_type_ids"  # of a forward: 0 text, 1 image, 2 video, 3 sound
 # The fields of a configuration with the id of the token that stands for a piece of an image.
 _FIELDS = tuple(
@@ -29,6 +32,23 @@ def placeholder_ids(config: Any) -> list[int]:
     """
     named = {getattr(config, field, None) for field in _FIELDS}
     return sorted(number for number in named if isinstance(number, int))
+
+
+def image_bands(image_BS: Tensor) -> Tensor:
+    """Return the band of each image token, 0 to BANDS - 1, among those of its image [B, S].
+
+    An image is a run of image tokens in a sequence. The number of a token of text means nothing.
+    """
+    before_BS = torch.nn.functional.pad(image_BS, (1, 0))[:, :-1]
+    flat_N = image_BS.reshape(-1)
+    run_N = (image_BS & ~before_BS).reshape(-1).cumsum(dim=0)  # from 1, of the image before or here
+    length_R = torch.zeros(len(flat_N) + 1, dtype=torch.long, device=flat_N.device)
+    length_R.scatter_add_(0, run_N, flat_N.long())
+    image_tokens_N = flat_N.long().cumsum(dim=0)
+    first_R = length_R.cumsum(dim=0) - length_R  # image tokens before each run
+    place_N = image_tokens_N - 1 - first_R[run_N]
+    band_N = place_N * BANDS // length_R[run_N].clamp_min(1)
+    return band_N.clamp(0, BANDS - 1).view(image_BS.shape)
 
 
 class ImageFinder:

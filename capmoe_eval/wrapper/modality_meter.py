@@ -8,23 +8,29 @@ import torch
 from torch import Tensor
 
 from capmoe_eval.routing.method import Method
-from capmoe_eval.wrapper.modality import MODALITIES
+from capmoe_eval.wrapper.modality import BANDS, MODALITIES
 
 # Shape suffixes: T counted tokens, M modalities in the order of MODALITIES (one, text, where a
-# model has no images), C counts, E experts, G groups, U bounded units.
+# model has no images), C counts, B bands of an image, E experts, G groups, U bounded units.
 
 COUNTS = ("tokens", "dropped", "added", "lost_all")
 """Counts of a layer by modality, as of all its tokens."""
 _FIRST = {"text_first": 0, "image_first": 1}  # number of the modality that is dropped first
 
 
-def by_modality(amount_T: Tensor, image_T: Tensor | None) -> Tensor:
-    """Return the sums [M] of amounts of tokens."""
-    amount_T = amount_T.long()
+def by_modality(count_CT: Tensor, image_T: Tensor | None) -> Tensor:
+    """Return the sums [C, M] of whole numbers of tokens."""
+    total_C = count_CT.sum(dim=1)
     if image_T is None:
-        return amount_T.sum()[None]
-    of_images = (amount_T * image_T).sum()
-    return torch.stack([amount_T.sum() - of_images, of_images])
+        return total_C[:, None]
+    of_images_C = (count_CT * image_T).sum(dim=1)
+    return torch.stack([total_C - of_images_C, of_images_C], dim=1)
+
+
+def by_band(count_CT: Tensor, image_T: Tensor, band_T: Tensor) -> Tensor:
+    """Return the sums [C, B] of whole numbers of the tokens of images."""
+    sum_CB = count_CT.new_zeros(len(count_CT), BANDS)
+    return sum_CB.scatter_add_(1, band_T.expand_as(count_CT), count_CT * image_T)
 
 
 class ModalityMeter:
@@ -35,9 +41,9 @@ class ModalityMeter:
         self._sums: dict[str, Tensor] = {}
         self._peaks: dict[str, list[Tensor]] = {"before": [], "after": []}
 
-    def note(self, count_CM: Tensor, before_ME: Tensor, after_ME: Tensor) -> None:
-        """Add a forward: its :data:`COUNTS`, and the loads before and after the capacity."""
-        self._add(counts=count_CM, before=before_ME, after=after_ME)
+    def note(self, count_CM: Tensor, before_ME: Tensor, after_ME: Tensor, band_CB: Tensor) -> None:
+        """Add a forward: its :data:`COUNTS`, the loads before and after the capacity, the bands."""
+        self._add(counts=count_CM, before=before_ME, after=after_ME, bands=band_CB)
         mean_M = before_ME.sum(dim=1) / before_ME.shape[1]
         for when, load_ME in (("before", before_ME), ("after", after_ME)):
             self._peaks[when].append(load_ME.amax(dim=1) / mean_M)  # NaN without a token
@@ -91,6 +97,8 @@ class ModalityMeter:
                 "load_after": self._sums["after"][number].tolist(),
                 "peak": {when: self._peak(when, number) for when in ("before", "after")},
             }
+        bands = dict(zip(COUNTS, self._sums["bands"].tolist(), strict=True))
+        found["image"]["bands"] = {name: bands[name] for name in ("tokens", "dropped")}
         return found
 
     def _peak(self, when: str, number: int) -> dict[str, float] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.assign import bucket_limits
 from capmoe_eval.routing.capacity import TokenGroups, group_tokens
 from capmoe_eval.routing.method import Method
+from capmoe_eval.wrapper.modality import image_bands
 from capmoe_eval.wrapper.ranks import ALONE, Ranks
 
 # Shape suffixes: B sequences, S new positions, M columns of a mask over cache and new positions.
@@ -60,6 +61,13 @@ def new_columns(mask: Any, tokens: Tensor, n_cached: int) -> Tensor:
     return mask[:, n_cached:end].bool()
 
 
+class Images(NamedTuple):
+    """The counted tokens that are of images."""
+
+    image_T: Tensor  # True for a token of an image
+    band_T: Tensor  # its part of the image, see :func:`image_bands`
+
+
 class ForwardPlan:
     """The tokens, groups and capacities of one forward, shared by its layers."""
 
@@ -87,7 +95,7 @@ class ForwardPlan:
         self.seen: list[tuple[int, str]] = []
         self.choices: dict[int, Tensor] = {}  # the top-k of the counted tokens, by layer
         self._groups_on: dict[torch.device, TokenGroups] = {}
-        self._images_on: dict[torch.device, Tensor] = {}
+        self._images_on: dict[torch.device, Images] = {}
         self._capacities: dict[object, Tensor] = {}
 
     def groups_on(self, device: torch.device) -> TokenGroups:
@@ -96,13 +104,18 @@ class ForwardPlan:
             self._groups_on[device] = self.groups.to(device)
         return self._groups_on[device]
 
-    def images_on(self, device: torch.device) -> Tensor | None:
-        """Return a mask [T] on ``device`` of the counted tokens that are of images, or None."""
+    def images_on(self, device: torch.device) -> Images | None:
+        """Return which counted tokens are of images, on ``device``; None where there can be none.
+
+        It is computed once per forward.
+        """
         if self.image_BS is None:
             return None
         if device not in self._images_on:
-            image_T = self.image_BS.reshape(-1)[self.groups.rows_T.to(self.image_BS.device)]
-            self._images_on[device] = image_T.to(device)
+            rows_T = self.groups.rows_T.to(self.image_BS.device)
+            parts = (self.image_BS, image_bands(self.image_BS))
+            own = (part.reshape(-1)[rows_T].to(device) for part in parts)
+            self._images_on[device] = Images(*own)
         return self._images_on[device]
 
     def capacities(

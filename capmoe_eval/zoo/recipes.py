@@ -25,11 +25,11 @@ from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.wrapper.checkpoint import load_checkpoint
 from capmoe_eval.zoo.banking77 import QueryBatches, banking77_tokenizer, train_split
 from capmoe_eval.zoo.batch import NumberedBatches
+from capmoe_eval.zoo.llava import llava_config, picture_processor
 from capmoe_eval.zoo.miniworld.packing import Batches
 from capmoe_eval.zoo.miniworld.tokenizer import MAX_POSITIONS, miniworld_tokenizer
 from capmoe_eval.zoo.miniworld.world import world
 from capmoe_eval.zoo.pictures.corpus import PictureBatches, picture_tokenizer
-from capmoe_eval.zoo.pictures.model import llava_config, picture_processor
 from capmoe_eval.zoo.synthetic.models import tiny_config
 from capmoe_eval.zoo.synthetic.tokenizer import wrapped
 from capmoe_eval.zoo.train import Schedule, train
@@ -125,10 +125,15 @@ def trained_model(name: str, *, dtype: torch.dtype = torch.bfloat16) -> PreTrain
 
 def trained_tokenizer(name: str) -> PreTrainedTokenizerFast:
     """Return the tokenizer of a trained model: its own, or that of the mini-world."""
-    own = WEIGHTS / name / "tokenizer.json"
-    if own.is_file():
-        return wrapped(Tokenizer.from_file(str(own)), MAX_POSITIONS)
+    directory = WEIGHTS / name
+    if (directory / "tokenizer.json").is_file():
+        return own_tokenizer(directory)
     return miniworld_tokenizer()
+
+
+def own_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
+    """Return the tokenizer in a model's directory."""
+    return wrapped(Tokenizer.from_file(str(directory / "tokenizer.json")), MAX_POSITIONS)
 
 
 def trained_processor(name: str) -> LlavaProcessor:

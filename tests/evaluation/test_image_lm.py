@@ -26,7 +26,7 @@ from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.datasource import DataSource, data_source
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.routing.method import Method
-from capmoe_eval.zoo.pictures.model import IMAGE_TOKENS
+from capmoe_eval.zoo.llava import IMAGE_TOKENS
 from capmoe_eval.zoo.synthetic.models import TINY_LLAVA, tiny_llava
 from capmoe_eval.zoo.synthetic.tokenizer import tiny_processor
 

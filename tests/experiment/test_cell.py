@@ -75,6 +75,8 @@ def test_a_task_without_images_has_no_modality() -> None:
     assert seen[1].label == f"{CELL.label}-image_first"
     for cell in seen:
         assert Cell.from_identity(cell.identity()) == cell
+    with pytest.raises(UsageError, match="batch_size=auto: obqa asks about images"):
+        dataclasses.replace(seen[0], method=Method("baseline"), batch_size="auto")
 
 
 def test_the_digest_of_a_cell_stays() -> None:

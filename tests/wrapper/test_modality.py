@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.routing.assign import Assignment, assign
 from capmoe_eval.wrapper import forward
+from capmoe_eval.wrapper.modality import BANDS, image_bands
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper import architectures, images, models
+from tests.wrapper.parallel.cases import kept_pairs
 
 METHODS = ("score", "order", "random", "expanded_drop", "token_reroute")
 
@@ -62,6 +67,55 @@ def test_a_model_with_images_knows_the_modality_of_each_token(family: str) -> No
     for gamma in (float("inf"), 100.0):  # 100: the whole decision is made
         assert torch.equal(routed(model, inputs, gamma=gamma, modality="image_first")[0], stock)
     assert torch.equal(logits(model, inputs), stock)
+
+
+@pytest.mark.parametrize("method", ["score", "expanded_drop"])
+def test_the_meter_counts_as_a_loop_over_pairs_does(method: str) -> None:
+    model, inputs = images.make("llava"), images.batch("llava", (1, 2, 1, 0))
+    knobs = {"ep_size": 2, "modality": "image_first", "verify": False}
+    with capacity_aware(model, "baseline"), kept_pairs(model) as chosen:
+        logits(model, inputs)
+    with capacity_aware(model, method, 0.5, **knobs) as meter, kept_pairs(model) as computed:
+        logits(model, inputs)
+    width, report = inputs["input_ids"].shape[1], meter.report()["layers"]
+    tokens = inputs["input_ids"].flatten().tolist()
+    real = inputs["attention_mask"].flatten().tolist()
+    # The first layer's choice is the stock model's; what comes after differs.
+    for when, index_NS in (("before", chosen[0]), ("after", computed[0])):
+        load = {"text": [0] * 8, "image": [0] * 8}
+        for row, slots in enumerate(index_NS.tolist()):
+            for expert in slots:
+                if real[row] and expert < 8:
+                    load["image" if tokens[row] == images.IMAGE else "text"][expert] += 1
+        for name, by in report[0]["modalities"].items():
+            assert by[f"load_{when}"] == load[name]
+            peak = max(load[name]) * 8 / (by["tokens"] * report[0]["top_k"])
+            assert by["peak"][when]["max"] == pytest.approx(peak, abs=1e-6)
+    lost = [0] * 8
+    for row in range(len(tokens)):
+        if tokens[row] == images.IMAGE:
+            place = next(n for n in range(row, -1, -1) if tokens[n] == images.START)
+            lost[(row - place - 1) * 8 // images.N_IMAGE] += (chosen[0][row] < 8).sum().item() - (
+                computed[0][row, : report[0]["top_k"]] < 8
+            ).sum().item()
+    bands = report[0]["modalities"]["image"]["bands"]
+    assert bands["dropped"] == lost and bands["tokens"] == [4, 0] * 4
+    # Two ranks of two sequences: spared and protected buckets, one by one.
+    spared = lost = 0
+    for rank, expert in itertools.product(range(2), range(8)):
+        rows = [row for row in range(2 * width * rank, 2 * width * (rank + 1)) if real[row]]
+        kept = {row for row in rows if expert in computed[0][row].tolist()}
+        own = {row for row in rows if expert in chosen[0][row].tolist()}
+        image = {row for row in rows if tokens[row] == images.IMAGE}
+        spared += bool(own & image - kept) and bool(kept - image)
+        lost += bool(own - image - kept)
+        assert not (own - image - kept and kept & image)
+    assert meter.layers[0].modalities.order() == {
+        "violations": 0,
+        "spared": spared,
+        "protected_lost": lost,
+    }
+    assert spared and lost
 
 
 @pytest.mark.parametrize("family", images.FAMILIES)
@@ -136,6 +190,18 @@ def test_without_images_a_priority_changes_nothing(family: str) -> None:
         assert torch.equal(plain, first)
         assert same["layers"] == report["layers"]
         assert "modality_order" not in same["proofs"] and "modalities" not in same["summary"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.lists(st.booleans(), min_size=9, max_size=9), min_size=1, max_size=4))
+def test_a_band_is_a_place_in_a_run_of_image_tokens(image: list[list[bool]]) -> None:
+    bands = image_bands(torch.tensor(image)).tolist()
+    for row, found in zip(image, bands, strict=True):
+        for _, run in itertools.groupby(range(9), key=row.__getitem__):
+            places = list(run)
+            if row[places[0]]:
+                expected = [n * BANDS // len(places) for n in range(len(places))]
+                assert [found[place] for place in places] == expected
 
 
 def test_a_model_of_text_has_no_modalities() -> None:

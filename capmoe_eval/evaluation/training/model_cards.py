@@ -1,7 +1,8 @@
 """Write the model card of a trained tiny model: its training, scores and loads.
 
 ``card.json`` holds the numbers, ``README.md`` shows them. The accuracies are measured on the
-``dev`` sets of the mini-world by lm-eval's own tasks, with the shots and metrics of Table 5.
+``dev`` sets of the model's world: of the mini-world by lm-eval's own tasks, with the shots and
+metrics of Table 5; of the picture world by MME, MMBench and SEED-Bench.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from capmoe_eval.experiment.files import write_text
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.checkpoint import load_checkpoint
 from capmoe_eval.zoo import recipes
+from capmoe_eval.zoo.llava import IMAGE_TOKENS, picture_processor
 from capmoe_eval.zoo.miniworld.evaluation import miniworld_hub
 from capmoe_eval.zoo.miniworld.tokenizer import miniworld_tokenizer
 from capmoe_eval.zoo.miniworld.world import world
+from capmoe_eval.zoo.pictures.evaluation import pictures_hub
 
 BATCH_SIZE = 16
 #: Number of first documents of a task whose right answers the card counts, for a quick check.
@@ -37,6 +40,7 @@ CHANCE: Mapping[str, float] = {
     **dict.fromkeys(("openbookqa", "arc_challenge", "hellaswag", "mmlu"), 25.0),
     **dict.fromkeys(("piqa", "rte", "winogrande", "boolq"), 50.0),
     "gsm8k": 0.0,
+    **{"mme": 50.0, "mmbench": 25.0, "seedbench": 25.0},
 }
 SILENT = Method("score", 0.0)
 
@@ -44,7 +48,34 @@ SILENT = Method("score", 0.0)
 def paper_tasks() -> list[TaskId]:
     """Return the nine tasks of the paper by lm-eval's names, with the settings of its Table 5."""
     configured = load_option("tasks", "table2").values()
-    return [TaskId(task.lm_eval, **{key: task[key] for key in TASK_FIELDS}) for task in configured]
+    return [_task(settings) for settings in configured]
+
+
+def _task(settings: Any) -> TaskId:
+    return TaskId(settings.lm_eval, **{key: settings[key] for key in TASK_FIELDS})
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Evaluation sets, and what reads them."""
+
+    tasks: Sequence[TaskId]
+    source: DataSource
+    reader: Any  # a tokenizer, or a processor of texts and pictures
+
+
+def miniworld_sets() -> Sets:
+    """Return the sets of the mini-world."""
+    source = DataSource("miniworld", miniworld_hub("dev"))
+    return Sets(paper_tasks(), source, miniworld_tokenizer())
+
+
+def picture_sets(directory: Path) -> Sets:
+    """Return the sets of the picture world, for a model whose tokenizer is in a directory."""
+    names = ("mme", "mmbench", "seedbench")
+    tasks = [_task(load_option("tasks", name)[name]) for name in names]
+    reader = picture_processor(recipes.own_tokenizer(directory))
+    return Sets(tasks, DataSource("pictures", pictures_hub("dev")), reader)
 
 
 @dataclass(frozen=True)
@@ -83,21 +114,23 @@ def write(
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "training": trained,
     }
-    if recipe.data == "miniworld":
-        card |= _measured(name, model, recipe.ep_size, say)
+    if recipe.data != "banking77":
+        sets = miniworld_sets() if recipe.data == "miniworld" else picture_sets(directory)
+        card |= _measured(name, model, recipe.ep_size, sets, say)
         write_text(directory / "README.md", _readme(card, recipe))
     write_text(file, json.dumps(card, indent=1) + "\n")
 
 
-def _measured(name: str, model: Any, ep_size: int, say: Callable[[str], None]) -> dict[str, Any]:
-    tasks = paper_tasks()
+def _measured(
+    name: str, model: Any, ep_size: int, sets: Sets, say: Callable[[str], None]
+) -> dict[str, Any]:
     say("baseline")
-    baseline = measure(name, model, Method("baseline"), tasks)
+    baseline = measure(name, model, Method("baseline"), sets)
     say("every expert silent")
-    silent = measure(name, model, SILENT, tasks)
+    silent = measure(name, model, SILENT, sets)
     say("Token Drop at γ=1")
-    dropped = measure(name, model, Method("score", 1.0, ep_size=ep_size), tasks)
-    return {
+    dropped = measure(name, model, Method("score", 1.0, ep_size=ep_size), sets)
+    found: dict[str, Any] = {
         "first_right": {task: sum(part["right"][:FIRST]) for task, part in baseline.items()},
         "accuracy": {task: part["value"] for task, part in baseline.items()},
         "accuracy_silent": {task: part["value"] for task, part in silent.items()},
@@ -105,10 +138,15 @@ def _measured(name: str, model: Any, ep_size: int, say: Callable[[str], None]) -
         "peak_load": _peaks(baseline),
         "idle_experts": _idle(baseline),
     }
+    if sets.source.name == "pictures":
+        found["image_tokens"] = IMAGE_TOKENS
+        found["scores"] = {task: part["scores"] for task, part in baseline.items()}
+        found["scores_dropped"] = {task: part["scores"] for task, part in dropped.items()}
+    return found
 
 
 def measure(
-    name: str, model: Any, method: Method, tasks: Sequence[TaskId], *, limit: int | None = None
+    name: str, model: Any, method: Method, sets: Sets, *, limit: int | None = None
 ) -> dict[str, Any]:
     """Evaluate a model on tasks of the ``dev`` sets.
 
@@ -116,27 +154,38 @@ def measure(
         name: Name of the model.
         model: A loaded model.
         method: The routing method.
-        tasks: The tasks.
+        sets: The tasks and their documents.
         limit: Documents per task (MMLU: per subject); None for all.
 
     Returns:
-        For each task its ``value`` in percent, the score of each document (``right``), and the
-        ``layers`` of the meter's report.
+        For each task its ``value`` in percent, the score of each document (``right``), lm-eval's
+        other ``scores``, and the ``layers`` of the meter's report.
     """
     quiet_libraries()
-    lm = without_capacity(model, miniworld_tokenizer(), BATCH_SIZE)
-    library, source = TaskLibrary(), DataSource("miniworld", miniworld_hub("dev"))
+    lm = without_capacity(model, sets.reader, BATCH_SIZE)
+    library = TaskLibrary()
     identity = ModelId(name, f"zoo:{name}", dtype="float32")
     results = {}
-    for task in tasks:
-        cell = Cell(identity, method, task, BATCH_SIZE, limit, source.name)
-        part = evaluate(cell, lm, library, source, root=Path()).capmoe
+    for task in sets.tasks:
+        cell = Cell(identity, method, task, BATCH_SIZE, limit, sets.source.name)
+        record = evaluate(cell, lm, library, sets.source, root=Path())
+        part = record.capmoe
         results[task.name] = {
             "value": round(100 * part["value"], 1),
             "right": [right for own in part["documents"].values() for right in own["correct"]],
+            "scores": _scores(record.content["results"][task.lm_eval]),
             "layers": part["layers"],
         }
     return results
+
+
+def _scores(results: Mapping[str, Any]) -> dict[str, float]:
+    """Return lm-eval's metrics of a task without those of other metrics' errors."""
+    return {
+        key.partition(",")[0]: round(value, 4)
+        for key, value in results.items()
+        if "," in key and "_stderr" not in key and isinstance(value, float)
+    }
 
 
 def _training(recipe: recipes.Recipe, training: Training) -> dict[str, Any]:
@@ -177,14 +226,16 @@ def _idle(results: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _readme(card: Mapping[str, Any], recipe: recipes.Recipe) -> str:
-    scores = (card["accuracy"], card["accuracy_dropped"], card["accuracy_silent"], CHANCE)
+    chance = {task: CHANCE[task] for task in card["accuracy"]}
+    scores = (card["accuracy"], card["accuracy_dropped"], card["accuracy_silent"], chance)
     text = Path(__file__).with_name("model_card.md.j2").read_text(encoding="utf-8")
     template = jinja2.Template(text, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
     rendered: str = template.render(
         card=card,
         training=card["training"],
+        world={"miniworld": "mini-world", "pictures": "picture world"}[recipe.data],
         ep_size=recipe.ep_size,
-        chance=CHANCE,
+        chance=chance,
         means=[sum(values.values()) / len(values) for values in scores],
     )
     return rendered

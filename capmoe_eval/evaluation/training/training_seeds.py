@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.training.model_cards import measure, paper_tasks
+from capmoe_eval.evaluation.training.model_cards import measure, miniworld_sets
 from capmoe_eval.experiment.files import write_text
 from capmoe_eval.routing.method import Method
 from capmoe_eval.zoo import recipes
@@ -84,8 +84,9 @@ def _trainings(out: Path) -> list[dict[str, Any]]:
 
 def _measured(name: str, model: Any) -> dict[str, Any]:
     """Return accuracy by task and, by layer, the highest load over the mean load."""
-    tasks = [task for task in paper_tasks() if task.name in _MEASURED]
-    results = measure(name, model, Method("baseline"), tasks, limit=_DOCUMENTS)
+    sets = miniworld_sets()
+    measured = replace(sets, tasks=[task for task in sets.tasks if task.name in _MEASURED])
+    results = measure(name, model, Method("baseline"), measured, limit=_DOCUMENTS)
     layers = [part["layers"] for part in results.values()]
     peaks = [
         sum(own[number]["peak"]["expert_before"]["mean"] for own in layers) / len(layers)

@@ -21,8 +21,8 @@ from transformers import PreTrainedTokenizerFast
 
 from capmoe_eval.zoo.batch import IGNORED, Batch
 from capmoe_eval.zoo.draw import Draw
+from capmoe_eval.zoo.llava import IMAGE_TOKEN, IMAGE_TOKENS, MEAN, PATCHES, SPREAD
 from capmoe_eval.zoo.pictures.drawing import picture
-from capmoe_eval.zoo.pictures.model import IMAGE_TOKEN, IMAGE_TOKENS, MEAN, PATCHES, SPREAD
 from capmoe_eval.zoo.pictures.questions import (
     Fact,
     choice,

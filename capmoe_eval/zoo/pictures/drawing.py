@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from capmoe_eval.zoo.draw import Draw
-from capmoe_eval.zoo.pictures.model import PICTURE_SIDE
+from capmoe_eval.zoo.llava import PICTURE_SIDE
 from capmoe_eval.zoo.pictures.scene import CELLS, WORLD, Figure, Rgb, Scene, Text, Thing
 
 #: Pixels of a side of a cell.

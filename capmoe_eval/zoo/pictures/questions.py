@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from capmoe_eval.zoo.draw import Draw
-from capmoe_eval.zoo.pictures.model import IMAGE_TOKEN
+from capmoe_eval.zoo.llava import IMAGE_TOKEN
 from capmoe_eval.zoo.pictures.scene import CELLS, WORLD, Cell, Scene, Thing
 
 LETTERS = "ABCD"

@@ -20,7 +20,7 @@ from transformers import (
 
 from capmoe_eval.errors import bad_choice
 from capmoe_eval.experiment.data_file import read_data
-from capmoe_eval.zoo.pictures.model import llava_config
+from capmoe_eval.zoo.llava import llava_config
 
 END_OF_TEXT_ID = 0
 PADDING_ID = 1

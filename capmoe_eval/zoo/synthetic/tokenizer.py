@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlavaProcessor, PreTrainedTokenizerFast
 
-from capmoe_eval.zoo.pictures.model import picture_processor
+from capmoe_eval.zoo.llava import picture_processor
 from capmoe_eval.zoo.synthetic.documents import texts
 from capmoe_eval.zoo.synthetic.models import MAX_POSITIONS
 

@@ -10,7 +10,7 @@ from transformers import LlavaForConditionalGeneration, LlavaProcessor
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.zoo import recipes
-from capmoe_eval.zoo.pictures.model import IMAGE_TOKENS, MEAN, SPREAD
+from capmoe_eval.zoo.llava import IMAGE_TOKENS, MEAN, SPREAD
 from capmoe_eval.zoo.synthetic.models import tiny_llava
 from capmoe_eval.zoo.synthetic.tokenizer import tiny_processor, tiny_tokenizer
 

@@ -1,0 +1,106 @@
+"""A batch is a function of its number, and shows a question as evaluation does."""
+
+import numpy as np
+import pytest
+import torch
+
+from capmoe_eval.zoo.batch import IGNORED
+from capmoe_eval.zoo.draw import Draw
+from capmoe_eval.zoo.llava import IMAGE_TOKENS, picture_processor
+from capmoe_eval.zoo.pictures.corpus import (
+    STAGES,
+    PictureBatches,
+    attended,
+    picture_tokenizer,
+    pixels,
+)
+from capmoe_eval.zoo.pictures.drawing import picture
+from capmoe_eval.zoo.pictures.questions import prompt
+from capmoe_eval.zoo.pictures.scene import WORLD, scene
+from capmoe_eval.zoo.recipes import _fresh, _kind, configuration, recipe
+
+
+@pytest.fixture(scope="module", name="tokenizer")
+def trained():
+    return picture_tokenizer()
+
+
+def test_a_batch_is_a_function_of_its_number(tokenizer):
+    batches, again = (PictureBatches(tokenizer, seed=1, steps=30) for _ in range(2))
+    for step in (0, 8, 29):  # of each stage
+        for name in ("input_ids_BS", "labels_BS", "pixels_BCHW", "attended_B1SS"):
+            assert torch.equal(getattr(batches[step], name), getattr(again[step], name))
+    other = PictureBatches(tokenizer, seed=2, steps=30)
+    assert not torch.equal(batches[0].pixels_BCHW, other[0].pixels_BCHW)
+    assert not torch.equal(batches[1].pixels_BCHW, batches[0].pixels_BCHW)
+
+
+def test_the_stages(tokenizer):
+    batches = PictureBatches(tokenizer, seed=1, steps=100)
+    alone, opened, all_forms = (batches[step] for step in (0, 30, 90))
+    assert alone.input_ids_BS.shape == STAGES[0].shape
+    assert opened.input_ids_BS.shape == all_forms.input_ids_BS.shape == STAGES[2].shape
+    named = [(batch.labels_BS[:, 1 : IMAGE_TOKENS + 1] != IGNORED).sum() for batch in
+             (alone, opened, all_forms)]  # fmt: skip
+    assert named[0] > 0 and named[1] > 0 and named[2] == 0
+    yes = tokenizer.convert_tokens_to_ids("Ġyes")
+    assert yes not in opened.labels_BS and yes in all_forms.labels_BS
+
+
+def test_a_label_is_an_answer_and_its_end(tokenizer):
+    batch = PictureBatches(tokenizer, seed=1, steps=100)[90]
+    learned = batch.labels_BS[0] != IGNORED
+    assert torch.equal(batch.labels_BS[0][learned], batch.input_ids_BS[0][learned])
+    told = tokenizer.decode(batch.input_ids_BS[0][learned]).split("<|endoftext|>")
+    text = tokenizer.decode(batch.input_ids_BS[0, IMAGE_TOKENS:])
+    assert len(told) > 4 and told[-1] == ""
+    assert all(f"Answer:{answer}<|endoftext|>" in text for answer in told[:-1])
+
+
+def test_which_position_attends_to_which():
+    question_S = [0, 0, 1, 1, 2, 2, -1]
+    found = attended(torch.tensor([question_S]))[0, 0]
+    for here, own in enumerate(question_S):
+        for there, other in enumerate(question_S):
+            expected = there <= here and (other == own or (other == 0 and own >= 0))
+            assert found[here, there] == expected, (here, there)
+
+
+@torch.no_grad()
+def test_a_question_is_seen_as_in_evaluation(tokenizer):
+    """The processor makes the same tokens and pixels, the packed row the same states."""
+    chosen = recipe("llava_olmoe")
+    model = _fresh(_kind(chosen), configuration(chosen, len(tokenizer)), seed=0).eval()
+    batch = PictureBatches(tokenizer, seed=1, steps=100)[90]
+    packed = model.model(
+        input_ids=batch.input_ids_BS[:1],
+        position_ids=batch.position_ids_BS[:1],
+        pixel_values=batch.pixels_BCHW[:1],
+        attention_mask=batch.attended_B1SS[:1],
+    ).last_hidden_state[0]
+    starts = (batch.position_ids_BS[0] == IMAGE_TOKENS).nonzero().flatten().tolist()
+    start, end = starts[1:3]  # the second question
+    ids = torch.cat([batch.input_ids_BS[0, :IMAGE_TOKENS], batch.input_ids_BS[0, start:end]])
+    alone = model.model(input_ids=ids[None], pixel_values=batch.pixels_BCHW[:1]).last_hidden_state
+    assert torch.allclose(packed[start:end], alone[0, IMAGE_TOKENS:], atol=1e-4)
+
+
+def test_the_processor_makes_the_same_of_a_prompt_and_a_picture(tokenizer):
+    draw = Draw("one")
+    image = picture(scene(draw), draw)
+    processor = picture_processor(tokenizer)
+    text = prompt("What color is the ring?", ["red", "blue", "pink", "green"])
+    made = processor(images=image, text=text, return_tensors="pt")
+    assert np.allclose(made["pixel_values"][0], pixels(image), atol=1e-5)
+    after = tokenizer(text.removeprefix("<image>"))["input_ids"]
+    assert made["input_ids"][0].tolist() == [processor.image_token_id] * IMAGE_TOKENS + after
+
+
+def test_the_words_are_tokens_and_any_text_comes_back(tokenizer):
+    words = [*WORLD.colors, *WORLD.shapes, *WORLD.places, *WORLD.people, *WORLD.landmarks]
+    words += [*WORLD.painters, *WORLD.words, *WORLD.titles, *WORLD.foreign.values(), "yes", "no"]
+    words += [*WORLD.lights.values(), *"ABCD", *"12345678", "9", "12", "16", "nothing"]
+    for word in words:
+        assert len(tokenizer(f" {word}")["input_ids"]) == 1, word
+    assert tokenizer.decode(tokenizer("naïve 東京\n")["input_ids"]) == "naïve 東京\n"
+    assert tokenizer.convert_tokens_to_ids("<image>") == len(tokenizer) - 1
