@@ -196,7 +196,9 @@ def _documents(
 
 def _images(task: Any, rows: list[dict[str, Any]]) -> list[int]:
     """Return the number of each document's images, the same for documents about the same images."""
-    shown = (task.doc_to_image(row["doc"]) for row in rows)
+    # Not `row["doc"]`, in which lm-eval has made the bytes of files text.
+    documents = task.eval_docs
+    shown = (task.doc_to_image(documents[row["doc_id"]]) for row in rows)
     bytes_ = (b"".join(image.tobytes() for image in images) for images in shown)
     numbers: dict[bytes, int] = {}
     return [numbers.setdefault(hashlib.sha256(one).digest(), len(numbers)) for one in bytes_]

@@ -176,7 +176,7 @@ def _check_grid(config: DictConfig, name: str, grid: Mapping[str, Any]) -> None:
         if key == "model" and values == []:
             raise UsageError(
                 f"profile={profile_name(config)}: has no model for this experiment; choose another "
-                f"profile, or models with '{name}.model=[NAME]'{_why(config)}"
+                f"profile, or models with '{name}.model=[NAME]'{why_not(config)}"
             )
         if not isinstance(values, list) or not values:
             raise UsageError(
@@ -189,7 +189,7 @@ def _check_grid(config: DictConfig, name: str, grid: Mapping[str, Any]) -> None:
                 check_key(key, value)
 
 
-def _why(config: DictConfig) -> str:
+def why_not(config: DictConfig) -> str:
     """Return why a profile has no model for something, in brackets; nothing where it says nothing."""
     reason = config.profile.get("lacks")
     return f" ({reason})" if reason else ""
