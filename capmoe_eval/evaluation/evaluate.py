@@ -173,7 +173,7 @@ def _documents(
 
     Only records with the same hash may be paired document by document.
     """
-    parts = {}
+    parts: dict[str, dict[str, Any]] = {}
     for name, rows in sorted(samples.items()):
         chosen = [row for row in rows if row["filter"] == cell.task.filter]
         chosen.sort(key=lambda row: row["doc_id"])

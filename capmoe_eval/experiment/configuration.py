@@ -190,7 +190,7 @@ def _check_grid(config: DictConfig, name: str, grid: Mapping[str, Any]) -> None:
 
 
 def why_not(config: DictConfig) -> str:
-    """Return why a profile has no model for something, in brackets; nothing where it says nothing."""
+    """Return why a profile lacks models, in brackets, or nothing."""
     reason = config.profile.get("lacks")
     return f" ({reason})" if reason else ""
 

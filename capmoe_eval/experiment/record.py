@@ -172,14 +172,15 @@ class Record(Part):
             raise UsageError(
                 f"{self.path}: has no metric {metric}; run it again with limit=null overwrite=true"
             )
-        documents: dict[str, tuple[str, Sequence[float], Sequence[int], Sequence[int]]] = {}
-        for name, (found, *lists) in self.documents.items():
-            places = self.subtasks[name].metrics.get(metric)
-            correct, batches, images = (
-                part if places is None or not part else [part[place] for place in places]
-                for part in lists
+        documents = {}
+        for name, (found, correct, batches, images) in self.documents.items():
+            places = self.subtasks[name].metrics.get(metric, range(len(correct)))
+            documents[name] = (
+                found,
+                [correct[place] for place in places],
+                [batches[place] for place in places] if batches else (),
+                [images[place] for place in places] if images else (),
             )
-            documents[name] = (found, correct, batches, images)
         known = isinstance(stderr, (int, float))
         count = sum(len(part[1]) for part in documents.values())
         return Score(float(value), float(stderr) if known else None, count, documents)

@@ -152,6 +152,14 @@ class WorkloadLayout(PaperTable):
 
 
 @dataclass(frozen=True)
+class QueryLayout(PaperTable):
+    """A table of the tokens of a query with an image, which the records of another table count."""
+
+    words: tuple[tuple[str, ...], ...]  # as printed: headings, then image, text and total
+    records: str  # the table whose baselines count them
+
+
+@dataclass(frozen=True)
 class PrintedLayout(PaperTable):
     """A table that is shown as printed, and not measured here yet."""
 
@@ -160,9 +168,7 @@ class PrintedLayout(PaperTable):
     labels: Mapping[str, str] = field(default_factory=dict)
     block: str = ""  # the field that rows which stand together have in common
     decimals: int = 1  # as printed
-    # Rows of a table without results: headings, then what is printed below them.
-    words: tuple[tuple[str, ...], ...] = ()
 
 
-AnyLayout: TypeAlias = Layout | SettingsLayout | WorkloadLayout
+AnyLayout: TypeAlias = Layout | SettingsLayout | WorkloadLayout | QueryLayout
 """A table that is measured here."""

@@ -138,7 +138,8 @@ def text_kept(evidence: Evidence) -> list[Finding]:
     """At γ = 0.5, images dropped first, text pairs stay (Appendix C)."""
     findings = []
     for task, method in itertools.product(("mmbench", "seedbench"), ("score", "expanded_drop")):
-        side = Side(method=method, gamma=0.5, task=task, modality="image_first")
+        knobs = {"method": method, "gamma": 0.5, "task": task, "modality": "image_first"}
+        side = Side.model_validate(knobs)
         dropped, shares = {}, []
         for model in evidence.models:
             for record in evidence.find(side, model).get(task, []):
@@ -147,10 +148,12 @@ def text_kept(evidence: Evidence) -> list[Finding]:
                     dropped[model] = 100 * by["text"].drop_rate
                     text, image = by["text"].tokens, by["image"].tokens
                     share, lost = text / (text + image), by["image"].drop_rate
-                    shares.append(f"{model}: {share:.1%} of the tokens are text, images lose {lost:.1%}")
+                    shares.append(
+                        f"{model}: {share:.1%} of the tokens are text, images lose {lost:.1%}"
+                    )
         outcome = unanimous([share <= TEXT_LOST for share in dropped.values()])
         label = f"{side}: at most {TEXT_LOST:g} % of the text pairs dropped"
-        findings.append(_by_model(label, "% of text pairs", dropped, outcome, "; ".join(shares)))
+        findings.append(_by_model(label, "% of text pairs", dropped, outcome, ", ".join(shares)))
     return findings
 
 
@@ -233,7 +236,9 @@ def measured(name: str, evidence: Evidence) -> list[Finding]:
     Raises:
         ValueError: If there is no such measure.
     """
-    measures = {one.__name__: one for one in (removed, balance, decay, companions, orders, text_kept)}
+    measures = {
+        one.__name__: one for one in (removed, balance, decay, companions, orders, text_kept)
+    }
     if name not in measures:
         raise ValueError(f"measure {name!r} is none of {', '.join(measures)}")
     return measures[name](evidence)

@@ -55,8 +55,8 @@ class Paired:
         """
         if self.images is None:
             return self.differences
-        of_image: Floats = np.bincount(self.images, self.differences)
-        return of_image * len(of_image) / len(self.images)
+        of_image = np.bincount(self.images, self.differences).astype(np.float64)
+        return of_image * (len(of_image) / len(self.images))
 
     @property
     def flips(self) -> float:

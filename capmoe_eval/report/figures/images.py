@@ -39,16 +39,15 @@ def measure_modalities(evidence: FigureRecords) -> Measured:
     if layer.modalities is None:
         raise UsageError(f"{record.path}: tells no modalities; run it again with overwrite=true")
     image, text = (layer.modalities[name].load_before for name in ("image", "text"))
-    published_total = figure("fig10_total_pixels_pm0.03")
-    published_text = figure("fig10_text_pixels_pm0.03")
-    published_image = [max(a - b, 0.0) for a, b in zip(published_total, published_text, strict=True)]
+    both, of_text = (figure(f"fig10_{name}_pixels_pm0.03") for name in ("total", "text"))
+    of_image = [max(total - part, 0.0) for total, part in zip(both, of_text, strict=True)]
     numbers = {
         "task": evidence.tasks[record.task],
         "layer": number,
         "name": layer.name,
         "panels": [
             _loads(evidence.title, image, text),
-            _loads(_PAPER, published_image, published_text),
+            _loads(_PAPER, of_image, of_text),
         ],
     }
     return Measured(numbers, (published_note("figure10"),))
