@@ -34,7 +34,7 @@ def cell(method: Method, model: str = "m", task: str = "obqa", **fields: Any) ->
     return Cell(
         ModelId(model, f"zoo:{model}", dtype="float32"),
         method,
-        TaskId(task, task, "org/data", "acc", 0),
+        TaskId(task, task, "org/data", "acc", 0, images=task in IMAGE_METRICS),
         **{"batch_size": 16, "data": "miniworld", **fields},
     )
 
