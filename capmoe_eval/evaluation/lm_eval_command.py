@@ -31,7 +31,7 @@ def _run() -> None:
     import capmoe_eval.evaluation.image_lm  # noqa: F401 - registers both models
 
     if "--include_path" not in sys.argv and sys.argv[1:2] == ["run"]:
-        sys.argv += ["--include_path", str(Path(__file__).with_name("longicl"))]
+        sys.argv += ["--include_path", str(Path(__file__).parent)]
     try:
         cli_evaluate()
     except (UsageError, EOFError):
