@@ -34,7 +34,7 @@ def cell(method: Method, model: str = "m", task: str = "obqa", **fields: Any) ->
     return Cell(
         ModelId(model, f"zoo:{model}", dtype="float32"),
         method,
-        TaskId(task, task, "org/data", "acc", 0),
+        TaskId(task, task, "org/data", "acc", 0, images=task in IMAGE_METRICS),
         **{"batch_size": 16, "data": "miniworld", **fields},
     )
 
@@ -197,10 +197,61 @@ def forge(found: Record, path: Path | None = None) -> Path:
     return path
 
 
+IMAGE_METRICS = {
+    "mme": {"perception": 1500.0, "cognition": 280.0},
+    "mmbench": dict.fromkeys(("CP", "FP-S", "FP-C", "AR", "RR", "LR"), 0.6),
+    "seedbench": dict.fromkeys(
+        (
+            "scene_understanding",
+            "instance_identity",
+            "instance_attributes",
+            "instance_location",
+            "instances_counting",
+            "spatial_relation",
+            "instance_interaction",
+            "visual_reasoning",
+            "text_understanding",
+        ),
+        0.7,
+    ),
+}
+"""The metrics of the tasks with images that tables and figures show."""
+
+
+def of_images(found: Record) -> Record:
+    """The record of a task with images: its documents share an image two by two, its metrics each
+    have a part of them, and an expert's load is of text by a quarter."""
+    content = json.loads(json.dumps(found.content))
+    part, task = content["capmoe"], found.cell.task
+    (documents,) = part["documents"].values()
+    count, metrics = len(documents["correct"]), IMAGE_METRICS[task.name]
+    documents["images"] = [place // 2 for place in range(count)]
+    documents["metrics"] = {
+        name: [place for place in range(count) if place % len(metrics) == number]
+        for number, name in enumerate(metrics)
+    }
+    content["results"] = {
+        task.lm_eval: {
+            f"{name}{suffix},none": value / by
+            for name, value in metrics.items()
+            for suffix, by in (("", 1), ("_stderr", 50))
+        }
+    }
+    counts = {"tokens": 10, "dropped": 0, "added": 0, "lost_all": 0, "drop_rate": 0.0}
+    part["load"]["modalities"] = {"text": counts, "image": counts}
+    for one in part["layers"]:
+        text = {name: [n // 4 for n in one[name]] for name in ("load_before", "load_after")}
+        image = {name: [n - n // 4 for n in one[name]] for name in text}
+        peak = {"peak": {"before": None, "after": None}}
+        one["modalities"] = {"text": counts | text | peak, "image": counts | image | peak}
+    return Record(content, found.path)
+
+
 def write_all(found: Sequence[Plan], correct: Callable[[Cell], Sequence[int]]) -> list[Path]:
     """Write a record for every plan; return the paths."""
     for plan in found:
-        record(plan.cell, plan.root, correct(plan.cell)).write()
+        written = record(plan.cell, plan.root, correct(plan.cell))
+        (of_images(written) if plan.cell.task.images else written).write()
     return [plan.path for plan in found]
 
 
@@ -232,7 +283,7 @@ def plausible(of: Cell, root: Path, *, experts: int = 32, depth: int = 4) -> Rec
     flips = {"order": 0.1, "score": 0.03, "expanded_drop": 0.04}.get(method.name, 0.0)
     correct = [int((rng.random() < 0.85) != (own.random() < flips)) for _ in range(400)]
     peak = min(gamma, 4.0) if method.granularity == "expert" else 0.6 * gamma + 1.5
-    return record(
+    found = record(
         of,
         root,
         correct,
@@ -241,6 +292,7 @@ def plausible(of: Cell, root: Path, *, experts: int = 32, depth: int = 4) -> Rec
         stderr=0.02,
         load={"drop_rate": drop, **dict.fromkeys(_PEAKS, peak)},
     )
+    return of_images(found) if of.task.images else found
 
 
 _PEAKS = ("peak_before", "peak_after", "mean_peak_before", "mean_peak_after")

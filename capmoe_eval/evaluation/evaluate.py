@@ -58,7 +58,7 @@ def evaluate(
         lm.release()
     seconds = time.perf_counter() - started
     value, stderr = _headline(cell, result["results"])
-    documents = _documents(cell, result["samples"], lm.batches)
+    documents = _documents(cell, tasks["tasks"], result["samples"], lm.batches)
     report = meter.report()
     # Prompts and documents stay out of the record: they would make it a hundred times as large.
     content = {key: part for key, part in result.items() if key != "samples"}
@@ -162,13 +162,18 @@ def _headline(cell: Cell, results: dict[str, Any]) -> tuple[float, float | None]
 
 
 def _documents(
-    cell: Cell, samples: dict[str, list[dict[str, Any]]], batches: dict[Document, int]
+    cell: Cell,
+    tasks: dict[str, Any],
+    samples: dict[str, list[dict[str, Any]]],
+    batches: dict[Document, int],
 ) -> dict[str, Any]:
     """Return each document's correctness and first batch, and a hash over the documents.
 
+    Of a task with images also which documents share one, and which each metric is of.
+
     Only records with the same hash may be paired document by document.
     """
-    parts = {}
+    parts: dict[str, dict[str, Any]] = {}
     for name, rows in sorted(samples.items()):
         chosen = [row for row in rows if row["filter"] == cell.task.filter]
         chosen.sort(key=lambda row: row["doc_id"])
@@ -179,9 +184,31 @@ def _documents(
             "correct": [_plain(row[cell.task.metric]) for row in chosen],
             "batches": None if None in first else first,
         }
+        if cell.task.images:
+            parts[name] |= {
+                "images": _images(tasks[name], chosen),
+                "metrics": _metrics(tasks[name], chosen),
+            }
     if not any(part["correct"] for part in parts.values()):
         raise UsageError(f"task={cell.task.name}: no documents were evaluated")
     return parts
+
+
+def _images(task: Any, rows: list[dict[str, Any]]) -> list[int]:
+    """Return the number of each document's images, the same for documents about the same images."""
+    # Not `row["doc"]`, in which lm-eval has made the bytes of files text.
+    documents = task.eval_docs
+    shown = (task.doc_to_image(documents[row["doc_id"]]) for row in rows)
+    bytes_ = (b"".join(image.tobytes() for image in images) for images in shown)
+    numbers: dict[bytes, int] = {}
+    return [numbers.setdefault(hashlib.sha256(one).digest(), len(numbers)) for one in bytes_]
+
+
+def _metrics(task: Any, rows: list[dict[str, Any]]) -> dict[str, list[int]]:
+    """Return the places of the documents of each metric that only a part of them has."""
+    names = [name for name in task.aggregation() if not name.endswith("_stderr")]
+    found = {name: [place for place, row in enumerate(rows) if name in row] for name in names}
+    return {name: places for name, places in found.items() if 0 < len(places) < len(rows)}
 
 
 def _plain(score: float) -> float | int:

@@ -129,7 +129,7 @@ def expand(config: DictConfig) -> Iterator[dict[str, Any]]:
     The first key of ``grid`` is the slowest. With ``parts`` each part is expanded together with
     ``grid``, one after the other. A ``tasks`` key of a grid chooses among the composed tasks. An
     interpolation sees a point's model, but no other key of the grid. A key that the configuration
-    has not, or an empty list, is a UsageError.
+    has not, or an empty list, is a UsageError; a part without models has no points.
     """
     parts = grids(config)
     shared = parts.pop("grid")
@@ -142,6 +142,8 @@ def expand(config: DictConfig) -> Iterator[dict[str, Any]]:
 
     for name, part in (parts or {"grid": {}}).items():
         grid = shared | part
+        if part.get("model") == []:  # the profile has no model for this part
+            continue
         _check_grid(config, name, grid)
         for values in itertools.product(*grid.values()):
             point = dict(zip(grid, values, strict=True))
@@ -176,6 +178,11 @@ def _check_grid(config: DictConfig, name: str, grid: Mapping[str, Any]) -> None:
     for key, values in grid.items():
         if key not in config or key in (*_GRIDS, "shard"):
             raise bad_choice("key" if name == "grid" else name, key, [str(k) for k in config])
+        if key == "model" and values == []:
+            raise UsageError(
+                f"profile={profile_name(config)}: has no model for this experiment; choose another "
+                f"profile, or models with '{name}.model=[NAME]'{why_not(config)}"
+            )
         if not isinstance(values, list) or not values:
             raise UsageError(
                 f"{name}.{key}={shown(values)}: must be a list of values, for example [1.0, 2.0]"
@@ -185,6 +192,12 @@ def _check_grid(config: DictConfig, name: str, grid: Mapping[str, Any]) -> None:
                 choice(*options(key))(key, value)
             elif key != "tasks":  # looked up at each point
                 check_key(key, value)
+
+
+def why_not(config: DictConfig) -> str:
+    """Return why a profile lacks models, in brackets, or nothing."""
+    reason = config.profile.get("lacks")
+    return f" ({reason})" if reason else ""
 
 
 def _chosen_task(tasks: Mapping[str, Any], name: object, grid: str) -> dict[str, Any]:

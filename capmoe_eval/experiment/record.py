@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 from pydantic import Field, PlainValidator, ValidationError, model_validator
 from pydantic_core import from_json
@@ -46,6 +46,22 @@ _NUMBERS = re.compile(r'\[\n([^\[\]{}"]+)\n *\]')
 
 _CHECKSUM = b'"checksum": "%s"'
 _BLANK = "0" * 64
+
+
+Scored: TypeAlias = (
+    "Mapping[str, tuple[str, NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]]"
+)
+"""Per subtask: the hash over its documents, their scores, and their batches and images if known,
+else nothing."""
+
+
+class Score(NamedTuple):
+    """One metric of a record."""
+
+    value: float  # in its own units: a fraction, or MME's points
+    stderr: float | None  # in the same units
+    n: int  # documents that it is of
+    documents: Scored  # these documents; the hash is that over all of the task
 
 
 def _cell(identity: dict[str, object]) -> Cell:
@@ -142,14 +158,48 @@ class Record(Part):
         return self.cell.data
 
     @cached_property
-    def documents(self) -> Mapping[str, tuple[str, NDArray[np.float64], NDArray[np.int64]]]:
-        """Per subtask, the hash over its documents, their scores, and their batches if known."""
+    def documents(self) -> Scored:
+        """The scores of all documents, per subtask."""
         import numpy as np  # which an evaluation's start need not wait for
 
+        def whole(numbers: list[int] | None) -> NDArray[np.int64]:
+            return np.array(numbers or (), np.int64)
+
         return {
-            name: (part.documents, np.array(part.correct), np.array(part.batches or (), np.int64))
+            name: (
+                part.documents,
+                np.array(part.correct),
+                whole(part.batches),
+                whole(part.images),
+            )
             for name, part in sorted(self.subtasks.items())
         }
+
+    def score(self, metric: str) -> Score:
+        """Return a metric of the task that need not be its own.
+
+        Raises:
+            UsageError: If the record does not have it, as where a limit left no document of it.
+        """
+        cell = self.cell.task
+        results = self.content["results"].get(cell.lm_eval, {})
+        value, stderr = (results.get(f"{m},{cell.filter}") for m in (metric, f"{metric}_stderr"))
+        if not isinstance(value, (int, float)):
+            raise UsageError(
+                f"{self.path}: has no metric {metric}; run it again with limit=null overwrite=true"
+            )
+        documents = {}
+        for name, (found, correct, batches, images) in self.documents.items():
+            places = self.subtasks[name].metrics.get(metric, list(range(len(correct))))
+            documents[name] = (
+                found,
+                correct[places],
+                batches[places] if len(batches) else batches,
+                images[places] if len(images) else images,
+            )
+        known = isinstance(stderr, (int, float))
+        count = sum(len(part[1]) for part in documents.values())
+        return Score(float(value), float(stderr) if known else None, count, documents)
 
     def write(self) -> None:
         """Seal the record with its checksum and write it; UsageError if it is invalid."""

@@ -28,11 +28,20 @@ class Documents(Part):
     correct: Annotated[list[float], Field(min_length=1)]
     # The first batch that computed each document; None where it is not known.
     batches: list[Count] | None = None
+    # The number of each document's image, the same where they share one; None without images.
+    images: list[Count] | None = None
+    # The places of the documents that a metric is of, where it is not of all of them.
+    metrics: dict[str, list[Count]] = {}
 
     @model_validator(mode="after")
     def _as_long(self) -> Documents:
-        if self.batches is not None and len(self.batches) != len(self.correct):
-            raise ValueError(f"{len(self.batches)} batches for {len(self.correct)} scores")
+        for name in ("batches", "images"):
+            values = getattr(self, name)
+            if values is not None and len(values) != len(self.correct):
+                raise ValueError(f"{len(values)} {name} for {len(self.correct)} scores")
+        for name, places in self.metrics.items():
+            if max(places, default=0) >= len(self.correct):
+                raise ValueError(f"metrics.{name} has a place beyond {len(self.correct)} scores")
         return self
 
 

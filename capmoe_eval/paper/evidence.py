@@ -27,7 +27,9 @@ from capmoe_eval.routing.method import Method
 MIX: Final = "zero_shot_mix"
 """The task whose requests, of four tasks, meet in one batch."""
 
-_TASKS: Final = {MIX, *(column.task for column in ALL_TASKS)}
+_LANGUAGE: Final = {MIX, *(column.task for column in ALL_TASKS)}
+_IMAGES: Final = {"mme", "mmbench", "seedbench"}
+_TASKS: Final = _LANGUAGE | _IMAGES
 
 TRAININGS: Final = Path("results/training_seeds.json")
 """The file of the balance of the trained tiny models of several training seeds."""
@@ -77,6 +79,7 @@ class Side(BaseModel):
     gamma: float | Literal["own", "matched"] | None = None
     batches: Batches = "single"
     batch_size: int | None = None  # sequences per forward; None for the model's own
+    task: str = ""  # one with images; empty for those of language
 
     @property
     def knobs(self) -> Mapping[str, Any]:
@@ -104,6 +107,8 @@ class Side(BaseModel):
         knobs = [k if v is True else f"{k}={v}" for k, v in self.knobs.items()]
         if self.batch_size:
             knobs.append(f"batch_size={self.batch_size}")
+        if self.task:
+            knobs.append(f"on {self.task}")
         return " ".join(part for part in (self.method.replace("_", " "), gamma, *knobs) if part)
 
 
@@ -140,7 +145,9 @@ class Evidence:
         top_k = next((record.layers[0].top_k for record in self._by_model.get(model, ())), 1)
         batch_size = (side.batch_size or home.batch_size) if side.batches == "single" else None
         key = model, side.batches, batch_size, side.routing(home, top_k)
-        return self._by_side.get(key, {})
+        asked = {side.task} if side.task else _LANGUAGE
+        found = self._by_side.get(key, {})
+        return {task: records for task, records in found.items() if task in asked}
 
     def documents(self, side: Side, model: str) -> dict[str, list[Documents]]:
         """Return a side's scores on a model, by task: one item for each seed and shuffle.

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import BeforeValidator
 
 from capmoe_eval.experiment.names import TITLES
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.method import DEFAULTS, Method
 
 OWN: Final = "own"
 """A row's γ is that of its model."""
@@ -35,6 +35,7 @@ class TaskColumn:
     task: str
     heading: str
     printed: str | None = None
+    metric: str = ""  # of lm-eval's results; empty for the task's own
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def _named(row: Any) -> Any:
 
 @dataclass(frozen=True)
 class Asked:
-    """The method, γ and named knobs with an effect of a row on a model, as results have them."""
+    """The method, γ and named knobs of a row on a model, in their canonical form."""
 
     method: str
     gamma: float | None
@@ -77,12 +78,14 @@ class Asked:
         """
         named = spec.knobs_on(slot)
         method = Method(spec.method, gamma, **{**slot.knobs, **named})
-        effective = method.identity()
-        return cls(method.name, method.gamma, {k: effective[k] for k in named if k in effective})
+        return cls(method.name, method.gamma, {knob: getattr(method, knob) for knob in named})
 
     def fits(self, knobs: Mapping[str, object]) -> bool:
-        """Return whether an evaluation with these knobs is one of those asked for."""
-        return self.knobs.items() <= knobs.items()
+        """Return whether an evaluation with these knobs is one of those asked for.
+
+        A knob that is not among them has no effect there, and its default.
+        """
+        return all(knobs.get(knob, DEFAULTS[knob]) == value for knob, value in self.knobs.items())
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,14 @@ class WorkloadLayout(PaperTable):
 
 
 @dataclass(frozen=True)
+class QueryLayout(PaperTable):
+    """A table of the tokens of a query with an image, which the records of another table count."""
+
+    words: tuple[tuple[str, ...], ...]  # as printed: headings, then image, text and total
+    records: str  # the table whose baselines count them
+
+
+@dataclass(frozen=True)
 class PrintedLayout(PaperTable):
     """A table that is shown as printed, and not measured here yet."""
 
@@ -157,9 +168,7 @@ class PrintedLayout(PaperTable):
     labels: Mapping[str, str] = field(default_factory=dict)
     block: str = ""  # the field that rows which stand together have in common
     decimals: int = 1  # as printed
-    # Rows of a table without results: headings, then what is printed below them.
-    words: tuple[tuple[str, ...], ...] = ()
 
 
-AnyLayout: TypeAlias = Layout | SettingsLayout | WorkloadLayout
+AnyLayout: TypeAlias = Layout | SettingsLayout | WorkloadLayout | QueryLayout
 """A table that is measured here."""

@@ -130,6 +130,33 @@ def noise_step(experts: int, top_k: int, fall: float) -> float:
     return steps(high)[1]
 
 
+TEXT_LOST: Final = 5.0
+"""Percent of the text pairs that may be dropped where almost all are said to stay."""
+
+
+def text_kept(evidence: Evidence) -> list[Finding]:
+    """At γ = 0.5, images dropped first, text pairs stay (Appendix C)."""
+    findings = []
+    for task, method in itertools.product(("mmbench", "seedbench"), ("score", "expanded_drop")):
+        knobs = {"method": method, "gamma": 0.5, "task": task, "modality": "image_first"}
+        side = Side.model_validate(knobs)
+        dropped, shares = {}, []
+        for model in evidence.models:
+            for record in evidence.find(side, model).get(task, []):
+                by = record.load.modalities or {}
+                if "text" in by and "image" in by:
+                    dropped[model] = 100 * by["text"].drop_rate
+                    text, image = by["text"].tokens, by["image"].tokens
+                    share, lost = text / (text + image), by["image"].drop_rate
+                    shares.append(
+                        f"{model}: {share:.1%} of the tokens are text, images lose {lost:.1%}"
+                    )
+        outcome = unanimous([share <= TEXT_LOST for share in dropped.values()])
+        label = f"{side}: at most {TEXT_LOST:g} % of the text pairs dropped"
+        findings.append(_by_model(label, "% of text pairs", dropped, outcome, ", ".join(shares)))
+    return findings
+
+
 def companions(evidence: Evidence) -> list[Finding]:
     """Answers change when the same documents share batches with others; the baseline's do not."""
     return _company(evidence, ("baseline", *_ORDERS, "random", "score", "expanded_drop"))
@@ -209,7 +236,9 @@ def measured(name: str, evidence: Evidence) -> list[Finding]:
     Raises:
         ValueError: If there is no such measure.
     """
-    measures = {one.__name__: one for one in (removed, balance, decay, companions, orders)}
+    measures = {
+        one.__name__: one for one in (removed, balance, decay, companions, orders, text_kept)
+    }
     if name not in measures:
         raise ValueError(f"measure {name!r} is none of {', '.join(measures)}")
     return measures[name](evidence)

@@ -20,9 +20,14 @@ Floats: TypeAlias = NDArray[np.float64]
 
 _Numbers: TypeAlias = Sequence[float] | NDArray[np.float64] | NDArray[np.int64]
 
-Documents: TypeAlias = Mapping[str, tuple[str, _Numbers] | tuple[str, _Numbers, _Numbers]]
-"""Per subtask: a hash over its documents, each document's score in their order, and its batch where
-it is known."""
+Documents: TypeAlias = Mapping[
+    str,
+    tuple[str, _Numbers]
+    | tuple[str, _Numbers, _Numbers]
+    | tuple[str, _Numbers, _Numbers, _Numbers],
+]
+"""Per subtask: a hash over its documents, each document's score in their order, and its batch and
+the number of its image where they are known."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +40,24 @@ class Paired:
     second: Floats  # [documents], the mean over the second side's
     # [documents], the batch of each; None where it is unknown or the evaluations differ.
     batches: NDArray[np.int64] | None = None
+    # [documents], the image of each; None where they are not about images.
+    images: NDArray[np.int64] | None = None
 
     @property
     def differences(self) -> Floats:
         """The first side's scores minus the second's [documents]."""
         return self.first - self.second
+
+    @property
+    def units(self) -> Floats:
+        """The differences by unit of chance [units], whose mean is that of the documents.
+
+        A unit is a document, or an image: the answers to one image depend on each other.
+        """
+        if self.images is None:
+            return self.differences
+        of_image = np.bincount(self.images, self.differences).astype(np.float64)
+        return of_image * (len(of_image) / len(self.images))
 
     @property
     def flips(self) -> float:
@@ -67,7 +85,8 @@ def pair(first: Sequence[Documents], second: Sequence[Documents]) -> Paired | Un
         if reason:
             return Unpaired(reason)
     documents = tuple((name, run[0]) for name, run in sorted(everyone[0].items()))
-    return Paired(documents, _mean(first), _mean(second), _shared_batches(everyone))
+    images = _images(everyone[0])
+    return Paired(documents, _mean(first), _mean(second), _shared_batches(everyone), images)
 
 
 def pool(models: Mapping[str, Mapping[str, Paired]]) -> dict[str, Floats]:
@@ -80,7 +99,7 @@ def pool(models: Mapping[str, Mapping[str, Paired]]) -> dict[str, Floats]:
     for model, tasks in models.items():
         for task, paired in tasks.items():
             families = collected.setdefault(task, {}).setdefault(paired.documents, {})
-            families.setdefault(family(model), []).append(paired.differences)
+            families.setdefault(family(model), []).append(paired.units)
     pooled: dict[str, Floats] = {}
     for task, sets in collected.items():
         of_families = [[np.mean(seeds, axis=0) for seeds in of.values()] for of in sets.values()]
@@ -129,6 +148,19 @@ def _shared_batches(runs: Sequence[Documents]) -> NDArray[np.int64] | None:
     documents = sum(len(part[1]) for part in runs[0].values())
     same = all(np.array_equal(other, batches[0]) for other in batches)
     return batches[0] if same and len(batches[0]) == documents else None
+
+
+def _images(run: Documents) -> NDArray[np.int64] | None:
+    """Return the image of each document, numbered from 0, or None unless all are known."""
+    shown = [
+        (number, image)
+        for number, (_, part) in enumerate(sorted(run.items()))
+        for image in (part[3] if len(part) > 3 else ())
+    ]
+    if len(shown) != sum(len(part[1]) for part in run.values()):
+        return None
+    numbers = {one: number for number, one in enumerate(dict.fromkeys(shown))}
+    return np.array([numbers[one] for one in shown], dtype=np.int64)
 
 
 def _mean(runs: Sequence[Documents]) -> Floats:

@@ -213,6 +213,8 @@ def test_a_cell_with_images_has_a_record(pictures: DataSource, tmp_path: Path) -
             apart = zip(*(part.load_after for part in layer.modalities.values()), strict=True)
             assert [sum(pair) for pair in apart] == layer.load_after
         promises = {name: promise.passed for name, promise, _ in record.proofs.given()}
+        (documents,) = record.subtasks.values()
+        assert documents.images == [0, 1, 2, 3, 4] and not documents.metrics
         assert promises["modality_order"] is True and not record.proofs.broken
         written[modality] = record
     first, last = (record.load.modalities for record in written.values())

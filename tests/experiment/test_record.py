@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 import capmoe_eval
 from capmoe_eval.bench.ep.jobs import recorded
@@ -23,7 +24,17 @@ from capmoe_eval.report.figures.catalogue import get_figure
 from capmoe_eval.report.figures.evidence import FigurePlans, gather
 from capmoe_eval.report.site.inventory import take_inventory
 from capmoe_eval.routing.method import Method
-from tests.records import cell, forge, layer, planned, plausible, record, write_all
+from tests.records import (
+    cell,
+    forge,
+    layer,
+    of_images,
+    planned,
+    plausible,
+    record,
+    record_of,
+    write_all,
+)
 
 Content = dict[str, Any]
 
@@ -306,3 +317,26 @@ def test_a_whole_directory_gives_no_warning(whole: Record) -> None:
 
 def test_json_is_what_any_reader_of_json_takes(whole: Record) -> None:
     assert json.loads(whole.path.read_text()) == read_record(whole.path).content
+
+
+def test_a_metric_has_its_own_documents() -> None:
+    found = of_images(record_of(Method("baseline"), (1, 0, 1, 1), task="mme"))
+    cognition = found.score("cognition")
+    assert cognition[:3] == (280.0, 5.6, 2)
+    assert cognition.documents == {"mme": ("hash", [0, 1], (), [0, 1])}
+    with pytest.raises(UsageError, match="has no metric wisdom; run it again with limit=null"):
+        found.score("wisdom")
+
+
+@pytest.mark.parametrize(
+    ("lists", "said"),
+    [
+        ({"images": [0, 0]}, "2 images for 4 scores"),
+        ({"metrics": {"cognition": [4]}}, "metrics.cognition has a place beyond 4 scores"),
+    ],
+)
+def test_images_and_metrics_are_those_of_the_documents(lists: dict[str, Any], said: str) -> None:
+    content = of_images(record_of(Method("baseline"), task="mme")).content
+    content["capmoe"]["documents"]["mme"] |= lists
+    with pytest.raises(ValidationError, match=said):
+        Record(content, Path("x.json"))

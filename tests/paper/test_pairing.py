@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from capmoe_eval.paper.pairing import Documents, Paired, Unpaired, by_document, pair, pool
+from capmoe_eval.paper.statistics import contrast
 
 BASELINE: Documents = {"a": ("ha", [1.0, 0.0])}
 
@@ -76,3 +79,32 @@ def test_tasks_of_the_same_documents_are_one() -> None:
     assert [task.tolist() for task in by_document(tasks)] == [[0.5, 0.0]]
     other = [*tasks, np.zeros(3)]
     assert by_document(other) is other
+
+
+def of_images(scores: Sequence[float], images: Sequence[int]) -> Documents:
+    return {"a": ("ha", scores, (), images)}
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 1), st.integers(0, 1)), min_size=1))
+def test_images_are_units_and_leave_the_mean_as_it_is(rows: list[tuple[int, int, int]]) -> None:
+    images, first, second = (list(column) for column in zip(*rows, strict=True))
+    found = pair([of_images(first, images)], [of_images(second, images)])
+    assert isinstance(found, Paired)
+    assert len(found.units) == len(set(images))
+    assert found.units.mean() == pytest.approx(found.differences.mean())
+    # A unit is the sum over the documents of its image.
+    sums: dict[int, int] = {}
+    for image, a, b in rows:
+        sums[image] = sums.get(image, 0) + a - b
+    assert found.units * len(rows) / len(sums) == pytest.approx(list(sums.values()))
+
+
+def test_both_answers_to_an_image_are_one_piece_of_evidence() -> None:
+    ps = []
+    for images in ([n // 2 for n in range(12)], ()):
+        sides = (of_images([score] * 12, images) for score in (1.0, 0.0))
+        right, wrong = ({"a": [side]} for side in sides)
+        found = contrast({"m": (right, wrong)}).comparison
+        assert found and found.effect == 100
+        ps.append(found.p)
+    assert ps == [2 / 2**6, 2 / 2**12]

@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, Final
 
 from capmoe_eval.experiment.names import gamma_suffix
@@ -166,6 +167,49 @@ def grain(
     return in_print(not impossible, listed(text, impossible + only_cut))
 
 
+def points(column: str, questions: Sequence[int], table: int = 4, decimals: int = 1) -> CheckResult:
+    """Check that printed points of MME are possible for one run.
+
+    A category of n questions gives 100/n for each right answer and 200/n for each image with both
+    right, so that a sum of categories is a multiple of the largest step that divides every 100/n.
+
+    Args:
+        column: The column of the table.
+        questions: The number of questions of each category.
+        table: The table.
+        decimals: As printed.
+    """
+    common = math.lcm(*questions)
+    step = Fraction(math.gcd(*(100 * common // n for n in questions)), common)
+    rows = find_rows({"table": table})
+    impossible = []
+    for row in rows:
+        value = row.values[column]
+        near = [float(step * (math.floor(value / step) + move)) for move in (0, 1)]
+        if value not in {mode(one, decimals) for one in near for mode in (rounded, truncated)}:
+            said = " and ".join(f"{one:.3f}" for one in near)
+            impossible.append(f"{row.label} {value:g} lies between {said}")
+    text = f"{len(impossible)} of {len(rows)} printed {column} values are no multiple of {step}."
+    return in_print(not impossible, listed(text, impossible))
+
+
+def questions(a: Where, b: Where, smallest: Mapping[str, int]) -> CheckResult:
+    """Say how few questions of MME make a difference in points; decides nothing.
+
+    A question is worth 300/n at most: 100/n itself, and 200/n if the other answer to its image is
+    right. ``smallest`` has the questions n of the smallest category of each column.
+    """
+    first, second = find_row(a), find_row(b)
+    texts = []
+    for column, n in smallest.items():
+        gap = first.values[column] - second.values[column]
+        fewest = math.ceil(abs(gap) * n / 300 - _EPSILON)
+        texts.append(
+            f"{column} {gap:+.1f} points: {fewest} of the {n} questions of a category are enough"
+        )
+    return in_print(None, f"{first.label} against {second.label}: {'; '.join(texts)}.")
+
+
 def columns(table: int, stated: Sequence[str]) -> CheckResult:
     """Check that a table has the columns that the text gives it."""
     printed = list(find_rows({"table": table})[0].tasks)
@@ -258,7 +302,19 @@ def check(arguments: Mapping[str, Any]) -> CheckResult:
 
 
 _FACTS: Final[Sequence[Callable[..., CheckResult]]] = (
-    *(averages, difference, nearest, ranking, same, best_against, grain, columns, agreement),
+    *(
+        averages,
+        difference,
+        nearest,
+        ranking,
+        same,
+        best_against,
+        grain,
+        points,
+        questions,
+        columns,
+        agreement,
+    ),
     *(one_factor, rising, workload, *drawn.FACTS),
 )
 FACTS: Final = {fact.__name__: fact for fact in _FACTS}

@@ -75,6 +75,24 @@ def series(
     return tallied(text, failed, len(gaps))
 
 
+def text_fits(gamma: float, least: float) -> CheckResult:
+    """Check that a capacity holds a share of Figure 10's text tokens, images being dropped first.
+
+    Of an expert's text at most γ times the mean load of both modalities fits. The sums hide what
+    single batches lose.
+    """
+    total, text = figure("fig10_total_pixels_pm0.03"), figure("fig10_text_pixels_pm0.03")
+    capacity = gamma * sum(total) / len(total)
+    share = 100 * sum(min(load, capacity) for load in text) / sum(text)
+    over = sum(load > capacity for load in text)
+    said = (
+        f"At γ={gamma:g} {share:.1f} % of the figure's text assignments fit, asked at least "
+        f"{least:g} %; {over} of {len(text)} experts have more text than their capacity, the most "
+        f"{max(text):g} of the figure's unit; text is {100 * sum(text) / sum(total):.1f} % of all."
+    )
+    return in_print(share >= least, said)
+
+
 def faster_when_tighter() -> CheckResult:
     """Check that every model and method of Figure 4 gains more the smaller γ is."""
     series = {
@@ -119,5 +137,5 @@ def below_ideal(figure_5: Mapping[str, Sequence[str]]) -> CheckResult:
     return in_print(max(shares) <= 1 + _EPSILON, "; ".join(texts) + ".")
 
 
-FACTS: Final = (relation, series, faster_when_tighter, straggler, below_ideal)
+FACTS: Final = (relation, series, text_fits, faster_when_tighter, straggler, below_ideal)
 """The facts that a claim can name."""

@@ -32,7 +32,7 @@ class Sources:
     profile: str  # under which the figure is written
     planned: int  # records, or models with a run, that there should be
     digests: Sequence[str] = ()  # of what was read; empty where there is nothing to draw from
-    nothing: str = ""  # the error in that case; the command that helps follows it
+    nothing: str = ""  # the error in that case; the command that helps, if any, follows it
     names: Mapping[str, str] = field(default_factory=dict)  # for the template of the title
     unit: str = "records"  # what is counted
     n_absent: int = 0  # missing ones, those that cannot be read included

@@ -54,6 +54,8 @@ def render(
     for suffix in formats:
         if suffix not in FORMATS:
             raise bad_choice("--formats", suffix, FORMATS)
+    if not sources.digests and not sources.absent:
+        raise UsageError(f"{spec.name}: {sources.nothing}")
     if not sources.digests:
         first, *others = sources.absent
         more = f" (and {len(others)} more: add --missing)" if others else ""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from capmoe_eval.paper.layout import AnyLayout, Layout
+from capmoe_eval.paper.layout import AnyLayout, Layout, QueryLayout
 from capmoe_eval.paper.tables import TABLES
 from capmoe_eval.report.site import page
 from capmoe_eval.report.site.inventory import Inventory, attempt
 from capmoe_eval.report.site.names import GAMMA_ORDER, gamma_filter, method_filter, name_filter
 from capmoe_eval.report.site.page import Address, render_page
 from capmoe_eval.report.tables.measured import other_table, results_table
+from capmoe_eval.report.tables.others import query_table
 from capmoe_eval.report.tables.render import body_view
 from capmoe_eval.report.tables.table import Table
 
@@ -46,6 +47,9 @@ def tables_page(inventory: Inventory, address: Address) -> str:
 
 def _table(layout: AnyLayout, inventory: Inventory) -> Table | str:
     """Return a filled table, or why it cannot be filled."""
+    if isinstance(layout, QueryLayout):
+        of = inventory.experiments[layout.records]
+        return of if isinstance(of, str) else attempt(lambda: query_table(layout, of.records))
     if not isinstance(layout, Layout):
         return attempt(lambda: other_table(layout, inventory.bench))
     found = inventory.experiments[layout.key]

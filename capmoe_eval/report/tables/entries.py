@@ -9,13 +9,13 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.commands import override, row_command
 from capmoe_eval.experiment.datasource import EMBEDDED
-from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.layout import Asked, Layout, ModelSlot, RowSpec
+from capmoe_eval.experiment.record import Record, Score
+from capmoe_eval.paper.layout import Asked, Layout, ModelSlot, RowSpec, TaskColumn
 from capmoe_eval.report.tables.published import printed_row
 from capmoe_eval.report.tables.table import Entry, Missing, PairedTest, Published
 
@@ -63,18 +63,19 @@ class Measured:
                 if a number is not finite.
         """
         asked = Asked.of(slot, spec, gamma)
-        found = [self._runs(slot, asked, column.task) for column in layout.tasks]
-        absent = [column.task for column, runs in zip(layout.tasks, found, strict=True) if not runs]
+        found = [self._runs(slot, asked, column) for column in layout.tasks]
+        lacking = (c.task for c, runs in zip(layout.tasks, found, strict=True) if not runs)
+        absent = list(dict.fromkeys(lacking))
         asks = (slot.key, spec.method, gamma, spec.knobs_on(slot), absent)
         missing = Missing(row_command(*asks, seeds=self._seeds, overrides=self._overrides))
         cells = [_entry(runs, layout.scale) if runs else missing for runs in found]
         if layout.average is not None:
             tasks = [cell for cell in cells if isinstance(cell, Entry)]
             cells.append(missing if absent else _average(tasks, layout.same_documents))
-        if asked != _BASELINE:
-            baselines = [self._runs(slot, _BASELINE, column.task) for column in layout.tasks]
+        if asked.method != _BASELINE.method:
+            baselines = [self._runs(slot, _BASELINE, column) for column in layout.tasks]
             cells = list(_tested(cells, found, baselines, layout))
-        if all(record.data not in EMBEDDED for runs in found for record in runs):
+        if all(run.record.data not in EMBEDDED for runs in found for run in runs):
             paper = next((model for model in layout.paper_models if model.key == slot.key), None)
             # The paper did not take every γ.
             with contextlib.suppress(LookupError):
@@ -83,17 +84,29 @@ class Measured:
                     cells = list(_beside(cells, layout, printed))
         return cells
 
-    def _runs(self, slot: ModelSlot, asked: Asked, task: str) -> list[Record]:
-        found = self._found.get((slot.key, asked.method, asked.gamma, task), [])
-        return [record for record in found if asked.fits(record.knobs)]
+    def _runs(self, slot: ModelSlot, asked: Asked, column: TaskColumn) -> list[_Run]:
+        found = self._found.get((slot.key, asked.method, asked.gamma, column.task), [])
+        fitting = (record for record in found if asked.fits(record.knobs))
+        return [
+            _Run(record, record.score(column.metric) if column.metric else record)
+            for record in fitting
+        ]
 
 
-def _entry(runs: Sequence[Record], scale: float) -> Entry | Missing:
+class _Run(NamedTuple):
+    """An evaluation, and its score in a column: of the column's metric, or the evaluation's own."""
+
+    record: Record
+    score: Score | Record
+
+
+def _entry(runs: Sequence[_Run], scale: float) -> Entry | Missing:
     """Return one entry for all evaluations of one cell and task; see :class:`Measured`."""
-    for run in runs:
-        if not math.isfinite(run.value + (run.stderr or 0.0)):
-            raise UsageError(f"not a number: {_describe(run, run)}; run it again")
-    for one, other in itertools.combinations(runs, 2):
+    for record, score in runs:
+        if not math.isfinite(score.value + (score.stderr or 0.0)):
+            raise UsageError(f"not a number: {_describe(record, record)}; run it again")
+    records, scores = [run.record for run in runs], [run.score for run in runs]
+    for one, other in itertools.combinations(records, 2):
         names = f"{_describe(one, other)} and {_describe(other, one)}"
         if one.seed == other.seed or None in (one.seed, other.seed):
             raise UsageError(f"two results for one entry: {names}; keep one")
@@ -105,18 +118,18 @@ def _entry(runs: Sequence[Record], scale: float) -> Entry | Missing:
             raise UsageError(
                 f"seeds of one entry saw different documents: {names}; run them with the same limit"
             )
-    values = [run.value for run in runs]
-    errors = [run.stderr for run in runs if run.stderr is not None]
+    values = [score.value for score in scores]
+    errors = [score.stderr for score in scores if score.stderr is not None]
     stderr = None
     if len(errors) == len(values):
         spread = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
         stderr = scale * math.hypot(statistics.fmean(errors), spread)
-    by_seed = sorted(runs, key=lambda run: run.seed or 0)
+    by_seed = sorted(records, key=lambda record: record.seed or 0)
     return Entry(
         value=scale * statistics.fmean(values),
         stderr=stderr,
-        seeds=tuple(run.seed for run in by_seed if run.seed is not None),
-        documents=runs[0].n,
+        seeds=tuple(record.seed for record in by_seed if record.seed is not None),
+        documents=scores[0].n,
         records=tuple(by_seed),
     )
 
@@ -146,11 +159,14 @@ def _error_of_mean(errors: Sequence[float | None], same_documents: bool) -> floa
 
 def _tested(
     cells: Sequence[Entry | Missing],
-    found: Sequence[Sequence[Record]],
-    baselines: Sequence[Sequence[Record]],
+    found: Sequence[Sequence[_Run]],
+    baselines: Sequence[Sequence[_Run]],
     layout: Layout,
 ) -> Iterator[Entry | Missing]:
-    """Yield a row's entries, and its average if it has one, compared with the baseline's."""
+    """Yield a row's entries, and its average if it has one, compared with the baseline's.
+
+    What is compared of a metric, which need not be a mean, is the percentage of right answers.
+    """
     from capmoe_eval.paper.pairing import by_document
     from capmoe_eval.paper.statistics import sign_flip
 
@@ -160,26 +176,28 @@ def _tested(
         paired = [task for task in tasks if not isinstance(task, str)]
         whole = by_document(paired) if layout.same_documents else paired
         samples.append("a task has no paired test" if len(paired) < len(tasks) else list(whole))
-    for cell, sample in zip(cells, samples, strict=True):
+    scales = [100.0 if column.metric else layout.scale for column in layout.tasks]
+    scales += [layout.scale] * (len(samples) - len(scales))
+    for cell, sample, scale in zip(cells, samples, scales, strict=True):
         if isinstance(cell, Missing):
             yield cell
         elif isinstance(sample, str):
             yield dataclasses.replace(cell, untested=sample)
         else:
-            effect = layout.scale * statistics.fmean(float(task.mean()) for task in sample)
+            effect = scale * statistics.fmean(float(task.mean()) for task in sample)
             yield dataclasses.replace(cell, test=PairedTest(effect, sign_flip(sample)))
 
 
-def _differences(runs: Sequence[Record], baseline: Sequence[Record]) -> Floats | str:
-    """Return each document's difference to the baseline [documents], or why there is none."""
+def _differences(runs: Sequence[_Run], baseline: Sequence[_Run]) -> Floats | str:
+    """Return the differences to the baseline [documents or images], or why there are none."""
     from capmoe_eval.paper.pairing import Unpaired, pair
 
     if len(baseline) != 1:
         return "the baseline is missing"
-    found = pair([run.documents for run in runs], [baseline[0].documents])
+    found = pair([run.score.documents for run in runs], [baseline[0].score.documents])
     if isinstance(found, Unpaired):
         return f"not paired with the baseline: {found.reason}"
-    return found.differences
+    return found.units
 
 
 def _beside(
@@ -205,4 +223,6 @@ def _sampling_error(cell: Entry | Missing, printed: float, scale: float) -> floa
     if isinstance(cell, Missing) or not cell.documents:
         return None
     share = printed / scale
+    if not 0 <= share <= 1:  # points, of which it does not follow
+        return None
     return scale * math.sqrt(share * (1 - share) / cell.documents)

@@ -13,11 +13,11 @@ from capmoe_eval.experiment.results import Reader
 from capmoe_eval.experiment.selection import Finished, composed, finished, refuse_experiment
 from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.paper.benchmarks import Bench, read_bench
-from capmoe_eval.paper.layout import Layout, ModelSlot, SettingsLayout, WorkloadLayout
+from capmoe_eval.paper.layout import Layout, ModelSlot, QueryLayout, SettingsLayout, WorkloadLayout
 from capmoe_eval.paper.tables import find_layout
 from capmoe_eval.report.tables.entries import Measured
 from capmoe_eval.report.tables.fill import fill
-from capmoe_eval.report.tables.others import settings_table, workload_table
+from capmoe_eval.report.tables.others import query_table, settings_table, workload_table
 from capmoe_eval.report.tables.table import Table
 from capmoe_eval.routing.method import DEFAULTS
 
@@ -49,6 +49,10 @@ def measured_table(
         refuse_experiment(overrides)
         found = finished([f"experiment={key}", *overrides], reader)
         return results_table(layout, found, overrides), profile_name(found.config)
+    if isinstance(layout, QueryLayout):
+        refuse_experiment(overrides)
+        found = finished([f"experiment={layout.records}", *overrides], reader)
+        return query_table(layout, found.records), profile_name(found.config)
     profile = profile_name(cell_config(overrides))
     return other_table(layout, read_bench(bench)), profile
 

@@ -1,16 +1,18 @@
-"""Tables that are not of evaluations: settings beside the paper's, and speedups by workload."""
+"""Tables that are not of scores: settings, the tokens of a query, and speedups by workload."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import TITLES
+from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.selection import LEFT_OUT
 from capmoe_eval.experiment.timings.names import bench_command
 from capmoe_eval.paper.benchmarks import Bench, Shown
-from capmoe_eval.paper.layout import SettingsLayout, WorkloadLayout
+from capmoe_eval.paper.layout import QueryLayout, SettingsLayout, WorkloadLayout
 from capmoe_eval.paper.printed import MACHINE, lookup
 from capmoe_eval.report.tables.table import Block, Entry, Missing, Published, Row, Table, Text
 
@@ -50,6 +52,59 @@ def settings_table(layout: SettingsLayout, ours: Mapping[str, Any] | None = None
         caption=layout.caption,
         label_headings=("Task",),
         columns=_PRINTED if ours is None else _BOTH,
+        blocks=(Block(tuple(rows)),),
+        notes=tuple(notes),
+    )
+
+
+def query_table(layout: QueryLayout, records: Iterable[Record]) -> Table:
+    """Lay out the tokens of a query with an image, as records count them, beside the printed ones.
+
+    They are means over the queries of one model without a limit, without its answers.
+
+    Raises:
+        UsageError: If a record does not tell images and text apart.
+    """
+    record = next((record for record in records if record.method == "baseline"), None)
+    (heading, *_), *lines = layout.words
+    cells: Sequence[tuple[Entry | Missing, ...]]
+    if record is None:
+        cells = [(Missing(f"python -m capmoe_eval experiment={layout.records}"),) * 2] * len(lines)
+    elif record.load.modalities is None:
+        raise UsageError(f"{record.path}: does not tell images and text apart; run it again")
+    else:
+        by = {name: part.tokens / record.n for name, part in record.load.modalities.items()}
+        counts = by["image"], by["text"], by["image"] + by["text"]
+        cells = [(Entry(count), Entry(100 * count / counts[-1])) for count in counts]
+    rows = [
+        Row((label,), (*ours, Text(printed)))
+        for (label, *_, printed), ours in zip(lines, cells, strict=True)
+    ]
+    told = f"{record.model}: the mean over {record.n:,} queries of {record.task}." if record else ""
+    columns = ("Token Count", "Share (%)", "Token Count (paper)")
+    return _of_queries(layout, heading, columns, rows, [told] if told else [])
+
+
+def printed_query(layout: QueryLayout) -> Table:
+    """Lay out the same table as the paper prints it."""
+    (heading, *columns), *lines = layout.words
+    rows = [Row((label,), tuple(map(Text, cells))) for label, *cells in lines]
+    return _of_queries(layout, heading, columns, rows)
+
+
+def _of_queries(
+    layout: QueryLayout,
+    heading: str,
+    columns: Sequence[str],
+    rows: Sequence[Row],
+    notes: Sequence[str] = (),
+) -> Table:
+    return Table(
+        name=layout.key,
+        title=layout.title,
+        caption=layout.caption,
+        label_headings=(heading,),
+        columns=tuple(columns),
         blocks=(Block(tuple(rows)),),
         notes=tuple(notes),
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
 from typing import Final
 
 from capmoe_eval.experiment.names import gamma_number
@@ -13,6 +12,7 @@ from capmoe_eval.paper.layout import (
     Layout,
     ModelSlot,
     PrintedLayout,
+    QueryLayout,
     RowSpec,
     SettingsLayout,
     WorkloadLayout,
@@ -20,8 +20,8 @@ from capmoe_eval.paper.layout import (
 from capmoe_eval.paper.printed import find_rows, lookup
 from capmoe_eval.paper.tables import printed_layout
 from capmoe_eval.report.tables.fill import fill
-from capmoe_eval.report.tables.others import printed_workloads, settings_table
-from capmoe_eval.report.tables.table import Block, Entry, Row, Table, Text
+from capmoe_eval.report.tables.others import printed_query, printed_workloads, settings_table
+from capmoe_eval.report.tables.table import Block, Entry, Row, Table
 
 VERSIONS: Final = {"v1": "v1, arXiv", "v2": "v2, ICLR 2026"}
 
@@ -41,6 +41,8 @@ def published_table(name: str, version: str = "v2") -> Table:
         table = settings_table(layout)
     elif isinstance(layout, WorkloadLayout):
         table = printed_workloads(layout)
+    elif isinstance(layout, QueryLayout):
+        table = printed_query(layout)
     elif isinstance(layout, PrintedLayout):
         table = _printed_alone(layout)
     else:
@@ -55,25 +57,18 @@ def published_table(name: str, version: str = "v2") -> Table:
 def _printed_alone(layout: PrintedLayout) -> Table:
     """Return a table that is not measured here."""
     blocks: dict[object, list[Row]] = {}
-    if layout.words:
-        (heading, *columns), *lines = layout.words
-        headings: Sequence[str] = (heading,)
-        blocks[""] = [Row((label,), tuple(map(Text, cells))) for label, *cells in lines]
-    else:
-        rows = find_rows({"version": layout.version, "table": layout.number})
-        headings, columns = tuple(layout.labels), list(rows[0].values)
-        for row in rows:
-            fields = [getattr(row, field) for field in layout.labels.values()]
-            labels = tuple(
-                f if isinstance(f, str) else gamma_number(f, decimal=True) for f in fields
-            )
-            entries = tuple(Entry(row.values[column]) for column in columns)
-            blocks.setdefault(getattr(row, layout.block), []).append(Row(labels, entries))
+    rows = find_rows({"version": layout.version, "table": layout.number})
+    columns = list(rows[0].values)
+    for row in rows:
+        fields = [getattr(row, field) for field in layout.labels.values()]
+        labels = tuple(f if isinstance(f, str) else gamma_number(f, decimal=True) for f in fields)
+        entries = tuple(Entry(row.values[column]) for column in columns)
+        blocks.setdefault(getattr(row, layout.block), []).append(Row(labels, entries))
     return Table(
         name=layout.key,
         title=layout.title,
         caption=layout.caption,
-        label_headings=tuple(headings),
+        label_headings=tuple(layout.labels),
         columns=tuple(columns),
         blocks=tuple(Block(tuple(rows)) for rows in blocks.values()),
         decimals=layout.decimals,

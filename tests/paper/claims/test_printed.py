@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from fractions import Fraction
+
 import pytest
 
 from capmoe_eval.paper.claims.arithmetic import (
@@ -9,6 +12,7 @@ from capmoe_eval.paper.claims.arithmetic import (
     averages,
     check,
     grain,
+    points,
     rounded,
     truncated,
 )
@@ -32,6 +36,19 @@ def text(verdict: Verdict) -> str:
 @pytest.mark.parametrize(
     ("claim", "label", "said"),
     [
+        (
+            "s53-t4-attainable",
+            INCONSISTENT,
+            "2 of 7 printed Cognit. values are no multiple of 5/14",
+        ),
+        (
+            "s53-t4-attainable",
+            INCONSISTENT,
+            "Text First γ=1 241.3 lies between 241.071 and 241.429",
+        ),
+        ("s53-expanded-over-baseline", "confirmed in print", "Percep. +4.0 points: 1 of the 40"),
+        ("s53-expanded-over-baseline", "confirmed in print", "Cognit. +27.5 points: 4 of the 40"),
+        ("s53-text-retained", "confirmed in print", "97.3 % of the figure's text assignments fit"),
         ("t2-renamed", INCONSISTENT, "12 of 12 rows are equal"),
         ("t2-renamed", INCONSISTENT, "4 of 4 rows are equal"),
         ("d-expansion-gains", INCONSISTENT, "has mean 61.175; Table 1 OLMoE Score γ=1 has 61.175"),
@@ -138,3 +155,13 @@ def test_agreement_is_an_interval_within_a_margin(
     token, baseline = ({"table": 6, "method": m} for m in ("Expanded Drop", "Baseline"))
     assert agreement(token, baseline, documents, margin).outcome is outcome
     assert agreement(baseline, baseline, 10**9, margin).outcome is Outcome.HOLDS
+
+
+def test_points_of_mme_are_those_of_some_number_of_right_answers() -> None:
+    """The step holds every value that counting can give, and the baseline's is one of them."""
+    step, values = Fraction(5, 14), set()
+    for right, both in itertools.product(range(0, 141, 7), range(0, 71, 7)):
+        values.add(Fraction(100 * right, 140) + Fraction(100 * both, 70) + Fraction(100, 40))
+    assert all((value / step).denominator == 1 for value in values)
+    assert points("Cognit.", [140, 40, 40, 40]).outcome is Outcome.FAILS
+    assert points("Cognit.", [1000]).outcome is Outcome.HOLDS

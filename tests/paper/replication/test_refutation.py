@@ -35,6 +35,8 @@ def made(side: Side, correct: list[float], model: str, **parts: Any) -> Record:
     if side.batches != "single":
         fields = {"task": "zero_shot_mix", "shuffle": 0}
         answers = {"piqa": correct}
+    if side.task:
+        fields["task"] = side.task
     return record_of(method, answers, model=model, parts=parts, **fields)
 
 
@@ -59,6 +61,11 @@ def records(claim: Claim, hold: bool) -> Iterator[Record]:
         chosen = ORDER if hold else dict(zip(ORDER, reversed(ranks), strict=True))
         sides = {s for c in claim.contrasts for s in (c.first, c.second)}
         found = {(side, m): chosen[side.method] for side in sides for m in MODELS}
+    elif claim.id == "l":
+        sides = {s for c in claim.contrasts for s in (c.first, c.second)}
+        ranks = [GOOD, MIDDLE, BAD] if hold else [BAD, MIDDLE, GOOD]
+        by = dict(zip(("image_first", None, "text_first"), ranks, strict=True))
+        found = {(side, m): by[side.knobs.get("modality")] for side in sides for m in MODELS}
     elif claim.id == "b":
         fits = {2.0: GOOD, 2.5: GOOD, 3.0: GOOD, 0.0: BAD, 0.25: BAD, 0.5: BAD}
         swap = {id(GOOD): BAD, id(BAD): GOOD}
@@ -110,8 +117,22 @@ def companies(hold: bool) -> Iterator[Record]:
                 )
 
 
+def texts(hold: bool) -> Iterator[Record]:
+    """Half of the mean load with images first: few text pairs are dropped, or many."""
+    image = {"tokens": 80, "dropped": 40, "added": 0, "lost_all": 0, "drop_rate": 0.5}
+    text = image | {"tokens": 20, "drop_rate": 0.01 if hold else 0.2}
+    for task in ("mmbench", "seedbench"):
+        for method in ("score", "expanded_drop"):
+            knobs = {"method": method, "gamma": 0.5, "modality": "image_first", "task": task}
+            load = {"modalities": {"text": text, "image": image}}
+            for model in MODELS:
+                yield made(Side.model_validate(knobs), GOOD, model, load=load)
+
+
 def verdict(claim: Claim, hold: bool) -> WrittenClaim:
-    material = {"g": routers, "i": companies}.get(claim.id, lambda hold: records(claim, hold))
+    material = {"g": routers, "i": companies, "n": texts}.get(
+        claim.id, lambda hold: records(claim, hold)
+    )
     evidence = Evidence(
         "zoo",
         tuple(material(hold)),

@@ -15,7 +15,7 @@ from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.record_part import Layer
 from capmoe_eval.paper.printed import figure1_bars, table1_scores
-from capmoe_eval.report.figures import companions, expert_load, routing, scores
+from capmoe_eval.report.figures import companions, expert_load, images, routing, scores
 from capmoe_eval.report.figures.evidence import FigureRecords
 from capmoe_eval.report.figures.pooling import Grid, mean_score, pooled_grid
 from capmoe_eval.routing.method import Method
@@ -385,3 +385,32 @@ def test_a_mean_needs_every_task_and_averages_seeds_first() -> None:
     score = mean_score([*seeds, other], ["a", "b"])
     assert score == {"value": pytest.approx(60), "stderr": pytest.approx(2.5)}
     assert mean_score(seeds, ["a", "b"]) is None
+
+
+def test_figure_10_has_images_and_text_apart_beside_the_papers() -> None:
+    loads = layer([40, 8, 12, 4])
+    found = records.of_images(record(cell(BASELINE, "mme"), ROOT, [EVEN, loads]))
+    numbers = images.measure_modalities(evidence(images=[found])).numbers
+    ours, paper = numbers["panels"]
+    assert numbers["layer"] == 1 and ours["experts"] == [0, 2, 1, 3]
+    assert ours["text"] == [n / 16 for n in (10, 3, 2, 1)]
+    assert ours["image"] == [n / 16 for n in (30, 9, 6, 3)]
+    assert ours["text_share"] == 0.25 and ours["most_text"] == 10 / 16
+    assert round(paper["text_share"], 3) == 0.098 and len(paper["text"]) == 64
+    blind = record(cell(BASELINE, "mme"), ROOT, [loads])
+    with pytest.raises(UsageError, match="tells no modalities"):
+        images.measure_modalities(evidence(images=[blind]))
+
+
+def test_figure_11_is_by_capability_beside_the_papers() -> None:
+    half = Method("score", 0.5, modality="image_first")
+    found = [
+        records.of_images(record(cell(method, "mmbench"), ROOT, [EVEN], correct=(0, 1, 1, 1, 0, 1)))
+        for method in (BASELINE, half)
+    ]
+    numbers = images.measure_capabilities(evidence(images=found[:1], images_half=found[1:])).numbers
+    assert numbers["capabilities"] == ["AR", "CP", "FP-C", "FP-S", "LR", "RR"]
+    ours, paper = (panel["bars"] for panel in numbers["panels"])
+    assert [bar["method"] for bar in ours] == ["baseline", "score"]
+    assert ours[0]["value"] == pytest.approx([60.0] * 6)
+    assert [bar["value"][0] for bar in paper] == [69.3, 66.8, 69.2]
