@@ -220,9 +220,10 @@ def mcnemar(gained: int, lost: int) -> float:
 
 def binomial_tail(successes: int, trials: int, chance: float) -> float:
     """Return the probability of at least so many successes."""
-    from scipy.special import bdtrc  # scipy.stats takes four times as long to import
+    from scipy.special import betainc  # scipy.stats takes four times as long to import
 
-    return float(bdtrc(successes - 1, trials, chance))
+    # The tail is an incomplete beta function.
+    return float(betainc(successes, trials - successes + 1, chance)) if successes else 1.0
 
 
 def holm(ps: Sequence[float]) -> list[float]:
