@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from capmoe_eval.experiment.data_file import read_data
-from capmoe_eval.paper.printed import PrintedRow, pairs
+from capmoe_eval.paper.printed import AVERAGE, PrintedRow, pairs
 
 
 class Margin(BaseModel):
@@ -24,24 +24,28 @@ class Margin(BaseModel):
     first: Mapping[str, Any]  # rows of a printed table
     second: Mapping[str, Any]  # the rows that are subtracted from them
     share: float  # the part of the smallest difference that is the margin
+    column: str = AVERAGE  # of the table
 
     @property
     def _pair(self) -> tuple[PrintedRow, PrintedRow]:
         """The two printed rows that differ least."""
         found = pairs(self.first, self.second)
-        return min(found, key=lambda rows: abs(rows[0].mean - rows[1].mean))
+        return min(found, key=lambda rows: abs(self._gap(*rows)))
 
     @property
     def points(self) -> float:
         """The margin, positive."""
-        first, second = self._pair
-        return self.share * abs(first.mean - second.mean)
+        return self.share * abs(self._gap(*self._pair))
+
+    def _gap(self, first: PrintedRow, second: PrintedRow) -> float:
+        return first.number(self.column) - second.number(self.column)
 
     @property
     def source(self) -> str:
         """The printed cells that it follows from, and how."""
         first, second = self._pair
-        text = f"{first.label} {first.mean:.2f} − {second.method} {second.mean:.2f}"
+        high, low = first.number(self.column), second.number(self.column)
+        text = f"{first.label} {high:.2f} − {second.method} {low:.2f}"
         return text if self.share == 1 else f"{self.share:g} × ({text}, the smallest printed)"
 
 
