@@ -14,6 +14,8 @@ from capmoe_eval.paper.resampling import resampled_sums
 DRAWS: Final = 2_000
 """Resamples of the hierarchical bootstrap."""
 _SEED: Final = 20260102
+# Samples of a model's batches that are drawn, the same for all contrasts; about DRAWS are used.
+_KEPT: Final = DRAWS + DRAWS // 4
 
 
 def over_models(models: Mapping[str, Mapping[str, Paired]]) -> tuple[float, float] | None:
@@ -29,10 +31,9 @@ def over_models(models: Mapping[str, Mapping[str, Paired]]) -> tuple[float, floa
     Returns:
         Both ends, in the unit of the scores, or None if there are fewer than two models.
     """
-    families: dict[str, list[Mapping[str, tuple[Floats, Floats]]]] = {}
-    for model, compared in models.items():
-        batches = {task: _batches(paired) for task, paired in compared.items()}
-        families.setdefault(family(model), []).append(batches)
+    families: dict[str, list[str]] = {}
+    for model in models:
+        families.setdefault(family(model), []).append(model)
     if len(families) < 2:
         return None
     rng = np.random.default_rng(_SEED)
@@ -44,14 +45,14 @@ def over_models(models: Mapping[str, Mapping[str, Paired]]) -> tuple[float, floa
     for number, seeds in enumerate(families.values()):
         own = np.tile(np.flatnonzero(drawn == number), len(seeds))
         chosen = rng.integers(len(seeds), size=len(own))
-        for seed, tasks in enumerate(seeds):
+        for seed, model in enumerate(seeds):
             at = own[chosen == seed]
             times = np.bincount(at, minlength=places)
-            for task, (of_batches, in_batches) in tasks.items():
+            draws = max(len(at), _KEPT)
+            for task, paired in models[model].items():
                 row = names.index(task)
-                draws = len(at), (_SEED, number, seed, row)
-                sums, sizes = resampled_sums(of_batches, *draws), resampled_sums(in_batches, *draws)
-                total[row] += np.bincount(at, sums / sizes, places)
+                sums, sizes = (resampled_sums(x, draws, model, task) for x in _batches(paired))
+                total[row] += np.bincount(at, (sums / sizes)[: len(at)], places)
                 count[row] += times
     means = np.ma.divide(total, count)  # masked where nothing is known
     by_task = means.reshape(len(names), len(families), DRAWS).mean(axis=1)

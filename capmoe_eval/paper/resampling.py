@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import functools
+import zlib
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from capmoe_eval.paper.pairing import Floats
 
+_SEED: Final = 20260101
 # Units are drawn in parts of this many, so that memory does not grow with them.
 _PART = 1_000_000
 # Fewer units than this are multiplied by their counts, one by one.
 _FEW = 64
 
 
-def resampled_sums(values: Floats, resamples: int, seed: tuple[int, ...]) -> Floats:
-    """Return the sums of bootstrap samples [resamples]; equal seeds draw the same units.
+def resampled_sums(values: Floats, resamples: int, *names: str) -> Floats:
+    """Return the sums of bootstrap samples [resamples].
 
     Args:
         values: What is summed [units].
         resamples: Number of samples, each as large as the number of units.
-        seed: Seed of the draws.
+        *names: Names of what the units are of, which seed the draws: all contrasts of a task draw
+            the same documents.
     """
-    counts = _counts(len(values), resamples, seed)
+    counts = _counts(len(values), resamples, names)
     if len(values) < _FEW:
         product: Floats = values @ counts
         return product
@@ -34,10 +38,11 @@ def resampled_sums(values: Floats, resamples: int, seed: tuple[int, ...]) -> Flo
     return sums
 
 
-@functools.lru_cache(maxsize=256)
-def _counts(units: int, resamples: int, seed: tuple[int, ...]) -> NDArray[np.uint8]:
+@functools.lru_cache(maxsize=1024)
+def _counts(units: int, resamples: int, names: tuple[str, ...]) -> NDArray[np.uint8]:
     """Return how often each sample draws each unit [units, resamples]."""
-    rng, width = np.random.default_rng(seed), max(1, _PART // units)
+    rng = np.random.default_rng([_SEED, zlib.crc32("/".join(names).encode())])
+    width = max(1, _PART // units)
     counts = np.empty((units, resamples), np.uint8)  # a unit is hardly ever drawn ten times
     for start in range(0, resamples, width):
         part = counts[:, start : start + width]

@@ -56,15 +56,14 @@ def compare(differences: Mapping[str, Sequence[float] | Floats]) -> Comparison:
     Raises:
         ValueError: If there is no task, or a task has no documents.
     """
-    tasks = [np.asarray(values, dtype=np.float64) for values in differences.values()]
-    p = sign_flip(tasks)
-    effect = float(np.mean([values.mean() for values in tasks]))
+    tasks = {task: np.asarray(values, dtype=np.float64) for task, values in differences.items()}
+    p = sign_flip(list(tasks.values()))
+    effect = float(np.mean([values.mean() for values in tasks.values()]))
     means = np.zeros(RESAMPLES)
-    for number, values in enumerate(tasks):
-        sums = resampled_sums(values.round(12), RESAMPLES, (_SEED, number))
-        means += sums / len(values) / len(tasks)
+    for task, values in tasks.items():
+        means += resampled_sums(values.round(12), RESAMPLES, task) / len(values) / len(tasks)
     low, high = np.percentile(means, [2.5, 97.5])
-    return Comparison(effect, float(low), float(high), p, sum(map(len, tasks)))
+    return Comparison(effect, float(low), float(high), p, sum(map(len, tasks.values())))
 
 
 Side: TypeAlias = Mapping[str, Sequence[Documents]]

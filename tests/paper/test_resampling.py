@@ -11,42 +11,42 @@ from capmoe_eval.paper.resampling import resampled_sums
 
 def test_sums_are_those_of_the_units_drawn() -> None:
     """Two units in samples of two: the sums are 0, 1 or 2, as two throws of a coin."""
-    sums = resampled_sums(np.array([0.0, 1.0]), 4000, (1,))
+    sums = resampled_sums(np.array([0.0, 1.0]), 4000, "s1")
     shares = [float(np.mean(sums == value)) for value in (0.0, 1.0, 2.0)]
     assert shares == pytest.approx([0.25, 0.5, 0.25], abs=0.03)
     assert sum(shares) == 1.0
 
 
 def test_each_sample_has_as_many_units_as_there_are() -> None:
-    assert (resampled_sums(np.ones(7), 50, (2,)) == 7).all()
-    assert len(set(resampled_sums(np.arange(7.0), 50, (2,)))) > 10
+    assert (resampled_sums(np.ones(7), 50, "s2") == 7).all()
+    assert len(set(resampled_sums(np.arange(7.0), 50, "s2"))) > 10
 
 
 def test_equal_seeds_draw_the_same_and_others_do_not() -> None:
     values = np.arange(30.0)
-    first = resampled_sums(values, 100, (3, 0))
-    assert (first == resampled_sums(values, 100, (3, 0))).all()
-    assert (first != resampled_sums(values, 100, (3, 1))).any()
+    first = resampled_sums(values, 100, "s3", "t0")
+    assert (first == resampled_sums(values, 100, "s3", "t0")).all()
+    assert (first != resampled_sums(values, 100, "s3", "t1")).any()
     # Common draws: a contrast of shifted scores is shifted in every sample.
-    assert resampled_sums(values + 1, 100, (3, 0)) == pytest.approx(first + 30)
+    assert resampled_sums(values + 1, 100, "s3", "t0") == pytest.approx(first + 30)
 
 
 def test_few_units_and_many_are_summed_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.array([0.0, 0.5, -0.25, 0.5, 3.0])
-    few = resampled_sums(values, 100, (6,))
+    few = resampled_sums(values, 100, "s6")
     monkeypatch.setattr(resampling, "_FEW", 0)
-    assert resampled_sums(values, 100, (6,)) == pytest.approx(few, abs=1e-12)
+    assert resampled_sums(values, 100, "s6") == pytest.approx(few, abs=1e-12)
     assert few.std() > 0.1
 
 
 def test_parts_do_not_change_what_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.arange(30.0)
-    whole = resampled_sums(values, 100, (4,))
+    whole = resampled_sums(values, 100, "s4")
     resampling._counts.cache_clear()
     monkeypatch.setattr(resampling, "_PART", 70)  # two samples at a time
-    assert (resampled_sums(values, 100, (4,)) == whole).all()
+    assert (resampled_sums(values, 100, "s4") == whole).all()
     resampling._counts.cache_clear()
 
 
 def test_no_samples_are_no_sums() -> None:
-    assert resampled_sums(np.ones(3), 0, (5,)).shape == (0,)
+    assert resampled_sums(np.ones(3), 0, "s5").shape == (0,)
