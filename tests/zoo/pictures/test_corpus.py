@@ -1,5 +1,7 @@
 """A batch is a function of its number, and shows a question as evaluation does."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -47,14 +49,35 @@ def test_the_stages(tokenizer):
     assert yes not in opened.labels_BS and yes in all_forms.labels_BS
 
 
-def test_a_label_is_an_answer_and_its_end(tokenizer):
+def test_a_label_is_an_answer_at_its_place(tokenizer):
     batch = PictureBatches(tokenizer, seed=1, steps=100)[90]
-    learned = batch.labels_BS[0] != IGNORED
-    assert torch.equal(batch.labels_BS[0][learned], batch.input_ids_BS[0][learned])
-    told = tokenizer.decode(batch.input_ids_BS[0][learned]).split("<|endoftext|>")
-    text = tokenizer.decode(batch.input_ids_BS[0, IMAGE_TOKENS:])
-    assert len(told) > 4 and told[-1] == ""
-    assert all(f"Answer:{answer}<|endoftext|>" in text for answer in told[:-1])
+    end = int(tokenizer.eos_token_id)
+    for ids_S, labels_S in zip(batch.input_ids_BS, batch.labels_BS, strict=True):
+        text, learned = "", []
+        for token, label in zip(ids_S[IMAGE_TOKENS:-1], labels_S[IMAGE_TOKENS + 1 :], strict=True):
+            text += tokenizer.decode([token])
+            if label != IGNORED:
+                learned.append((text, tokenizer.decode([label])))
+            if token == end:
+                asked, _, answered = text.partition("Answer:")
+                hints = [(before, word) for before, word in learned if "Answer:" not in before]
+                assert answered == "".join(word for _, word in learned[len(hints) :])
+                answer = answered.removesuffix("<|endoftext|>")
+                if "Please" in asked:
+                    proposed, said = hints[-1]  # learned where an answer is proposed, too
+                    assert re.search(r" Is it \w+( \w+)?$", proposed) and said == answer
+                elif "\nD." in asked:
+                    right = [before for before, word in hints if word == " yes"]
+                    assert len(right) == 1
+                    assert right[0].rpartition("\n")[2][0] == answer.strip()
+                text, learned = "", []
+
+
+def test_the_pieces_of_a_question_are_tokens_as_the_whole_is(tokenizer):
+    batch = PictureBatches(tokenizer, seed=1, steps=100)[90]
+    for ids_S in batch.input_ids_BS.tolist():
+        text = tokenizer.decode(ids_S[IMAGE_TOKENS:])
+        assert tokenizer(text)["input_ids"] == ids_S[IMAGE_TOKENS:]
 
 
 def test_which_position_attends_to_which():
