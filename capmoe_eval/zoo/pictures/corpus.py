@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
 
 from capmoe_eval.zoo.batch import IGNORED, Batch
@@ -35,7 +37,8 @@ from capmoe_eval.zoo.pictures.questions import (
 from capmoe_eval.zoo.pictures.scene import Scene, scene
 from capmoe_eval.zoo.synthetic.tokenizer import END_OF_TEXT, train_bpe, wrapped
 
-# Shape suffixes: B rows, S positions, N pictures, C channels, H height, W width.
+# Shape suffixes: B rows, S positions, N pictures, P patches,
+# C channels, H height or size of a feature, W width.
 
 #: Upper bound on the number of tokens, without that of a picture.
 MAX_VOCABULARY = 1024
@@ -45,8 +48,6 @@ MAX_POSITIONS = 2048
 #: is learned where it is made, and not from the one word after the whole prompt.
 Pieces = list[tuple[str, str | None]]
 _ANSWER = ("\nAnswer:", None)
-# Positions of a row of a picture alone: the label of the last patch stands one position after it.
-_ALONE = IMAGE_TOKENS + 1
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Stage:
 
 
 STAGES = (
-    Stage(1 / 6, (32, _ALONE), named=True, cells=0.0, forms=(1.0, 0.0, 0.0)),
+    Stage(1 / 6, (32, IMAGE_TOKENS), named=True, cells=0.0, forms=(1.0, 0.0, 0.0)),
     Stage(0.36, (8, 256), named=True, cells=0.35, forms=(1.0, 0.0, 0.0)),
     Stage(1.0, (8, 256), named=False, cells=0.1, forms=(1.0, 2.0, 2.5)),
 )
@@ -88,14 +89,27 @@ class PictureBatch(Batch):
     Attributes:
         pixels_BCHW: Normalised pixels.
         attended_B1SS: Whether a position (the third dimension) attends to another.
+        names_BP: The token that names a patch, or ``IGNORED``.
     """
 
     pixels_BCHW: Tensor
     attended_B1SS: Tensor
+    names_BP: Tensor
 
-    def seen(self) -> dict[str, Tensor]:
-        """Return the pictures and the mask."""
-        return {"pixel_values": self.pixels_BCHW, "attention_mask": self.attended_B1SS}
+    def seen(self, model: Any) -> tuple[dict[str, Any], Tensor | None]:
+        """Return the pictures' features and the mask, and the loss of the patches' names.
+
+        A feature is read as the language model's last state is, so that it comes to lie near the
+        embedding of its name.
+        """
+        found = model.model.get_image_features(self.pixels_BCHW, return_dict=True)
+        taken = {"attention_mask": self.attended_B1SS, "mm_encoder_outputs": {"image": found}}
+        named_BP = self.names_BP != IGNORED
+        if not named_BP.any():
+            return taken, None
+        features_NH = torch.stack(list(found.pooler_output))[named_BP]
+        logits = model.lm_head(model.get_decoder().norm(features_NH))
+        return taken, functional.cross_entropy(logits, self.names_BP[named_BP])
 
 
 def picture_tokenizer() -> PreTrainedTokenizerFast:
@@ -179,13 +193,13 @@ class PictureBatches:
         input_ids_BS[:, :IMAGE_TOKENS] = self.tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
         position_ids_BS = torch.arange(width).repeat(n_rows, 1)
         labels_BS = torch.full((n_rows, width), IGNORED)
+        names_BP = torch.full((n_rows, IMAGE_TOKENS), IGNORED)
         # Number of the question of a position: 0 for the picture, negative for an empty position.
         question_BS = torch.full((n_rows, width), -1)
         question_BS[:, :IMAGE_TOKENS] = 0
         for row in range(n_rows):
             for (down, right), word in patches[row].items():
-                # The next position's label is what a position predicts.
-                labels_BS[row, PATCHES * down + right + 1] = self._token(word)
+                names_BP[row, PATCHES * down + right] = self._token(word)
             start = IMAGE_TOKENS
             for number, (pieces, _) in enumerate(asked[row], start=1):
                 tokens = list(islice(encoded, len(pieces) + 1))
@@ -202,7 +216,12 @@ class PictureBatches:
                 labels_BS[row, start:end] = torch.tensor(tokens[-1])
                 start = end
         return PictureBatch(
-            input_ids_BS, position_ids_BS, labels_BS, torch.stack(images), attended(question_BS)
+            input_ids_BS,
+            position_ids_BS,
+            labels_BS,
+            torch.stack(images),
+            attended(question_BS),
+            names_BP,
         )
 
     def _token(self, word: str) -> int:

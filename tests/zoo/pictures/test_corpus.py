@@ -20,6 +20,7 @@ from capmoe_eval.zoo.pictures.drawing import picture
 from capmoe_eval.zoo.pictures.questions import prompt
 from capmoe_eval.zoo.pictures.scene import WORLD, scene
 from capmoe_eval.zoo.recipes import _fresh, _kind, configuration, recipe
+from capmoe_eval.zoo.train import batch_loss
 
 
 @pytest.fixture(scope="module", name="tokenizer")
@@ -42,9 +43,9 @@ def test_the_stages(tokenizer):
     alone, opened, all_forms = (batches[step] for step in (0, 30, 90))
     assert alone.input_ids_BS.shape == STAGES[0].shape
     assert opened.input_ids_BS.shape == all_forms.input_ids_BS.shape == STAGES[2].shape
-    named = [(batch.labels_BS[:, 1 : IMAGE_TOKENS + 1] != IGNORED).sum() for batch in
-             (alone, opened, all_forms)]  # fmt: skip
+    named = [(batch.names_BP != IGNORED).sum() for batch in (alone, opened, all_forms)]
     assert named[0] > 0 and named[1] > 0 and named[2] == 0
+    assert (alone.labels_BS == IGNORED).all()
     yes = tokenizer.convert_tokens_to_ids("Ġyes")
     assert yes not in opened.labels_BS and yes in all_forms.labels_BS
 
@@ -87,6 +88,27 @@ def test_which_position_attends_to_which():
         for there, other in enumerate(question_S):
             expected = there <= here and (other == own or (other == 0 and own >= 0))
             assert found[here, there] == expected, (here, there)
+
+
+@torch.no_grad()
+def test_a_patch_is_learned_by_its_name_alone(tokenizer):
+    """Without a name there is no loss of the features, and the features are the model's own."""
+    chosen = recipe("llava_olmoe")
+    model = _fresh(_kind(chosen), configuration(chosen, len(tokenizer)), seed=0).eval()
+    batches = PictureBatches(tokenizer, seed=1, steps=100)
+    alone, all_forms = batches[0], batches[90]
+    taken, loss = alone.seen(model)
+    features = torch.stack(list(taken["mm_encoder_outputs"]["image"].pooler_output))
+    logits = model.lm_head(model.model.language_model.norm(features))
+    total, count = 0.0, 0
+    for row, own in enumerate(alone.names_BP.tolist()):
+        for patch, name in enumerate(own):
+            if name != IGNORED:
+                total -= logits[row, patch].log_softmax(-1)[name]
+                count += 1
+    assert torch.allclose(loss, total / count, atol=1e-4)
+    assert batch_loss(model, alone, aux=0.0) == loss
+    assert all_forms.seen(model)[1] is None
 
 
 @torch.no_grad()
