@@ -1,4 +1,4 @@
-"""What the experts get of images and of text (Figure 10), and MMBench by capability (Figure 11)."""
+"""Loads of images and of text by expert (Figure 10), and MMBench by capability (Figure 11)."""
 
 from __future__ import annotations
 

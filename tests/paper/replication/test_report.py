@@ -42,7 +42,7 @@ def test_records_become_verdicts(results: Path, capsys: pytest.CaptureFixture[st
     found = json.loads((results / "results/zoo/replication.json").read_text())
     verdicts = {claim["id"]: claim["verdict"] for claim in found["claims"]}
     assert verdicts["f"] == "not measured"
-    assert found["models"] == ["zoo_olmoe"] and found["missing"] > 0
+    assert found["models"] == ["zoo_olmoe", "zoo_llava_olmoe"] and found["missing"] > 0
     by_label = {c["label"]: c for claim in found["claims"] for c in claim["contrasts"]}
     contrast = by_label["score γ=1 − order γ=1, mixed batches"]
     assert contrast["effect"] in (100.0, None)

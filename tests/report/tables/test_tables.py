@@ -14,8 +14,8 @@ from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.paper.tables import TABLES, find_layout
 from capmoe_eval.report.tables import command as tables
-from capmoe_eval.report.tables.table import Entry, Table
-from tests.records import planned, record, write_all
+from capmoe_eval.report.tables.table import Entry, Table, Text
+from tests.records import of_images, planned, record, write_all
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -108,6 +108,36 @@ def test_marks_say_what_a_capacity_did(command: Command) -> None:
     assert float(rows[-1]["OBQA effect"]) == -75.0
     assert float(rows[-1]["OBQA p"]) == pytest.approx(2 / 2**30)
     assert float(rows[-1]["OBQA p corrected"]) > float(rows[-1]["OBQA p"])
+
+
+def test_the_tokens_of_a_query_are_those_of_table_4s_baseline(command: Command) -> None:
+    status, out, _ = command("table8")
+    assert status == 0 and "python -m capmoe_eval experiment=table4" in out
+    write_all(planned("experiment=table4"), graded)
+    table, _ = tables.measured_table("table8")
+    # 10 tokens of each modality in 40 queries.
+    assert [entry.value for entry in entries(table)] == [0.25, 50.0, 0.25, 50.0, 0.5, 100.0]
+    assert [row.entries[-1] for row in table.rows] == list(map(Text, ("576", "31", "607")))
+    assert table.notes == ("zoo_llava_olmoe: the mean over 40 queries of mme.",)
+
+
+def test_a_column_of_a_metric_tests_its_own_documents(command: Command) -> None:
+    """Every second document is of perception; only these go wrong, both of an image at once."""
+    write_all(planned("experiment=table4"), lambda _: [1] * 40)
+    (plan,) = [
+        plan
+        for plan in planned("experiment=table4")
+        if plan.cell.method.name == "score" and plan.cell.method.modality == "text_first"
+    ]
+    of_images(record(plan.cell, plan.root, [0, 1] * 20)).write()
+    table, _ = tables.measured_table("table4")
+    tests = {row.labels: [e.test for e in row.entries] for row in table.rows}  # type: ignore[union-attr]
+    perception, cognition = tests["Token Drop", "Text First"]
+    assert perception and cognition
+    assert (perception.effect, perception.p) == (-100.0, 2 / 2**20)
+    assert (cognition.effect, cognition.p) == (0.0, 1.0)
+    uniform = tests["Token Drop", "Uniform"]
+    assert all(test and test.effect == 0.0 for test in uniform)
 
 
 def test_documents_of_another_run_are_not_paired(command: Command) -> None:
