@@ -101,10 +101,10 @@ def test_a_failure_leaves_nothing(tmp_path, monkeypatch):
 def test_a_second_process_that_comes_later_takes_the_directory_of_the_first(tmp_path, monkeypatch):
     first: list[object] = []
 
-    def overtaken(directory, content, *, title):
+    def overtaken(directory, content, **words):
         monkeypatch.setattr(hub_module, "write_documents", write_documents)
         first.append(synthetic_hub())
-        write_documents(directory, content, title=title)
+        write_documents(directory, content, **words)
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(hub_module, "write_documents", overtaken)
