@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -40,9 +40,10 @@ class Batch:
     position_ids_BS: Tensor
     labels_BS: Tensor
 
-    def seen(self) -> dict[str, Tensor]:
-        """Return what else the model takes, by its names."""
-        return {}
+    def seen(self, model: Any) -> tuple[dict[str, Any], Tensor | None]:
+        """Return what else the model takes, by its names, and a loss of that, if it has one."""
+        del model
+        return {}, None
 
 
 class NumberedBatches(Protocol):

@@ -124,17 +124,22 @@ def batch_loss(model: PreTrainedModel, batch: Batch, aux: float) -> Tensor:
     probability), averaged over the layers, as the families were trained with. (transformers counts
     all layers as one, and DeepSeek-V2's class has none.) Pads do not count.
     """
+    seen, loss_seen = batch.seen(model)
+    next_BS = batch.labels_BS[:, 1:]
+    labelled_BS = next_BS != IGNORED
+    if loss_seen is not None and not labelled_BS.any():
+        return loss_seen
     output = model.model(
         input_ids=batch.input_ids_BS,
         position_ids=batch.position_ids_BS,
         use_cache=False,
         **({"output_router_logits": True} if aux > 0 else {}),
-        **batch.seen(),
+        **seen,
     )
-    next_BS = batch.labels_BS[:, 1:]
-    labelled_BS = next_BS != IGNORED
     logits = model.lm_head(output.last_hidden_state[:, :-1][labelled_BS])
     loss = functional.cross_entropy(logits, next_BS[labelled_BS])
+    if loss_seen is not None:
+        loss = loss + loss_seen
     if aux > 0:
         real_N = (batch.input_ids_BS != model.config.pad_token_id).flatten()
         top_k = int(model.config.num_experts_per_tok)

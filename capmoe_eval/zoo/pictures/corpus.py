@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
 
 from capmoe_eval.zoo.batch import IGNORED, Batch
@@ -24,24 +26,28 @@ from capmoe_eval.zoo.draw import Draw
 from capmoe_eval.zoo.llava import IMAGE_TOKEN, IMAGE_TOKENS, MEAN, PATCHES, SPREAD
 from capmoe_eval.zoo.pictures.drawing import picture
 from capmoe_eval.zoo.pictures.questions import (
+    LETTERS,
     Fact,
     choice,
     claim,
     content,
     facts,
     named_patches,
-    prompt,
 )
 from capmoe_eval.zoo.pictures.scene import Scene, scene
 from capmoe_eval.zoo.synthetic.tokenizer import END_OF_TEXT, train_bpe, wrapped
 
-# Shape suffixes: B rows, S positions, N pictures, C channels, H height, W width.
+# Shape suffixes: B rows, S positions, N pictures, P patches,
+# C channels, H height or size of a feature, W width.
 
 #: Upper bound on the number of tokens, without that of a picture.
 MAX_VOCABULARY = 1024
 MAX_POSITIONS = 2048
-# Positions of a row of a picture alone: the label of the last patch stands one position after it.
-_ALONE = IMAGE_TOKENS + 1
+#: The pieces of a question, and the word that is learned at the end of each, if any: its answer at
+#: the end of the question, and yes or no at the end of an answer that it proposes. So a comparison
+#: is learned where it is made, and not from the one word after the whole prompt.
+Pieces = list[tuple[str, str | None]]
+_ANSWER = ("\nAnswer:", None)
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ class Stage:
 
 
 STAGES = (
-    Stage(1 / 6, (32, _ALONE), named=True, cells=0.0, forms=(1.0, 0.0, 0.0)),
+    Stage(1 / 6, (32, IMAGE_TOKENS), named=True, cells=0.0, forms=(1.0, 0.0, 0.0)),
     Stage(0.36, (8, 256), named=True, cells=0.35, forms=(1.0, 0.0, 0.0)),
     Stage(1.0, (8, 256), named=False, cells=0.1, forms=(1.0, 2.0, 2.5)),
 )
@@ -83,14 +89,27 @@ class PictureBatch(Batch):
     Attributes:
         pixels_BCHW: Normalised pixels.
         attended_B1SS: Whether a position (the third dimension) attends to another.
+        names_BP: The token that names a patch, or ``IGNORED``.
     """
 
     pixels_BCHW: Tensor
     attended_B1SS: Tensor
+    names_BP: Tensor
 
-    def seen(self) -> dict[str, Tensor]:
-        """Return the pictures and the mask."""
-        return {"pixel_values": self.pixels_BCHW, "attention_mask": self.attended_B1SS}
+    def seen(self, model: Any) -> tuple[dict[str, Any], Tensor | None]:
+        """Return the pictures' features and the mask, and the loss of the patches' names.
+
+        A feature is read as the language model's last state is, so that it comes to lie near the
+        embedding of its name.
+        """
+        found = model.model.get_image_features(self.pixels_BCHW, return_dict=True)
+        taken = {"attention_mask": self.attended_B1SS, "mm_encoder_outputs": {"image": found}}
+        named_BP = self.names_BP != IGNORED
+        if not named_BP.any():
+            return taken, None
+        features_NH = torch.stack(list(found.pooler_output))[named_BP]
+        logits = model.lm_head(model.get_decoder().norm(features_NH))
+        return taken, functional.cross_entropy(logits, self.names_BP[named_BP])
 
 
 def picture_tokenizer() -> PreTrainedTokenizerFast:
@@ -100,25 +119,35 @@ def picture_tokenizer() -> PreTrainedTokenizerFast:
     """
     draw = Draw("pictures-tokenizer")
     texts = [
-        question + answer
+        "".join(piece for piece, _ in pieces) + f" {answer}"
         for stage in STAGES[1:]
         for _ in range(_TOKENIZED)
-        for question, answer in islice(_questions(scene(draw), stage, draw), _DRAWN)
+        for pieces, answer in islice(_questions(scene(draw), stage, draw), _DRAWN)
     ]
     tokenizer = wrapped(train_bpe(texts, MAX_VOCABULARY, rarest=4), MAX_POSITIONS)
     tokenizer.add_tokens(IMAGE_TOKEN, special_tokens=True)
     return tokenizer
 
 
-def _asked(fact: Fact, form: int, draw: Draw) -> tuple[str, tuple[str, ...], str]:
-    """Return a question, its options, and its answer."""
+def _asked(fact: Fact, form: int, draw: Draw) -> tuple[Pieces, str]:
+    """Return the pieces of a question after the picture, and its answer."""
+    # More than one thing is in the picture: there the question alone has no one answer.
+    opening = (f"\n{fact.ask}", None if fact.kind == "existence" else fact.value)
     if form == 0:
-        return fact.ask, (), fact.value
+        return [opening, _ANSWER], fact.value
     if form == 1:
         true = draw.chance(0.5)
-        return claim(fact, draw, true=true), (), "yes" if true else "no"
+        question, value = claim(fact, draw, true=true)
+        told = f" Is it {value}"
+        rest = question.removeprefix(fact.ask + told)
+        answer = "yes" if true else "no"
+        return [opening, (told, answer), (rest, None), _ANSWER], answer
     made = choice(fact, draw)
-    return made.question, made.options, made.answer
+    options = [
+        (f"\n{letter}. {option}", "yes" if letter == made.answer else "no")
+        for letter, option in zip(LETTERS, made.options, strict=True)
+    ]
+    return [opening, *options, _ANSWER], made.answer
 
 
 def pixels(image: Image.Image) -> Tensor:
@@ -146,60 +175,72 @@ class PictureBatches:
         stage = next(stage for stage in STAGES if step < stage.until * self.steps)
         n_rows, width = stage.shape
         draw = Draw(f"pictures-{self.seed}-{step}")
-        images, patches, texts = [], [], []
+        images, patches, asked = [], [], []
         for _ in range(n_rows):
             shown = scene(draw)
             images.append(pixels(picture(shown, draw)))
             patches.append(named_patches(shown, draw) if stage.named else {})
-            texts += list(islice(_questions(shown, stage, draw), _DRAWN))
+            asked.append(list(islice(_questions(shown, stage, draw), _DRAWN)))
         # All at once: a call of the tokenizer takes longer than its work.
-        tokens = iter(self.tokenizer([part for text in texts for part in text])["input_ids"])
-        encoded = list(zip(tokens, tokens, strict=True))
+        texts = [
+            text
+            for own in asked
+            for pieces, answer in own
+            for text in (*(piece for piece, _ in pieces), f" {answer}{END_OF_TEXT}")
+        ]
+        encoded = iter(self.tokenizer(texts)["input_ids"])
         input_ids_BS = torch.full((n_rows, width), int(self.tokenizer.pad_token_id))
         input_ids_BS[:, :IMAGE_TOKENS] = self.tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
         position_ids_BS = torch.arange(width).repeat(n_rows, 1)
         labels_BS = torch.full((n_rows, width), IGNORED)
+        names_BP = torch.full((n_rows, IMAGE_TOKENS), IGNORED)
         # Number of the question of a position: 0 for the picture, negative for an empty position.
         question_BS = torch.full((n_rows, width), -1)
         question_BS[:, :IMAGE_TOKENS] = 0
         for row in range(n_rows):
             for (down, right), word in patches[row].items():
-                # The next position's label is what a position predicts.
-                labels_BS[row, PATCHES * down + right + 1] = self._token(word)
+                names_BP[row, PATCHES * down + right] = self._token(word)
             start = IMAGE_TOKENS
-            own = encoded[row * _DRAWN : (row + 1) * _DRAWN]
-            for number, (asked, answer) in enumerate(own, start=1):
-                end = start + len(asked) + len(answer)
+            for number, (pieces, _) in enumerate(asked[row], start=1):
+                tokens = list(islice(encoded, len(pieces) + 1))
+                end = start + sum(map(len, tokens))
                 if end > width:
-                    break
-                input_ids_BS[row, start:end] = torch.tensor(asked + answer)
-                labels_BS[row, end - len(answer) : end] = torch.tensor(answer)
+                    continue  # a shorter one may fit
+                input_ids_BS[row, start:end] = torch.tensor([one for own in tokens for one in own])
                 position_ids_BS[row, start:end] = IMAGE_TOKENS + torch.arange(end - start)
                 question_BS[row, start:end] = number
+                for (_, learned), own in zip(pieces, tokens, strict=False):
+                    start += len(own)
+                    if learned is not None:
+                        labels_BS[row, start] = self._token(learned)
+                labels_BS[row, start:end] = torch.tensor(tokens[-1])
                 start = end
         return PictureBatch(
-            input_ids_BS, position_ids_BS, labels_BS, torch.stack(images), attended(question_BS)
+            input_ids_BS,
+            position_ids_BS,
+            labels_BS,
+            torch.stack(images),
+            attended(question_BS),
+            names_BP,
         )
 
     def _token(self, word: str) -> int:
         return int(self.tokenizer.convert_tokens_to_ids(f"Ġ{word}"))
 
 
-def _questions(shown: Scene, stage: Stage, draw: Draw) -> Iterator[tuple[str, str]]:
-    """Yield questions after the picture and their answers, without end."""
+def _questions(shown: Scene, stage: Stage, draw: Draw) -> Iterator[tuple[Pieces, str]]:
+    """Yield the pieces of questions after the picture, and their answers, without end."""
     known = facts(shown)
     kinds = sorted({fact.kind for fact in known})
     weights = [1.0 if kind in _COMMON else _RARE_WEIGHT for kind in kinds]
     while True:
         if draw.chance(stage.cells):
             question, answer = content(shown, draw)
-            options: tuple[str, ...] = ()
+            yield [(f"\n{question}", None), _ANSWER], answer
         else:
             kind = draw.one_of(kinds, weights)
             fact = draw.one([fact for fact in known if fact.kind == kind])
-            form = draw.one_of(range(len(stage.forms)), stage.forms)
-            question, options, answer = _asked(fact, form, draw)
-        yield prompt(question, options).removeprefix(IMAGE_TOKEN), f" {answer}{END_OF_TEXT}"
+            yield _asked(fact, draw.one_of(range(len(stage.forms)), stage.forms), draw)
 
 
 def attended(question_BS: Tensor) -> Tensor:

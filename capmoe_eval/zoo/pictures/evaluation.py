@@ -109,7 +109,7 @@ def _mme(split: str) -> Iterator[Row]:
                 yield {
                     "question_id": f"{category}/{number:04}.bmp",
                     "image": image,
-                    "question": claim(fact, draw, true=true),
+                    "question": claim(fact, draw, true=true)[0],
                     "answer": "Yes" if true else "No",
                     "category": category,
                 }

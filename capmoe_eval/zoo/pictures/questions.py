@@ -27,7 +27,6 @@ class Fact:
     Attributes:
         kind: A question of ``world.yaml``.
         ask: The question.
-        claim: The question that is answered by yes or no; ``{value}`` is an answer.
         value: The right answer.
         wrong: Wrong answers, three or more.
         cells: The cells that show it; none for the background and the frame, which are everywhere.
@@ -35,7 +34,6 @@ class Fact:
 
     kind: str
     ask: str
-    claim: str
     value: str
     wrong: tuple[str, ...]
     cells: tuple[Cell, ...]
@@ -51,15 +49,15 @@ class Choice:
 
 
 def prompt(question: str, options: Sequence[str] = ()) -> str:
-    """Return the prompt of a question, as the tasks' YAML files have it; an answer follows."""
+    """Return the prompt of a question, as the tasks have it; an answer follows."""
     lines = [f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False)]
     return "\n".join([IMAGE_TOKEN, question, *lines, "Answer:"])
 
 
-def claim(fact: Fact, draw: Draw, *, true: bool) -> str:
-    """Return a question whose answer is yes if ``true``, else no."""
+def claim(fact: Fact, draw: Draw, *, true: bool) -> tuple[str, str]:
+    """Return a question whose answer is yes if ``true``, else no, and the answer it supposes."""
     value = fact.value if true else draw.one(fact.wrong)
-    return f"{fact.claim.format(value=value)} {YES_OR_NO}"
+    return f"{fact.ask} Is it {value}? {YES_OR_NO}", value
 
 
 def choice(fact: Fact, draw: Draw) -> Choice:
@@ -121,12 +119,8 @@ def _fact(
     **words: str,
 ) -> Fact:
     """Return a fact; the ``words`` fill the wording."""
-    wording = WORLD.questions[kind]
     wrong = tuple(other for other in possible if other != value)
-    asked = wording.ask.format(**words)
-    return Fact(
-        kind, asked, wording.claim.format(value="{value}", **words), value, wrong, tuple(cells)
-    )
+    return Fact(kind, WORLD.questions[kind].format(**words), value, wrong, tuple(cells))
 
 
 def _of_things(things: Sequence[Thing]) -> Iterator[Fact]:
@@ -193,8 +187,8 @@ def _of_the_rest(shown: Scene) -> Iterator[Fact]:
         yield _fact(text.kind, text.value, _VALUES[text.kind], cells)
 
 
-_QUARTERS = ("top left", "top right", "bottom left", "bottom right")
-_RELATIONS = ("left of", "right of", "above", "below")
+_QUARTERS = ("northwest", "northeast", "southwest", "southeast")
+_RELATIONS = ("left", "right", "above", "below")
 _VALUES: dict[str, Sequence[str]] = {
     "word": WORLD.words,
     "title": WORLD.titles,
@@ -214,7 +208,7 @@ def _relation(cell: Cell, other: Cell) -> str | None:
     if cell == other:
         return None
     if cell[0] == other[0]:
-        return "left of" if cell[1] < other[1] else "right of"
+        return "left" if cell[1] < other[1] else "right"
     if cell[1] == other[1]:
         return "above" if cell[0] < other[0] else "below"
     return None

@@ -28,14 +28,6 @@ FigureKind = Literal["person", "landmark", "light"]
 
 
 @dataclass(frozen=True)
-class Wording:
-    """A question with an answer of its own, and one with yes or no."""
-
-    ask: str
-    claim: str
-
-
-@dataclass(frozen=True)
 class Vocabulary:
     """The content of ``world.yaml``."""
 
@@ -49,7 +41,7 @@ class Vocabulary:
     words: Words
     titles: Words
     foreign: Mapping[str, str]
-    questions: Mapping[str, Wording]
+    questions: Mapping[str, str]
     glyphs: Mapping[str, Annotated[tuple[str, ...], BeforeValidator(lambda text: text.split())]]
 
 

@@ -1,5 +1,7 @@
 """A batch is a function of its number, and shows a question as evaluation does."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -18,6 +20,7 @@ from capmoe_eval.zoo.pictures.drawing import picture
 from capmoe_eval.zoo.pictures.questions import prompt
 from capmoe_eval.zoo.pictures.scene import WORLD, scene
 from capmoe_eval.zoo.recipes import _fresh, _kind, configuration, recipe
+from capmoe_eval.zoo.train import batch_loss
 
 
 @pytest.fixture(scope="module", name="tokenizer")
@@ -40,21 +43,42 @@ def test_the_stages(tokenizer):
     alone, opened, all_forms = (batches[step] for step in (0, 30, 90))
     assert alone.input_ids_BS.shape == STAGES[0].shape
     assert opened.input_ids_BS.shape == all_forms.input_ids_BS.shape == STAGES[2].shape
-    named = [(batch.labels_BS[:, 1 : IMAGE_TOKENS + 1] != IGNORED).sum() for batch in
-             (alone, opened, all_forms)]  # fmt: skip
+    named = [(batch.names_BP != IGNORED).sum() for batch in (alone, opened, all_forms)]
     assert named[0] > 0 and named[1] > 0 and named[2] == 0
+    assert (alone.labels_BS == IGNORED).all()
     yes = tokenizer.convert_tokens_to_ids("Ġyes")
     assert yes not in opened.labels_BS and yes in all_forms.labels_BS
 
 
-def test_a_label_is_an_answer_and_its_end(tokenizer):
+def test_a_label_is_an_answer_at_its_place(tokenizer):
     batch = PictureBatches(tokenizer, seed=1, steps=100)[90]
-    learned = batch.labels_BS[0] != IGNORED
-    assert torch.equal(batch.labels_BS[0][learned], batch.input_ids_BS[0][learned])
-    told = tokenizer.decode(batch.input_ids_BS[0][learned]).split("<|endoftext|>")
-    text = tokenizer.decode(batch.input_ids_BS[0, IMAGE_TOKENS:])
-    assert len(told) > 4 and told[-1] == ""
-    assert all(f"Answer:{answer}<|endoftext|>" in text for answer in told[:-1])
+    end = int(tokenizer.eos_token_id)
+    for ids_S, labels_S in zip(batch.input_ids_BS, batch.labels_BS, strict=True):
+        text, learned = "", []
+        for token, label in zip(ids_S[IMAGE_TOKENS:-1], labels_S[IMAGE_TOKENS + 1 :], strict=True):
+            text += tokenizer.decode([token])
+            if label != IGNORED:
+                learned.append((text, tokenizer.decode([label])))
+            if token == end:
+                asked, _, answered = text.partition("Answer:")
+                hints = [(before, word) for before, word in learned if "Answer:" not in before]
+                assert answered == "".join(word for _, word in learned[len(hints) :])
+                answer = answered.removesuffix("<|endoftext|>")
+                if "Please" in asked:
+                    proposed, said = hints[-1]  # learned where an answer is proposed, too
+                    assert re.search(r" Is it \w+( \w+)?$", proposed) and said == answer
+                elif "\nD." in asked:
+                    right = [before for before, word in hints if word == " yes"]
+                    assert len(right) == 1
+                    assert right[0].rpartition("\n")[2][0] == answer.strip()
+                text, learned = "", []
+
+
+def test_the_pieces_of_a_question_are_tokens_as_the_whole_is(tokenizer):
+    batch = PictureBatches(tokenizer, seed=1, steps=100)[90]
+    for ids_S in batch.input_ids_BS.tolist():
+        text = tokenizer.decode(ids_S[IMAGE_TOKENS:])
+        assert tokenizer(text)["input_ids"] == ids_S[IMAGE_TOKENS:]
 
 
 def test_which_position_attends_to_which():
@@ -64,6 +88,27 @@ def test_which_position_attends_to_which():
         for there, other in enumerate(question_S):
             expected = there <= here and (other == own or (other == 0 and own >= 0))
             assert found[here, there] == expected, (here, there)
+
+
+@torch.no_grad()
+def test_a_patch_is_learned_by_its_name_alone(tokenizer):
+    """Without a name there is no loss of the features, and the features are the model's own."""
+    chosen = recipe("llava_olmoe")
+    model = _fresh(_kind(chosen), configuration(chosen, len(tokenizer)), seed=0).eval()
+    batches = PictureBatches(tokenizer, seed=1, steps=100)
+    alone, all_forms = batches[0], batches[90]
+    taken, loss = alone.seen(model)
+    features = torch.stack(list(taken["mm_encoder_outputs"]["image"].pooler_output))
+    logits = model.lm_head(model.model.language_model.norm(features))
+    total, count = 0.0, 0
+    for row, own in enumerate(alone.names_BP.tolist()):
+        for patch, name in enumerate(own):
+            if name != IGNORED:
+                total -= logits[row, patch].log_softmax(-1)[name]
+                count += 1
+    assert torch.allclose(loss, total / count, atol=1e-4)
+    assert batch_loss(model, alone, aux=0.0) == loss
+    assert all_forms.seen(model)[1] is None
 
 
 @torch.no_grad()
