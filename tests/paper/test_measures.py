@@ -10,7 +10,7 @@ import pytest
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.paper.evidence import Evidence, Training
-from capmoe_eval.paper.measures import balance, companions, decay, removed
+from capmoe_eval.paper.measures import balance, companions, decay, removed, text_kept
 from capmoe_eval.paper.verdicts import Outcome
 from capmoe_eval.routing.method import Method
 from tests.records import layer, record_of
@@ -163,3 +163,24 @@ def test_flips_are_counted_between_batches_of_the_same_documents() -> None:
     assert order.label == "order γ=1: more than 1 % of the answers change with the company"
     assert (order.outcome, baseline.outcome) == (Outcome.HOLDS, Outcome.HOLDS)
     assert baseline.effect == 0.0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "lost", "outcome"),
+    [
+        (8, 0.01, Outcome.HOLDS),
+        (8, 0.20, Outcome.FAILS),
+        (40, 0.01, Outcome.HOLDS),
+        (40, 0.20, Outcome.UNDECIDED),  # of queries with more text than Figure 10 nothing is said
+    ],
+)
+def test_much_text_refutes_nothing_that_is_said_of_little(
+    tokens: int, lost: float, outcome: Outcome
+) -> None:
+    image = {"tokens": 80, "dropped": 40, "added": 0, "lost_all": 0, "drop_rate": 0.5}
+    load = {"modalities": {"image": image, "text": image | {"tokens": tokens, "drop_rate": lost}}}
+    method = Method("score", 0.5, modality="image_first")
+    found = record_of(method, task="mmbench", parts={"load": load})
+    first, *others = text_kept(Evidence("zoo", (found,)))
+    assert first.outcome is outcome and first.effect == pytest.approx(100 * lost)
+    assert [one.outcome for one in others] == [Outcome.ABSENT] * 3

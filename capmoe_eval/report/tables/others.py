@@ -76,27 +76,28 @@ def query_table(layout: QueryLayout, records: Iterable[Record]) -> Table:
         by = {name: part.tokens / record.n for name, part in record.load.modalities.items()}
         counts = by["image"], by["text"], by["image"] + by["text"]
         cells = [(Entry(count), Entry(100 * count / counts[-1])) for count in counts]
-    rows = [
-        Row((label,), (*ours, Text(printed)))
+    # A block each: counts are not compared with each other.
+    blocks = [
+        Block((Row((label,), (*ours, Text(printed))),))
         for (label, *_, printed), ours in zip(lines, cells, strict=True)
     ]
     told = f"{record.model}: the mean over {record.n:,} queries of {record.task}." if record else ""
     columns = ("Token Count", "Share (%)", "Token Count (paper)")
-    return _of_queries(layout, heading, columns, rows, [told] if told else [])
+    return _of_queries(layout, heading, columns, blocks, [told] if told else [])
 
 
 def printed_query(layout: QueryLayout) -> Table:
     """Lay out the same table as the paper prints it."""
     (heading, *columns), *lines = layout.words
-    rows = [Row((label,), tuple(map(Text, cells))) for label, *cells in lines]
-    return _of_queries(layout, heading, columns, rows)
+    rows = tuple(Row((label,), tuple(map(Text, cells))) for label, *cells in lines)
+    return _of_queries(layout, heading, columns, [Block(rows)])
 
 
 def _of_queries(
     layout: QueryLayout,
     heading: str,
     columns: Sequence[str],
-    rows: Sequence[Row],
+    blocks: Sequence[Block],
     notes: Sequence[str] = (),
 ) -> Table:
     return Table(
@@ -105,7 +106,7 @@ def _of_queries(
         caption=layout.caption,
         label_headings=(heading,),
         columns=tuple(columns),
-        blocks=(Block(tuple(rows)),),
+        blocks=tuple(blocks),
         notes=tuple(notes),
     )
 

@@ -120,7 +120,7 @@ def companies(hold: bool) -> Iterator[Record]:
 def texts(hold: bool) -> Iterator[Record]:
     """Half of the mean load with images first: few text pairs are dropped, or many."""
     image = {"tokens": 80, "dropped": 40, "added": 0, "lost_all": 0, "drop_rate": 0.5}
-    text = image | {"tokens": 20, "drop_rate": 0.01 if hold else 0.2}
+    text = image | {"tokens": 8, "drop_rate": 0.01 if hold else 0.2}
     for task in ("mmbench", "seedbench"):
         for method in ("score", "expanded_drop"):
             knobs = {"method": method, "gamma": 0.5, "modality": "image_first", "task": task}
