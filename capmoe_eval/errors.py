@@ -25,6 +25,10 @@ class UnwritableError(UsageError):
     """A file cannot be written, so whatever else would be computed would be lost."""
 
 
+class NoModelError(UsageError):
+    """A profile has no model for what is asked."""
+
+
 class EnforcementError(RuntimeError):
     """A hard promise of the suite was broken; the numbers of the run must not be used."""
 

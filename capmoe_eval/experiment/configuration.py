@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
 from capmoe_eval.checks import NAME, choice
-from capmoe_eval.errors import UsageError, bad_choice, shown
+from capmoe_eval.errors import NoModelError, UsageError, bad_choice, shown
 from capmoe_eval.experiment.cell import MODEL_FIELDS, TASK_FIELDS, Cell, ModelId, TaskId
 from capmoe_eval.experiment.datasource import DataSource, cache_directory, data_source
 from capmoe_eval.experiment.schema import SHARD, check_key
@@ -179,7 +179,7 @@ def _check_grid(config: DictConfig, name: str, grid: Mapping[str, Any]) -> None:
         if key not in config or key in (*_GRIDS, "shard"):
             raise bad_choice("key" if name == "grid" else name, key, [str(k) for k in config])
         if key == "model" and values == []:
-            raise UsageError(
+            raise NoModelError(
                 f"profile={profile_name(config)}: has no model for this experiment; choose another "
                 f"profile, or models with '{name}.model=[NAME]'{why_not(config)}"
             )

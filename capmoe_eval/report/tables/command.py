@@ -10,7 +10,7 @@ import functools
 import sys
 from collections.abc import Sequence
 
-from capmoe_eval.errors import bad_choice, writing
+from capmoe_eval.errors import NoModelError, bad_choice, writing
 from capmoe_eval.experiment.application import run_all, run_command
 from capmoe_eval.experiment.arguments import Parser, report_options
 from capmoe_eval.experiment.files import check_writable
@@ -46,7 +46,13 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
         if version:
             table, folder = published_table(key, version), "published"
         else:
-            table, folder = measured_table(key, given.overrides, reader, given.bench)
+            try:
+                table, folder = measured_table(key, given.overrides, reader, given.bench)
+            except NoModelError as error:
+                if given.name != ALL:
+                    raise
+                print(f"{key}: {error}")
+                return
         with writing("--out", given.out):
             paths = write(table, given.out / folder)
         if given.name == ALL:
