@@ -215,6 +215,15 @@ def test_a_table_that_cannot_be_rendered_takes_no_other_with_it(
     assert not Path("reports/zoo/table6.md").exists()
 
 
+def test_a_profile_without_a_model_for_a_table_has_the_others(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(monkeypatch, "table4", "table5")
+    status, out, _ = command("all", "profile=paper")
+    assert status == 0
+    assert "table4: profile=paper: has no model" in out and "table5: settings" in out
+
+
 @pytest.mark.parametrize(
     ("words", "names"),
     [
