@@ -106,7 +106,7 @@ def trained_model(name: str, *, dtype: torch.dtype = torch.bfloat16) -> PreTrain
     Raises:
         UsageError: If the name is unknown or there are no weights.
     """
-    kind = _kind(recipe(name))
+    kind = model_class(recipe(name))
     directory = WEIGHTS / name
     if not (directory / "model.safetensors").is_file():
         raise UsageError(
@@ -188,7 +188,7 @@ def build(
     tokenizer, batches = _data(chosen, corpus_seed(start), steps)
     vocabulary = len(tokenizer)
     dense_steps = 0 if scratch else chosen.dense_steps * steps // chosen.steps
-    model = _fresh(_kind(chosen), configuration(chosen, vocabulary), start)
+    model = _fresh(model_class(chosen), configuration(chosen, vocabulary), start)
     losses: list[float] = []
     if dense_steps:
         config = MistralConfig(vocab_size=vocabulary, **_RECIPES.dense)
@@ -224,7 +224,7 @@ def _data(chosen: Recipe, seed: int, steps: int) -> tuple[PreTrainedTokenizerFas
     return tokenizer, QueryBatches(queries, tokenizer, seed)
 
 
-def _kind(chosen: Recipe) -> Any:
+def model_class(chosen: Recipe) -> Any:
     """Return the class of transformers that makes and loads the model of a recipe."""
     return AutoModelForImageTextToText if chosen.vision else AutoModelForCausalLM
 

@@ -111,7 +111,8 @@ def write(
         trained: dict[str, Any] = before["training"]
     else:
         trained = _training(recipe, training)
-    model = load_checkpoint(directory, dtype=torch.float32)
+    kind = recipes.model_class(recipe)
+    model = load_checkpoint(directory, kind=kind, dtype=torch.float32)
     card = {
         "name": name,
         "class": type(model).__name__,
