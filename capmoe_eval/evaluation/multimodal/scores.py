@@ -18,6 +18,7 @@ import numpy as np
 from lm_eval.api.metrics import mean_stderr
 
 from capmoe_eval.evaluation.multimodal.answers import option, yes_or_no
+from capmoe_eval.zoo.pictures.evaluation import ROTATION
 
 #: The categories of each part of MME.
 MME = {
@@ -61,8 +62,6 @@ DIMENSIONS = {
     8: "visual_reasoning",
     9: "text_understanding",
 }
-#: The rotations of a question of MMBench have numbers that are equal modulo this.
-ROTATION = 10**6
 #: Resamples of the bootstrap, and its seed.
 RESAMPLES, SEED = 1000, 0
 
