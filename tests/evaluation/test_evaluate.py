@@ -227,7 +227,7 @@ def test_value_is_the_mean_over_the_documents(
 ) -> None:
     record = run(lm, library, DataSource("synthetic", hub), "mmlu", Method("baseline"))
     assert len(record.documents) == 57
-    correct = [score for _, scores, _ in record.documents.values() for score in scores]
+    correct = [score for part in record.subtasks.values() for score in part.correct]
     assert record.n == len(correct) == 57 * 2
     assert record.value == pytest.approx(sum(correct) / len(correct))
 
@@ -347,7 +347,7 @@ def test_a_mixture_pools_the_requests_of_its_tasks(
     method = Method("score", 0.5)
     record = run(lm, library, source, "zero_shot_mix", method, batch_size=8, shuffle=0)
     assert set(record.documents) == {"openbookqa", "piqa", "rte", "boolq"}
-    correct = [scores for _, scores, _ in record.documents.values()]
+    correct = [part.correct for part in record.subtasks.values()]
     assert record.value == pytest.approx(sum(map(sum, correct)) / 8)
     singly = [run(lm, library, source, name, method, batch_size=8) for name in ("obqa", "rte")]
     assert record.load.forwards < 2 * len(correct)

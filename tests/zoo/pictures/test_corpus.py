@@ -19,7 +19,7 @@ from capmoe_eval.zoo.pictures.corpus import (
 from capmoe_eval.zoo.pictures.drawing import picture
 from capmoe_eval.zoo.pictures.questions import prompt
 from capmoe_eval.zoo.pictures.scene import WORLD, scene
-from capmoe_eval.zoo.recipes import _fresh, _kind, configuration, recipe
+from capmoe_eval.zoo.recipes import _fresh, configuration, model_class, recipe
 from capmoe_eval.zoo.train import batch_loss
 
 
@@ -94,7 +94,7 @@ def test_which_position_attends_to_which():
 def test_a_patch_is_learned_by_its_name_alone(tokenizer):
     """Without a name there is no loss of the features, and the features are the model's own."""
     chosen = recipe("llava_olmoe")
-    model = _fresh(_kind(chosen), configuration(chosen, len(tokenizer)), seed=0).eval()
+    model = _fresh(model_class(chosen), configuration(chosen, len(tokenizer)), seed=0).eval()
     batches = PictureBatches(tokenizer, seed=1, steps=100)
     alone, all_forms = batches[0], batches[90]
     taken, loss = alone.seen(model)
@@ -115,7 +115,7 @@ def test_a_patch_is_learned_by_its_name_alone(tokenizer):
 def test_a_question_is_seen_as_in_evaluation(tokenizer):
     """The processor makes the same tokens and pixels, the packed row the same states."""
     chosen = recipe("llava_olmoe")
-    model = _fresh(_kind(chosen), configuration(chosen, len(tokenizer)), seed=0).eval()
+    model = _fresh(model_class(chosen), configuration(chosen, len(tokenizer)), seed=0).eval()
     batch = PictureBatches(tokenizer, seed=1, steps=100)[90]
     packed = model.model(
         input_ids=batch.input_ids_BS[:1],
