@@ -258,6 +258,11 @@ MAIN: Mapping[str, str] = {
     # Shares.
     **{f"shard={word}": f"shard={word}: must be i/n" for word in ("0/2", "3/2", "x", "1", "1/0")},
     "shard=true": "shard=true: must be i/n",
+    # Forecasts.
+    "plan=maybe": "plan=maybe: must be false, true or calibrate",
+    "plan=1": "plan=1: must be false, true or calibrate",
+    "-m plan=yes gamma=1.0,2.0": "plan=yes: must be false",
+    "grid.plan=[true]": "key=plan",
     "shard=-1/2": "shard=-1/2: must be i/n",
     # Sweeps.
     "-m gamma=1.0,abc": "gamma=abc: the capacity factor",

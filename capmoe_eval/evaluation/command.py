@@ -21,19 +21,27 @@ from capmoe_eval.experiment.configuration import (
     share,
 )
 from capmoe_eval.experiment.processes import process_rank
+from capmoe_eval.experiment.schema import CALIBRATE
 
 
-def execute(plans: Sequence[Plan]) -> int:
+def execute(plans: Sequence[Plan], ask: bool | str = False) -> int:
     """Compute the plans and print the results; return 0 if every cell is finished, else 1.
+
+    Args:
+        plans: The cells.
+        ask: The key ``plan``: true or ``calibrate`` for a forecast in place of the results.
 
     Raises:
         UsageError: For a mistake that concerns all planned cells.
     """
     # lm-eval's progress bars would disturb our display; tqdm reads this when it is first imported.
     os.environ.setdefault("TQDM_DISABLE", "1")
-    from capmoe_eval.evaluation.run import run
+    from capmoe_eval.evaluation.run import forecast, run
     from capmoe_eval.evaluation.summary import summary
 
+    if ask:
+        print(forecast(plans, calibrate=ask == CALIBRATE))
+        return 0
     outcome = run(plans)
     if process_rank() and any(plan.parallel == "ep" for plan in plans):
         return 1 if outcome.failures else 0  # rank 0 prints
@@ -54,7 +62,7 @@ def _task(config: DictConfig) -> None:
 
     def compute() -> int:
         check_overrides(config, list(HydraConfig.get().overrides.task))
-        return execute(share(plans(config), config.shard))
+        return execute(share(plans(config), config.shard), config.plan)
 
     # Here and not only around Hydra, which adds a line of its own to any exception of a job.
     status = run_command(compute)

@@ -46,7 +46,7 @@ def evaluate(
     """
     tasks = library.get(cell.task.lm_eval, source)
     _check_images(tasks, cell, lm)
-    _prepare(tasks, cell)
+    prepare(tasks, cell)
     started = time.perf_counter()
     lm.set_batches(cell.batch_size, cell.shuffle)
     meter = lm.route(cell.method)
@@ -101,7 +101,7 @@ def _check_images(tasks: dict[str, Any], cell: Cell, lm: CapmoeLM) -> None:
         )
 
 
-def _prepare(tasks: dict[str, Any], cell: Cell) -> None:
+def prepare(tasks: dict[str, Any], cell: Cell) -> None:
     """Set seeds and shots as lm-eval's ``simple_evaluate`` does, whatever the cell before set."""
     random.seed(cell.eval_seed)
     np.random.seed(cell.eval_seed)

@@ -66,10 +66,10 @@ def load_lm(model: ModelId, placement: Placement, batch_size: int | str) -> Capm
     choice(*DTYPES)("dtype", model.dtype)
     if model.attention is not None:
         choice(*ATTENTION)("attention", model.attention)
-    device = _device(placement.device)
+    device = chosen_device(placement.device)
     if placement.threads is not None:
         torch.set_num_threads(placement.threads)
-    reader = _reader(model)
+    reader = reader_of(model)
     load = _spread if placement.parallel == "ep" else _whole
     loaded = load(model, placement, reader, device)
     if model.attention is not None:
@@ -93,13 +93,28 @@ def without_capacity(
     return lm
 
 
+def weightless(model: ModelId) -> Any:
+    """Return a model whose weights have shapes and types, but no values and no memory.
+
+    Raises:
+        UsageError: If its configuration cannot be loaded.
+    """
+    reader = reader_of(model)
+    if model.pretrained.startswith((ZOO, TINY)):
+        return _whole(model, Placement(), reader, torch.device("meta"))
+    kind = _class(reader)
+    with one_line("model.pretrained", model.pretrained), torch.device("meta"):
+        config = AutoConfig.from_pretrained(model.pretrained, revision=model.revision)
+        return kind.from_config(config, dtype=getattr(torch, model.dtype))
+
+
 def _spread(model: ModelId, placement: Placement, reader: Any, device: torch.device) -> Any:
     """Return this process's part of a model: its experts, and its sequences of every batch."""
     from capmoe_eval.wrapper.parallel.model import distributed_config, shard_experts, split_batches
     from capmoe_eval.wrapper.parallel.world import World
 
     if device == torch.device("cuda"):  # none in particular
-        device = _device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
+        device = chosen_device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
         torch.cuda.set_device(device)
     world = World.join(device)
     if model.pretrained.startswith((ZOO, TINY)) or world.size == 1:
@@ -111,7 +126,12 @@ def _spread(model: ModelId, placement: Placement, reader: Any, device: torch.dev
     return loaded
 
 
-def _device(name: str) -> torch.device:
+def chosen_device(name: str) -> torch.device:
+    """Return the device that a setting names; ``auto`` is a GPU if there is one.
+
+    Raises:
+        UsageError: If it cannot be used here.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -144,18 +164,27 @@ def _whole(model: ModelId, placement: Placement, reader: Any, device: torch.devi
 
 
 def _pretrained(model: ModelId, reader: Any, **placed: Any) -> Any:
-    images = isinstance(reader, ProcessorMixin)
     return load_checkpoint(
         model.pretrained,
-        kind=AutoModelForImageTextToText if images else AutoModelForCausalLM,
+        kind=_class(reader),
         revision=model.revision,
         dtype=getattr(torch, model.dtype),
         **placed,
     )
 
 
-def _reader(model: ModelId) -> Any:
-    """Return the processor of a model that reads images, or the tokenizer of another."""
+def _class(reader: Any) -> Any:
+    """Return the class of transformers that loads the model of a tokenizer or processor."""
+    images = isinstance(reader, ProcessorMixin)
+    return AutoModelForImageTextToText if images else AutoModelForCausalLM
+
+
+def reader_of(model: ModelId) -> Any:
+    """Return the processor of a model that reads images, or the tokenizer of another.
+
+    Raises:
+        UsageError: If it cannot be loaded.
+    """
     prefix, _, name = model.pretrained.partition(":")
     embedded = model.pretrained.startswith((ZOO, TINY))
     if embedded and model.tokenizer is None:

@@ -10,6 +10,15 @@ from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.record import Record
 
 
+def duration(seconds: float) -> str:
+    """Return a time in seconds, minutes or hours, whichever is read best."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
 class Progress:
     """Prints a line per finished cell; on a terminal it also redraws a line of the running cell.
 
@@ -79,11 +88,7 @@ class Progress:
         if not 0 < self._done < self._total:
             return ""
         seconds = (time.monotonic() - self._started) / self._done * (self._total - self._done)
-        if seconds < 90:
-            return f", {seconds:.0f} s left"
-        if seconds < 5400:
-            return f", {seconds / 60:.0f} min left"
-        return f", {seconds / 3600:.1f} h left"
+        return f", {duration(seconds)} left"
 
     def _draw(self, line: str) -> None:
         if self._live:

@@ -43,7 +43,7 @@ def provenance(model: nn.Module, reader: Any) -> dict[str, Any]:
             "attention": getattr(model.config, "_attn_implementation", None),
             "experts_implementation": model.config._experts_implementation,  # type: ignore[union-attr]
         },
-        "device": _device(next(model.parameters()).device),
+        "device": described(next(model.parameters()).device),
         "threads": torch.get_num_threads(),
         "parallel": _parallel(model),
     }
@@ -116,7 +116,8 @@ def _parallel(model: nn.Module) -> dict[str, Any] | None:
     return None
 
 
-def _device(device: torch.device) -> dict[str, Any]:
+def described(device: torch.device) -> dict[str, Any]:
+    """Return a device's type and name, JSON-ready."""
     if device.type == "cuda":
         return {"type": "cuda", "name": torch.cuda.get_device_name(device)}
     return {"type": device.type, "name": platform.processor() or platform.machine()}

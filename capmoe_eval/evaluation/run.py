@@ -57,10 +57,7 @@ def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
     """
     for plan in plans:
         _check_processes(plan)
-    from capmoe_eval.evaluation.tasks import ready
-
-    sources = {source: ready(source) for source in {plan.source for plan in plans}}
-    plans = [dataclasses.replace(plan, source=sources[plan.source]) for plan in plans]
+    plans = _with_documents(plans)
     finished = {plan.path: _finished(plan) for plan in plans}
     missing = [plan for plan in plans if finished[plan.path] is None]
     for root in sorted({plan.root for plan in missing}):
@@ -75,6 +72,34 @@ def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
         finished |= {r.path: r for r in _compute(missing, done, library, progress, outcome)}
     outcome.records = [record for plan in plans if (record := finished[plan.path]) is not None]
     return outcome
+
+
+def forecast(plans: Sequence[Plan], *, calibrate: bool) -> str:
+    """Return in text what a run would compute: cells, documents, tokens, memory and time.
+
+    Args:
+        plans: The cells and their settings.
+        calibrate: Whether to load the models and time a few batches.
+
+    Raises:
+        UsageError: As for :func:`run`.
+    """
+    plans = _with_documents(plans)
+    missing = [plan for plan in plans if _finished(plan) is None]
+    if not missing:
+        return f"All {len(plans)} cells are finished."
+    from capmoe_eval.evaluation import forecast
+
+    library = _documents(missing)
+    return forecast.forecast(plans, missing, library, Progress(len(missing)), calibrate=calibrate)
+
+
+def _with_documents(plans: Sequence[Plan]) -> list[Plan]:
+    """Return the plans with their documents in place."""
+    from capmoe_eval.evaluation.tasks import ready
+
+    sources = {source: ready(source) for source in {plan.source for plan in plans}}
+    return [dataclasses.replace(plan, source=sources[plan.source]) for plan in plans]
 
 
 def _check_processes(plan: Plan) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from capmoe_eval.experiment.record import Record
 
@@ -18,16 +18,25 @@ def summary(records: Sequence[Record]) -> str:
     is the highest load of an expert over the mean load, in any layer and forward, before and after
     drops.
     """
-    rows = [_row(record) for record in records[:_MOST]]
-    columns = {heading: [heading, *(row[heading] for row in rows)] for heading in rows[0]}
-    for heading, cells in columns.items():
-        width = max(map(len, cells))
-        justify = str.rjust if heading in _NUMBERS else str.ljust
-        columns[heading] = [justify(cell, width) for cell in cells]
-    lines = ["  ".join(cells).rstrip() for cells in zip(*columns.values(), strict=True)]
+    lines = [aligned([_row(record) for record in records[:_MOST]], _NUMBERS)]
     if len(records) > _MOST:
         lines.append(f"… and {len(records) - _MOST} more")
     return "\n".join(lines)
+
+
+def aligned(rows: Sequence[Mapping[str, str]], numbers: Collection[str]) -> str:
+    """Return rows with the same headings as a table in text.
+
+    Args:
+        rows: At least one.
+        numbers: Headings of columns of numbers, whose ends are in line.
+    """
+    columns = {heading: [heading, *(row[heading] for row in rows)] for heading in rows[0]}
+    for heading, cells in columns.items():
+        width = max(map(len, cells))
+        justify = str.rjust if heading in numbers else str.ljust
+        columns[heading] = [justify(cell, width) for cell in cells]
+    return "\n".join("  ".join(cells).rstrip() for cells in zip(*columns.values(), strict=True))
 
 
 def _row(record: Record) -> dict[str, str]:

@@ -17,6 +17,7 @@ from capmoe_eval.experiment.processes import PARALLEL
 from capmoe_eval.routing.method import KNOBS, METHODS
 
 DTYPES: Final = ("float32", "bfloat16", "float16")
+CALIBRATE: Final = "calibrate"
 ATTENTION: Final = ("sdpa", "eager", "flash_attention_2")
 _SHARD: Final = re.compile(r"([1-9]\d*)/([1-9]\d*)")
 
@@ -68,6 +69,10 @@ SCHEMA: Final[dict[str, Check | dict[str, Check]]] = {
     "parallel": choice(*PARALLEL),
     "results_dir": TEXT,
     "overwrite": FLAG,
+    "plan": Check(
+        f"must be false, true or {CALIBRATE}",
+        lambda value: isinstance(value, bool) or value == CALIBRATE,
+    ),
     "shard": SHARD,
     "model": _MODEL,
     "profile": {"name": NAME},

@@ -53,7 +53,7 @@ class CellLauncher(Launcher):
         for overrides, config in zip(job_overrides, jobs, strict=True):
             check_overrides(config, overrides)
             planned |= {plan.path: plan for plan in plans(config)}
-        status = execute(share(list(planned.values()), self._config.shard))
+        status = execute(share(list(planned.values()), self._config.shard), self._config.plan)
         if status:
             raise SystemExit(status)
         return [JobReturn(list(words), status=JobStatus.COMPLETED) for words in job_overrides]

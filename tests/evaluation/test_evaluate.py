@@ -20,7 +20,7 @@ from lm_eval.evaluator import evaluate as lm_eval_evaluate
 from lm_eval.models.huggingface import HFLM
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.evaluate import _prepare, _serializable, evaluate
+from capmoe_eval.evaluation.evaluate import _serializable, evaluate, prepare
 from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.evaluation.loading import Placement, load_lm
 from capmoe_eval.evaluation.tasks import TaskLibrary
@@ -297,7 +297,7 @@ def test_real_documents(
     baseline = run(ours, library, source, name, Method("baseline"), limit=limit)
     cell = baseline.cell
     tasks = library.get(cell.task.lm_eval, source)
-    _prepare(tasks, cell)
+    prepare(tasks, cell)
     expected = lm_eval_evaluate(stock, tasks, limit=limit, bootstrap_iters=0)
     key = f"{cell.task.metric},{cell.task.filter}"
     assert baseline.value == expected["results"][cell.task.lm_eval][key]
@@ -315,7 +315,7 @@ def test_real_log_likelihoods_are_those_of_lm_eval(
     ours, stock, source = real
     cell = Cell(TINY, Method("baseline"), task(name), 4)
     tasks = library.get(cell.task.lm_eval, source)
-    _prepare(tasks, cell)
+    prepare(tasks, cell)
     built = next(iter(tasks["tasks"].values()))
     built.build_all_requests(limit=4)
     ours.route(cell.method)

@@ -1,0 +1,126 @@
+"""Count the work of a cell without computing it: documents, requests and tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from lm_eval.evaluator_utils import get_sample_size
+
+from capmoe_eval.evaluation.evaluate import prepare
+from capmoe_eval.evaluation.tasks import TaskLibrary
+from capmoe_eval.experiment.cell import Cell
+from capmoe_eval.experiment.datasource import DataSource
+
+# What lm-eval's Hugging Face models generate where a task does not say how much.
+_MOST_NEW_TOKENS = 256
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The work of one cell.
+
+    Attributes:
+        documents: Documents that are evaluated.
+        requests: Requests of lm-eval: one for each choice of a document, or one to be continued.
+        tokens: Tokens of all prompts and choices, pads not counted. Choices of a single token that
+            have the same prompt share a sequence, as in lm-eval.
+        new_tokens: Tokens that are generated, at most; an answer may end before.
+        longest: Tokens of the longest sequence, with what is generated.
+        scored: Tokens of the longest sequence whose logits are all needed at once; 0 if none is.
+    """
+
+    documents: int
+    requests: int
+    tokens: int
+    new_tokens: int
+    longest: int
+    scored: int
+
+
+def workload(cell: Cell, library: TaskLibrary, source: DataSource, reader: Any) -> Workload:
+    """Return the work of a cell.
+
+    Args:
+        cell: The cell.
+        library: Built tasks.
+        source: Source of the documents, in place.
+        reader: The model's tokenizer, or its processor of images and text; None for no tokens.
+
+    Raises:
+        UsageError: For a task or dataset that is not there.
+    """
+    tasks = library.get(cell.task.lm_eval, source)
+    prepare(tasks, cell)
+    documents, asked = 0, []
+    for task in tasks["tasks"].values():
+        limit = get_sample_size(task, cell.limit)
+        task.build_all_requests(limit=limit, rank=0, world_size=1)
+        documents += len(task.eval_docs) if limit is None else min(limit, len(task.eval_docs))
+        asked += task.instances
+    if reader is None:
+        return Workload(documents, len(asked), 0, 0, 0, 0)
+    lengths = _Lengths(reader)
+    scored = [one.args for one in asked if one.request_type != "generate_until"]
+    sizes = lengths.of_scored(scored)
+    generated = [one.args for one in asked if one.request_type == "generate_until"]
+    prompts = lengths.of_prompts(generated)
+    news = [_most_new_tokens(arguments[1]) for arguments in generated]
+    whole = [size + new for size, new in zip(prompts, news, strict=True)]
+    return Workload(
+        documents,
+        len(asked),
+        sum(sizes) + sum(prompts),
+        sum(news),
+        max([*sizes, *whole], default=0),
+        max(sizes, default=0),
+    )
+
+
+def _most_new_tokens(arguments: dict[str, Any]) -> int:
+    return int(arguments.get("max_gen_toks", arguments.get("max_new_tokens", _MOST_NEW_TOKENS)))
+
+
+class _Lengths:
+    """Counts tokens; a text is tokenized once, and all together."""
+
+    def __init__(self, reader: Any) -> None:
+        self._reader = reader
+        self._tokenizer = getattr(reader, "tokenizer", reader)
+
+    def of_scored(self, requests: Iterable[tuple[Any, ...]]) -> list[int]:
+        """Return the tokens of each sequence of requests for log-likelihoods."""
+        pairs = [(*arguments, "")[:2] for arguments in requests]  # a rolling one has a text alone
+        size = self._of(text for pair in pairs for text in pair)
+        sequences: dict[object, int] = {}
+        for context, continuation in pairs:
+            single = size[continuation] == 1
+            key = context if single else (context, continuation)
+            # The last token is predicted, and no input.
+            sequences[key] = size[context] + max(0, size[continuation] - 1)
+        return list(sequences.values())
+
+    def of_prompts(self, requests: list[tuple[Any, ...]]) -> list[int]:
+        """Return the tokens of each prompt that is continued, those of its images included."""
+        size = self._of(arguments[0] for arguments in requests)
+        images = [arguments[2]["visual"] if len(arguments) > 2 else [] for arguments in requests]
+        first = next((own[0] for own in images if own), None)
+        each = 0 if first is None else self._of_image(first)
+        return [
+            size[arguments[0]] + each * len(own)
+            for arguments, own in zip(requests, images, strict=True)
+        ]
+
+    def _of(self, texts: Iterable[str]) -> dict[str, int]:
+        distinct = list(dict.fromkeys(texts))
+        if not distinct:
+            return {}
+        encoded = self._tokenizer(distinct, add_special_tokens=False)["input_ids"]
+        return dict(zip(distinct, map(len, encoded), strict=True))
+
+    def _of_image(self, image: Any) -> int:
+        """Return the tokens of an image; others are taken to have as many."""
+        text = self._reader.image_token
+        with_image = self._reader(images=[image], text=[text])["input_ids"][0]
+        return len(with_image) - len(self._tokenizer(text)["input_ids"])
