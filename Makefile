@@ -4,7 +4,7 @@
 
 PROFILE ?= zoo
 ARGS    ?=
-JOBS    ?= $(if $(filter paper,$(PROFILE)),1,2)
+JOBS    ?= $(if $(filter paper,$(PROFILE))$(findstring plan=,$(ARGS)),1,2)
 PYTHON  ?= python3
 VENV    ?= .venv
 BIN      = $(VENV)/bin

@@ -176,7 +176,7 @@ def grids(config: DictConfig) -> dict[str, dict[str, Any]]:
 
 def _check_grid(config: DictConfig, name: str, grid: Mapping[str, Any]) -> None:
     for key, values in grid.items():
-        if key not in config or key in (*_GRIDS, "shard"):
+        if key not in config or key in (*_GRIDS, "shard", "plan"):
             raise bad_choice("key" if name == "grid" else name, key, [str(k) for k in config])
         if key == "model" and values == []:
             raise NoModelError(
