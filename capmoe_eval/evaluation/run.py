@@ -21,6 +21,7 @@ from capmoe_eval.experiment.processes import process_count, process_rank
 from capmoe_eval.experiment.record import Record, read_record
 
 if TYPE_CHECKING:
+    from capmoe_eval.evaluation.generation.sandbox import Sandbox
     from capmoe_eval.evaluation.lm import CapmoeLM
     from capmoe_eval.evaluation.tasks import TaskLibrary
 
@@ -67,9 +68,12 @@ def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
     outcome = Outcome()
     if missing:
         library = _documents(missing)
+        sandbox = _sandbox(missing, library)
         progress = progress or Progress(len(missing), io.StringIO() if process_rank() else None)
         done = [record for record in finished.values() if record is not None]
-        finished |= {r.path: r for r in _compute(missing, done, library, progress, outcome)}
+        finished |= {
+            r.path: r for r in _compute(missing, done, library, sandbox, progress, outcome)
+        }
     outcome.records = [record for plan in plans if (record := finished[plan.path]) is not None]
     return outcome
 
@@ -154,10 +158,27 @@ def _documents(plans: Sequence[Plan]) -> TaskLibrary:
     return library
 
 
+def _sandbox(plans: Sequence[Plan], library: TaskLibrary) -> Sandbox | None:
+    """Return a sandbox that works, None if no task needs one; refuse one that is not allowed."""
+    running = [plan for plan in plans if library.runs_programs(plan.cell.task, plan.source)]
+    for plan in running:
+        if not plan.allow_code_execution:
+            raise UsageError(
+                f"tasks={plan.cell.task.name}: runs programs that the model writes, inside "
+                "bubblewrap (apt install bubblewrap); allow it with allow_code_execution=true"
+            )
+    if not running:
+        return None
+    from capmoe_eval.evaluation.generation.sandbox import Sandbox
+
+    return Sandbox.open()
+
+
 def _compute(
     plans: Sequence[Plan],
     finished: Sequence[Record],
     library: TaskLibrary,
+    sandbox: Sandbox | None,
     progress: Progress,
     outcome: Outcome,
 ) -> Iterator[Record]:
@@ -175,7 +196,7 @@ def _compute(
     for cells in by_model.values():
         torch.set_num_threads(own_threads)  # the model before may have changed it
         progress.loading(cells[0].cell.model.name)
-        yield from _of_one_model(cells, plans, library, finished, progress, outcome)
+        yield from _of_one_model(cells, plans, library, sandbox, finished, progress, outcome)
         gc.collect()  # only reference cycles still hold the model
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -186,6 +207,7 @@ def _of_one_model(
     cells: Sequence[Plan],
     plans: Sequence[Plan],
     library: TaskLibrary,
+    sandbox: Sandbox | None,
     finished: Sequence[Record],
     progress: Progress,
     outcome: Outcome,
@@ -208,12 +230,12 @@ def _of_one_model(
                 if warning is not None:
                     progress.warn(warning)
                 loaded.agree("the cells to compute", "\n".join(str(p.path) for p in plans))
-                loaded.on_rows = progress.rows
+                loaded.on_rows, loaded.on_judged = progress.rows, progress.judged
             else:
                 inputs.check(plan.root, plan.cell, now)
             lm = loaded
             progress.start(plan.cell)
-            record = evaluate(plan.cell, lm, library, plan.source, root=plan.root)
+            record = evaluate(plan.cell, lm, library, plan.source, root=plan.root, sandbox=sandbox)
             if not process_rank():
                 inputs.note(record, plan.root)
                 record.write()

@@ -73,6 +73,7 @@ SCHEMA: Final[dict[str, Check | dict[str, Check]]] = {
         f"must be false, true or {CALIBRATE}",
         lambda value: isinstance(value, bool) or value == CALIBRATE,
     ),
+    "allow_code_execution": FLAG,
     "shard": SHARD,
     "model": _MODEL,
     "profile": {"name": NAME},
