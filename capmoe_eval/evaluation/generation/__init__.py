@@ -1,0 +1,1 @@
+"""The generation tasks of Table 7 that lm-eval lacks, or cannot run offline."""
