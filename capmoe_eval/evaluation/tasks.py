@@ -15,6 +15,7 @@ from lm_eval.tasks._factory import TaskFactory
 
 from capmoe_eval.errors import UsageError, bad_choice, first_line
 from capmoe_eval.evaluation.generation import mts_dialog
+from capmoe_eval.evaluation.generation.programs import ProgramTask
 from capmoe_eval.evaluation.provenance import hub_commit
 from capmoe_eval.experiment.cell import TaskId
 from capmoe_eval.experiment.datasource import EMBEDDED, DataSource, cache_directory
@@ -104,6 +105,17 @@ class TaskLibrary:
         if key not in pairs:
             raise bad_choice(f"task {task.name}: metric,filter", key, dict.fromkeys(pairs))
         mts_dialog.check(task, list(parts))
+
+    def runs_programs(self, task: TaskId, source: DataSource) -> bool:
+        """Return whether a task runs programs that a model writes; refuse one without a sandbox."""
+        parts = self.get(task.lm_eval, source)["tasks"].values()
+        unsafe = [part for part in parts if getattr(part, "UNSAFE_CODE", False)]
+        if not all(isinstance(part, ProgramTask) for part in unsafe):
+            raise UsageError(
+                f"tasks.{task.name}.lm_eval={task.lm_eval}: would run what the model writes "
+                "without a sandbox; choose a task that has one, such as capmoe_humaneval"
+            )
+        return bool(unsafe)
 
     def fingerprint(self, task: TaskId, source: DataSource) -> str | None:
         """Return the hash of a task's local files, or the commits of its datasets on the hub.

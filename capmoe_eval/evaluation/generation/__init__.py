@@ -1,1 +1,1 @@
-"""The generation tasks of Table 7 that lm-eval lacks, or cannot run offline."""
+"""The tasks of Table 7, and the sandbox for programs that a model writes."""

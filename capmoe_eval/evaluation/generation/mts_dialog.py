@@ -5,38 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lm_eval.api.task import ConfigurableTask
 from rouge_score.rouge_scorer import RougeScorer
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.generation.bertscore import METRICS, BertScore, bertscore
+from capmoe_eval.evaluation.yaml_task import YamlTask
 from capmoe_eval.experiment.cell import TaskId
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
 """The F-measures of n-grams and of the longest common subsequence (Lin, 2004)."""
 
 
-class MtsDialog(ConfigurableTask):
+class MtsDialog(YamlTask):
     """The notes of MTS-Dialog, written after their dialogues; ``mts_dialog.yaml`` configures it.
 
     Every document has scores from 0 to 1 (a rescaled BERTScore may be below), also one with a short
     or empty answer, which lm-eval's own task leaves out.
     """
 
-    def __init__(
-        self,
-        data_dir: str | None = None,
-        cache_dir: str | None = None,
-        download_mode: str | None = None,
-        config: Mapping[str, Any] | None = None,
-    ) -> None:
-        # "class" names this class in a YAML file; it is not a setting of the task.
-        settings = {key: value for key, value in (config or {}).items() if key != "class"}
+    def __init__(self, *args: Any, config: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         self._rouge = RougeScorer(ROUGE)
         self._bertscore: BertScore | None = None
         # Named in the configuration, it keeps lm-eval from looking for the metrics on the hub.
-        settings["process_results"] = self._scores
-        super().__init__(data_dir, cache_dir, download_mode, config=settings)
+        settings = {**(config or {}), "process_results": self._scores}
+        super().__init__(*args, config=settings, **kwargs)
 
     def ask(self, task: TaskId) -> None:
         """Set the encoder of BERTScore that a cell names, or none; ``metadata`` says which.
