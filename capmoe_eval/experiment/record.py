@@ -139,6 +139,11 @@ class Record(Part):
         return self.cell.method.gamma
 
     @property
+    def metric(self) -> str:
+        """Metric of the value."""
+        return self.cell.task.metric
+
+    @property
     def task(self) -> str:
         """Key of the task."""
         return self.cell.task.name

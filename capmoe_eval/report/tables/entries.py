@@ -206,7 +206,7 @@ def _differences(runs: Sequence[_Run], baseline: Sequence[_Run]) -> Floats | str
 def _printed_metric(column: TaskColumn, runs: Sequence[_Run]) -> bool:
     """Return whether a column's evaluations have the metric that the paper prints."""
     printed = column.printed_metric
-    return not printed or all(run.record.cell.task.metric == printed for run in runs)
+    return not printed or all(run.record.metric == printed for run in runs)
 
 
 def _beside(
