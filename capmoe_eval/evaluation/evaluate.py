@@ -8,6 +8,7 @@ import json
 import math
 import random
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ import torch
 from lm_eval.utils import handle_non_serializable
 
 from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.evaluation.generation.mts_dialog import MtsDialog
+from capmoe_eval.evaluation.generation.programs import ProgramTask
+from capmoe_eval.evaluation.generation.sandbox import Sandbox
 from capmoe_eval.evaluation.lm import CapmoeLM, Document
 from capmoe_eval.evaluation.provenance import provenance
 from capmoe_eval.evaluation.tasks import TaskLibrary
@@ -26,7 +30,13 @@ from capmoe_eval.experiment.record import SCHEMA, Record
 
 
 def evaluate(
-    cell: Cell, lm: CapmoeLM, library: TaskLibrary, source: DataSource, *, root: Path
+    cell: Cell,
+    lm: CapmoeLM,
+    library: TaskLibrary,
+    source: DataSource,
+    *,
+    root: Path,
+    sandbox: Sandbox | None = None,
 ) -> Record:
     """Evaluate a cell on a loaded model.
 
@@ -39,6 +49,7 @@ def evaluate(
         library: Built tasks.
         source: Source of the documents, in place (:func:`ready`).
         root: The results directory; the record is not yet written.
+        sandbox: A sandbox for programs that the model writes; None if none may run.
 
     Raises:
         UsageError: For a task, metric or dataset that is not there.
@@ -46,6 +57,9 @@ def evaluate(
     """
     tasks = library.get(cell.task.lm_eval, source)
     _check_images(tasks, cell, lm)
+    programs = [task for task in tasks["tasks"].values() if isinstance(task, ProgramTask)]
+    for task in programs:
+        task.sandbox, task.on_judged = sandbox, lm.on_judged
     _prepare(tasks, cell)
     started = time.perf_counter()
     lm.set_batches(cell.batch_size, cell.shuffle)
@@ -53,7 +67,12 @@ def evaluate(
     try:
         # Not `simple_evaluate`: around this call it only picks the model, the tasks and the seeds,
         # as we do, and then spends seconds on describing the machine.
-        result = lm_eval.evaluator.evaluate(lm=lm, task_dict=tasks, limit=cell.limit)
+        result = lm_eval.evaluator.evaluate(
+            lm=lm,
+            task_dict=tasks,
+            limit=cell.limit,
+            confirm_run_unsafe_code=sandbox is not None and bool(programs),
+        )
     finally:
         lm.release()
     seconds = time.perf_counter() - started
@@ -81,6 +100,11 @@ def evaluate(
             "data_fingerprint": library.fingerprint(cell.task, source),
         },
     }
+    if sandbox is not None and programs:
+        content["capmoe"]["executed"] = {
+            **sandbox.description(),
+            "verdicts": sum((Counter(task.verdicts) for task in programs), Counter()),
+        }
     plain = json.loads(json.dumps(content, default=_serializable))
     return Record(plain, cell.path(root))
 
@@ -110,6 +134,8 @@ def _prepare(tasks: dict[str, Any], cell: Cell) -> None:
         shots = task.capmoe_own_fewshot if cell.task.fewshot is None else cell.task.fewshot
         task.set_config(key="num_fewshot", value=shots)
         task.set_fewshot_seed(seed=cell.eval_seed)
+        if isinstance(task, MtsDialog):
+            task.ask(cell.task)
 
 
 def _configurations(tasks: dict[str, Any], source: DataSource) -> dict[str, Any]:

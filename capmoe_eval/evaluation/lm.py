@@ -87,6 +87,7 @@ class CapmoeLM(HFLM):
         self.quiet = False  # whether lm-eval's own progress bars stay away
         self.shuffle: int | None = None  # seed of random batches; None for lm-eval's, by length
         self.on_rows: Callable[[int], None] = lambda _rows: None
+        self.on_judged: Callable[[int, int], None] = lambda _done, _count: None
         self.meter = self.route(chosen)
 
     def _create_model(self, *args: Any, **kwargs: Any) -> None:

@@ -56,6 +56,11 @@ class Progress:
         count = f"{self._rows:,} {self._unit}"
         self._draw(f"[{self._done + 1}/{self._total}] {self._cell}: {count}{self._time_left()}")
 
+    def judged(self, done: int, count: int) -> None:
+        """Show how many of the programs that the model wrote for the running cell were judged."""
+        counted = f"{done} of {count} programs judged"
+        self._draw(f"[{self._done + 1}/{self._total}] {self._cell}: {counted}{self._time_left()}")
+
     def finish(self, record: Record) -> None:
         """Print the running cell's result."""
         spread = "" if record.stderr is None else f" ± {100 * record.stderr:.1f}"

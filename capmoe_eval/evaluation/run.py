@@ -9,6 +9,7 @@ import io
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from capmoe_eval.errors import UnwritableError, UsageError, unwritable
@@ -21,6 +22,7 @@ from capmoe_eval.experiment.processes import process_count, process_rank
 from capmoe_eval.experiment.record import Record, read_record
 
 if TYPE_CHECKING:
+    from capmoe_eval.evaluation.generation.sandbox import Sandbox
     from capmoe_eval.evaluation.lm import CapmoeLM
     from capmoe_eval.evaluation.tasks import TaskLibrary
 
@@ -70,9 +72,19 @@ def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
     outcome = Outcome()
     if missing:
         library = _documents(missing)
+        sandbox, refused = _sandbox(missing, library)
+        if len(refused) == len(missing):
+            raise next(iter(refused.values()))
         progress = progress or Progress(len(missing), io.StringIO() if process_rank() else None)
+        for plan in missing:
+            if plan.path in refused:
+                progress.fail(plan.cell, str(refused[plan.path]))
+                outcome.failures.append((str(plan.cell), str(refused[plan.path])))
+        missing = [plan for plan in missing if plan.path not in refused]
         done = [record for record in finished.values() if record is not None]
-        finished |= {r.path: r for r in _compute(missing, done, library, progress, outcome)}
+        finished |= {
+            r.path: r for r in _compute(missing, done, library, sandbox, progress, outcome)
+        }
     outcome.records = [record for plan in plans if (record := finished[plan.path]) is not None]
     return outcome
 
@@ -129,10 +141,34 @@ def _documents(plans: Sequence[Plan]) -> TaskLibrary:
     return library
 
 
+def _sandbox(
+    plans: Sequence[Plan], library: TaskLibrary
+) -> tuple[Sandbox | None, dict[Path, UsageError]]:
+    """Return a sandbox that works if a task needs one, and why plans are refused, by their path."""
+    running = [plan for plan in plans if library.runs_programs(plan.cell.task, plan.source)]
+    refused = {
+        plan.path: UsageError(
+            f"tasks={plan.cell.task.name}: runs programs that the model writes, inside "
+            "bubblewrap (apt install bubblewrap); allow it with allow_code_execution=true"
+        )
+        for plan in running
+        if not plan.allow_code_execution
+    }
+    if len(refused) == len(running):
+        return None, refused
+    from capmoe_eval.evaluation.generation.sandbox import Sandbox
+
+    try:
+        return Sandbox.open(), refused
+    except UsageError as error:
+        return None, {plan.path: error for plan in running}
+
+
 def _compute(
     plans: Sequence[Plan],
     finished: Sequence[Record],
     library: TaskLibrary,
+    sandbox: Sandbox | None,
     progress: Progress,
     outcome: Outcome,
 ) -> Iterator[Record]:
@@ -150,7 +186,7 @@ def _compute(
     for cells in by_model.values():
         torch.set_num_threads(own_threads)  # the model before may have changed it
         progress.loading(cells[0].cell.model.name)
-        yield from _of_one_model(cells, plans, library, finished, progress, outcome)
+        yield from _of_one_model(cells, plans, library, sandbox, finished, progress, outcome)
         gc.collect()  # only reference cycles still hold the model
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -161,6 +197,7 @@ def _of_one_model(
     cells: Sequence[Plan],
     plans: Sequence[Plan],
     library: TaskLibrary,
+    sandbox: Sandbox | None,
     finished: Sequence[Record],
     progress: Progress,
     outcome: Outcome,
@@ -183,12 +220,12 @@ def _of_one_model(
                 if warning is not None:
                     progress.warn(warning)
                 loaded.agree("the cells to compute", "\n".join(str(p.path) for p in plans))
-                loaded.on_rows = progress.rows
+                loaded.on_rows, loaded.on_judged = progress.rows, progress.judged
             else:
                 inputs.check(plan.root, plan.cell, now)
             lm = loaded
             progress.start(plan.cell)
-            record = evaluate(plan.cell, lm, library, plan.source, root=plan.root)
+            record = evaluate(plan.cell, lm, library, plan.source, root=plan.root, sandbox=sandbox)
             if not process_rank():
                 inputs.note(record, plan.root)
                 record.write()

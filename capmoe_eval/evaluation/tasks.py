@@ -14,6 +14,8 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._factory import TaskFactory
 
 from capmoe_eval.errors import UsageError, bad_choice, first_line
+from capmoe_eval.evaluation.generation import mts_dialog
+from capmoe_eval.evaluation.generation.programs import ProgramTask
 from capmoe_eval.evaluation.provenance import hub_commit
 from capmoe_eval.experiment.cell import TaskId
 from capmoe_eval.experiment.datasource import EMBEDDED, DataSource, cache_directory
@@ -25,7 +27,8 @@ from capmoe_eval.zoo.synthetic.hub import synthetic_hub
 _LM_EVAL = Path(lm_eval.tasks.__file__).parent
 #: The folders of the suite's own tasks: their YAML files, and what those need.
 OURS = tuple(
-    Path(__file__).with_name(name) for name in ("banking77", "longicl", "mixtures", "multimodal")
+    Path(__file__).with_name(name)
+    for name in ("banking77", "generation", "longicl", "mixtures", "multimodal")
 )
 
 
@@ -87,13 +90,13 @@ class TaskLibrary:
         return self._built[key]
 
     def check_metric(self, task: TaskId, source: DataSource) -> None:
-        """Refuse a metric or a filter that none of a task's parts has.
+        """Refuse a metric or a filter that none of a task's parts has, or that cannot be computed.
 
         Raises:
-            UsageError: Naming those that there are.
+            UsageError: Naming those that there are, or what is needed.
         """
-        pairs = []
-        for part in self.get(task.lm_eval, source)["tasks"].values():
+        parts, pairs = self.get(task.lm_eval, source)["tasks"].values(), []
+        for part in parts:
             filters = part.get_config("filter_list") or [{"name": "none"}]
             pairs += [
                 f"{metric},{each['name']}" for metric in part.aggregation() for each in filters
@@ -101,6 +104,18 @@ class TaskLibrary:
         key = f"{task.metric},{task.filter}"
         if key not in pairs:
             raise bad_choice(f"task {task.name}: metric,filter", key, dict.fromkeys(pairs))
+        mts_dialog.check(task, list(parts))
+
+    def runs_programs(self, task: TaskId, source: DataSource) -> bool:
+        """Return whether a task runs programs that a model writes; refuse one without a sandbox."""
+        parts = self.get(task.lm_eval, source)["tasks"].values()
+        unsafe = [part for part in parts if getattr(part, "UNSAFE_CODE", False)]
+        if not all(isinstance(part, ProgramTask) for part in unsafe):
+            raise UsageError(
+                f"tasks.{task.name}.lm_eval={task.lm_eval}: would run what the model writes "
+                "without a sandbox; choose a task that has one, such as capmoe_humaneval"
+            )
+        return bool(unsafe)
 
     def fingerprint(self, task: TaskId, source: DataSource) -> str | None:
         """Return the hash of a task's local files, or the commits of its datasets on the hub.

@@ -18,7 +18,7 @@ from omegaconf.errors import MissingMandatoryValue
 
 from capmoe_eval.checks import NAME, choice
 from capmoe_eval.errors import NoModelError, UsageError, bad_choice, shown
-from capmoe_eval.experiment.cell import MODEL_FIELDS, TASK_FIELDS, Cell, ModelId, TaskId
+from capmoe_eval.experiment.cell import BERTSCORE, MODEL_FIELDS, TASK_FIELDS, Cell, ModelId, TaskId
 from capmoe_eval.experiment.datasource import DataSource, cache_directory, data_source
 from capmoe_eval.experiment.schema import SHARD, check_key
 from capmoe_eval.routing.method import KNOBS, Method
@@ -27,7 +27,7 @@ from capmoe_eval.routing.method import KNOBS, Method
 OmegaConf.register_new_resolver("capmoe.cache", lambda name: str(cache_directory() / name))
 
 _GRIDS = ("grid", "parts")
-_PLACEMENT = ("device", "device_map", "threads", "parallel", "overwrite")
+_PLACEMENT = ("device", "device_map", "threads", "parallel", "overwrite", "allow_code_execution")
 _NO_NAME = re.compile(r"[-+]?[\d.][\d._e]*|null|true|false", re.IGNORECASE)
 # The beginning of a word of the command line that sets a grid or one of its keys.
 _IN_A_GRID = re.compile(r"(grid|parts)[.=]")
@@ -45,6 +45,7 @@ class Plan:
     threads: int | None = None  # CPU threads of torch; None for its own choice
     parallel: str = "none"  # or ``ep``: each process that ``torchrun`` started is a rank
     overwrite: bool = False  # a finished cell is computed again
+    allow_code_execution: bool = False  # programs that the model writes may run, in a sandbox
     note: str | None = None  # a caution about the model's numbers
 
     @property
@@ -266,7 +267,7 @@ def share(planned: Sequence[Plan], shard: str | None) -> list[Plan]:
 
 
 def _plan(config: Mapping[str, Any], task_name: str) -> Plan:
-    model, task = config["model"], config["tasks"][task_name]
+    model, task = config["model"], {**BERTSCORE, **config["tasks"][task_name]}
     source = data_source(config["data"]["root"], config["data"]["name"])
     cell = Cell(
         model=ModelId(

