@@ -147,7 +147,7 @@ def _draw_scores(axes: Axes, task: Numbers) -> list[float]:
     """Draw one task's scores in their 95 % intervals; return the γ of its points."""
     baseline, gammas = task["baseline"], []
     if baseline:
-        look = {"color": BLACK, "linestyle": (0, (1, 2))}
+        look: Numbers = {"color": BLACK, "linestyle": (0, (1, 2))}
         axes.axhline(baseline["value"], **look, label="no limit ± 1.96 SE")
         reach = 1.96 * (baseline["stderr"] or 0.0)
         ends = (baseline["value"] - reach, baseline["value"] + reach)
