@@ -19,8 +19,9 @@ class BertScore:
     """Greedy matching of the tokens of two texts by the cosine of their hidden states.
 
     Zhang et al. (2020), equations 1 to 3, without weights by inverse document frequency: recall is
-    the mean over the reference's tokens of the highest cosine with a token of the answer, precision
-    the same the other way round. With ``rescale``, each is (score − b) / (1 − b), where the package
+    the mean over the reference's words of the highest cosine with a token of the answer, precision
+    the same the other way round. A word may match the marks around a text, [CLS] and [SEP], which
+    count for nothing themselves. With ``rescale``, each is (score − b) / (1 − b), where the package
     has the b of the encoder and layer.
 
     Args:

@@ -45,12 +45,12 @@ def random_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def states(encoder: Path, text: str) -> torch.Tensor:
-    """Hidden states of a text's words after ``LAYER`` layers [T, D], without [CLS] and [SEP]."""
+    """Hidden states of a text after ``LAYER`` layers [T, D], with [CLS] and [SEP] at the ends."""
     model = BertModel.from_pretrained(encoder).eval()
     tokenizer = BertTokenizerFast.from_pretrained(encoder)
     with torch.no_grad():
         found = model(**tokenizer(text, return_tensors="pt"), output_hidden_states=True)
-    return found.hidden_states[LAYER][0, 1:-1]
+    return found.hidden_states[LAYER][0]
 
 
 def naive(encoder: Path, reference: str, answer: str) -> dict[str, float]:
@@ -60,8 +60,10 @@ def naive(encoder: Path, reference: str, answer: str) -> dict[str, float]:
     def best(token: torch.Tensor, others: torch.Tensor) -> float:
         return max(float(torch.cosine_similarity(token, other, dim=0)) for other in others)
 
-    precision = sum(best(token, theirs) for token in own) / len(own)
-    recall = sum(best(token, own) for token in theirs) / len(theirs)
+    precision, recall = (
+        sum(best(word, others) for word in words[1:-1]) / (len(words) - 2)
+        for words, others in ((own, theirs), (theirs, own))
+    )
     f1 = 2 * precision * recall / (precision + recall)
     return dict(zip(METRICS, (precision, recall, f1), strict=True))
 
