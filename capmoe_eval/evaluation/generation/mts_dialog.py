@@ -23,12 +23,11 @@ class MtsDialog(YamlTask):
     or empty answer, which lm-eval's own task leaves out.
     """
 
-    def __init__(self, *args: Any, config: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+    def __init__(self, config: Mapping[str, Any]) -> None:
         self._rouge = RougeScorer(ROUGE)
         self._bertscore: BertScore | None = None
         # Named in the configuration, it keeps lm-eval from looking for the metrics on the hub.
-        settings = {**(config or {}), "process_results": self._scores}
-        super().__init__(*args, config=settings, **kwargs)
+        super().__init__(config={**config, "process_results": self._scores})
 
     def ask(self, task: TaskId) -> None:
         """Set the encoder of BERTScore that a cell names, or none; ``metadata`` says which.
@@ -36,8 +35,10 @@ class MtsDialog(YamlTask):
         Raises:
             UsageError: If it cannot be had.
         """
-        self._bertscore = task.encoder and bertscore(task.encoder, task.layer, task.rescale)
-        used = self._bertscore.identity() if self._bertscore else None
+        self._bertscore = used = None
+        if task.encoder:
+            self._bertscore = bertscore(task.encoder, task.layer, task.rescale)
+            used = self._bertscore.identity()
         self.set_config("metadata", {"bertscore": used}, update=True)
 
     def _scores(self, doc: Mapping[str, str], results: Sequence[str]) -> dict[str, float]:

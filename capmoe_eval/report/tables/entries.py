@@ -220,10 +220,10 @@ def _beside(
     ``same`` says of each task whether its metric is that of the paper.
     """
     errors = [_sampling_error(*pair, layout.scale) for pair in zip(cells, printed, strict=True)]
-    for number, column in enumerate(layout.tasks):
-        cell = cells[number]
+    for place, column in enumerate(layout.tasks):
+        cell = cells[place]
         if column.printed_metric and isinstance(cell, Entry):  # no share: it varies as ours does
-            errors[number] = cell.stderr
+            errors[place] = cell.stderr
     comparable = list(same)
     if layout.average is not None:
         errors[-1] = _error_of_mean(errors[:-1], layout.same_documents)
