@@ -57,6 +57,8 @@ MAIN: Mapping[str, str] = {
     # Booleans.
     **{f"overwrite={word}": FLAG for word in ("no", "off", "yes", "on", "0", "1", "null", "[]")},
     "overwrite='\"false\"'": FLAG,
+    "allow_code_execution=yes": FLAG,
+    "tasks=humaneval": "allow_code_execution=true",
     **{
         f"{knob}={word}": f"{knob}={word}: {FLAG}"
         for knob in ("protect_topk", "max_k", "count_padding")

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 from lm_eval.api.instance import Instance
 
+from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.evaluation.generation.inside import tester
 from capmoe_eval.evaluation.generation.sandbox import Sandbox, ended
 from capmoe_eval.evaluation.yaml_task import YamlTask
@@ -63,6 +64,9 @@ def judge(sandbox: Sandbox, problem: Problem, completion: str) -> str:
     It is :data:`PASSED` if ``check`` returned, ``wrong`` if it did not, ``raised`` if the program
     or a call of it raised an exception, ``ended`` if the program ended or gave no answer that can
     be read, or :data:`TIME`.
+
+    Raises:
+        UsageError: If the prompt or the test is no Python by itself.
     """
     name = problem.entry_point
     program = json.dumps({"program": problem.prompt + completion, "entry_point": name})
@@ -87,6 +91,11 @@ def judge(sandbox: Sandbox, problem: Problem, completion: str) -> str:
             return TIME
         if status == tester.ENDED and ended(answering, 1) == 128 + SIGXCPU:
             return TIME
+    if status == tester.UNREADABLE:
+        raise UsageError(
+            f"the problem of {shown(problem.entry_point)}: its prompt or its test is no Python by "
+            "itself; choose data in the format of HumanEval"
+        )
     return _VERDICTS.get(status, "wrong")
 
 

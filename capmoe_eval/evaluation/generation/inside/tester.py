@@ -14,7 +14,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-PASSED, WRONG, RAISED, ENDED = 0, 10, 11, 12
+PASSED, WRONG, RAISED, ENDED, UNREADABLE = 0, 10, 11, 12, 13
 _LONGEST = 2**24  # characters of an answer
 
 
@@ -50,11 +50,15 @@ def main() -> None:
     sys.modules["problem"] = problem = types.ModuleType("problem")
     random.seed(0)
     try:
+        prompt, test = (compile(given[part], part, "exec") for part in ("prompt", "test"))
+    except (SyntaxError, ValueError):
+        sys.exit(UNREADABLE)
+    try:
         answer()  # whether the program could be run
         # Some tests call what the prompt defines beside the function, or the function by its name.
-        exec(compile(given["prompt"], "prompt.py", "exec"), vars(problem))
+        exec(prompt, vars(problem))
         setattr(problem, given["entry_point"], candidate)
-        exec(compile(given["test"], "test.py", "exec"), vars(problem))
+        exec(test, vars(problem))
         problem.check(candidate)
     except EndedError:
         sys.exit(ENDED)

@@ -1,0 +1,225 @@
+"""Verdicts on programs: right ones pass, wrong ones do not, and cheating does not help."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import Any
+
+import datasets
+import pytest
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.generation import programs
+from capmoe_eval.evaluation.generation.inside.program import plain
+from capmoe_eval.evaluation.generation.programs import Problem, judge, judge_all
+from capmoe_eval.evaluation.generation.sandbox import Limits, Sandbox
+from capmoe_eval.zoo.miniworld.evaluation import documents
+
+HUMANEVAL = "openai/openai_humaneval"
+DOUBLE = Problem(
+    'def double(x):\n    """Return twice x."""\n',
+    "double",
+    "def check(candidate):\n    assert candidate(21) == 42\n    assert candidate('a') == 'aa'\n",
+)
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Sandbox:
+    try:
+        return Sandbox.open(Limits(cpu_seconds=1, wall_seconds=30))
+    except UsageError as error:
+        pytest.skip(str(error))
+
+
+def problem(row: dict[str, str]) -> Problem:
+    return Problem(row["prompt"], row["entry_point"], row["test"])
+
+
+def plainly(asked: Problem, completion: str) -> bool:
+    """The definition: the test runs after the program, in one interpreter."""
+    names: dict[str, Any] = {}
+    try:
+        exec(asked.prompt + completion + "\n" + asked.test, names)
+        names["check"](names[asked.entry_point])
+    except Exception:
+        return False
+    return True
+
+
+VERDICTS = {
+    "    return x * 2\n": "passed",
+    "    print('x', flush=True)\n    return x + x\n\n\nprint(input)\n": "passed",
+    "    return 42\n": "wrong",
+    "    pass\n": "wrong",
+    "": "wrong",
+    "    return x *\n": "raised",
+    "    return x - 'a'\n": "raised",
+    "    return input()\n": "raised",
+    "    return double(x)\n": "raised",
+    "    return x * 2\n\nraise SystemExit\n": "raised",
+    "    return lambda: 0\n": "raised",
+    "    return 42 # \ud800\n": "raised",
+    "    return 42 \0": "raised",
+    "    import os\n    os._exit(0)\n": "ended",
+    "    return '\\0' * 2**23\n": "ended",
+    "    return float('inf')\n": "ended",
+    "    while True:\n        pass\n": "out of time",
+    "    return x * 2\n\nimport time\ntime.sleep(600)\n": "out of time",
+}
+
+
+def test_verdicts(sandbox: Sandbox) -> None:
+    pairs = [(DOUBLE, completion) for completion in VERDICTS]
+    judged = dict(zip(VERDICTS, judge_all(sandbox, pairs), strict=True))
+    assert judged == VERDICTS
+
+
+EQUAL = """
+class Equal({}):
+    def __eq__(self, other):
+        return True
+    def __ne__(self, other):
+        return False
+    def __hash__(self):
+        return 0
+    def __repr__(self):
+        return "42"
+"""
+
+CHEATS = {
+    "what it prints": "    print('passed', (True, 42))\n",
+    "an early exit": "    return 0\n\nimport sys\nsys.exit(0)\n",
+    "an exit in a call": "    raise SystemExit(0)\n",
+    "an early hard exit": "    return 0\n\nimport os\nos._exit(0)\n",
+    "an exit at the end": "    return 0\n\nimport atexit, os\natexit.register(os._exit, 0)\n",
+    "a kill": "    import os\n    os.kill(1, 9)\n    os.kill(-1, 9)\n",
+    "another AssertionError": "    return 0\n\nimport builtins\n"
+    "builtins.AssertionError = type('Never', (Exception,), {})\n",
+    "other builtins": "    return 0\n\nimport builtins\nbuiltins.__build_class__ = None\n"
+    "builtins.repr = lambda *_: '(True, 42)'\nbuiltins.exec = lambda *_: None\n",
+    "another check": "    return 0\n\ndef check(candidate):\n    pass\n",
+    "another exit": "    return 0\n\nimport sys\nsys.exit = lambda *_: None\n",
+    "an object that equals all": f"    return Equal()\n{EQUAL.format('object')}",
+    "a number that equals all": f"    return Equal()\n{EQUAL.format('int')}",
+    "a text that equals all": f"    return Equal()\n{EQUAL.format('str')}",
+    "a false class": f"    return Equal()\n{EQUAL.format('')}    __class__ = int\n"
+    "    def __int__(self):\n        return self\n",
+    "answers before they are asked for": "    return 0\n\nimport os\nfor number in range(3, 64):\n"
+    "    try:\n        os.write(number, b'(True, 42)\\n' * 9)\n    except OSError:\n        pass\n",
+    "the frames above": "    import sys\n    frame = sys._getframe()\n    while frame:\n"
+    "        for value in frame.f_locals.values():\n            if value in (42, 'aa'):\n"
+    "                return value\n        frame = frame.f_back\n",
+    "the source of the test": "    import gc\n    text = open('/given').read() + "
+    "open('/script.py').read()\n    text += str([o for o in gc.get_objects() if "
+    "isinstance(o, (dict, list, tuple))])\n    return 42 if 'candidate(21) == 42' in text else 0\n",
+    "a file for the test": "    return 0\n\nfor name in ('random', 'ast', 'sitecustomize'):\n"
+    "    open(f'/tmp/{name}.py', 'w').write('import os; os._exit(0)')\n",
+    "a process that stays": "    return 0\n\nimport os\nif os.fork():\n    os._exit(0)\n",
+    "a comparison in a thread": "    return 0\n\nimport threading, builtins\n"
+    "threading.Thread(target=setattr, args=(builtins, 'bool', lambda _: True)).start()\n",
+}
+
+
+@pytest.fixture(scope="module")
+def verdicts(sandbox: Sandbox) -> dict[str, str]:
+    pairs = [(DOUBLE, completion) for completion in CHEATS.values()]
+    return dict(zip(CHEATS, judge_all(sandbox, pairs), strict=True))
+
+
+@pytest.mark.parametrize("trick", CHEATS)
+def test_cheating_does_not_help(verdicts: dict[str, str], trick: str) -> None:
+    assert verdicts[trick] in {"wrong", "raised", "ended"}
+
+
+def test_some_cheats_pass_where_test_and_program_share_an_interpreter() -> None:
+    """Otherwise the test above would show nothing."""
+    shared = [CHEATS["an object that equals all"], CHEATS["a number that equals all"]]
+    assert all(plainly(DOUBLE, completion) for completion in shared)
+
+
+def test_what_the_prompt_defines_is_the_prompts(sandbox: Sandbox) -> None:
+    """A test may call what stands beside the function; a program cannot replace it."""
+    asked = Problem(
+        "def inverse(x):\n    return -x\n\n\ndef same(x):\n    '''Return x.'''\n",
+        "same",
+        "def check(candidate):\n    assert inverse(same(3)) == -3\n",
+    )
+    assert judge(sandbox, asked, "    return x\n") == "passed"
+    assert judge(sandbox, asked, "    return 4\n\ndef inverse(x):\n    return -3\n") == "wrong"
+
+
+VALUES = (None, True, 3, -1.5, 2j, "é\n'\"", b"\0", [], [1, (2,), {3: {4}}], (), {}, {(1, 2): None})
+
+
+def test_answers_arrive_as_they_are(sandbox: Sandbox) -> None:
+    pairs = []
+    for value in VALUES:
+        assert plain(value) == value
+        test = f"def check(candidate):\n    answer = candidate(({value!r},), named={value!r})\n"
+        test += f"    assert answer == [({value!r},), {value!r}]\n"
+        test += f"    assert type(answer[1]) is type({value!r})\n"
+        asked = Problem("def both(a, named):\n    '''Return both.'''\n", "both", test)
+        pairs.append((asked, "    return [a, named]\n"))
+    assert judge_all(sandbox, pairs) == ["passed"] * len(VALUES)
+
+
+def test_answers_of_further_types_compare_as_their_bases_do(sandbox: Sandbox) -> None:
+    test = "def check(f):\n    assert f('aab') == {'a': 2, 'b': 1}\n"
+    asked = Problem("def count(x):\n    '''Count.'''\n", "count", test)
+    program = "    import collections\n    return collections.Counter(x)\n"
+    assert judge(sandbox, asked, program) == "passed"
+
+
+@pytest.mark.parametrize("broken", [{"prompt": "def double(x):\n"}, {"test": "def check(:\n"}])
+def test_data_that_cannot_be_tested_are_refused(sandbox: Sandbox, broken: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="double: its prompt or its test is no Python"):
+        judge(sandbox, DOUBLE._replace(**broken), "    return x * 2\n")
+
+
+def test_all_are_judged_in_their_order(sandbox: Sandbox) -> None:
+    shown: list[tuple[int, int]] = []
+    right = [number % 3 == 0 for number in range(30)]
+    pairs = [(DOUBLE, f"    return x * {2 if each else 3}\n") for each in right]
+    verdicts = judge_all(sandbox, pairs, lambda done, count: shown.append((done, count)))
+    assert verdicts == ["passed" if each else "wrong" for each in right]
+    assert shown == [(done, 30) for done in range(1, 31)]
+
+
+def test_twenty_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = threading.Barrier(20, timeout=60)
+
+    def waiting(*_: object) -> str:
+        together.wait()  # raises if fewer than twenty come
+        return "passed"
+
+    monkeypatch.setattr(programs, "judge", waiting)
+    pairs = [(DOUBLE, "")] * 40
+    assert judge_all(None, pairs) == ["passed"] * 40  # type: ignore[arg-type]
+
+
+def test_the_mini_worlds_solutions_pass_and_others_fare_as_defined(sandbox: Sandbox) -> None:
+    (splits,) = documents("test")[HUMANEVAL].values()
+    rows = splits["test"][::8]
+    pairs = [(problem(row), row["canonical_solution"]) for row in rows]
+    assert set(judge_all(sandbox, pairs)) == {"passed"}
+    solutions = [row["canonical_solution"] for row in rows]
+    random.Random(0).shuffle(solutions)
+    swapped = [(problem(row), each) for row, each in zip(rows, solutions, strict=True)]
+    expected = [plainly(*pair) for pair in swapped]
+    assert [verdict == "passed" for verdict in judge_all(sandbox, swapped)] == expected
+    assert not all(expected)
+
+
+@pytest.mark.real_data
+@pytest.mark.slow
+def test_the_real_solutions_pass_and_empty_bodies_do_not(
+    sandbox: Sandbox, real_hub: Any, tmp_path: Any
+) -> None:
+    data = datasets.load_dataset(str(real_hub / HUMANEVAL), cache_dir=str(tmp_path))
+    rows = data["test"].to_list()
+    assert len(rows) == 164
+    solved = [(problem(row), row["canonical_solution"]) for row in rows]
+    assert judge_all(sandbox, solved) == ["passed"] * 164
+    empty = [(asked, "    pass\n") for asked, _ in solved]
+    assert judge_all(sandbox, empty) == ["wrong"] * 164
