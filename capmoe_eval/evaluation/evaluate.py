@@ -18,6 +18,7 @@ import torch
 from lm_eval.utils import handle_non_serializable
 
 from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.evaluation.generation.mts_dialog import MtsDialog
 from capmoe_eval.evaluation.generation.programs import ProgramTask
 from capmoe_eval.evaluation.generation.sandbox import Sandbox
 from capmoe_eval.evaluation.lm import CapmoeLM, Document
@@ -133,6 +134,8 @@ def prepare(tasks: dict[str, Any], cell: Cell) -> None:
         shots = task.capmoe_own_fewshot if cell.task.fewshot is None else cell.task.fewshot
         task.set_config(key="num_fewshot", value=shots)
         task.set_fewshot_seed(seed=cell.eval_seed)
+        if isinstance(task, MtsDialog):
+            task.ask(cell.task)
 
 
 def _configurations(tasks: dict[str, Any], source: DataSource) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import io
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from capmoe_eval.errors import UnwritableError, UsageError, unwritable
@@ -68,8 +69,15 @@ def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
     outcome = Outcome()
     if missing:
         library = _documents(missing)
-        sandbox = _sandbox(missing, library)
+        sandbox, refused = _sandbox(missing, library)
+        if len(refused) == len(missing):
+            raise next(iter(refused.values()))
         progress = progress or Progress(len(missing), io.StringIO() if process_rank() else None)
+        for plan in missing:
+            if plan.path in refused:
+                progress.fail(plan.cell, str(refused[plan.path]))
+                outcome.failures.append((str(plan.cell), str(refused[plan.path])))
+        missing = [plan for plan in missing if plan.path not in refused]
         done = [record for record in finished.values() if record is not None]
         finished |= {
             r.path: r for r in _compute(missing, done, library, sandbox, progress, outcome)
@@ -158,20 +166,27 @@ def _documents(plans: Sequence[Plan]) -> TaskLibrary:
     return library
 
 
-def _sandbox(plans: Sequence[Plan], library: TaskLibrary) -> Sandbox | None:
-    """Return a sandbox that works, None if no task needs one; refuse one that is not allowed."""
+def _sandbox(
+    plans: Sequence[Plan], library: TaskLibrary
+) -> tuple[Sandbox | None, dict[Path, UsageError]]:
+    """Return a sandbox that works if a task needs one, and why plans are refused, by their path."""
     running = [plan for plan in plans if library.runs_programs(plan.cell.task, plan.source)]
-    for plan in running:
-        if not plan.allow_code_execution:
-            raise UsageError(
-                f"tasks={plan.cell.task.name}: runs programs that the model writes, inside "
-                "bubblewrap (apt install bubblewrap); allow it with allow_code_execution=true"
-            )
-    if not running:
-        return None
+    refused = {
+        plan.path: UsageError(
+            f"tasks={plan.cell.task.name}: runs programs that the model writes, inside "
+            "bubblewrap (apt install bubblewrap); allow it with allow_code_execution=true"
+        )
+        for plan in running
+        if not plan.allow_code_execution
+    }
+    if len(refused) == len(running):
+        return None, refused
     from capmoe_eval.evaluation.generation.sandbox import Sandbox
 
-    return Sandbox.open()
+    try:
+        return Sandbox.open(), refused
+    except UsageError as error:
+        return None, {plan.path: error for plan in running}
 
 
 def _compute(

@@ -14,6 +14,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._factory import TaskFactory
 
 from capmoe_eval.errors import UsageError, bad_choice, first_line
+from capmoe_eval.evaluation.generation import mts_dialog
 from capmoe_eval.evaluation.generation.programs import ProgramTask
 from capmoe_eval.evaluation.provenance import hub_commit
 from capmoe_eval.experiment.cell import TaskId
@@ -89,13 +90,13 @@ class TaskLibrary:
         return self._built[key]
 
     def check_metric(self, task: TaskId, source: DataSource) -> None:
-        """Refuse a metric or a filter that none of a task's parts has.
+        """Refuse a metric or a filter that none of a task's parts has, or that cannot be computed.
 
         Raises:
-            UsageError: Naming those that there are.
+            UsageError: Naming those that there are, or what is needed.
         """
-        pairs = []
-        for part in self.get(task.lm_eval, source)["tasks"].values():
+        parts, pairs = self.get(task.lm_eval, source)["tasks"].values(), []
+        for part in parts:
             filters = part.get_config("filter_list") or [{"name": "none"}]
             pairs += [
                 f"{metric},{each['name']}" for metric in part.aggregation() for each in filters
@@ -103,6 +104,7 @@ class TaskLibrary:
         key = f"{task.metric},{task.filter}"
         if key not in pairs:
             raise bad_choice(f"task {task.name}: metric,filter", key, dict.fromkeys(pairs))
+        mts_dialog.check(task, list(parts))
 
     def runs_programs(self, task: TaskId, source: DataSource) -> bool:
         """Return whether a task runs programs that a model writes; refuse one without a sandbox."""

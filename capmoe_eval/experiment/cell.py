@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -61,6 +62,10 @@ class ModelId:
         TEXT.or_null(_OWN)("attention", self.attention)
 
 
+BERTSCORE: Mapping[str, Any] = {"encoder": None, "layer": None, "rescale": False}
+"""Fields of a task that need not stand in its file, and what they then are."""
+
+
 @dataclass(frozen=True)
 class TaskId:
     """A task: its documents, prompts and metric."""
@@ -73,17 +78,31 @@ class TaskId:
     fewshot: Annotated[int | None, whole(0).or_null("null for what the lm-eval task says")] = None
     filter: Annotated[str, TEXT] = "none"  # lm-eval's, of the answers that the metric applies to
     images: Annotated[bool, FLAG] = False  # whether its questions are about images
+    # Of BERTScore: its encoder (a path or hub id), the hidden layer, and whether it is rescaled.
+    encoder: Annotated[str | None, TEXT.or_null("null for no BERTScore")] = None
+    layer: Annotated[int | None, _COUNT.or_null("null for bert-score's choice")] = None
+    rescale: Annotated[bool, FLAG] = False
 
     def identity(self) -> dict[str, Any]:
-        """Return the fields that identify the task, JSON-ready."""
+        """Return the fields that identify the task, JSON-ready.
+
+        Fields that say nothing are left out, which keeps the digests of cells from before them.
+        """
         fields = dataclasses.asdict(self)
-        if not self.images:
-            del fields["images"]  # keeps the digests of cells from before this field
+        for field, says in (("images", self.images), *((f, self.encoder) for f in BERTSCORE)):
+            if not says:
+                del fields[field]
         return fields
 
     def __post_init__(self) -> None:
         for field, check in checks(TaskId).items():
             check(f"tasks.{shown(self.name)}.{field}", getattr(self, field))
+        for field, unsaid in BERTSCORE.items():
+            if self.encoder is None and getattr(self, field) != unsaid:
+                raise UsageError(
+                    f"tasks.{self.name}.{field}={shown(getattr(self, field))}: is of an encoder; "
+                    f"name one with tasks.{self.name}.encoder=…, or leave it out"
+                )
 
 
 MODEL_FIELDS = tuple(checks(ModelId))

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 from omegaconf import DictConfig, OmegaConf
 
 from capmoe_eval.errors import shown
-from capmoe_eval.experiment.cell import MODEL_FIELDS, TASK_FIELDS, Cell
+from capmoe_eval.experiment.cell import BERTSCORE, MODEL_FIELDS, TASK_FIELDS, Cell
 from capmoe_eval.experiment.configuration import load_option, options
 from capmoe_eval.experiment.datasource import EMBEDDED, HUB
 from capmoe_eval.experiment.selection import composed
@@ -121,7 +121,10 @@ def _model_defaults(name: str) -> Mapping[str, Any]:
 @functools.cache
 def _task_defaults(name: str) -> Mapping[str, Any] | None:
     """Return the settings of a task in ``conf/tasks/``, or None if it is not there."""
-    return _plain(load_option("tasks", name)).get(name) if name in options("tasks") else None
+    if name not in options("tasks"):
+        return None
+    own = _plain(load_option("tasks", name)).get(name)
+    return own and {**BERTSCORE, **own}
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:

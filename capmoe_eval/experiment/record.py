@@ -38,8 +38,11 @@ SCHEMA = 3
 VERDICTS = "replication.json"
 """The file of a results directory that holds the replication's verdicts on its records."""
 
-# Metrics of lm-eval that are shares of documents; the others need only be finite.
-_BOUNDED = ("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match")
+# Metrics that are shares of documents or means of fractions; the others need only be finite.
+_BOUNDED = (
+    *("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match"),
+    *("rouge1", "rouge2", "rougeL"),
+)
 
 # A list of numbers as json indents it. No string of JSON holds a bare line break.
 _NUMBERS = re.compile(r'\[\n([^\[\]{}"]+)\n *\]')
@@ -109,7 +112,7 @@ class Record(Part):
             raise ValueError(f"n is {self.n}, and documents has {scores} scores")
         metric = self.cell.task.metric
         if (metric in _BOUNDED or metric.startswith("pass@")) and not 0 <= self.value <= 1:
-            raise ValueError(f"value is {self.value:g}, and {metric} is a share of the documents")
+            raise ValueError(f"value is {self.value:g}, and {metric} is a fraction")
         return self
 
     @property
@@ -134,6 +137,11 @@ class Record(Part):
     def gamma(self) -> float | None:
         """Capacity factor, or None where the method has none."""
         return self.cell.method.gamma
+
+    @property
+    def metric(self) -> str:
+        """Metric of the value."""
+        return self.cell.task.metric
 
     @property
     def task(self) -> str:

@@ -55,6 +55,14 @@ class ByModality(Part):
     drop_rate: Share
 
 
+class DecodeLoad(Part):
+    """Statistics of the decode steps alone, where they are under the capacity."""
+
+    live: Amount  # mean sequences of a step that count: live ones; with ``count_padding`` all
+    drop_rate: Share
+    effective_gamma: Amount | None  # None for a method without γ
+
+
 class Load(Part):
     """Statistics over all layers and constrained forwards."""
 
@@ -74,6 +82,8 @@ class Load(Part):
     mean_peak_after: Amount
     # Of image and text apart; None where no forward had an image.
     modalities: dict[Modality, ByModality] | None = None
+    # None without a capacity on decode steps, and of records from before this field.
+    decode: DecodeLoad | None = None
 
 
 class Peak(Part):

@@ -29,7 +29,8 @@ MIX: Final = "zero_shot_mix"
 
 _LANGUAGE: Final = {MIX, *(column.task for column in ALL_TASKS)}
 _IMAGES: Final = {"mme", "mmbench", "seedbench"}
-_TASKS: Final = _LANGUAGE | _IMAGES
+_GENERATION: Final = {"humaneval", "nq_open", "mts_dialog"}
+_TASKS: Final = _LANGUAGE | _IMAGES | _GENERATION
 
 TRAININGS: Final = Path("results/training_seeds.json")
 """The file of the balance of the trained tiny models of several training seeds."""
@@ -79,7 +80,7 @@ class Side(BaseModel):
     gamma: float | Literal["own", "matched"] | None = None
     batches: Batches = "single"
     batch_size: int | None = None  # sequences per forward; None for the model's own
-    task: str = ""  # one with images; empty for those of language
+    task: str = ""  # one with images, or of Table 7; empty for those of Table 2
 
     @property
     def knobs(self) -> Mapping[str, Any]:

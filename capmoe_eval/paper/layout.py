@@ -36,6 +36,9 @@ class TaskColumn:
     heading: str
     printed: str | None = None
     metric: str = ""  # of lm-eval's results; empty for the task's own
+    # The metric that the paper prints where the task's own may be another; it is no share.
+    printed_metric: str = ""
+    needs: str = ""  # what a command line must say beside the task
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class RowSpec:
     # may have any one value. A text that is one of ``ModelSlot.symbols`` stands for that number.
     knobs: Mapping[str, str | int | bool] = field(default_factory=dict)
     printed_variant: str = ""  # the variant as the paper prints it
+    in_print: bool = True  # the paper prints the row
     labels: Mapping[str, str] = field(default_factory=dict)  # further fields for ``Layout.labels``
 
     def knobs_on(self, slot: ModelSlot) -> dict[str, Any]:
@@ -159,16 +163,5 @@ class QueryLayout(PaperTable):
     records: str  # the table whose baselines count them
 
 
-@dataclass(frozen=True)
-class PrintedLayout(PaperTable):
-    """A table that is shown as printed, and not measured here yet."""
-
-    needs: str  # what a measurement needs
-    # Heading of each label column, and the field of ``PrintedRow`` that it shows.
-    labels: Mapping[str, str] = field(default_factory=dict)
-    block: str = ""  # the field that rows which stand together have in common
-    decimals: int = 1  # as printed
-
-
 AnyLayout: TypeAlias = Layout | SettingsLayout | WorkloadLayout | QueryLayout
-"""A table that is measured here."""
+"""A table."""

@@ -38,15 +38,18 @@ class Margin(BaseModel):
         return self.share * abs(self._gap(*self._pair))
 
     def _gap(self, first: PrintedRow, second: PrintedRow) -> float:
-        return first.number(self.column) - second.number(self.column)
+        return (first.number(self.column) - second.number(self.column)) / first.point
 
     @property
     def source(self) -> str:
         """The printed cells that it follows from, and how."""
         first, second = self._pair
-        high, low = first.number(self.column), second.number(self.column)
+        high, low = (row.number(self.column) / row.point for row in (first, second))
         text = f"{first.label} {high:.2f} − {second.method} {low:.2f}"
-        return text if self.share == 1 else f"{self.share:g} × ({text}, the smallest printed)"
+        if self.share != 1:
+            return f"{self.share:g} × ({text}, the smallest printed)"
+        several = len(pairs(self.first, self.second)) > 1
+        return f"{text} (the smallest printed)" if several else text
 
 
 @cache

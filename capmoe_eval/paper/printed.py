@@ -50,6 +50,11 @@ class PrintedRow(NamedTuple):
         return " ".join(part for part in parts if part not in ("", "–"))
 
     @property
+    def point(self) -> float:
+        """A point of accuracy in the table's units: Tables 6 and 7 print fractions."""
+        return 0.01 if self.table in (6, 7) else 1.0
+
+    @property
     def tasks(self) -> Mapping[str, float]:
         """The values without the average."""
         return {name: value for name, value in self.values.items() if name != AVERAGE}

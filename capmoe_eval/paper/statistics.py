@@ -66,6 +66,25 @@ def compare(differences: Mapping[str, Sequence[float] | Floats]) -> Comparison:
     return Comparison(effect, float(low), float(high), p, sum(map(len, tasks.values())))
 
 
+def share_of(part: Floats, whole: Floats, task: str) -> tuple[float, float, float]:
+    """Return the share that a part has of a mean difference, and its 95 % confidence interval.
+
+    The interval resamples documents, as :func:`compare` does. A resample in which the whole is not
+    above 0 has no share; it counts as beyond both ends, so that an end may be infinite.
+
+    Args:
+        part: A difference for each document of the task.
+        whole: The difference of which it is a part, for the same documents; its mean is above 0.
+        task: Its name, which seeds the draws.
+    """
+    parts, wholes = (resampled_sums(one.round(12), RESAMPLES, task) for one in (part, whole))
+    known = wholes > 1e-9
+    shares = np.divide(parts, wholes, out=np.zeros(RESAMPLES), where=known)
+    low = np.percentile(np.where(known, shares, -np.inf), 2.5, method="lower")
+    high = np.percentile(np.where(known, shares, np.inf), 97.5, method="higher")
+    return float(part.sum() / whole.sum()), float(low), float(high)
+
+
 Side: TypeAlias = Mapping[str, Sequence[Documents]]
 """One side of a contrast on one model: the evaluations of each task (seeds, shuffles)."""
 

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.errors import bad_choice
 from capmoe_eval.experiment.data_file import read_data
-from capmoe_eval.paper.layout import AnyLayout, Layout, PaperTable, PrintedLayout
+from capmoe_eval.paper.layout import AnyLayout, Layout, PaperTable
 
-_READ: Final = read_data(__package__, "data/layouts.yaml", tuple[AnyLayout | PrintedLayout, ...])
+_READ: Final = read_data(__package__, "data/layouts.yaml", tuple[AnyLayout, ...])
 _ORDER: Final = ("v2", "v1", "ours")
-ALL_TABLES: Final = tuple(sorted(_READ, key=lambda one: (_ORDER.index(one.version), one.number)))
+TABLES: Final = tuple(sorted(_READ, key=lambda one: (_ORDER.index(one.version), one.number)))
 """Every table, those of v2 first, and last the ones that the paper lacks."""
 
-PAPER_TABLES: Final = tuple(table for table in ALL_TABLES if table.version != "ours")
+PAPER_TABLES: Final = tuple(table for table in TABLES if table.version != "ours")
 """Every table of the paper."""
-
-TABLES: Final = tuple(one for one in ALL_TABLES if not isinstance(one, PrintedLayout))
-"""Those that are measured here."""
-
-PRINTED: Final = tuple(one for one in PAPER_TABLES if isinstance(one, PrintedLayout))
-"""Those that are shown as printed alone."""
 
 LAYOUTS: Final = tuple(table for table in TABLES if isinstance(table, Layout))
 """Those of results."""
@@ -33,20 +27,12 @@ def find_layout(key: str) -> AnyLayout:
     """Return a table's layout by its :attr:`PaperTable.key`.
 
     Raises:
-        UsageError: If there is none of that key, or it is not measured here.
+        UsageError: If there is none of that key.
     """
-    tables = {table.key: table for table in ALL_TABLES}
+    tables = {table.key: table for table in TABLES}
     if key not in tables:
         raise bad_choice("table", key, tables)
-    found = tables[key]
-    if isinstance(found, PrintedLayout):
-        raise UsageError(f"{unmeasured(found)}; show what is printed: --published v2")
-    return found
-
-
-def unmeasured(table: PrintedLayout) -> str:
-    """Say that a table is not measured here, and what that needs."""
-    return f"{table.key}: not measured here yet: needs {table.needs}"
+    return tables[key]
 
 
 def printed_layout(name: str, version: str) -> PaperTable:

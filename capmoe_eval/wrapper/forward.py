@@ -58,7 +58,8 @@ class _ForwardHooks:
         self._images = ImageFinder(model)
         self._plan: ForwardPlan | None = None
         self._last: ForwardPlan | None = None  # the forward that a backward pass may recompute
-        self.generation = Generation()
+        # Without a capacity a decode step needs no count of its tokens.
+        self.generation = Generation(follows_finished=meter.method.decode == "constrained")
 
     def install(self) -> Iterator[Any]:
         """Register the hooks and yield their handles."""
@@ -89,6 +90,8 @@ class _ForwardHooks:
         mask = arguments.get("attention_mask")
         if step and getattr(mask, "ndim", None) != 2:
             mask = None if step.mask is None else meter.ranks.own(step.mask)
+        if step and step.finished_B is not None:
+            mask = self._live(mask, meter.ranks.own(step.finished_B), tokens, n_cached)
         if meter.real_tokens_BS is not None:
             mask, n_cached = meter.ranks.own(meter.real_tokens_BS), 0
             if mask.shape != tokens.shape[:2]:
@@ -104,7 +107,15 @@ class _ForwardHooks:
             image_BS=self._images.find(arguments, tokens, meter.method.modality),
             ranks=meter.ranks,
         )
-        meter.note_forward(self._plan, decode=decode, mask=mask)
+        meter.note_forward(self._plan, mask)
+
+    def _live(
+        self, mask: Tensor | None, finished_B: Tensor, tokens: Tensor, n_cached: int
+    ) -> Tensor:
+        """Return a mask [B, M] in which sequences whose answer is finished are pads."""
+        if mask is None:
+            mask = torch.ones(len(tokens), n_cached + tokens.shape[1], device=tokens.device)
+        return mask.masked_fill(finished_B[:, None].to(mask.device), 0)
 
     def _counted(self, mask: Any, tokens: Tensor, n_cached: int) -> Tensor:
         """Return a mask [B, S] of the tokens that count."""

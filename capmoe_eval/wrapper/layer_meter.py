@@ -41,6 +41,8 @@ SCALARS = (
     "unenforced",  # forwards with an overloaded bucket in which nothing was dropped
     "overloaded",  # forwards with an overloaded bucket
 )
+DECODED = ("assignments", "dropped", "slots")
+"""Those of them that are also summed over decode steps alone, as ``decode_…``."""
 _BREACHES = {
     "violations": "bound exceeded in {} buckets",
     "pad_slots": "{} slots taken by pads",
@@ -143,6 +145,8 @@ class LayerMeter:
             lost_all=lost_all,
             pad_slots=pad_slots,
         )
+        if plan.decode:
+            self._add(decode_assignments=groups.n_tokens * top_k, decode_dropped=dropped)
         for when, load_E in (("before", demand_GE.sum(dim=0)), ("after", kept_GE.sum(dim=0))):
             self._add(**{f"load_{when}": load_E})
             if groups.n_tokens:
@@ -178,8 +182,11 @@ class LayerMeter:
         (limit_G,) = plan.capacities((method.gamma,), *size)
         limit_GU = limit_G[:, None].expand_as(kept_GU)
         overloaded = (demand_GU > limit_GU).any()
+        slots = limit_GU.sum()
+        if plan.decode:
+            self._add(decode_slots=slots)
         self._add(
-            slots=limit_GU.sum(),
+            slots=slots,
             unused_slots=(limit_GU - kept_GU).clamp_min(0).sum(),
             violations=(kept_GU > limit_GU).sum(),
             overloaded=overloaded.long(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from capmoe_eval.errors import EnforcementError
 from capmoe_eval.routing.method import Method
-from capmoe_eval.wrapper.layer_meter import SCALARS, LayerMeter, ratios
+from capmoe_eval.wrapper.layer_meter import DECODED, SCALARS, LayerMeter, ratios
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.modality import MODALITIES
 from capmoe_eval.wrapper.modality_meter import COUNTS
@@ -31,6 +32,7 @@ class Meter:
         self.forwards = 0  # of the model so far
         self.decode_forwards = 0  # those of them that were decode steps
         self._constrained = 0  # those under the capacity
+        self._live: Tensor | int = 0  # sequences that counted, summed over constrained decode steps
         # Proofs on entry: γ=∞ gives the stock model; the kept-pairs kernel agrees with the stock's.
         self.stock_at_infinity: dict[str, Any] = {"passed": None, "why": "not run"}
         self.kernel_agrees: dict[str, Any] = {"passed": None, "why": "not run"}
@@ -62,13 +64,15 @@ class Meter:
         finally:
             self.real_tokens_BS = before
 
-    def note_forward(self, plan: ForwardPlan, *, decode: bool, mask: Tensor | None) -> None:
+    def note_forward(self, plan: ForwardPlan, mask: Tensor | None) -> None:
         """Count a forward, and whether any of its tokens counts.
 
         ``mask`` marks the real tokens, with all its columns; None if all are real.
         """
         self.forwards += 1
-        self.decode_forwards += decode
+        self.decode_forwards += plan.decode
+        if plan.decode and plan.constrained:
+            self._live = self._live + self.ranks.total(plan.counted_BS.any(dim=1).sum())
         self._constrained += plan.constrained
         if plan.constrained and not plan.groups.n_tokens:
             real = torch.ones((), device=plan.counted_BS.device) if mask is None else mask.sum()
@@ -171,6 +175,22 @@ class Meter:
             "mean_peak_before": _mean(peak("before", "mean")),
             "mean_peak_after": _mean(peak("after", "mean")),
             **({"modalities": _by_modality(layers)} if self._has_images else {}),
+            **self._decode_steps(),
+        }
+
+    def _decode_steps(self) -> dict[str, Any]:
+        """Return the statistics of decode steps alone, if there were any under the capacity."""
+        if self.method.decode == "unconstrained" or not self.decode_forwards:
+            return {}
+        total = {n: sum(layer.count(f"decode_{n}") for layer in self.layers) for n in DECODED}
+        assignments = max(total["assignments"], 1)
+        bounded = self.method.gamma not in (None, math.inf)
+        return {
+            "decode": {
+                "live": int(self._live) / self.decode_forwards,
+                "drop_rate": total["dropped"] / assignments,
+                "effective_gamma": total["slots"] / assignments if bounded else None,
+            }
         }
 
     def report(self) -> dict[str, Any]:

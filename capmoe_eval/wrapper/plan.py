@@ -83,6 +83,7 @@ class ForwardPlan:
     ) -> None:
         self.method = method
         self.number = number  # forwards before this one
+        self.decode = decode  # a decode step
         self.constrained = method.decode == "constrained" or not decode  # under the capacity
         self.counted_BS = counted_BS  # True for this process's tokens that count and take slots
         self.image_BS = image_BS  # True for its tokens of images; None where there can be none

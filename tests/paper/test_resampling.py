@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from capmoe_eval.paper import resampling
 from capmoe_eval.paper.resampling import resampled_sums
@@ -50,3 +52,11 @@ def test_parts_do_not_change_what_is_drawn(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_no_samples_are_no_sums() -> None:
     assert resampled_sums(np.ones(3), 0, "s5").shape == (0,)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.floats(-1, 1), min_size=64, max_size=90))
+def test_fractions_are_summed_as_right_and_wrong_answers_are(values: list[float]) -> None:
+    """Scores of generated texts are hardly ever alike: each has a sum of its own."""
+    found = resampled_sums(np.array(values), 50, "s7")
+    assert found == pytest.approx(np.array(values) @ resampling._counts(len(values), 50, ("s7",)))

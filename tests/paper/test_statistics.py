@@ -8,11 +8,11 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from capmoe_eval.paper import statistics as paired
-from capmoe_eval.paper.statistics import compare, holm, mcnemar, sign_flip
+from capmoe_eval.paper.statistics import compare, holm, mcnemar, share_of, sign_flip
 
 
 def test_mcnemar_by_hand() -> None:
@@ -160,3 +160,44 @@ def test_holm_keeps_the_order_and_never_lowers(ps: list[float]) -> None:
     assert all(after >= before for before, after in zip(ps, corrected, strict=True))
     ranked = sorted(range(len(ps)), key=lambda index: ps[index])
     assert [corrected[i] for i in ranked] == sorted(corrected)
+
+
+def naive_share(part: list[float], whole: list[float], task: str) -> tuple[float, float, float]:
+    """The share and its interval, from resamples that are listed one by one."""
+    drawn = [
+        paired.resampled_sums(np.eye(len(whole))[unit], 10_000, task) for unit in range(len(whole))
+    ]
+    low, high = [], []
+    for counts in np.array(drawn).T:
+        lost = sum(n * value for n, value in zip(counts, whole, strict=True))
+        share = (
+            sum(n * value for n, value in zip(counts, part, strict=True)) / lost
+            if lost > 1e-9
+            else None
+        )
+        low.append(-math.inf if share is None else share)
+        high.append(math.inf if share is None else share)
+    return sum(part) / sum(whole), sorted(low)[249], sorted(high)[9750]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0, 0, 1, -1]), st.sampled_from([0, 1, 1, -1])),
+        min_size=3,
+        max_size=12,
+    )
+)
+@example([(1, 1), (0, -1), (0, 1), (0, 0)])  # often nothing is lost: no end is known
+@settings(max_examples=8, deadline=None)
+def test_a_share_is_that_of_each_resample(pairs: list[tuple[int, int]]) -> None:
+    part, whole = ([float(one[side]) for one in pairs] for side in (0, 1))
+    assume(sum(whole) > 0)
+    found = share_of(np.array(part), np.array(whole), "t")
+    assert found == pytest.approx(naive_share(part, whole, "t"))
+
+
+def test_the_share_of_all_and_of_nothing_is_certain() -> None:
+    whole = np.array([1.0, 1.0, 1.0, 0.0, 1.0] * 8)
+    assert share_of(whole, whole, "t") == (1, 1, 1)
+    assert share_of(0 * whole, whole, "t") == (0, 0, 0)
+    assert share_of(whole / 4, whole, "t") == pytest.approx((0.25, 0.25, 0.25))

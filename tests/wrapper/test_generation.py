@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import StaticCache
+from transformers import StaticCache, StoppingCriteria
 
 from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.wrapper import forward
@@ -313,3 +313,127 @@ def test_a_loop_of_ones_own_begins_with_a_prompt() -> None:
         model(**model.prepare_inputs_for_generation(batch(), use_cache=False))
     assert (meter.forwards, meter.decode_forwards) == (2, 0)
     assert meter.summary()["tokens"] == 24 + 48
+
+
+# Sequences that finish before others of their batch.
+
+
+class Ends(StoppingCriteria):
+    """Finishes sequence b when it has as many tokens as ``lengths[b]``."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.lengths = torch.tensor(lengths)
+
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        return input_ids.shape[1] >= self.lengths
+
+
+class EndsTogether(Ends):
+    """Finishes a batch when all of it is done, as lm-eval's criteria for stop strings do."""
+
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Any:
+        self.done_tracker = super().__call__(input_ids, scores).tolist()
+        return all(self.done_tracker)
+
+
+LENGTHS = [8, 7, 10, 11]  # of which 3, 2, 2, 1 are above 7, 8, 9, 10: who makes the next token
+
+
+def generate_until(criterion: StoppingCriteria | None, **options: Any) -> tuple[Tensor, Meter]:
+    """Return what a model makes of prompts of 6 tokens, every step under a capacity."""
+    model = make("olmoe")
+    model.generation_config.eos_token_id = options.pop("eos", None)
+    knobs = {"gamma": 0.5, "decode": "constrained"} | options.pop("knobs", {})
+    with capacity_aware(model, "score", **knobs) as meter:
+        generated = model.generate(
+            batch(n_positions=6),
+            max_new_tokens=5,
+            do_sample=False,
+            stopping_criteria=[criterion] if criterion else None,
+            **options,
+        )
+    return generated, meter
+
+
+@pytest.mark.parametrize("criterion", [Ends, EndsTogether])
+@pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}, {"use_cache": False}])
+def test_a_finished_sequence_takes_no_slot(criterion: type[Ends], options: dict[str, Any]) -> None:
+    _, meter = generate_until(criterion(LENGTHS), **options)
+    assert meter.decode_forwards == 4
+    live = [3, 2, 2, 1]
+    computed = [7, 8, 9, 10] if "use_cache" in options else [1, 1, 1, 1]
+    tokens = 4 * 6 + sum(n * each for n, each in zip(live, computed, strict=True))
+    summary = meter.summary()
+    assert summary["tokens"] == tokens
+    assert summary["decode"]["live"] == sum(live) / 4
+    assert meter.proofs()["pads_take_no_slot"]["passed"]
+
+
+def test_a_sequence_that_ended_itself_takes_no_slot() -> None:
+    whole, _ = generate_until(None)
+    eos = int(whole[2, 7])  # the second token that the third sequence makes
+    made = (whole[:, 6:] == eos).int()
+    ends = [int(row.argmax()) if row.any() else 5 for row in made]  # tokens before it
+    _, meter = generate_until(None, eos=eos, pad_token_id=0)
+    live = [sum(end >= step for end in ends) for step in range(1, 5)]
+    assert min(live) < 4
+    assert meter.summary()["decode"]["live"] == sum(live) / 4
+
+
+def test_what_a_finished_companion_would_be_given_changes_nothing() -> None:
+    """The live sequences' tokens are the same whatever the finished ones are fed with."""
+    texts = [
+        generate_until(Ends(LENGTHS), eos=96, pad_token_id=pad, knobs={"gamma": 0.2})[0]
+        for pad in (0, 5, 11, 23)
+    ]
+    assert [int(text[1, -1]) for text in texts] == [0, 5, 11, 23]
+    for text in texts:
+        assert torch.equal(text[3], texts[0][3]) and torch.equal(text[2, :10], texts[0][2, :10])
+
+
+def test_finished_sequences_count_where_pads_do() -> None:
+    _, meter = generate_until(Ends(LENGTHS), knobs={"count_padding": True})
+    assert meter.summary()["tokens"] == 4 * 6 + 4 * 4
+    assert meter.summary()["decode"]["live"] == 4
+
+
+def test_the_next_generation_begins_with_all_of_its_sequences() -> None:
+    model = make("olmoe")
+    model.generation_config.eos_token_id = None
+    with capacity_aware(model, "score", gamma=0.5, decode="constrained") as meter:
+        for criteria in ([Ends(LENGTHS)], None):
+            model.generate(batch(n_positions=6), max_new_tokens=5, stopping_criteria=criteria)
+    assert meter.summary()["tokens"] == 2 * 24 + (3 + 2 + 2 + 1) + 4 * 4
+
+
+def test_a_batch_of_finished_sequences_alone_counts_nothing() -> None:
+    """As with lm-eval's stop strings, of which each waits for the whole batch by itself."""
+
+    class Never(EndsTogether):
+        def __call__(self, *call: Any, **_: Any) -> Any:
+            super().__call__(*call)
+            return False
+
+    _, meter = generate_until(Never([7, 7, 8, 8]))
+    assert meter.summary()["tokens"] == 24 + 2
+    promise = meter.proofs()["tokens_counted"]
+    assert promise == {"passed": True, "uncounted": 0, "all_pads": 3, "checked": 5}
+
+
+def test_statistics_of_decode_steps_are_those_of_decode_steps_alone() -> None:
+    _, meter = generate_until(Ends([11] * 4))
+    told = meter.summary()["decode"]
+    layers = [layer.report() for layer in meter.layers]
+    with capacity_aware(make("olmoe"), "score", gamma=0.5) as prompt:
+        pass
+    _, without = generate_until(Ends([11] * 4), knobs={"decode": "unconstrained"})
+    assert "decode" not in without.summary() and "decode" not in prompt.summary()
+    # Both computed the same prompt.
+    first = [layer.report() for layer in without.layers]
+
+    def more(name: str) -> int:
+        return sum(a[name] - b[name] for a, b in zip(layers, first, strict=True))
+
+    assert told["drop_rate"] == more("dropped") / more("assignments") > 0
+    assert told["effective_gamma"] == more("slots") / more("assignments")
+    assert told["live"] == 4

@@ -20,7 +20,7 @@ from capmoe_eval.evaluation.evaluate import evaluate
 from capmoe_eval.evaluation.loading import quiet_libraries, without_capacity
 from capmoe_eval.evaluation.provenance import weights_hash
 from capmoe_eval.evaluation.tasks import TaskLibrary
-from capmoe_eval.experiment.cell import TASK_FIELDS, Cell, ModelId, TaskId
+from capmoe_eval.experiment.cell import BERTSCORE, TASK_FIELDS, Cell, ModelId, TaskId
 from capmoe_eval.experiment.configuration import load_option
 from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.experiment.files import write_text
@@ -53,7 +53,7 @@ def paper_tasks() -> list[TaskId]:
 
 
 def _task(settings: Any) -> TaskId:
-    return TaskId(settings.lm_eval, **{key: settings[key] for key in TASK_FIELDS})
+    return TaskId(settings.lm_eval, **{key: {**BERTSCORE, **settings}[key] for key in TASK_FIELDS})
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,6 @@ from capmoe_eval.paper.printed import (
 from capmoe_eval.paper.verdicts import Outcome, weigh
 
 _TWO_SIDED: Final = 1.96
-# Tables 6 and 7 print fractions, the others percent.
-_UNIT: Final = {6: 0.01, 7: 0.01}
 # Printed decimals are exact; sums of binary fractions are not.
 _EPSILON: Final = 1e-9
 
@@ -96,7 +94,7 @@ def ranking(
     points = in_points(margin)
     failed, gaps = [], []
     for row, other in pairs(higher, lower):
-        least = points * _UNIT.get(row.table, 1.0) - _EPSILON if points else _EPSILON
+        least = points * row.point - _EPSILON if points else _EPSILON
         for column in row.tasks if columns == "each" else [columns]:
             if column not in row.values or column not in other.values:
                 continue

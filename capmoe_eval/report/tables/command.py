@@ -16,7 +16,7 @@ from capmoe_eval.experiment.arguments import Parser, report_options
 from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.results import Reader
 from capmoe_eval.experiment.selection import LEFT_OUT
-from capmoe_eval.paper.tables import ALL_TABLES, PAPER_TABLES, PRINTED, TABLES, unmeasured
+from capmoe_eval.paper.tables import PAPER_TABLES, TABLES
 from capmoe_eval.report.tables.measured import measured_table
 from capmoe_eval.report.tables.published import VERSIONS, published_table
 from capmoe_eval.report.tables.render import to_markdown, write
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
         prog="python -m capmoe_eval.tables",
         description="Render a table of the paper from finished results, or as it was published.",
     )
-    names = ", ".join(layout.key for layout in ALL_TABLES)
+    names = ", ".join(layout.key for layout in TABLES)
     parser.add_argument("name", metavar="TABLE", help=f"one of {names}; or {ALL}, each of them")
     parser.add_argument(
         "--published",
@@ -65,11 +65,7 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
         # One table that cannot be rendered takes no other with it.
         check_writable("--out", given.out)
         wanted = _wanted(given.name, given.published)
-        status = run_all([functools.partial(render, *table) for table in wanted])
-        if given.name == ALL and given.published is None:
-            for table in PRINTED:
-                print(unmeasured(table))
-        return status
+        return run_all([functools.partial(render, *table) for table in wanted])
 
     sys.exit(run_command(render_all))
 

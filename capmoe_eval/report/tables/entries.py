@@ -64,10 +64,12 @@ class Measured:
         """
         asked = Asked.of(slot, spec, gamma)
         found = [self._runs(slot, asked, column) for column in layout.tasks]
-        lacking = (c.task for c, runs in zip(layout.tasks, found, strict=True) if not runs)
-        absent = list(dict.fromkeys(lacking))
+        lacking = [c for c, runs in zip(layout.tasks, found, strict=True) if not runs]
+        absent = list(dict.fromkeys(column.task for column in lacking))
         asks = (slot.key, spec.method, gamma, spec.knobs_on(slot), absent)
-        missing = Missing(row_command(*asks, seeds=self._seeds, overrides=self._overrides))
+        needs = (column.needs for column in lacking if column.needs)
+        overrides = list(dict.fromkeys((*self._overrides, *needs)))
+        missing = Missing(row_command(*asks, seeds=self._seeds, overrides=overrides))
         cells = [_entry(runs, layout.scale) if runs else missing for runs in found]
         if layout.average is not None:
             tasks = [cell for cell in cells if isinstance(cell, Entry)]
@@ -81,7 +83,8 @@ class Measured:
             with contextlib.suppress(LookupError):
                 if paper:
                     printed = [entry.value for entry in printed_row(layout, paper, spec, gamma)]
-                    cells = list(_beside(cells, layout, printed))
+                    same = [_printed_metric(*of) for of in zip(layout.tasks, found, strict=True)]
+                    cells = list(_beside(cells, layout, printed, same))
         return cells
 
     def _runs(self, slot: ModelSlot, asked: Asked, column: TaskColumn) -> list[_Run]:
@@ -200,15 +203,33 @@ def _differences(runs: Sequence[_Run], baseline: Sequence[_Run]) -> Floats | str
     return found.units
 
 
+def _printed_metric(column: TaskColumn, runs: Sequence[_Run]) -> bool:
+    """Return whether a column's evaluations have the metric that the paper prints."""
+    printed = column.printed_metric
+    return not printed or all(run.record.metric == printed for run in runs)
+
+
 def _beside(
-    cells: Sequence[Entry | Missing], layout: Layout, printed: Sequence[float]
+    cells: Sequence[Entry | Missing],
+    layout: Layout,
+    printed: Sequence[float],
+    same: Sequence[bool],
 ) -> Iterator[Entry | Missing]:
-    """Yield a row's entries with what the paper prints for the same model."""
+    """Yield a row's entries with what the paper prints for the same model and metric.
+
+    ``same`` says of each task whether its metric is that of the paper.
+    """
     errors = [_sampling_error(*pair, layout.scale) for pair in zip(cells, printed, strict=True)]
+    for place, column in enumerate(layout.tasks):
+        cell = cells[place]
+        if column.printed_metric and isinstance(cell, Entry):  # no share: it varies as ours does
+            errors[place] = cell.stderr
+    comparable = list(same)
     if layout.average is not None:
         errors[-1] = _error_of_mean(errors[:-1], layout.same_documents)
-    for cell, number, sampling in zip(cells, printed, errors, strict=True):
-        if isinstance(cell, Missing):
+        comparable.append(all(same))
+    for cell, number, sampling, is_same in zip(cells, printed, errors, comparable, strict=True):
+        if isinstance(cell, Missing) or not is_same:
             yield cell
             continue
         difference, error = cell.value - number, 0.0

@@ -127,7 +127,8 @@ def _test_notes(table: Table) -> Iterator[str]:
         yield (
             f"▼ worse, ▲ better than the same model's baseline: p < {ALPHA} in a paired test over "
             "the documents (McNemar's exact test; random sign flips for averages over seeds or "
-            f"tasks), Holm-corrected for the {count} tests of this table."
+            "tasks, and for scores that are fractions), Holm-corrected for the "
+            f"{count} tests of this table."
         )
     if untested:
         noun = "entry has" if untested == 1 else "entries have"

@@ -7,21 +7,19 @@ import functools
 import math
 from typing import Final
 
-from capmoe_eval.experiment.names import gamma_number
 from capmoe_eval.paper.layout import (
     Layout,
     ModelSlot,
-    PrintedLayout,
     QueryLayout,
     RowSpec,
     SettingsLayout,
     WorkloadLayout,
 )
-from capmoe_eval.paper.printed import find_rows, lookup
+from capmoe_eval.paper.printed import lookup
 from capmoe_eval.paper.tables import printed_layout
 from capmoe_eval.report.tables.fill import fill
 from capmoe_eval.report.tables.others import printed_query, printed_workloads, settings_table
-from capmoe_eval.report.tables.table import Block, Entry, Row, Table
+from capmoe_eval.report.tables.table import Entry, Table
 
 VERSIONS: Final = {"v1": "v1, arXiv", "v2": "v2, ICLR 2026"}
 
@@ -43,8 +41,6 @@ def published_table(name: str, version: str = "v2") -> Table:
         table = printed_workloads(layout)
     elif isinstance(layout, QueryLayout):
         table = printed_query(layout)
-    elif isinstance(layout, PrintedLayout):
-        table = _printed_alone(layout)
     else:
         assert isinstance(layout, Layout)
         table = fill(_as_printed(layout), layout.paper_models, printed_row)
@@ -54,35 +50,13 @@ def published_table(name: str, version: str = "v2") -> Table:
     )
 
 
-def _printed_alone(layout: PrintedLayout) -> Table:
-    """Return a table that is not measured here."""
-    blocks: dict[object, list[Row]] = {}
-    rows = find_rows({"version": layout.version, "table": layout.number})
-    columns = list(rows[0].values)
-    for row in rows:
-        fields = [getattr(row, field) for field in layout.labels.values()]
-        labels = tuple(f if isinstance(f, str) else gamma_number(f, decimal=True) for f in fields)
-        entries = tuple(Entry(row.values[column]) for column in columns)
-        blocks.setdefault(getattr(row, layout.block), []).append(Row(labels, entries))
-    return Table(
-        name=layout.key,
-        title=layout.title,
-        caption=layout.caption,
-        label_headings=tuple(layout.labels),
-        columns=tuple(columns),
-        blocks=tuple(Block(tuple(rows)) for rows in blocks.values()),
-        decimals=layout.decimals,
-        notes=(f"Not measured here yet: needs {layout.needs}.",),
-    )
-
-
 def _as_printed(layout: Layout) -> Layout:
-    """Return a layout with the headings of the paper, and no γ where the paper states none."""
+    """Return a layout with the headings and rows of the paper, and no γ where it states none."""
     tasks = tuple(
         dataclasses.replace(column, heading=column.printed or column.heading)
         for column in layout.tasks
     )
-    blocks = layout.blocks
+    blocks = tuple(tuple(spec for spec in block if spec.in_print) for block in layout.blocks)
     if not layout.states_gamma:
         blocks = tuple(tuple(dataclasses.replace(s, gamma=None) for s in b) for b in blocks)
     return dataclasses.replace(layout, tasks=tasks, blocks=blocks)
@@ -94,6 +68,8 @@ def printed_row(layout: Layout, slot: ModelSlot, spec: RowSpec, gamma: float | N
     Raises:
         LookupError: If the paper does not print the row.
     """
+    if not spec.in_print:
+        raise LookupError(f"{layout.name} has no row {spec.name} in print")
     headings = [column.printed or column.heading for column in layout.tasks]
     if layout.average is not None:
         headings.append(layout.average)

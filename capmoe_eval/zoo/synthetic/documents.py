@@ -1,4 +1,4 @@
-"""Generate synthetic documents: the ten data sets in miniature, in simple English.
+"""Generate synthetic documents: the thirteen data sets in miniature, in simple English.
 
 Every document comes from a template over the words of ``words.yaml``, which determines its right
 answer. The columns are those of the real data sets; their types are in ``columns.yaml``. No
@@ -48,6 +48,11 @@ def documents() -> Mapping[str, Configs]:
         "allenai/winogrande": {"winogrande_xl": _splits(_winogrande, _VALIDATION)},
         "aps/super_glue": {"boolq": _splits(_boolq, _VALIDATION)},
         "baber/piqa": {"default": _splits(_piqa, _VALIDATION)},
+        "google-research-datasets/nq_open": {"nq_open": _splits(_nq_open, _VALIDATION)},
+        "har1/MTS_Dialogue-Clinical_Note": {"default": _splits(_mts_dialog, _TEST)},
+        "openai/openai_humaneval": {
+            "openai_humaneval": _splits(_humaneval, {"test": EVALUATION_DOCUMENTS})
+        },
         "cais/mmlu": {
             # Each subject has its own seed, because all of them share one template.
             subject: _splits(functools.partial(_mmlu, subject), _SUBJECT, seed=f"_mmlu/{subject}")
@@ -62,8 +67,12 @@ def documents() -> Mapping[str, Configs]:
 
 
 def texts() -> Iterator[str]:
-    """Return every string of every document in a fixed order, to train a tokenizer on."""
-    return _strings(documents())
+    """Return the strings of the documents in a fixed order, to train a tokenizer on.
+
+    Those of Table 7 came later and are left out, so that the tokenizer stays what it was.
+    """
+    generated = ("google-research-datasets/", "har1/", "openai/openai_humaneval")
+    return _strings({k: v for k, v in documents().items() if not k.startswith(generated)})
 
 
 _VALIDATION = {"train": TRAIN_DOCUMENTS, "validation": EVALUATION_DOCUMENTS}
@@ -100,7 +109,7 @@ def _different(document: Callable[[int, Draw], Row], seed: str) -> Iterator[Row]
     index = 0
     while True:
         row = document(index, draw)
-        number = {"id", "idx", "ind", "source_id"}
+        number = {"ID", "id", "idx", "ind", "source_id", "task_id"}
         content = {column: value for column, value in row.items() if column not in number}
         key = tuple(sorted(_strings(content)))
         if key not in seen:
@@ -238,6 +247,34 @@ def _gsm8k(_index: int, draw: Draw) -> Row:
         "answer": f"The bags hold {bags}*{each} = <<{bags}*{each}={packed}>>{packed} {things}.\n"
         f"{name} has {packed}+{more} = <<{packed}+{more}={total}>>{total} {things} now.\n"
         f"#### {total}",
+    }
+
+
+def _nq_open(_index: int, draw: Draw) -> Row:
+    kind, city, name = draw.one(tuple(_KINDS)), draw.one(_CITIES), draw.one(_NAMES)
+    asked = f"name a {kind} that {name.lower()} can find in {city.lower()}"
+    return {"question": asked, "answer": list(_KINDS[kind])}
+
+
+def _mts_dialog(index: int, draw: Draw) -> Row:
+    name, city, day = draw.one(_NAMES), draw.one(_CITIES), draw.one(_WORDS["days"])
+    return {
+        "ID": index,
+        "section_header": "GENHX",
+        "section_text": f"{name} lives in {city}. The pain began on {day}.",
+        "dialogue": f"Doctor: Who are you?\nPatient: {name}, from {city}.\n"
+        f"Doctor: When did the pain begin?\nPatient: On {day}.",
+    }
+
+
+def _humaneval(index: int, draw: Draw) -> Row:
+    more, times = 1 + draw.below(20), 2 + draw.below(8)
+    return {
+        "task_id": f"synthetic/{index}",
+        "prompt": f'def change(x):\n    """Add {more} to x and multiply by {times}."""\n',
+        "entry_point": "change",
+        "canonical_solution": f"    return (x + {more}) * {times}\n",
+        "test": f"def check(candidate):\n    assert candidate(1) == {(1 + more) * times}\n",
     }
 
 

@@ -82,6 +82,7 @@ def test_the_paper_has_these_figures() -> None:
         "pareto",
         "waste",
         "companions",
+        "decode",
         "granularity",
         "placement",
         "skew",
@@ -183,6 +184,7 @@ def test_nothing_to_draw_is_an_error_of_that_figure_alone(
         ("fig12", 2, []),
         ("v1_fig7", 3, []),
         ("companions", 4, []),
+        ("decode", 3, []),
         ("fig7", 1, []),
         ("fig12", 2, ["model=olmoe", "method=order"]),  # of which the figure has its own
         ("fig7", 1, ["batch_size=4"]),

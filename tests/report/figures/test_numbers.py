@@ -15,7 +15,7 @@ from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.record_part import Layer
 from capmoe_eval.paper.printed import figure1_bars, table1_scores
-from capmoe_eval.report.figures import companions, expert_load, images, routing, scores
+from capmoe_eval.report.figures import companions, decode, expert_load, images, routing, scores
 from capmoe_eval.report.figures.evidence import FigureRecords
 from capmoe_eval.report.figures.pooling import Grid, mean_score, pooled_grid
 from capmoe_eval.routing.method import Method
@@ -385,6 +385,67 @@ def test_a_mean_needs_every_task_and_averages_seeds_first() -> None:
     score = mean_score([*seeds, other], ["a", "b"])
     assert score == {"value": pytest.approx(60), "stderr": pytest.approx(2.5)}
     assert mean_score(seeds, ["a", "b"]) is None
+
+
+def generated(
+    correct: Sequence[int], gamma: float | None = None, mode: str = "unconstrained", **parts: Any
+) -> Record:
+    method = BASELINE if gamma is None else Method("score", gamma, decode=mode)
+    return record(cell(method, "nq_open"), ROOT, [EVEN], correct=correct, **parts)
+
+
+def steps_of(record: Record, live: float, effective_gamma: float) -> Record:
+    """The record with the statistics of its decode steps."""
+    told = record.capmoe
+    told["load"]["decode"] = {"live": live, "drop_rate": 0.1, "effective_gamma": effective_gamma}
+    return Record(record.content, record.path)
+
+
+def test_decode_steps_have_the_share_that_the_prompt_alone_does_not_lose() -> None:
+    right, fewer, least = [1] * 40, [1] * 30 + [0] * 10, [1] * 15 + [0] * 25
+    limited = [
+        generated(fewer, 1.0),
+        steps_of(generated(least, 1.0, "constrained"), 12.0, 1.25),
+        generated(right, 0.5),
+        steps_of(generated([0] * 40, 0.5, "constrained"), 14.0, 0.75),
+        generated([0, *right[1:]], 2.0),
+        generated([0, *right[1:]], 2.0, "constrained"),
+        generated(right, 3.0),  # of which every step is not there
+    ]
+    found = decode.measure_decode(
+        evidence(generation_unlimited=[generated(right)], generation=limited)
+    )
+    (task,) = found.numbers["models"][0]["tasks"]
+    assert task["baseline"] == {"value": 100, "stderr": 2}
+    assert [point["gamma"] for point in task["unconstrained"]] == [0.5, 1, 2, 3]
+    assert [point["value"] for point in task["constrained"]] == [0, 37.5, 97.5]
+    half, one, two = task["damage"]
+    assert (half["gamma"], half["share"]) == (0.5, [1, 1, 1])  # in every resample
+    assert half["damage"] == [100, 100, 100]
+    assert one["damage"][0] == 62.5 and one["share"][0] == pytest.approx(15 / 25)
+    assert one["share"][1] < 15 / 25 < one["share"][2]
+    assert two["damage"][0] == 2.5 and two["damage"][1] <= 0 and two["share"] is None
+    assert found.notes == [
+        "Mine, NQ_OPEN: no share at γ=2: the damage is not distinguishable from zero.",
+        "Mine: a decode step has 12.0 to 14.0 live sequences, by cell, for which γ after rounding: "
+        "0.5 is 0.75, 1 is 1.25.",
+    ]
+    assert decode.draw_decode(found.numbers).get_size_inches()[0] == 6.9
+
+
+def test_decode_steps_of_other_documents_have_no_share() -> None:
+    right, wrong = [1] * 20, [0] * 20
+    others = [generated(wrong, 1.0), generated(wrong, 1.0, "constrained", documents="others")]
+    found = decode.measure_decode(
+        evidence(generation_unlimited=[generated(right)], generation=others)
+    )
+    (damage,) = found.numbers["models"][0]["tasks"][0]["damage"]
+    assert damage["damage"] is None and damage["share"] is None
+    assert found.notes == ["Mine, NQ_OPEN: no share at γ=1: other documents of nq_open."]
+    without = decode.measure_decode(evidence(generation_unlimited=[], generation=others[:1]))
+    (task,) = without.numbers["models"][0]["tasks"]
+    assert task["baseline"] is None and task["damage"] == [] and task["constrained"] == []
+    assert decode.draw_decode(without.numbers)
 
 
 def test_figure_10_has_images_and_text_apart_beside_the_papers() -> None:

@@ -1,0 +1,61 @@
+"""NQ-Open is lm-eval's task on local files: any right answer counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from capmoe_eval.evaluation.tasks import TaskLibrary, ready
+from capmoe_eval.experiment.configuration import load_option
+from capmoe_eval.experiment.datasource import data_source
+
+
+def built(root: str, name: str | None = None) -> Any:
+    return TaskLibrary().get("nq_open", ready(data_source(root, name)))["tasks"]["nq_open"]
+
+
+@pytest.fixture(scope="module", name="world")
+def of_the_miniworld() -> Any:
+    return built("miniworld")
+
+
+def prompt(task: Any, number: int) -> str:
+    task.set_config("num_fewshot", load_option("tasks", "nq_open").nq_open.fewshot)
+    task.set_fewshot_seed(1234)
+    return str(task.fewshot_context(task.eval_docs[number], task.get_config("num_fewshot")))
+
+
+@pytest.mark.real_data
+def test_the_real_set_is_asked_with_five_shots(real_hub: Path) -> None:
+    task = built(str(real_hub), "real")
+    assert len(task.eval_docs) == 3610
+    asked = prompt(task, 0)
+    assert asked.startswith("Answer these questions:\n\nQ: ")
+    assert asked.endswith("\nQ: when was the last time anyone was on the moon?\nA:")
+    assert asked.count("\nQ: ") == 6 and asked.count("\nA: ") == 5
+    for number in (0, 17, 1800, 3609):
+        document = task.eval_docs[number]
+        assert task.doc_to_target(document) == document["answer"]
+
+
+def test_every_right_answer_counts_and_another_does_not(world: Any) -> None:
+    several = [doc for doc in world.eval_docs if len(doc["answer"]) > 1]
+    assert several and len(world.eval_docs) == 164
+    for document in several:
+        for answer in document["answer"]:
+            assert world.process_results(document, [answer]) == {"exact_match": 1}
+        assert world.process_results(document, ["nobody"]) == {"exact_match": 0}
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_case_and_punctuation_do_not_count(world: Any, data: st.DataObject) -> None:
+    document = world.eval_docs[data.draw(st.integers(0, 163))]
+    answer = data.draw(st.sampled_from(document["answer"]))
+    said = data.draw(st.sampled_from([answer.upper(), answer.title(), f"{answer}!", answer]))
+    assert world.process_results(document, [said]) == {"exact_match": 1}
+    assert world.process_results(document, [f"not {said}"]) == {"exact_match": 0}
