@@ -18,6 +18,7 @@ import torch
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.evaluate import evaluate
+from capmoe_eval.evaluation.generation.sandbox import Sandbox
 from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.evaluation.loading import Placement, chosen_device, load_lm, reader_of, weightless
 from capmoe_eval.evaluation.progress import Progress, duration
@@ -59,8 +60,7 @@ def forecast(
     missing: Sequence[Plan],
     library: TaskLibrary,
     progress: Progress,
-    *,
-    calibrate: bool,
+    measured: Callable[[Plan, CapmoeLM, int], Rate | None] | None = None,
 ) -> str:
     """Return the forecast of a run as text; no record is written.
 
@@ -69,11 +69,12 @@ def forecast(
         missing: Those to compute.
         library: Their tasks.
         progress: The display.
-        calibrate: Whether to load each model and time a few batches of each task of which no
-            finished record tells the time.
+        measured: Function of a cell, its loaded model and its number of documents that returns the
+            rate where no finished record tells it, or None where it cannot; None for no such
+            rates, and no loaded models.
 
     Raises:
-        UsageError: For a dataset, or with ``calibrate`` a model, that cannot be loaded.
+        UsageError: For a dataset, or with ``measured`` a model, that cannot be loaded.
     """
     rows: list[dict[str, str]] = []
     notes: list[str] = []
@@ -87,9 +88,9 @@ def forecast(
             # Methods have the same documents.
             work = workload(cells[0].cell, library, cells[0].source, reader)
             rate = recorded_rate(cells)
-            if rate is None and calibrate:
+            if rate is None and measured is not None:
                 lm = lm or load_lm(model, placement(first), batch_size=1)
-                rate = measured_rate(cells[0], lm, library, work.documents)
+                rate = measured(cells[0], lm, work.documents)
             seconds = len(cells) * rate.of(work.documents) if rate else None
             rows.append(_row(cells, work, seconds, rate))
             times.append(seconds)
@@ -97,7 +98,7 @@ def forecast(
         if reader is not None:
             notes.append(_memory_line(first, needed_memory(model, works)))
     head = f"{len(missing)} of {len(planned)} cells are missing; none was computed now."
-    return "\n".join([head, aligned(rows, _NUMBERS), *notes, _time_line(times, calibrate)])
+    return "\n".join([head, aligned(rows, _NUMBERS), *notes, _time_line(times)])
 
 
 def _grouped(plans: Iterable[Plan], key: Callable[[Plan], Hashable]) -> list[list[Plan]]:
@@ -140,7 +141,9 @@ def recorded_rate(cells: Sequence[Plan]) -> Rate | None:
     return Rate(0.0, statistics.median(each), f"{len(each)} finished")
 
 
-def measured_rate(plan: Plan, lm: CapmoeLM, library: TaskLibrary, documents: int) -> Rate:
+def measured_rate(
+    plan: Plan, lm: CapmoeLM, library: TaskLibrary, documents: int, sandbox: Sandbox | None = None
+) -> Rate:
     """Time one and three batches of a cell, after one to warm up, and return its rate.
 
     Args:
@@ -148,13 +151,14 @@ def measured_rate(plan: Plan, lm: CapmoeLM, library: TaskLibrary, documents: int
         lm: Its loaded model.
         library: Built tasks.
         documents: Number of the cell's documents.
+        sandbox: A sandbox for programs that the model writes; None if none may run.
     """
     parts = len(library.get(plan.cell.task.lm_eval, plan.source)["tasks"])
     limit = max(1, math.ceil(_sequences(plan) / parts))  # a limit is one of each part
     measured = []
     for few in (limit, limit, 3 * limit):
         cell = dataclasses.replace(plan.cell, limit=few)
-        record = evaluate(cell, lm, library, plan.source, root=plan.root)
+        record = evaluate(cell, lm, library, plan.source, root=plan.root, sandbox=sandbox)
         measured.append((record.n, record.provenance.seconds))
     (n, seconds), (more, longer) = measured[1:]
     if more == n:  # these were all documents
@@ -232,7 +236,7 @@ def _room(plan: Plan) -> tuple[str, int]:
     return f"{len(devices)} GPU" if len(devices) == 1 else f"{len(devices)} GPUs", room
 
 
-def _time_line(times: Sequence[float | None], calibrate: bool) -> str:
+def _time_line(times: Sequence[float | None]) -> str:
     known = [seconds for seconds in times if seconds is not None]
     line = f"In one process: {duration(sum(known))}, without loading models"
     if len(known) < len(times):

@@ -102,8 +102,17 @@ def forecast(plans: Sequence[Plan], *, calibrate: bool) -> str:
         return f"All {len(plans)} cells are finished."
     from capmoe_eval.evaluation import forecast
 
-    library = _documents(missing)
-    return forecast.forecast(plans, missing, library, Progress(len(missing)), calibrate=calibrate)
+    library, progress = _documents(missing), Progress(len(missing))
+    if not calibrate:
+        return forecast.forecast(plans, missing, library, progress)
+    sandbox, refused = _sandbox(missing, library)
+
+    def measured(plan: Plan, lm: CapmoeLM, documents: int) -> forecast.Rate | None:
+        if plan.path in refused:
+            return None
+        return forecast.measured_rate(plan, lm, library, documents, sandbox)
+
+    return forecast.forecast(plans, missing, library, progress, measured)
 
 
 def _with_documents(plans: Sequence[Plan]) -> list[Plan]:
