@@ -10,8 +10,8 @@ import pytest
 from lm_eval.tasks import TaskManager
 from transformers import AutoModelForCausalLM, OlmoeForCausalLM
 
+from capmoe_eval.bench import answers, suite
 from capmoe_eval.bench import generate as generation
-from capmoe_eval.bench import suite
 from capmoe_eval.bench.__main__ import main
 from capmoe_eval.bench.forward import SIDES
 from capmoe_eval.evaluation.provenance import weights_hash
@@ -93,6 +93,21 @@ def test_every_side_of_generate_makes_as_many_tokens(tmp_path: Path, monkeypatch
     few = ["--prompt", "4", "--new", "3", "--rounds", "1", "--warmup", "0"]
     bench(tmp_path, "generate", "--shapes", "small", *few)
     assert made == [8 * (4 + 3)] * (1 + len(generation.SIDES))
+
+
+def test_answers(tmp_path: Path) -> None:
+    few = ["--model", "tiny_olmoe", "--limit", "5", "--sizes", "1", "3"]
+    status, content = bench(tmp_path, "answers", *few)
+    assert status == 0
+    shares = {target["name"]: target["ratio"]["median"] for target in content["targets"]}
+    ways = ["batches of 1", "batches of 3, other company"]
+    assert list(shares) == [f"{side}: {way}" for side in answers.SIDES for way in ways]
+    assert shares["baseline: batches of 1"] == 0
+    assert all(5 * share == pytest.approx(round(5 * share)) for share in shares.values())
+    assert shares["every step: batches of 1"] > 0
+    steps = content["decode_steps"]
+    assert set(steps) == {"batches of 3", *ways}
+    assert steps["batches of 1"]["live"] == 1 < steps["batches of 3"]["live"] <= 3
 
 
 def test_decision(tmp_path: Path) -> None:
@@ -179,6 +194,8 @@ def check_plain(given: dict[str, str]) -> None:
         (["cells", "--cells", "3"], "--cells=3: must be at least 40"),
         (["cells", "--documents", "8"], "--documents=8: must be at least two sizes"),
         (["cells", "--model", "zoo_olmo"], "did you mean 'zoo_olmoe'"),
+        (["answers", "--sizes", "4"], "--sizes=4: must be at least two sizes"),
+        (["answers", "--task", "gsm8"], "did you mean 'gsm8k'"),
         (["suite", "--rounds", "0"], "--rounds=0: must be a whole number of at least 1"),
         (["suite", "--tasks", "obq"], "did you mean 'obqa'"),
     ],

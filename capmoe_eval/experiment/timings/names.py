@@ -15,6 +15,7 @@ EVALUATIONS: Final = MappingProxyType(
         "generate": "our generation against stock transformers'",
         "decision": "the routing decision against the layer, and against Algorithms 1 and 2",
         "suite": "the suite against one lm-eval process per cell and task",
+        "answers": "generated answers in other batches",
         "cells": "time and memory over documents and cells",
     }
 )
