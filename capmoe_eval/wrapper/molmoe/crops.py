@@ -161,9 +161,7 @@ def cut(
     )
 
 
-def _fitted(
-    image: NDArray[np.uint8], height: int, width: int
-) -> tuple[Pixels, NDArray[np.bool_]]:
+def _fitted(image: NDArray[np.uint8], height: int, width: int) -> tuple[Pixels, NDArray[np.bool_]]:
     """Return an image, 0 to 1, in the middle of a black canvas, and where on it the image is."""
     scale = min(
         np.float32(wanted) / np.float32(given)

@@ -34,8 +34,8 @@ CHECKPOINT_NAMES = [
     ),
     WeightConverter(
         source_patterns=[
-            r"model.transformer.wte.embedding$",
-            r"model.transformer.wte.new_embedding$",
+            r"model.transformer.wte.embedding",
+            r"model.transformer.wte.new_embedding",
         ],
         target_patterns="language_model.embed_tokens.weight",
         operations=[Concatenate(dim=0)],
@@ -93,10 +93,10 @@ class MolmoeForConditionalGeneration(PreTrainedModel, GenerationMixin):
             position_ids: The number of each position; by default pads have none.
             past_key_values: The cache of a generation.
             inputs_embeds: Embeddings [B, S, H].
-            pixel_values: Crops of the sequences' images as patches [B, N, P, D]; −1 for no crop.
+            pixel_values: Crops of the sequences' images as patches [B, N, P, D].
             image_masks: Share of each patch that is no padding [B, N, P].
             image_input_idx: Position of each token of the crops [B, N, I]; negative for one that
-                has none.
+                has none, as all of a crop that fills up the batch.
             logits_to_keep: How many positions from the end get logits; 0 for all.
             **kwargs: Passed to the language model.
 

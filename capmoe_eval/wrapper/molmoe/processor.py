@@ -94,7 +94,11 @@ class MolmoProcessor(ProcessorMixin):
         left = self.tokenizer.padding_side == "left"
         pad = self.tokenizer.pad_token_id
         pad = self.tokenizer.eos_token_id if pad is None else pad
-        inputs: dict[str, list[Any]] = {"input_ids": [], "attention_mask": [], "image_input_idx": []}
+        inputs: dict[str, list[Any]] = {
+            "input_ids": [],
+            "attention_mask": [],
+            "image_input_idx": [],
+        }
         for tokens, crops in rows:
             pads, ones = [pad] * (width - len(tokens)), [1] * len(tokens)
             none = [0] * len(pads)
@@ -107,8 +111,8 @@ class MolmoProcessor(ProcessorMixin):
         if any(crops for _, crops in rows):
             patches = [_joined([crop.patches_NPD for crop in crops]) for _, crops in rows]
             masks = [_joined([crop.masks_NP for crop in crops]) for _, crops in rows]
-            data["pixel_values"] = _filled(patches, -1)
-            data["image_masks"] = _filled(masks, -1)
+            data["pixel_values"] = _filled(patches, 0)
+            data["image_masks"] = _filled(masks, 0)
             data["image_input_idx"] = _filled(inputs["image_input_idx"], NOWHERE)
         return BatchFeature(data)
 

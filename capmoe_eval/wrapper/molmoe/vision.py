@@ -130,8 +130,8 @@ class VisionBackbone(nn.Module):
         """
         states = self.image_vit(patches_NPD)
         features_NPF = torch.cat([states[layer][:, 1:] for layer in self.config.layers], dim=-1)
-        # A crop with the number −1 in it is no crop, but fills up the batch.
-        features_NPF = features_NPF * (patches_NPD != -1).all(dim=(1, 2), keepdim=True)
+        # The remote code sets the features of a crop with the number −1 in it to zero, as one that
+        # fills up a batch. Such a crop's tokens have no place, and in bfloat16 many a pixel is −1.
         padding_NP = image_masks_NP == 0
         partly_NP = (image_masks_NP < 1) & ~padding_NP
         dtype = features_NPF.dtype
@@ -139,7 +139,9 @@ class VisionBackbone(nn.Module):
             features_NPF = features_NPF + mark_F * where_NP[..., None].float()
         windows = _windows(features_NPF.to(dtype), self.config.patches_per_side)
         pooled = self.image_pooling_2d(windows.mean(dim=1, keepdim=True), windows)
-        projected: Tensor = self.image_projector(pooled.view(len(patches_NPD), -1, pooled.shape[-1]))
+        projected: Tensor = self.image_projector(
+            pooled.view(len(patches_NPD), -1, pooled.shape[-1])
+        )
         return projected
 
 

@@ -26,7 +26,11 @@ def remote() -> tuple[dict[str, Tensor], dict[str, tuple[int, ...]]]:
 def write(directory: Path, **changed: Any) -> Path:
     """Write the files of a checkpoint, with changed fields of its config.json."""
     _, names = remote()
-    save_file({name: weight(name, shape) for name, shape in names.items()}, _in(directory, "model.safetensors"), metadata={"format": "pt"})
+    save_file(
+        {name: weight(name, shape) for name, shape in names.items()},
+        _in(directory, "model.safetensors"),
+        metadata={"format": "pt"},
+    )
     auto = {
         "AutoImageProcessor": "image_preprocessing_molmo.MolmoImageProcessor",
         "AutoProcessor": "preprocessing_molmo.MolmoProcessor",

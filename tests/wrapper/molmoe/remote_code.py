@@ -111,7 +111,7 @@ WORDS = (
 PROMPTS = ("Is it red ?", "Is it word3 word7 word9 round ?", "word1 word2")
 SIZES = ((60, 100), (140, 50), (30, 30))  # height and width of each prompt's image
 EVERY = 11  # positions of which the logits are kept
-NEW_TOKENS = 6
+NEXT = (9, 17, 66, 25, 3, 31)  # tokens of a continuation
 _IN_USE: list[Any] = []
 
 
@@ -226,15 +226,15 @@ def _padded(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
 
 
 @torch.no_grad()
-def _generated(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Return the logits of every step of a greedy generation, by the model's own cache."""
+def _continued(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return the logits behind a batch and each of :data:`NEXT` but the last, by the cache."""
     mask = batch["attention_mask"]
     given = {**batch, "position_ids": (mask.cumsum(dim=-1) - 1).clamp_min(0)}
     steps = []
-    for _ in range(NEW_TOKENS):
+    for word in NEXT:
         output = model(**given, use_cache=True)
         steps.append(output.logits[:, -1])
-        token = steps[-1].argmax(dim=-1, keepdim=True)
+        token = torch.full_like(mask[:, :1], word)
         mask = torch.cat([mask, torch.ones_like(token)], dim=1)
         given = {
             "input_ids": token,
@@ -262,7 +262,7 @@ def main(directory: str, path: str) -> None:
         kept[f"{name}.image_masks"] = (4 * batch["image_masks"]).to(torch.int8)
         kept[f"{name}.patches"] = batch["images"].double().sum(dim=-1).half()
         kept[f"{name}.logits"] = model(**batch).logits[:, ::EVERY]
-        kept[f"{name}.generated"] = _generated(model, batch)
+        kept[f"{name}.continued"] = _continued(model, batch)
     import transformers
 
     names = {name: list(value.shape) for name, value in model.state_dict().items()}
