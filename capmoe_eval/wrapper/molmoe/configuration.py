@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import OlmoeConfig, PreTrainedConfig
 
@@ -67,18 +67,22 @@ class MolmoeVisionConfig(PreTrainedConfig):
 
 
 class MolmoeConfig(PreTrainedConfig):
-    """Configuration of MolmoE: an OLMoE, a tower, and the token that stands for a piece of an image.
+    """Configuration of MolmoE: an OLMoE, a tower, and the tokens that an image becomes.
 
     ``vocab_size`` counts the tokens that have logits; the language model knows a few more.
     """
 
     model_type = "molmo"
-    sub_configs_defaults = {"text_config": OlmoeConfig, "vision_config": MolmoeVisionConfig}
+    sub_configs_defaults: ClassVar = {
+        "text_config": OlmoeConfig,
+        "vision_config": MolmoeVisionConfig,
+    }
 
     text_config: dict[str, Any] | PreTrainedConfig | None = None
     vision_config: dict[str, Any] | PreTrainedConfig | None = None
     vocab_size: int = 50304
-    image_token_id: int = 50282
+    image_token_id: int = 50282  # stands for 2 × 2 patches
+    image_row_end_id: int = 50283  # behind every row of them
     tie_word_embeddings: bool = False
 
     @classmethod
@@ -115,6 +119,7 @@ def _from_hub(given: Mapping[str, Any]) -> dict[str, Any]:
         "dtype": given.get("torch_dtype"),
         "vocab_size": logits,
         "image_token_id": given["vocab_size"] + SPECIAL_TOKENS.index("<im_patch>"),
+        "image_row_end_id": given["vocab_size"] + SPECIAL_TOKENS.index("<im_col>"),
         "text_config": {
             "vocab_size": logits + (given.get("additional_vocab_size") or 0),
             "hidden_size": width,

@@ -1,9 +1,9 @@
 """Cut an image into MolmoE's overlapping crops, and say which token stands for which part of it.
 
 An image is shown twice: whole, shrunk into one crop, and enlarged, as a grid of crops of which
-each overlaps its neighbours by ``2 · margin`` patches. A token stands for 2 × 2 patches. Where crops
-overlap, each half of the overlap belongs to the crop that has it farther from its edge, so that
-the tokens of a grid form one picture, read row by row.
+each overlaps its neighbours by ``2 · margin`` patches. A token stands for 2 × 2 patches. Where
+crops overlap, each half of the overlap belongs to the crop that has it farther from its edge, so
+that the tokens of a grid form one picture, read row by row.
 """
 
 from __future__ import annotations
@@ -127,11 +127,12 @@ def cut(
         std: Of each colour, by which is then divided.
     """
     rows, columns = geometry.tiling(*image.shape[:2])
+    colours = np.array([mean, std], dtype=np.float32)
     side, margin, window = geometry.crop, geometry.margin, geometry.window
 
     def shown(height: int, width: int) -> tuple[Pixels, NDArray[np.bool_]]:
         pixels, inside = _fitted(image, height * geometry.patch, width * geometry.patch)
-        return (pixels - np.float32(mean)) / np.float32(std), inside
+        return (pixels - colours[0]) / colours[1], inside
 
     whole, _ = shown(side, side)
     large, inside = shown(window * rows + 2 * margin, window * columns + 2 * margin)
@@ -150,9 +151,11 @@ def cut(
     masks.append(np.full_like(masks[-1], -1))
     first = marks.picture(geometry.tokens, geometry.tokens)
     second = marks.picture(*(window // 2 * n + margin for n in (rows, columns)))
-    positions = [place + 1 for place in geometry.positions(1, 1)]
-    for place in geometry.positions(rows, columns):
-        positions.append(np.where(place < 0, NOWHERE, place + len(first) + 1))
+    positions = [
+        np.where(place < 0, NOWHERE, place + start)
+        for start, grid in ((1, (1, 1)), (len(first) + 1, (rows, columns)))
+        for place in geometry.positions(*grid)
+    ]
     return Crops(
         torch.from_numpy(np.stack(patches)),
         torch.from_numpy(np.stack(masks)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -52,8 +52,8 @@ class MolmoeForConditionalGeneration(PreTrainedModel, GenerationMixin):
 
     config_class = MolmoeConfig
     input_modalities = ("image", "text")
-    _no_split_modules = ["OlmoeDecoderLayer", "Block"]
-    _skip_keys_device_placement = ["past_key_values"]
+    _no_split_modules: ClassVar = ["OlmoeDecoderLayer", "Block"]
+    _skip_keys_device_placement: ClassVar = ["past_key_values"]
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_attention_backend = True

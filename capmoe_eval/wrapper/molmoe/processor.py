@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from capmoe_eval.wrapper.molmoe.crops import NOWHERE, Crops, Geometry, Marks, cu
 class MolmoImageProcessor(BaseImageProcessor):
     """The sizes of crops and the statistics of pixels, under the hub's names."""
 
-    model_input_names = ["pixel_values", "image_masks", "image_input_idx"]
+    model_input_names: ClassVar = ["pixel_values", "image_masks", "image_input_idx"]
 
     def __init__(
         self,
@@ -94,26 +94,18 @@ class MolmoProcessor(ProcessorMixin):
         left = self.tokenizer.padding_side == "left"
         pad = self.tokenizer.pad_token_id
         pad = self.tokenizer.eos_token_id if pad is None else pad
-        inputs: dict[str, list[Any]] = {
-            "input_ids": [],
-            "attention_mask": [],
-            "image_input_idx": [],
-        }
-        for tokens, crops in rows:
-            pads, ones = [pad] * (width - len(tokens)), [1] * len(tokens)
-            none = [0] * len(pads)
-            inputs["input_ids"].append(pads + tokens if left else tokens + pads)
-            inputs["attention_mask"].append(none + ones if left else ones + none)
-            shift = len(pads) if left else 0
-            places = [_moved(crop.position_NI, shift) for crop in crops]
-            inputs["image_input_idx"].append(torch.cat(places) if places else None)
-        data = {name: torch.tensor(inputs[name]) for name in ("input_ids", "attention_mask")}
-        if any(crops for _, crops in rows):
-            patches = [_joined([crop.patches_NPD for crop in crops]) for _, crops in rows]
-            masks = [_joined([crop.masks_NP for crop in crops]) for _, crops in rows]
-            data["pixel_values"] = _filled(patches, 0)
-            data["image_masks"] = _filled(masks, 0)
-            data["image_input_idx"] = _filled(inputs["image_input_idx"], NOWHERE)
+        tokens, masks, places = [], [], []
+        for words, crops in rows:
+            pads, none = [pad] * (width - len(words)), [0] * (width - len(words))
+            ones = [1] * len(words)
+            tokens.append(pads + words if left else words + pads)
+            masks.append(none + ones if left else ones + none)
+            places.append([_moved(c.position_NI, len(pads) if left else 0) for c in crops])
+        data = {"input_ids": torch.tensor(tokens), "attention_mask": torch.tensor(masks)}
+        if any(places):
+            data["pixel_values"] = _filled([[c.patches_NPD for c in crops] for _, crops in rows], 0)
+            data["image_masks"] = _filled([[c.masks_NP for c in crops] for _, crops in rows], 0)
+            data["image_input_idx"] = _filled(places, NOWHERE)
         return BatchFeature(data)
 
     def _row(self, prompt: str, images: Sequence[Image.Image]) -> tuple[list[int], list[Crops]]:
@@ -150,16 +142,13 @@ def _moved(position_NI: Tensor, places: int) -> Tensor:
     return torch.where(position_NI < 0, position_NI, position_NI + places)
 
 
-def _joined(parts: list[Tensor]) -> Tensor | None:
-    return torch.cat(parts) if parts else None
-
-
-def _filled(rows: Sequence[Tensor | None], value: float) -> Tensor:
-    """Return tensors of different lengths as one, the shorter ones filled up."""
-    some = next(row for row in rows if row is not None)
-    most = max(len(row) for row in rows if row is not None)
+def _filled(rows: Sequence[list[Tensor]], value: float) -> Tensor:
+    """Return the crops of all sequences as one tensor, the shorter sequences filled up."""
+    some = next(parts[0] for parts in rows if parts)
+    most = max(sum(map(len, parts)) for parts in rows)
     filled = some.new_full((len(rows), most, *some.shape[1:]), value)
-    for number, row in enumerate(rows):
-        if row is not None:
-            filled[number, : len(row)] = row
+    for row, parts in zip(filled, rows, strict=True):
+        if parts:
+            crops = torch.cat(parts)
+            row[: len(crops)] = crops
     return filled

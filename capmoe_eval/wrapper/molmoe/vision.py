@@ -64,8 +64,8 @@ class Block(nn.Module):
         """Return the states after this block [N, P, C]."""
         normed_NPC = self.attention_norm(hidden_NPC)
         hidden_NPC = hidden_NPC + self.attention(normed_NPC, normed_NPC)
-        hidden_NPC = hidden_NPC + self.feed_forward(self.ffn_norm(hidden_NPC))
-        return hidden_NPC
+        output_NPC: Tensor = hidden_NPC + self.feed_forward(self.ffn_norm(hidden_NPC))
+        return output_NPC
 
 
 class Tower(nn.Module):
@@ -78,8 +78,9 @@ class Tower(nn.Module):
         self.positional_embedding = nn.Parameter(torch.zeros(config.num_positions, width))
         self.patch_embedding = nn.Linear(3 * config.patch_size**2, width, bias=False)
         self.pre_ln = nn.LayerNorm(width, eps=config.norm_eps)
-        blocks = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
-        self.transformer = nn.ModuleDict({"resblocks": blocks})
+        self.transformer = nn.ModuleDict(
+            {"resblocks": nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))}
+        )
 
     def forward(self, patches_NPD: Tensor) -> list[Tensor]:
         """Return the states after every block [N, 1 + P, C], the class first."""
@@ -88,7 +89,7 @@ class Tower(nn.Module):
         hidden_NPC = torch.cat([first_N1C, embedded_NPC], dim=1) + self.positional_embedding
         hidden_NPC = self.pre_ln(hidden_NPC)
         states = []
-        for block in self.transformer["resblocks"]:  # type: ignore[union-attr]
+        for block in self.transformer["resblocks"].children():
             hidden_NPC = block(hidden_NPC)
             states.append(hidden_NPC)
         return states
@@ -139,10 +140,9 @@ class VisionBackbone(nn.Module):
             features_NPF = features_NPF + mark_F * where_NP[..., None].float()
         windows = _windows(features_NPF.to(dtype), self.config.patches_per_side)
         pooled = self.image_pooling_2d(windows.mean(dim=1, keepdim=True), windows)
-        projected: Tensor = self.image_projector(
-            pooled.view(len(patches_NPD), -1, pooled.shape[-1])
-        )
-        return projected
+        tokens_NIC = pooled.view(len(patches_NPD), -1, pooled.shape[-1])
+        projected_NIH: Tensor = self.image_projector(tokens_NIC)
+        return projected_NIH
 
 
 def _windows(features_NPF: Tensor, side: int) -> Tensor:

@@ -5,7 +5,7 @@ einops, safetensors, and a directory with the code beside the hub's allenai/Molm
 (config_molmoe.py, modeling_molmoe.py, image_preprocessing_molmo.py, preprocessing_molmo.py), of
 which the repository has no copy:
 
-    python tests/wrapper/molmoe/remote_code.py CODE_DIRECTORY tests/wrapper/molmoe/remote.safetensors
+    cd tests/wrapper/molmoe && python remote_code.py CODE_DIRECTORY remote.safetensors
 
 ``test_parity.py`` compares the port with the file.
 """
@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-# The hub's config.json with small sizes. Crops keep their 24 × 24 patches, which the remote code has
-# as numbers; patches have 2 × 2 pixels in place of 14 × 14.
+# The hub's config.json with small sizes. Crops keep their 24 × 24 patches, which are numbers in
+# the remote code; patches have 2 × 2 pixels in place of 14 × 14.
 CONFIG: dict[str, Any] = {
     "model_type": "molmo",
     "auto_map": {

@@ -142,10 +142,17 @@ def test_in_bfloat16_a_pixel_that_becomes_minus_one_blanks_nothing(
 def test_under_a_capacity(model: Any, processor: Any) -> None:
     inputs = asked(processor, "batch")
     stock = model(**inputs).logits
-    _, n_tokens = (inputs["input_ids"] == model.config.image_token_id).nonzero().shape[::-1]
+    n_tokens = int((inputs["input_ids"] == model.config.image_token_id).sum())
     with capacity_aware(model, "score", float("inf")) as meter:
         assert torch.equal(model(**inputs).logits, stock)
         assert len(meter.layers) == remote_code.CONFIG["n_layers"]
+    # Each of the two pictures of an image has eight bands, whatever its rows.
+    bands = [0] * 8
+    for row in inputs["input_ids"].tolist():
+        for picture in " ".join(map(str, row)).split("41 40")[:2]:  # between an end and a start
+            length = picture.split().count("42")
+            for place in range(length):
+                bands[place * 8 // length] += 1
     dropped = {}
     for modality in ("image_first", "text_first"):
         with capacity_aware(model, "score", 0.5, modality=modality) as meter:
@@ -154,7 +161,9 @@ def test_under_a_capacity(model: Any, processor: Any) -> None:
         assert all(proof["passed"] for proof in report["proofs"].values())
         dropped[modality] = report["summary"]["modalities"]["text"]["drop_rate"]
         for layer in report["layers"]:
-            assert layer["modalities"]["image"]["tokens"] == n_tokens
+            image = layer["modalities"]["image"]
+            assert image["tokens"] == n_tokens
+            assert image["bands"]["tokens"] == bands
     assert dropped["image_first"] < dropped["text_first"]
     assert torch.equal(model(**inputs).logits, stock)
 
