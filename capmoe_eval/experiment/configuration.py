@@ -182,7 +182,7 @@ def _check_grid(config: DictConfig, name: str, grid: Mapping[str, Any]) -> None:
         if key == "model" and values == []:
             raise NoModelError(
                 f"profile={profile_name(config)}: has no model for this experiment; choose another "
-                f"profile, or models with '{name}.model=[NAME]'{why_not(config)}"
+                f"profile, or models with '{name}.model=[NAME]'"
             )
         if not isinstance(values, list) or not values:
             raise UsageError(
@@ -193,12 +193,6 @@ def _check_grid(config: DictConfig, name: str, grid: Mapping[str, Any]) -> None:
                 choice(*options(key))(key, value)
             elif key != "tasks":  # looked up at each point
                 check_key(key, value)
-
-
-def why_not(config: DictConfig) -> str:
-    """Return why a profile lacks models, in brackets, or nothing."""
-    reason = config.profile.get("lacks")
-    return f" ({reason})" if reason else ""
 
 
 def _chosen_task(tasks: Mapping[str, Any], name: object, grid: str) -> dict[str, Any]:

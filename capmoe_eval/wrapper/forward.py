@@ -107,6 +107,7 @@ class _ForwardHooks:
             counted_BS=self._counted(mask, tokens, n_cached),
             decode=decode,
             image_BS=self._images.find(arguments, tokens, meter.method.modality),
+            row_end_BS=self._images.row_ends(arguments),
             ranks=meter.ranks,
         )
         meter.note_forward(self._plan, mask)

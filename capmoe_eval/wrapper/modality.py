@@ -34,14 +34,18 @@ def placeholder_ids(config: Any) -> list[int]:
     return sorted(number for number in named if isinstance(number, int))
 
 
-def image_bands(image_BS: Tensor) -> Tensor:
+def image_bands(image_BS: Tensor, row_end_BS: Tensor | None = None) -> Tensor:
     """Return the band of each image token, 0 to BANDS - 1, among those of its image [B, S].
 
-    An image is a run of image tokens in a sequence. The number of a token of text means nothing.
+    An image is a run of image tokens in a sequence, which the ends of its rows do not interrupt.
+    The number of a token of text means nothing.
     """
-    before_BS = torch.nn.functional.pad(image_BS, (1, 0))[:, :-1]
+    inside_BS = image_BS if row_end_BS is None else image_BS | row_end_BS
+    before_BS = torch.nn.functional.pad(inside_BS, (1, 0))[:, :-1]
     flat_N = image_BS.reshape(-1)
-    run_N = (image_BS & ~before_BS).reshape(-1).cumsum(dim=0)  # from 1, of the image before or here
+    run_N = (
+        (inside_BS & ~before_BS).reshape(-1).cumsum(dim=0)
+    )  # from 1, of the image before or here
     length_R = torch.zeros(len(flat_N) + 1, dtype=torch.long, device=flat_N.device)
     length_R.scatter_add_(0, run_N, flat_N.long())
     image_tokens_N = flat_N.long().cumsum(dim=0)
@@ -55,7 +59,9 @@ class ImageFinder:
     """Finds the image tokens of a model's forwards."""
 
     def __init__(self, model: Any) -> None:
-        self._ids = placeholder_ids(getattr(model, "config", None))
+        config = getattr(model, "config", None)
+        self._ids = placeholder_ids(config)
+        self._row_end: int | None = getattr(config, "image_row_end_id", None)  # MolmoE
 
     def find(self, arguments: Mapping[str, Any], tokens: Tensor, modality: str) -> Tensor | None:
         """Return a mask [B, S] of the image tokens of a forward; None where there can be none.
@@ -79,3 +85,8 @@ class ImageFinder:
                 f"where the images are; pass input_ids, or {_TYPES} as well"
             )
         return None
+
+    def row_ends(self, arguments: Mapping[str, Any]) -> Tensor | None:
+        """Return a mask [B, S] of a forward's tokens behind rows of an image; None without any."""
+        ids = arguments.get("input_ids")
+        return None if self._row_end is None or ids is None else ids == self._row_end

@@ -82,6 +82,7 @@ class ForwardPlan:
         counted_BS: Tensor,
         decode: bool,
         image_BS: Tensor | None = None,
+        row_end_BS: Tensor | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
         self.method = method
@@ -90,6 +91,7 @@ class ForwardPlan:
         self.constrained = method.decode == "constrained" or not decode  # under the capacity
         self.counted_BS = counted_BS  # True for this process's tokens that count and take slots
         self.image_BS = image_BS  # True for its tokens of images; None where there can be none
+        self.row_end_BS = row_end_BS  # True for its tokens of text between the rows of an image
         self._ranks = ranks
         # (layer, "router" or "experts") of each module that ran so far
         self.seen: list[tuple[int, str]] = []
@@ -125,7 +127,7 @@ class ForwardPlan:
             return None
         if device not in self._images_on:
             rows_T = self.groups.rows_T.to(self.image_BS.device)
-            parts = (self.image_BS, image_bands(self.image_BS))
+            parts = (self.image_BS, image_bands(self.image_BS, self.row_end_BS))
             own = (part.reshape(-1)[rows_T].to(device) for part in parts)
             self._images_on[device] = Images(*own)
         return self._images_on[device]

@@ -12,6 +12,8 @@ from torch import Tensor
 from transformers import CLIPVisionConfig, LlavaConfig, OlmoeConfig, PreTrainedModel
 from transformers import LlavaForConditionalGeneration as Llava
 
+from capmoe_eval.wrapper.molmoe.configuration import MolmoeConfig, MolmoeVisionConfig
+from capmoe_eval.wrapper.molmoe.model import MolmoeForConditionalGeneration
 from tests.wrapper.architectures import _EXCEPTIONS, _SMALL, VOCABULARY, small_config, with_opinions
 
 IMAGE, VIDEO, AUDIO, START, PAD = 90, 91, 92, 93, 0
@@ -53,6 +55,32 @@ def _gemma_pixels(n_images: int, tokens: Tensor) -> Inputs:
     }
 
 
+def _molmoe_crops(_n_images: int, tokens: Tensor) -> Inputs:
+    """A crop of 4 × 4 patches for each image, in a batch in which every sequence has as many."""
+    placed = [(row == IMAGE).nonzero().view(-1, N_IMAGE) for row in tokens]
+    most = max(len(places) for places in placed)
+    position = torch.full((len(tokens), most, N_IMAGE), -1)
+    for row, places in enumerate(placed):
+        position[row, : len(places)] = places
+    patches = torch.randn(len(tokens), most, 16, 3 * 4 * 4)
+    masks = torch.rand(len(tokens), most, 16).round(decimals=1)
+    return {"pixel_values": patches, "image_masks": masks, "image_input_idx": position}
+
+
+def _molmoe() -> PreTrainedModel:
+    vision = {"hidden_size": 32, "intermediate_size": 48, "patch_size": 4, "num_positions": 17}
+    return MolmoeForConditionalGeneration(
+        MolmoeConfig(
+            text_config=small_config(OlmoeConfig, {}),
+            vision_config=MolmoeVisionConfig(
+                num_hidden_layers=2, num_attention_heads=4, layers=[-1, -2], **vision
+            ),
+            vocab_size=VOCABULARY,
+            image_token_id=IMAGE,
+        )
+    )
+
+
 def _llava() -> PreTrainedModel:
     vision = {"hidden_size": 32, "intermediate_size": 48, "image_size": 8, "patch_size": 4}
     return Llava(
@@ -75,6 +103,7 @@ _MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
 
 _FAMILIES: dict[str, tuple[Callable[[], PreTrainedModel], Callable[[int, Tensor], Inputs]]] = {
     "llava": (_llava, _pixels),
+    "molmoe": (_molmoe, _molmoe_crops),
     "aria": (
         lambda: _of_family(
             "aria",
@@ -182,6 +211,7 @@ def with_images() -> str:
 Given images as well (`tests/wrapper/test_modality.py`): {", ".join(f"`{f}`" for f in FAMILIES)}.
 γ=∞ gives the stock model's logits bit for bit, every token of an image is known as one, in forwards
 and in `generate`, and the modality that is named is dropped first. `llava` has an OLMoE as its
-language model; another one of this page may stand in its place. The MoE layers are those of the
+language model; another one of this page may stand in its place. `molmoe` is the suite's own port
+([multimodal.md](multimodal.md#molmoe)). The MoE layers are those of the
 language model: no tower of transformers {transformers.__version__} has any.
 How the tokens of images are told stands in [methods.md](methods.md#modalities)."""

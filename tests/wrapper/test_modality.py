@@ -192,16 +192,23 @@ def test_without_images_a_priority_changes_nothing(family: str) -> None:
         assert "modality_order" not in same["proofs"] and "modalities" not in same["summary"]
 
 
+TEXT, PIECE, ROW_END = range(3)
+
+
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.lists(st.booleans(), min_size=9, max_size=9), min_size=1, max_size=4))
-def test_a_band_is_a_place_in_a_run_of_image_tokens(image: list[list[bool]]) -> None:
-    bands = image_bands(torch.tensor(image)).tolist()
-    for row, found in zip(image, bands, strict=True):
-        for _, run in itertools.groupby(range(9), key=row.__getitem__):
-            places = list(run)
-            if row[places[0]]:
-                expected = [n * BANDS // len(places) for n in range(len(places))]
-                assert [found[place] for place in places] == expected
+@given(st.lists(st.lists(st.integers(0, 2), min_size=9, max_size=9), min_size=1, max_size=4))
+def test_a_band_is_a_place_in_a_run_of_image_tokens(kinds: list[list[int]]) -> None:
+    tokens = torch.tensor(kinds)
+    plain = image_bands(tokens == PIECE).tolist()
+    in_rows = image_bands(tokens == PIECE, tokens == ROW_END).tolist()
+    for parts, bands in (({PIECE}, plain), ({PIECE, ROW_END}, in_rows)):
+        for row, found in zip(kinds, bands, strict=True):
+            inside = [kind in parts for kind in row]
+            for is_image, run in itertools.groupby(range(9), key=inside.__getitem__):
+                places = [place for place in run if row[place] == PIECE]
+                if is_image:
+                    expected = [n * BANDS // len(places) for n in range(len(places))]
+                    assert [found[place] for place in places] == expected
 
 
 def test_a_model_of_text_has_no_modalities() -> None:

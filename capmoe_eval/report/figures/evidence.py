@@ -14,7 +14,6 @@ from capmoe_eval.experiment.configuration import (
     model_notes,
     plans,
     profile_name,
-    why_not,
 )
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import Reader
@@ -111,7 +110,7 @@ def gather(spec: Spec, experiment: FigurePlans) -> FigureRecords:
         digests=[record.cell.digest for record in found.records],
         nothing=f"none of its {len(planned)} records is there{because(broken)}; measure them"
         if planned
-        else f"profile={experiment.profile} has no model for it{why_not(experiment.config)}",
+        else f"profile={experiment.profile} has no model for it",
         names={"model": next(iter(titles.values()), "")},
         n_absent=len(absent),
         absent=sweeps(absent, experiment.overrides),

@@ -15,7 +15,7 @@ from capmoe_eval.errors import UsageError
 _PIXELS = ("pixel_values", "pixel_mask", "image_sizes", "image_position_ids")
 _GRID = "image_grid_thw"  # patches of each image in time, height and width [I, 3]
 _FEATURES = "mm_encoder_outputs"  # what `generate` makes of pixels before the first forward
-_OTHERS = ("pixel_values_videos", "input_features")
+_OTHERS = ("pixel_values_videos", "input_features", "image_input_idx")
 
 
 def own_images(arguments: dict[str, Any], image_BS: Tensor | None, rows: slice) -> None:
@@ -26,7 +26,7 @@ def own_images(arguments: dict[str, Any], image_BS: Tensor | None, rows: slice) 
     each of their tokens a row of features.
 
     Raises:
-        UsageError: For video and sound, and for images that cannot be told apart.
+        UsageError: For video, sound and MolmoE's crops, and for images that cannot be told apart.
     """
     features = arguments.get(_FEATURES) or {}
     others = [name for name in _OTHERS if arguments.get(name) is not None]

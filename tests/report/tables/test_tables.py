@@ -218,7 +218,7 @@ def test_a_profile_without_a_model_for_a_table_has_the_others(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep(monkeypatch, "table4", "table5")
-    status, out, _ = command("all", "profile=paper")
+    status, out, _ = command("all", "profile=paper", "profile.images=[]")
     assert status == 0
     assert "table4: profile=paper: has no model" in out and "table5: settings" in out
 
@@ -249,8 +249,7 @@ def test_all_published_tables_are_rendered_by_one_command(
     [
         (("tabel3",), "did you mean 'table3'"),
         (("table3_v1",), "choose one of"),
-        (("table4", "profile=paper"), "profile=paper: has no model for this experiment; choose"),
-        (("table9", "profile=paper"), "MolmoE is remote code for transformers 4.46 to 4.53"),
+        (("table4", "profile.images=[]"), "profile=zoo: has no model for this experiment; choose"),
         (("table3", "--published", "v1"), "version=v1: choose one of v2"),
         (("tabel3", "--published", "all"), "did you mean 'table3'"),
         (("all", "--published", "v3"), "--published=v3: choose one of v1, v2, all"),

@@ -1,0 +1,217 @@
+"""The port against what the remote code computed (``remote_code.py``), on random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers import AutoModelForImageTextToText
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.wrapper.checkpoint import load_checkpoint, load_processor
+from capmoe_eval.wrapper.session import capacity_aware
+from tests.wrapper.molmoe import checkpoint, remote_code
+
+# Of logits up to 6; measured: 3e-6.
+TOLERANCE = {"atol": 2e-5, "rtol": 0.0}
+PROMPTS = {"alone": slice(1, 2), "batch": slice(0, 3)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint.write(tmp_path_factory.mktemp("molmoe"))
+
+
+@pytest.fixture(scope="module")
+def model(directory: Path) -> Any:
+    return load_checkpoint(directory, kind=AutoModelForImageTextToText)
+
+
+@pytest.fixture(scope="module")
+def processor(directory: Path) -> Any:
+    loaded = load_processor("pretrained", str(directory), "main")
+    loaded.tokenizer.padding_side = "left"
+    return loaded
+
+
+def asked(processor: Any, which: str) -> dict[str, Tensor]:
+    numbers = range(3)[PROMPTS[which]]
+    images = [[Image.fromarray(remote_code.picture(number))] for number in numbers]
+    texts = [f"{processor.image_token}\n{remote_code.PROMPTS[number]}" for number in numbers]
+    return dict(processor(images=images, text=texts, padding="longest", return_tensors="pt"))
+
+
+def of_remote(which: str) -> dict[str, Tensor]:
+    kept, _ = checkpoint.remote()
+    start = f"{which}."
+    return {name[len(start) :]: kept[name] for name in kept if name.startswith(start)}
+
+
+def test_text_has_the_remote_logits(model: Any) -> None:
+    remote = of_remote("text")
+    assert (remote["input_ids"] >= remote_code.CONFIG["embedding_size"]).any()
+    logits = model(input_ids=remote["input_ids"]).logits
+    torch.testing.assert_close(logits, remote["logits"], **TOLERANCE)
+
+
+@pytest.mark.parametrize("which", PROMPTS)
+def test_the_processor_gives_the_remote_inputs(processor: Any, which: str) -> None:
+    inputs, remote = asked(processor, which), of_remote(which)
+    for name in ("input_ids", "attention_mask", "image_input_idx"):
+        assert torch.equal(inputs[name], remote[name].long()), name
+    crops = (remote["image_input_idx"] >= 0).any(dim=-1)
+    masks = (4 * inputs["image_masks"]).to(torch.int8)
+    assert torch.equal(masks[crops], remote["image_masks"][crops])
+    sums = inputs["pixel_values"].double().sum(dim=-1).half()
+    torch.testing.assert_close(sums[crops], remote["patches"][crops], atol=0.02, rtol=1e-3)
+
+
+@pytest.mark.parametrize("which", PROMPTS)
+def test_images_and_text_have_the_remote_logits(model: Any, processor: Any, which: str) -> None:
+    inputs, remote = asked(processor, which), of_remote(which)
+    logits = model(**inputs).logits[:, :: remote_code.EVERY]
+    real = inputs["attention_mask"][:, :: remote_code.EVERY].bool()
+    torch.testing.assert_close(logits[real], remote["logits"][real], **TOLERANCE)
+    # It could fail: other pixels, and other marks of padding, give other logits.
+    for name, other in (("pixel_values", 0.0), ("image_masks", 1.0)):
+        changed = {**inputs, name: torch.full_like(inputs[name], other)}
+        off = model(**changed).logits[:, :: remote_code.EVERY] - remote["logits"]
+        assert off[real].abs().max() > 0.01, name
+
+
+@pytest.mark.parametrize("which", PROMPTS)
+def test_a_continuation_by_the_cache_has_the_remote_logits(
+    model: Any, processor: Any, which: str
+) -> None:
+    inputs, steps = asked(processor, which), []
+    mask = inputs["attention_mask"]
+    for word in remote_code.NEXT:
+        output = model(**inputs, use_cache=True)
+        steps.append(output.logits[:, -1])
+        token = torch.full_like(mask[:, :1], word)
+        mask = torch.cat([mask, torch.ones_like(token)], dim=1)
+        inputs = {
+            "input_ids": token,
+            "attention_mask": mask,
+            "past_key_values": output.past_key_values,
+        }
+    remote = of_remote(which)["continued"]
+    assert remote.std(dim=1).max() > 0.1  # the steps differ
+    torch.testing.assert_close(torch.stack(steps, dim=1), remote, **TOLERANCE)
+
+
+def test_generate_gives_what_forwards_without_a_cache_give(model: Any, processor: Any) -> None:
+    inputs = asked(processor, "alone")
+    settings = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
+    found = model.generate(**inputs, **settings)[0, -4:].tolist()
+    words: list[int] = []
+    for _ in range(4):
+        word = torch.tensor([words], dtype=torch.long)
+        grown = {
+            **inputs,
+            "input_ids": torch.cat([inputs["input_ids"], word], dim=1),
+            "attention_mask": torch.cat([inputs["attention_mask"], torch.ones_like(word)], dim=1),
+        }
+        words.append(int(model(**grown).logits[0, -1].argmax()))
+    assert found == words
+
+
+def test_in_bfloat16_a_pixel_that_becomes_minus_one_blanks_nothing(
+    directory: Path, model: Any, processor: Any
+) -> None:
+    inputs = asked(processor, "alone")
+    low = load_checkpoint(directory, kind=AutoModelForImageTextToText, dtype=torch.bfloat16)
+    pixels = inputs["pixel_values"].bfloat16()
+    assert (pixels == -1).flatten(2).any(dim=-1).all(), "no crop has one"
+    logits = low(**{**inputs, "pixel_values": pixels}).logits.float()
+    exact = model(**inputs).logits
+    assert (logits - exact).abs().mean() < 0.1 * exact.abs().mean()
+
+
+def test_under_a_capacity(model: Any, processor: Any) -> None:
+    inputs = asked(processor, "batch")
+    stock = model(**inputs).logits
+    n_tokens = int((inputs["input_ids"] == model.config.image_token_id).sum())
+    with capacity_aware(model, "score", float("inf")) as meter:
+        assert torch.equal(model(**inputs).logits, stock)
+        assert len(meter.layers) == remote_code.CONFIG["n_layers"]
+    # Each of the two pictures of an image has eight bands, whatever its rows.
+    bands = [0] * 8
+    for row in inputs["input_ids"].tolist():
+        for picture in " ".join(map(str, row)).split("41 40")[:2]:  # between an end and a start
+            length = picture.split().count("42")
+            for place in range(length):
+                bands[place * 8 // length] += 1
+    dropped = {}
+    for modality in ("image_first", "text_first"):
+        with capacity_aware(model, "score", 0.5, modality=modality) as meter:
+            assert not torch.equal(model(**inputs).logits, stock)
+            report = meter.report()
+        assert all(proof["passed"] for proof in report["proofs"].values())
+        dropped[modality] = report["summary"]["modalities"]["text"]["drop_rate"]
+        for layer in report["layers"]:
+            image = layer["modalities"]["image"]
+            assert image["tokens"] == n_tokens
+            assert image["bands"]["tokens"] == bands
+    assert dropped["image_first"] < dropped["text_first"]
+    assert torch.equal(model(**inputs).logits, stock)
+
+
+def test_a_misplaced_image_is_refused(model: Any, processor: Any) -> None:
+    inputs = asked(processor, "alone")
+    inputs["image_input_idx"] = inputs["image_input_idx"] + 1
+    with pytest.raises(ValueError, match="image_input_idx: the tokens of the images are not at"):
+        model(**inputs)
+
+
+def test_a_prompt_needs_a_placeholder_for_each_image(processor: Any) -> None:
+    with pytest.raises(ValueError, match="2 placeholders <im_patch> for 1 images in '<im_patch>"):
+        image = Image.fromarray(remote_code.picture(2))
+        processor(images=[[image]], text=[2 * processor.image_token + " word1"])
+
+
+def test_prompts_with_and_without_images_make_one_batch(model: Any, processor: Any) -> None:
+    image = Image.fromarray(remote_code.picture(2))
+    inputs = processor(images=[[], [image]], text=["word1 word2", processor.image_token + "word3"])
+    alone = processor(text="word1 word2")
+    assert set(alone) == {"input_ids", "attention_mask"}
+    expected = model(**alone).logits[0]
+    found = model(**inputs).logits[0, -len(expected) :]
+    torch.testing.assert_close(found, expected, **TOLERANCE)
+
+
+def test_a_checkpoint_that_is_saved_from_here_is_loaded_again(
+    model: Any, processor: Any, tmp_path: Path
+) -> None:
+    model.save_pretrained(tmp_path)
+    again = load_checkpoint(tmp_path, kind=AutoModelForImageTextToText)
+    tokens = of_remote("text")["input_ids"]
+    assert torch.equal(again(input_ids=tokens).logits, model(input_ids=tokens).logits)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"moe_num_experts": 0}, "this Molmo has no experts; of Molmo, MolmoE alone is known"),
+        ({"block_type": "sequential"}, "block_type='sequential' is not known here, 'moe' is"),
+        ({"clip_qkv": 8.0}, "clip_qkv=8.0 is not known here, None is"),
+        ({"image_pooling_2d": "stack"}, "image_pooling_2d='stack' is not known here"),
+    ],
+)
+def test_another_molmo_is_refused_in_one_line(
+    tmp_path: Path, changed: dict[str, Any], reason: str
+) -> None:
+    checkpoint.write(tmp_path, **changed)
+    with pytest.raises(UsageError, match=reason):
+        load_checkpoint(tmp_path, kind=AutoModelForImageTextToText)
