@@ -132,7 +132,7 @@ def _pages(
 
     records = {place(record.path): record for record in inventory.records}
     named = [records.get(place(folder / path)) for path in found.records]
-    return [one and address.link(page.cell_path(one), str(one.cell)) for one in named]
+    return [address.link(page.cell_path(one), str(one.cell)) if one else None for one in named]
 
 
 def _claim(claim: LedgerClaim, pages: Sequence[Link | None]) -> dict[str, object]:
