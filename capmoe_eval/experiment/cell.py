@@ -50,7 +50,7 @@ class ModelId:
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that identify the model, JSON-ready."""
-        fields = dataclasses.asdict(self)
+        fields = dict(vars(self))
         if self.attention is None:
             del fields["attention"]  # keeps the digests of cells from before this field
         return fields
@@ -88,7 +88,7 @@ class TaskId:
 
         Fields that say nothing are left out, which keeps the digests of cells from before them.
         """
-        fields = dataclasses.asdict(self)
+        fields = dict(vars(self))
         for field, says in (("images", self.images), *((f, self.encoder) for f in BERTSCORE)):
             if not says:
                 del fields[field]
@@ -131,7 +131,7 @@ class Cell:
         for field, check in checks(Cell).items():
             check(field, getattr(self, field))
         check_batch_size(self.batch_size, self.method)
-        if not self.task.images:  # no modality goes before the other where there is one
+        if not self.task.images and self.method.modality != "uniform":  # there is one modality
             text = dataclasses.replace(self.method, modality="uniform")
             object.__setattr__(self, "method", text)
         if self.task.images and self.batch_size == "auto":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import re
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -22,6 +23,9 @@ from capmoe_eval.experiment.cell import BERTSCORE, MODEL_FIELDS, TASK_FIELDS, Ce
 from capmoe_eval.experiment.datasource import DataSource, cache_directory, data_source
 from capmoe_eval.experiment.schema import SHARD, check_key
 from capmoe_eval.routing.method import KNOBS, Method
+
+if TYPE_CHECKING:
+    from hydra._internal.hydra import Hydra
 
 # ${capmoe.cache:name}, a directory in the user's cache.
 OmegaConf.register_new_resolver("capmoe.cache", lambda name: str(cache_directory() / name))
@@ -105,12 +109,24 @@ def load_option(group: str, name: str) -> DictConfig:
 def composing() -> Iterator[None]:
     """Have Hydra's ``compose`` read ``conf/``, also inside a job that Hydra runs."""
     running = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()
     try:
-        with initialize_config_dir(str(config_directory()), version_base="1.3"):
-            yield
+        GlobalHydra.instance().hydra = _hydra(config_directory())
+        yield
     finally:
         GlobalHydra.instance().hydra = running
+
+
+@functools.cache
+def _hydra(directory: Path) -> Hydra | None:
+    """Return a Hydra that parses a file of a directory once; by itself, it does at each compose."""
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(directory), version_base="1.3"):
+        found = GlobalHydra.instance().hydra
+    loader: Any = found and found.config_loader
+    parsed = functools.cache(loader.repository.load_config)
+    # A copy: what is composed is made of the nodes themselves.
+    loader.repository.load_config = lambda config_path: copy.deepcopy(parsed(config_path))
+    return found
 
 
 @functools.cache

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from capmoe_eval.paper.pairing import Floats
 
 _SEED: Final = 20260101
-# Units are drawn in parts of this many, so that memory does not grow with them.
-_PART = 1_000_000
+# Units are drawn in parts of this many, which a core's cache holds.
+_PART = 50_000
 # Fewer units than this are multiplied by their counts, one by one.
 _FEW = 64
 
@@ -33,14 +33,18 @@ def resampled_sums(values: Floats, resamples: int, *names: str) -> Floats:
         return product
     # Differences of scores take few values, most often 0.
     sums = np.zeros(resamples)
+    drawn = np.min_scalar_type(len(values))  # a sample draws no more; small types are added faster
     for value in np.unique(values[values != 0]):
-        sums += value * counts[values == value].sum(axis=0, dtype=np.int32)
+        sums += value * counts[values == value].sum(axis=0, dtype=drawn)
     return sums
 
 
 @functools.lru_cache(maxsize=1024)
-def _counts(units: int, resamples: int, names: tuple[str, ...]) -> NDArray[np.uint8]:
-    """Return how often each sample draws each unit [units, resamples]."""
+def _counts(units: int, resamples: int, names: tuple[str, ...]) -> NDArray[np.uint8] | Floats:
+    """Return how often each sample draws each unit [units, resamples].
+
+    Few units are to be multiplied, so theirs are floats already.
+    """
     rng = np.random.default_rng([_SEED, zlib.crc32("/".join(names).encode())])
     width = max(1, _PART // units)
     counts = np.empty((units, resamples), np.uint8)  # a unit is hardly ever drawn ten times
@@ -49,4 +53,4 @@ def _counts(units: int, resamples: int, names: tuple[str, ...]) -> NDArray[np.ui
         samples = part.shape[1]
         drawn = rng.integers(units, size=(samples, units)) * samples + np.arange(samples)[:, None]
         part[:] = np.bincount(drawn.ravel(), minlength=part.size).reshape(part.shape)
-    return counts
+    return counts.astype(np.float64) if units < _FEW else counts

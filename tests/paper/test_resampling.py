@@ -19,8 +19,13 @@ def test_sums_are_those_of_the_units_drawn() -> None:
     assert sum(shares) == 1.0
 
 
-def test_each_sample_has_as_many_units_as_there_are() -> None:
-    assert (resampled_sums(np.ones(7), 50, "s2") == 7).all()
+# A byte holds 255, and 64 units are the first that are not multiplied.
+@pytest.mark.parametrize("units", [7, 63, 64, 255, 256, 300])
+def test_each_sample_has_as_many_units_as_there_are(units: int) -> None:
+    assert (resampled_sums(np.ones(units), 50, "s2") == units).all()
+
+
+def test_samples_differ() -> None:
     assert len(set(resampled_sums(np.arange(7.0), 50, "s2"))) > 10
 
 
@@ -36,9 +41,11 @@ def test_equal_seeds_draw_the_same_and_others_do_not() -> None:
 def test_few_units_and_many_are_summed_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.array([0.0, 0.5, -0.25, 0.5, 3.0])
     few = resampled_sums(values, 100, "s6")
+    resampling._counts.cache_clear()
     monkeypatch.setattr(resampling, "_FEW", 0)
     assert resampled_sums(values, 100, "s6") == pytest.approx(few, abs=1e-12)
     assert few.std() > 0.1
+    resampling._counts.cache_clear()
 
 
 def test_parts_do_not_change_what_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:

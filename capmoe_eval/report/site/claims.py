@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -124,11 +125,14 @@ def _pages(
     found: Ledger, folder: Path, inventory: Inventory, address: Address
 ) -> list[Link | None]:
     """Return a link to the page of each record that the ledger names."""
-    links = {
-        record.path.resolve(): address.link(page.cell_path(record), str(record.cell))
-        for record in inventory.records
-    }
-    return [links.get((folder / path).resolve()) for path in found.records]
+    resolved = functools.cache(Path.resolve)  # a directory has many records
+
+    def place(file: Path) -> tuple[Path, str]:
+        return resolved(file.parent), file.name
+
+    records = {place(record.path): record for record in inventory.records}
+    named = [records.get(place(folder / path)) for path in found.records]
+    return [address.link(page.cell_path(one), str(one.cell)) if one else None for one in named]
 
 
 def _claim(claim: LedgerClaim, pages: Sequence[Link | None]) -> dict[str, object]:

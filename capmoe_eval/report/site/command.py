@@ -6,7 +6,7 @@ import dataclasses
 import gc
 import multiprocessing
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.resources import files
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -34,9 +34,11 @@ from capmoe_eval.report.site.results import tables_page
 from capmoe_eval.report.tables import command as tables
 from capmoe_eval.report.tables.measured import cell_config
 
-_PAGES: Final[Mapping[str, Callable[[Inventory, Address], str]]] = {
+_Pages: TypeAlias = Mapping[str, Callable[[Inventory, Address], str]]
+
+_OF_RECORDS: Final[_Pages] = {page.TABLES: tables_page, page.RECORDS: records_page}
+_OF_OTHERS: Final[_Pages] = {
     page.OVERVIEW: overview_page,
-    page.TABLES: tables_page,
     page.FIGURES: figures_page,
     page.EFFICIENCY: efficiency_page,
     page.CLAIMS: claims_page,
@@ -81,10 +83,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if given.all:
             _write([(tables.main, ["all", bench, *words])], reader)
         pages = record_pages(inventory, given.out)
+        write_pages(pages, given.out)
         for process in beside:
             process.join()
-        pages |= main_pages(inventory, given.out)
-        deleted = write_site(pages, given.out)
+        write_pages(main_pages(inventory, given.out), given.out)
+        deleted = delete_others(pages, given.out)
         counts = {
             "files that are none": len(inventory.broken),
             "unreadable files of benchmarks": len(inventory.bench.broken),
@@ -119,8 +122,11 @@ def _write(parts: _Parts, reader: Reader) -> None:
 
 
 def record_pages(inventory: Inventory, out: Path) -> dict[str, str]:
-    """Return the list of all records and the page of each: its path below ``out``, and its text."""
-    found = {page.RECORDS: records_page(inventory, Address(page.RECORDS, out))}
+    """Return the pages made of records alone: their path below ``out``, and their text.
+
+    They are the tables, the list of all records, and the page of each.
+    """
+    found = _made(_OF_RECORDS, inventory, out)
     others = relatives(inventory.records)
     for record in inventory.records:
         address = Address(page.cell_path(record), out)
@@ -133,17 +139,19 @@ def main_pages(inventory: Inventory, out: Path) -> dict[str, str]:
 
     Figures, claims and the picture of the verdicts are looked for in ``out``.
     """
-    found = {path: make(inventory, Address(path, out)) for path, make in _PAGES.items()}
+    found = _made(_OF_OTHERS, inventory, out)
     for path in (page.STYLE, page.SCRIPT):
         asset = files("capmoe_eval.report.site") / "assets" / path.rpartition("/")[2]
         found[path] = asset.read_text(encoding="utf-8")
     return found
 
 
-def write_site(pages: Mapping[str, str], out: Path) -> int:
-    """Write a site, delete the pages of records that are no more, and return their number.
+def _made(pages: _Pages, inventory: Inventory, out: Path) -> dict[str, str]:
+    return {path: make(inventory, Address(path, out)) for path, make in pages.items()}
 
-    A file that says the same already is left alone.
+
+def write_pages(pages: Mapping[str, str], out: Path) -> None:
+    """Write pages; a file that says the same already is left alone.
 
     Raises:
         UsageError: If a file cannot be written.
@@ -153,8 +161,23 @@ def write_site(pages: Mapping[str, str], out: Path) -> int:
             file = out / path
             if not file.is_file() or file.read_bytes() != text.encode("utf-8"):
                 write_text(file, text, durable=False)
-        # Pages of cells that an earlier run wrote and this one did not.
-        mark, deleted = f'<meta name="generator" content="{page.GENERATOR}">', 0
+
+
+def delete_others(pages: Collection[str], out: Path) -> int:
+    """Delete the pages of cells that an earlier run wrote and this one did not.
+
+    Args:
+        pages: The paths of those of this run, below ``out``.
+        out: The directory of the report.
+
+    Returns:
+        Number of the deleted.
+
+    Raises:
+        UsageError: If a file cannot be deleted.
+    """
+    mark, deleted = f'<meta name="generator" content="{page.GENERATOR}">', 0
+    with writing("--out", out):
         for file in sorted((out / page.CELLS).glob("*/*/*.html")):
             gone = file.relative_to(out).as_posix() not in pages
             if gone and mark in file.read_text(encoding="utf-8", errors="replace"):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from capmoe_eval.experiment.cell import Cell
+from capmoe_eval.experiment.cell import Cell, checks
 from capmoe_eval.experiment.commands import DIRECTORY, cell_command, override
 from capmoe_eval.experiment.names import gamma_suffix, gamma_text
 from capmoe_eval.experiment.record import Record
@@ -25,13 +25,11 @@ from capmoe_eval.report.site.names import (
 )
 from capmoe_eval.report.site.page import Address, render_page
 from capmoe_eval.report.templates.texts import text
-from capmoe_eval.routing.method import Method
 
 if TYPE_CHECKING:
     from capmoe_eval.experiment.record_part import Layer, Proofs
 
 _AGAIN: Final = "again"
-_BASELINE: Final = Method("baseline")
 
 SHOWN: Final = 20
 """The number of other seeds that a page links to; n pages that list all n would have n² links."""
@@ -86,7 +84,7 @@ def relatives(records: Sequence[Record]) -> dict[Path, Relatives]:
     groups: defaultdict[object, list[Record]] = defaultdict(list)
     for record in records:
         knobs = tuple(record.knobs.items())
-        groups[_home(record), record.method, record.gamma, knobs].append(record)
+        groups[(*_home(record), record.method, record.gamma, knobs)].append(record)
     found = {}
     for group in groups.values():
         group.sort(key=lambda record: (record.seed or 0, record.cell.digest))
@@ -99,9 +97,10 @@ def relatives(records: Sequence[Record]) -> dict[Path, Relatives]:
     return found
 
 
-def _home(record: Record) -> Cell:
-    """Return a record's cell with the baseline in the place of its method."""
-    return dataclasses.replace(record.cell, method=_BASELINE)
+def _home(record: Record) -> tuple[object, ...]:
+    """Return all of a record's cell but its method."""
+    cell = record.cell
+    return cell.model, cell.task, *(getattr(cell, field) for field in checks(Cell))
 
 
 def record_page(record: Record, profile: str, others: Relatives, address: Address) -> str:

@@ -14,7 +14,7 @@ from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.paper.tables import TABLES
 from capmoe_eval.report.site import inventory, results
-from capmoe_eval.report.site.command import main_pages, record_pages, write_site
+from capmoe_eval.report.site.command import main_pages, record_pages, write_pages
 from capmoe_eval.report.site.inventory import Inventory, take_inventory
 from tests import records
 from tests.experiment.timings import files
@@ -110,7 +110,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, few_tables: None) -> Site:
     (bench / "ep-skew-emulated.json").write_text('{"schema": 1}')
     taken = take_inventory(overrides(root), bench)
     site = Site(root, taken, built(taken, root))
-    write_site(site.pages, root / "reports")
+    write_pages(site.pages, root / "reports")
     return site
 
 
