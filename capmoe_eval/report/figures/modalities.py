@@ -28,6 +28,10 @@ _PRIORITIES: Final = {
 }
 """What is dropped first; each looks the same in every figure."""
 _LOOKS: Final = {name: style.line_look(index) for index, name in enumerate(_PRIORITIES)}
+_METHOD_LOOKS: Final = {
+    method: style.line_look(place)
+    for place, method in enumerate(("order", "reverse_order", "random"), start=len(_LOOKS))
+} | {"score": _LOOKS["uniform"]}  # of the same record
 _APART: Final = 0.03
 """The distance between the lines of the front, whose peaks are nearly the same."""
 
@@ -154,7 +158,7 @@ def draw_front(numbers: Numbers) -> Figure:
         _answers(axes, [baseline["peak"]], [baseline], **look, label="no limit")
     axes.set(xlabel="mean peak load of an expert / mean load", ylabel="right answers (%)")
     axes.grid()
-    axes.set_title(_title(numbers))
+    axes.set_title(_title(numbers, ":\n"))
     style.legend_below(figure, axes, columns=2)
     return figure
 
@@ -169,7 +173,7 @@ def draw_shares(numbers: Numbers) -> Figure:
             shares = [point["dropped"][modality] for point in line["points"]]
             look = _LOOKS[line["modality"]] | {"markersize": 3.5}
             axes.plot(column(line["points"], "gamma"), percent(shares), **look, label=line["label"])
-        axes.set(ylabel=f"pairs of {said} tokens dropped (%)", ylim=(0, 100))
+        axes.set(ylabel=f"pairs of {said}\ntokens dropped (%)", ylim=(0, 100))
     right = panels[-1]
     for line in lines:
         look = _LOOKS[line["modality"]]
@@ -190,18 +194,18 @@ def draw_shares(numbers: Numbers) -> Figure:
 def draw_positions(numbers: Numbers) -> Figure:
     """Draw the dropped share by eighths of an image: by method, and by priority."""
     figure, (orders, priorities) = style.subplots(style.PAGE, 2.3, 1, 2, sharey=True)
-    for index, line in enumerate(numbers["methods"]):
-        _places(orders, line, style.line_look(index))
+    for line in numbers["methods"]:
+        _places(orders, line, _METHOD_LOOKS[line["method"]])
     for line in numbers["priorities"]:
         _places(priorities, line, _LOOKS[line["modality"]])
-    orders.set_ylabel("pairs of image tokens dropped (%)")
+    orders.set_ylabel("pairs of image\ntokens dropped (%)")
     orders.set_ylim(0, 100)
     orders.set_title("by what is kept")
     priorities.set_title(f"{method_title('score')}, by what is dropped first")
     for axes in (orders, priorities):
         axes.set_xlabel("eighth of an image, from its top")
         axes.grid()
-        axes.legend(loc="lower right", fontsize="small")
+    style.legend_below(figure, orders, priorities, columns=4)
     figure.suptitle(_title(numbers) + gamma_suffix(numbers["gamma"], ", γ = "))
     return figure
 
@@ -220,6 +224,6 @@ def _answers(axes: Axes, places: Sequence[float], points: Sequence[Numbers], **l
     axes.errorbar(places, column(points, "value"), errors, **thin | look)
 
 
-def _title(numbers: Numbers) -> str:
+def _title(numbers: Numbers, between: str = ": ") -> str:
     asked = f"{numbers['questions']:,} questions to {numbers['images']:,} images"
-    return f"{numbers['model']}, {numbers['task']}: {asked}"
+    return f"{numbers['model']}, {numbers['task']}{between}{asked}"
