@@ -44,7 +44,7 @@ def evaluate(
         UsageError: For a task, metric or dataset that is not there.
         EnforcementError: If a promise of the semantics is broken.
     """
-    tasks = library.get(cell.task.lm_eval, source)
+    tasks = library.get(cell.task.lm_eval, source, cell.task.dataset)
     _check_images(tasks, cell, lm)
     _prepare(tasks, cell)
     started = time.perf_counter()

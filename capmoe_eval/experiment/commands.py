@@ -14,6 +14,7 @@ from capmoe_eval.errors import shown
 from capmoe_eval.experiment.cell import MODEL_FIELDS, TASK_FIELDS, Cell
 from capmoe_eval.experiment.configuration import load_option, options
 from capmoe_eval.experiment.datasource import EMBEDDED, HUB
+from capmoe_eval.experiment.schema import TASK_DEFAULTS
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.routing.method import DEFAULTS, Method
 
@@ -99,11 +100,12 @@ def cell_command(cell: Cell, results: str) -> str | None:
     words |= _different(config, cell.model, ("dtype", "attention"))
     words |= _method_words(cell.method, config)
     words |= {"tasks": cell.task.name} | _different(task, cell.task, TASK_FIELDS, prefix)
-    own = task.get("batch_size")
+    own = task["batch_size"]
     if (own or config["batch_size"]) != cell.batch_size:
         words[f"{prefix if own else ''}batch_size"] = cell.batch_size
     words |= _different(config, cell, ("limit", "eval_seed", "shuffle"))
-    if cell.data != (config["data"]["root"] or HUB):
+    if cell.data != (task["data_root"] or config["data"]["root"] or HUB):
+        words |= {f"{prefix}data_root": None} if task["data_root"] else {}
         local = cell.data not in (HUB, *EMBEDDED)
         words["data.root"] = DIRECTORY if local else None if cell.data == HUB else cell.data
         words |= {"data.name": cell.data} if local else {}
@@ -126,7 +128,8 @@ def _model_defaults(name: str) -> Mapping[str, Any]:
 @functools.cache
 def _task_defaults(name: str) -> Mapping[str, Any] | None:
     """Return the settings of a task in ``conf/tasks/``, or None if it is not there."""
-    return _plain(load_option("tasks", name)).get(name) if name in options("tasks") else None
+    found = _plain(load_option("tasks", name)).get(name) if name in options("tasks") else None
+    return None if found is None else TASK_DEFAULTS | found
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:

@@ -52,7 +52,10 @@ _TASK: Final[dict[str, Check]] = {
     **{field: checks(TaskId)[field] for field in TASK_FIELDS},
     "title": TEXT,
     "batch_size": checks(Cell)["batch_size"].or_null("null for that of the configuration"),
+    "data_root": TEXT.or_null("null for that of the configuration"),
 }
+TASK_DEFAULTS: Final = {"images": False, "batch_size": None, "data_root": None}
+"""The fields that a task need not have."""
 SCHEMA: Final[dict[str, Check | dict[str, Check]]] = {
     "method": choice(*METHODS),
     **KNOBS,
