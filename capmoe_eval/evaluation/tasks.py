@@ -210,7 +210,9 @@ class _RootedFactory(TaskFactory):
 
     def check(self) -> None:
         """Refuse data sets that are not those which the built tasks read (UsageError)."""
-        if self._dataset is None or self._read == {p.strip() for p in self._dataset.split("+")}:
+        if self._dataset is None or not self._read:  # a task in Python may not say what it reads
+            return
+        if self._read == {part.strip() for part in self._dataset.split("+")}:
             return
         raise UsageError(
             f"task={self._name}: dataset={self._dataset}: it reads {' + '.join(sorted(self._read))}"
@@ -220,16 +222,17 @@ class _RootedFactory(TaskFactory):
     def _load_full_config(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         config: dict[str, Any] = super()._load_full_config(*args, **kwargs)
         dataset = config.get("dataset_path")
+        if not isinstance(dataset, str):
+            return config
         if self._dataset is not None and config.get("task") == self._name:
             dataset = config["dataset_path"] = self._dataset
-        if isinstance(dataset, str):
-            self._read.add(dataset)
-        directory = self._source.directory(dataset) if isinstance(dataset, str) else None
+        self._read.add(dataset)
+        directory = self._source.directory(dataset)
         if directory is not None:
             config["dataset_path"] = str(directory)
             # datasets keys its cache by the directory's name and the files' names, so two roots
             # could be taken for one another: each content gets a cache of its own.
-            fingerprint = self._source.fingerprint(str(dataset))
+            fingerprint = self._source.fingerprint(dataset)
             cache = str(cache_directory() / "datasets" / str(fingerprint))
             config["dataset_kwargs"] = (config.get("dataset_kwargs") or {}) | {"cache_dir": cache}
         return config
