@@ -131,7 +131,7 @@ MAIN: Mapping[str, str] = {
     "granularity=experts": "did you mean 'expert'",
     "modality=image": "did you mean 'image_first'",
     "tasks=obqa tasks.obqa.images=1": f"tasks.obqa.images=1: {FLAG}",
-    "tasks=obqa ~tasks.obqa.images": "field 'images' is missing",
+    "tasks=obqa ~tasks.obqa.dataset": "field 'dataset' is missing",
     "rounding=cel": "did you mean 'ceil'",
     "decode=constrain": "did you mean 'constrained'",
     "renormalize=befor": "did you mean 'before'",

@@ -243,7 +243,11 @@ def of_images(found: Record) -> Record:
         text = {name: [n // 4 for n in one[name]] for name in ("load_before", "load_after")}
         image = {name: [n - n // 4 for n in one[name]] for name in text}
         peak = {"peak": {"before": None, "after": None}}
-        one["modalities"] = {"text": counts | text | peak, "image": counts | image | peak}
+        bands = {"tokens": [10] * 8, "dropped": list(range(8))}
+        one["modalities"] = {
+            "text": counts | text | peak,
+            "image": counts | image | peak | {"bands": bands},
+        }
     return Record(content, found.path)
 
 

@@ -55,7 +55,7 @@ def evaluate(
         UsageError: For a task, metric or dataset that is not there.
         EnforcementError: If a promise of the semantics is broken.
     """
-    tasks = library.get(cell.task.lm_eval, source)
+    tasks = library.get(cell.task.lm_eval, source, cell.task.dataset)
     _check_images(tasks, cell, lm)
     programs = [task for task in tasks["tasks"].values() if isinstance(task, ProgramTask)]
     for task in programs:

@@ -20,6 +20,7 @@ from capmoe_eval.evaluation.provenance import hub_commit
 from capmoe_eval.experiment.cell import TaskId
 from capmoe_eval.experiment.datasource import EMBEDDED, DataSource, cache_directory
 from capmoe_eval.zoo.banking77 import real_text_hub
+from capmoe_eval.zoo.easy_vqa import easy_vqa_hub
 from capmoe_eval.zoo.miniworld.evaluation import miniworld_hub
 from capmoe_eval.zoo.pictures.evaluation import pictures_hub
 from capmoe_eval.zoo.synthetic.hub import synthetic_hub
@@ -33,7 +34,11 @@ OURS = tuple(
 
 
 def ready(source: DataSource) -> DataSource:
-    """Return the source with its documents in place; embedded ones are written on first use."""
+    """Return the source with its documents in place; embedded ones are written on first use.
+
+    Raises:
+        UsageError: If it is read from a package that is not installed.
+    """
     if source.name not in EMBEDDED or source.root != Path(source.name):
         return source
     hubs = {
@@ -41,6 +46,7 @@ def ready(source: DataSource) -> DataSource:
         "synthetic": synthetic_hub,
         "banking77": real_text_hub,
         "pictures": pictures_hub,
+        "easy_vqa": easy_vqa_hub,
     }
     return DataSource(source.name, hubs[source.name]())
 
@@ -54,26 +60,29 @@ class TaskLibrary:
 
     def __init__(self) -> None:
         _keep_templates()
-        self._built: dict[tuple[DataSource, str], dict[str, Any]] = {}
+        self._built: dict[tuple[DataSource, str, str | None], dict[str, Any]] = {}
 
-    def get(self, name: str, source: DataSource) -> dict[str, Any]:
+    def get(self, name: str, source: DataSource, dataset: str | None = None) -> dict[str, Any]:
         """Return lm-eval's tasks and groups of that name, as its ``evaluate`` takes them.
 
         Args:
             name: The task's name in lm-eval, or one of ours.
             source: Source of its documents, in place (:func:`ready`).
+            dataset: The data set that it reads, of a group all of them, joined by ``+``; None for
+                that of its file. Only a task that is no group can read another than its file says.
 
         Raises:
             UsageError: If the task or its dataset does not exist or cannot be reached.
         """
-        key = (source, name)
+        key = (source, name, dataset)
         if key not in self._built:
             manager = task_manager(name)
             if name not in manager.all_tasks:
                 raise bad_choice("task", name, manager.all_tasks)
-            manager._factory = _RootedFactory(source)
+            manager._factory = factory = _RootedFactory(source, name, dataset)
             try:
                 built = manager.load([name])
+                factory.check()
                 _ask_first(built["tasks"])
                 for task in built["tasks"].values():
                     task.capmoe_own_fewshot = task.get_config("num_fewshot") or 0
@@ -95,7 +104,8 @@ class TaskLibrary:
         Raises:
             UsageError: Naming those that there are, or what is needed.
         """
-        parts, pairs = self.get(task.lm_eval, source)["tasks"].values(), []
+        parts = self.get(task.lm_eval, source, task.dataset)["tasks"].values()
+        pairs = []
         for part in parts:
             filters = part.get_config("filter_list") or [{"name": "none"}]
             pairs += [
@@ -125,7 +135,7 @@ class TaskLibrary:
         local = source.fingerprint(task.dataset)
         if local is not None:
             return local
-        tasks = self.get(task.lm_eval, source)["tasks"].values()
+        tasks = self.get(task.lm_eval, source, task.dataset)["tasks"].values()
         commits = list(dict.fromkeys(hub_commit(built.dataset) for built in tasks))
         return None if None in commits else "+".join(str(commit) for commit in commits)
 
@@ -203,25 +213,42 @@ def _ask_first(tasks: dict[str, Any]) -> None:
 
 
 class _RootedFactory(TaskFactory):
-    """Builds tasks whose dataset path leads into the root.
+    """Builds tasks whose dataset path leads into the root, one that is no group from any data set.
 
     lm-eval's ``TaskManager.load`` can override a field only for all members of a group at once, and
     the members of a group may read different datasets; so its factory is replaced.
     """
 
-    def __init__(self, source: DataSource) -> None:
+    def __init__(self, source: DataSource, name: str, dataset: str | None) -> None:
         super().__init__()
-        self._source = source
+        self._source, self._name, self._dataset = source, name, dataset
+        self._read: set[str] = set()
+
+    def check(self) -> None:
+        """Refuse data sets that are not those which the built tasks read (UsageError)."""
+        if self._dataset is None or not self._read:  # a task in Python may not say what it reads
+            return
+        if self._read == {part.strip() for part in self._dataset.split("+")}:
+            return
+        raise UsageError(
+            f"task={self._name}: dataset={self._dataset}: it reads {' + '.join(sorted(self._read))}"
+            "; a group reads what the files of its tasks say"
+        )
 
     def _load_full_config(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         config: dict[str, Any] = super()._load_full_config(*args, **kwargs)
         dataset = config.get("dataset_path")
-        directory = self._source.directory(dataset) if isinstance(dataset, str) else None
+        if not isinstance(dataset, str):
+            return config
+        if self._dataset is not None and config.get("task") == self._name:
+            dataset = config["dataset_path"] = self._dataset
+        self._read.add(dataset)
+        directory = self._source.directory(dataset)
         if directory is not None:
             config["dataset_path"] = str(directory)
             # datasets keys its cache by the directory's name and the files' names, so two roots
             # could be taken for one another: each content gets a cache of its own.
-            fingerprint = self._source.fingerprint(str(dataset))
+            fingerprint = self._source.fingerprint(dataset)
             cache = str(cache_directory() / "datasets" / str(fingerprint))
             config["dataset_kwargs"] = (config.get("dataset_kwargs") or {}) | {"cache_dir": cache}
         return config

@@ -11,18 +11,22 @@ from typing import Any, Final, TypeAlias
 from omegaconf import DictConfig, OmegaConf
 
 from capmoe_eval.errors import shown
-from capmoe_eval.experiment.cell import BERTSCORE, MODEL_FIELDS, TASK_FIELDS, Cell
+from capmoe_eval.experiment.cell import MODEL_FIELDS, TASK_FIELDS, Cell
 from capmoe_eval.experiment.configuration import load_option, options
 from capmoe_eval.experiment.datasource import EMBEDDED, HUB
+from capmoe_eval.experiment.schema import TASK_DEFAULTS
 from capmoe_eval.experiment.selection import composed
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.method import DEFAULTS, Method
 
 DIRECTORY: Final = "DIRECTORY"
 """Stands in a command for a directory that a record does not know."""
 
 # What a sweep can run over, in the order in which cells are joined: tasks share one evaluation of
 # the configuration, and all else is a comma list.
-_SWEPT = ("tasks", "seed", "gamma", "m", "rounds", "shuffle", "batch_size", "method", "model")
+_SWEPT = (
+    *("tasks", "seed", "gamma", "m", "rounds", "modality", "shuffle", "batch_size"),
+    *("method", "model"),
+)
 _BARE: Final = re.compile(r"[A-Za-z0-9_./-]+(?:[:][A-Za-z0-9_./-]+)*")
 _NOT_TEXT: Final = re.compile(
     r"[+-]?(\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(inf|nan)|true|false|null", re.IGNORECASE
@@ -66,7 +70,9 @@ def sweeps(cells: Iterable[Cell], overrides: Sequence[str] = ()) -> list[str]:
     for cell in cells:
         words: dict[str, Any] = {"model": cell.model.name}
         words |= _method_words(cell.method, _model_defaults(cell.model.name), _SWEPT)
-        words |= {"batch_size": cell.batch_size, "shuffle": cell.shuffle, "tasks": cell.task.name}
+        # An override of these would compute other cells: they stand here, default or not.
+        words |= {"modality": cell.method.modality, "shuffle": cell.shuffle}
+        words |= {"batch_size": cell.batch_size, "tasks": cell.task.name}
         found.append({key: (value,) for key, value in words.items()})
     own = set().union(*found)
     kept = [
@@ -94,11 +100,12 @@ def cell_command(cell: Cell, results: str) -> str | None:
     words |= _different(config, cell.model, ("dtype", "attention"))
     words |= _method_words(cell.method, config)
     words |= {"tasks": cell.task.name} | _different(task, cell.task, TASK_FIELDS, prefix)
-    own = task.get("batch_size")
+    own = task["batch_size"]
     if (own or config["batch_size"]) != cell.batch_size:
         words[f"{prefix if own else ''}batch_size"] = cell.batch_size
     words |= _different(config, cell, ("limit", "eval_seed", "shuffle"))
-    if cell.data != (config["data"]["root"] or HUB):
+    if cell.data != (task["data_root"] or config["data"]["root"] or HUB):
+        words |= {f"{prefix}data_root": None} if task["data_root"] else {}
         local = cell.data not in (HUB, *EMBEDDED)
         words["data.root"] = DIRECTORY if local else None if cell.data == HUB else cell.data
         words |= {"data.name": cell.data} if local else {}
@@ -121,10 +128,8 @@ def _model_defaults(name: str) -> Mapping[str, Any]:
 @functools.cache
 def _task_defaults(name: str) -> Mapping[str, Any] | None:
     """Return the settings of a task in ``conf/tasks/``, or None if it is not there."""
-    if name not in options("tasks"):
-        return None
-    own = _plain(load_option("tasks", name)).get(name)
-    return own and {**BERTSCORE, **own}
+    found = _plain(load_option("tasks", name)).get(name) if name in options("tasks") else None
+    return None if found is None else TASK_DEFAULTS | found
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:
@@ -186,7 +191,8 @@ def _joined(found: Iterable[Words], key: str) -> list[Words]:
 
 
 def _without_defaults(words: Words) -> Words:
-    """Leave out a shuffle and a batch size that every one of the models has by default."""
+    """Leave out a modality, shuffle and batch size that every one of the models has by default."""
     batches = {_model_defaults(name)["batch_size"] for name in words["model"]}
-    quiet = {"shuffle": {None}, "batch_size": batches if len(batches) == 1 else set()}
+    quiet: dict[str, set[Any]] = {"modality": {DEFAULTS["modality"]}, "shuffle": {None}}
+    quiet["batch_size"] = batches if len(batches) == 1 else set()
     return {key: values for key, values in words.items() if set(values) != quiet.get(key)}

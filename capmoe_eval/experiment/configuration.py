@@ -19,9 +19,9 @@ from omegaconf.errors import MissingMandatoryValue
 
 from capmoe_eval.checks import NAME, choice
 from capmoe_eval.errors import NoModelError, UsageError, bad_choice, shown
-from capmoe_eval.experiment.cell import BERTSCORE, MODEL_FIELDS, TASK_FIELDS, Cell, ModelId, TaskId
+from capmoe_eval.experiment.cell import MODEL_FIELDS, TASK_FIELDS, Cell, ModelId, TaskId
 from capmoe_eval.experiment.datasource import DataSource, cache_directory, data_source
-from capmoe_eval.experiment.schema import SHARD, check_key
+from capmoe_eval.experiment.schema import SHARD, TASK_DEFAULTS, check_key
 from capmoe_eval.routing.method import KNOBS, Method
 
 if TYPE_CHECKING:
@@ -277,8 +277,8 @@ def share(planned: Sequence[Plan], shard: str | None) -> list[Plan]:
 
 
 def _plan(config: Mapping[str, Any], task_name: str) -> Plan:
-    model, task = config["model"], {**BERTSCORE, **config["tasks"][task_name]}
-    source = data_source(config["data"]["root"], config["data"]["name"])
+    model, task = config["model"], TASK_DEFAULTS | config["tasks"][task_name]
+    source = data_source(task["data_root"] or config["data"]["root"], config["data"]["name"])
     cell = Cell(
         model=ModelId(
             **{field: model[field] for field in MODEL_FIELDS},

@@ -17,8 +17,8 @@ from capmoe_eval.errors import UnwritableError, UsageError
 from capmoe_eval.experiment.files import check_writable
 
 HUB = "hub"
-EMBEDDED = ("miniworld", "synthetic", "banking77", "pictures")
-"""Sources that come with the suite: generated, and the real BANKING77."""
+EMBEDDED = ("miniworld", "synthetic", "banking77", "pictures", "easy_vqa")
+"""Sources that come with the suite: generated, the real BANKING77, and easy-VQA by its package."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Final
 
 from capmoe_eval.checks import CAPACITY, FLAG, NAME, TEXT, Check, choice, whole
 from capmoe_eval.errors import UsageError, shown
-from capmoe_eval.experiment.cell import TASK_FIELDS, Cell, ModelId, TaskId, checks
+from capmoe_eval.experiment.cell import BERTSCORE, TASK_FIELDS, Cell, ModelId, TaskId, checks
 from capmoe_eval.experiment.datasource import EMBEDDED, HUB
 from capmoe_eval.experiment.processes import PARALLEL
 from capmoe_eval.routing.method import KNOBS, METHODS
@@ -53,7 +53,10 @@ _TASK: Final[dict[str, Check]] = {
     **{field: checks(TaskId)[field] for field in TASK_FIELDS},
     "title": TEXT,
     "batch_size": checks(Cell)["batch_size"].or_null("null for that of the configuration"),
+    "data_root": TEXT.or_null("null for that of the configuration"),
 }
+TASK_DEFAULTS: Final = {"images": False, "batch_size": None, "data_root": None, **BERTSCORE}
+"""The fields that a task need not have."""
 SCHEMA: Final[dict[str, Check | dict[str, Check]]] = {
     "method": choice(*METHODS),
     **KNOBS,

@@ -54,10 +54,7 @@ class Paired:
 
         A unit is a document, or an image: the answers to one image depend on each other.
         """
-        if self.images is None:
-            return self.differences
-        of_image = np.bincount(self.images, self.differences).astype(np.float64)
-        return of_image * (len(of_image) / len(self.images))
+        return _by_unit(self.differences, self.images)
 
     @property
     def flips(self) -> float:
@@ -89,6 +86,11 @@ def pair(first: Sequence[Documents], second: Sequence[Documents]) -> Paired | Un
     return Paired(documents, _mean(first), _mean(second), _shared_batches(everyone), images)
 
 
+def scores_by_unit(run: Documents) -> Floats:
+    """Return an evaluation's scores by unit of chance, as :attr:`Paired.units` [units]."""
+    return _by_unit(_mean([run]), _images(run))
+
+
 def pool(models: Mapping[str, Mapping[str, Paired]]) -> dict[str, Floats]:
     """Return the differences by task, averaged over the models that answered the same documents.
 
@@ -116,6 +118,14 @@ def by_document(tasks: Sequence[Floats]) -> Sequence[Floats]:
         return tasks
     mean: Floats = np.mean(tasks, axis=0)
     return [mean]
+
+
+def _by_unit(values: Floats, images: NDArray[np.int64] | None) -> Floats:
+    """Return the documents' values by image, or as they are; the mean stays."""
+    if images is None:
+        return values
+    of_image = np.bincount(images, values).astype(np.float64)
+    return of_image * (len(of_image) / len(images))
 
 
 def _incomplete(run: Documents) -> str | None:

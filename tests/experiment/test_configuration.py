@@ -88,6 +88,20 @@ def test_a_part_may_take_some_of_the_tasks() -> None:
     assert found == [("rte", 1.0), ("obqa", 2.0), ("rte", 2.0)]
 
 
+def test_a_task_need_not_say_what_most_tasks_say() -> None:
+    (whole,) = planned("tasks=obqa")
+    (short,) = planned("tasks=obqa", "~tasks.obqa.images")
+    assert short == whole
+
+
+def test_a_task_may_have_documents_of_its_own() -> None:
+    first, second = planned("model=zoo_llava_olmoe", "tasks=[mme,easy_vqa]")
+    assert (first.source.name, second.source.name) == ("pictures", "easy_vqa")
+    assert second.cell.data == "easy_vqa"
+    words = ["tasks=easy_vqa", "tasks.easy_vqa.data_root=null", "data.root=miniworld"]
+    assert planned(*words)[0].cell.data == "miniworld"
+
+
 def test_a_field_that_a_file_lacks_is_named() -> None:
     with pytest.raises(UsageError, match=r"tasks=obqa: field 'metric' is missing"):
         planned("tasks=obqa", "~tasks.obqa.metric")

@@ -20,6 +20,12 @@ def yes_or_no(answer: str) -> str | None:
     return found[1] if found else None
 
 
+def first_word(answer: str) -> str | None:
+    """Return the first word of an answer in small letters, None if it has none."""
+    found = re.search(r"\w+", answer.lower())
+    return found[0] if found else None
+
+
 def option(answer: str, options: Mapping[str, str]) -> str | None:
     """Return the letter of the option that an answer chooses, None if that is not clear.
 

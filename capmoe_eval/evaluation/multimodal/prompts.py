@@ -1,4 +1,4 @@
-"""Make the prompts and pictures of MME, MMBench and SEED-Bench.
+"""Make the prompts and pictures of MME, MMBench, SEED-Bench and easy-VQA.
 
 The paper's prompts are not stated. These are the questions as the data sets have them, options as
 ``A. text`` on a line each, and ``Answer:``; the tasks' YAML files call them ``metadata.prompt``.
@@ -33,6 +33,11 @@ def seedbench_prompt(doc: Mapping[str, Any]) -> str:
     return prompt(doc["question"], [doc[f"choice_{letter}"] for letter in "abcd"])
 
 
+def easy_vqa_prompt(doc: Mapping[str, Any]) -> str:
+    """Return the prompt of a question of easy-VQA."""
+    return prompt(doc["question"])
+
+
 def of_pictures(found: datasets.Dataset) -> datasets.Dataset:
     """Return the documents of SEED-Bench that are about pictures; the others are about videos."""
     kinds = found["data_type"]
@@ -50,7 +55,7 @@ def undecoded(found: datasets.Dataset) -> datasets.Dataset:
 
 
 def one_picture(doc: Mapping[str, Any]) -> list[Image.Image]:
-    """Return the picture of a document of MME or MMBench."""
+    """Return the picture of a document of MME, MMBench or easy-VQA."""
     return [_decoded(doc["image"])]
 
 

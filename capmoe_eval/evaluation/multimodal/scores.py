@@ -1,4 +1,4 @@
-"""Score MME, MMBench and SEED-Bench, with standard errors.
+"""Score MME, MMBench, SEED-Bench and easy-VQA, with standard errors.
 
 The protocols are those of lmms-eval (``lmms_eval/tasks/``: ``mme/utils.py``,
 ``mmbench/mmbench_evals.py``, ``seedbench/utils.py``) and of VLMEvalKit (``vlmeval/dataset/``:
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from lm_eval.api.metrics import mean_stderr
 
-from capmoe_eval.evaluation.multimodal.answers import option, yes_or_no
+from capmoe_eval.evaluation.multimodal.answers import first_word, option, yes_or_no
 from capmoe_eval.zoo.pictures.evaluation import ROTATION
 
 #: The categories of each part of MME.
@@ -102,6 +102,15 @@ def seedbench_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[st
     choices = {letter: doc[f"choice_{letter.lower()}"] for letter in "ABCD"}
     right = float(option(results[0], choices) == doc["answer"])
     return {"acc": right, DIMENSIONS[doc["question_type_id"]]: right}
+
+
+def easy_vqa_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
+    """Return the scores of a question of easy-VQA: ``acc``, and its kind's.
+
+    An answer is right if its first word is the data set's.
+    """
+    right = float(first_word(results[0]) == doc["answer"])
+    return {"acc": right, doc["kind"]: right}
 
 
 def options(doc: Mapping[str, Any], columns: Sequence[str]) -> dict[str, str]:

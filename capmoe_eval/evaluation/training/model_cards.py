@@ -20,10 +20,11 @@ from capmoe_eval.evaluation.evaluate import evaluate
 from capmoe_eval.evaluation.loading import quiet_libraries, without_capacity
 from capmoe_eval.evaluation.provenance import weights_hash
 from capmoe_eval.evaluation.tasks import TaskLibrary
-from capmoe_eval.experiment.cell import BERTSCORE, TASK_FIELDS, Cell, ModelId, TaskId
+from capmoe_eval.experiment.cell import TASK_FIELDS, Cell, ModelId, TaskId
 from capmoe_eval.experiment.configuration import load_option
 from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.experiment.files import write_text
+from capmoe_eval.experiment.schema import TASK_DEFAULTS
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.checkpoint import load_checkpoint
 from capmoe_eval.zoo import recipes
@@ -53,7 +54,9 @@ def paper_tasks() -> list[TaskId]:
 
 
 def _task(settings: Any) -> TaskId:
-    return TaskId(settings.lm_eval, **{key: {**BERTSCORE, **settings}[key] for key in TASK_FIELDS})
+    return TaskId(
+        settings.lm_eval, **{key: {**TASK_DEFAULTS, **settings}[key] for key in TASK_FIELDS}
+    )
 
 
 @dataclass(frozen=True)

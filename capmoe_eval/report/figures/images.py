@@ -8,13 +8,12 @@ from typing import Any, Final
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import TITLES
 from capmoe_eval.paper.printed import figure, published_note
 from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.catalogue import Measured, Numbers
 from capmoe_eval.report.figures.evidence import FigureRecords
-from capmoe_eval.report.figures.pooling import busiest_first, busiest_layer
+from capmoe_eval.report.figures.pooling import busiest_first, busiest_layer, no_modalities
 from capmoe_eval.report.figures.style import column
 
 _METHODS: Final = ("baseline", "score", "expanded_drop")
@@ -37,7 +36,7 @@ def measure_modalities(evidence: FigureRecords) -> Measured:
     number = busiest_layer([record])
     layer = record.layers[number]
     if layer.modalities is None:
-        raise UsageError(f"{record.path}: tells no modalities; run it again with overwrite=true")
+        raise no_modalities(record)
     image, text = (layer.modalities[name].load_before for name in ("image", "text"))
     both, of_text = (figure(f"fig10_{name}_pixels_pm0.03") for name in ("total", "text"))
     of_image = [max(total - part, 0.0) for total, part in zip(both, of_text, strict=True)]

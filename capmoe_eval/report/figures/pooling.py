@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
+from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record import Record
 
 if TYPE_CHECKING:
@@ -115,6 +116,11 @@ def mean_load(records: Iterable[Record], tasks: Collection[str], field: str) -> 
             return None
         means.append(statistics.fmean(known))
     return statistics.fmean(means) if means else None
+
+
+def no_modalities(record: Record) -> UsageError:
+    """Return the error of a record that does not tell images and text apart."""
+    return UsageError(f"{record.path}: tells no modalities; run it again with overwrite=true")
 
 
 def by_key(records: Iterable[_T], key: Callable[[_T], Any]) -> dict[Any, list[_T]]:

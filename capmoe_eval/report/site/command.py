@@ -26,6 +26,7 @@ from capmoe_eval.report.site import page
 from capmoe_eval.report.site.claims import claims_page
 from capmoe_eval.report.site.efficiency import efficiency_page
 from capmoe_eval.report.site.figures import figures_page
+from capmoe_eval.report.site.images import images_page
 from capmoe_eval.report.site.inventory import Inventory, missing_cells, take_inventory
 from capmoe_eval.report.site.overview import overview_page
 from capmoe_eval.report.site.page import Address
@@ -40,6 +41,7 @@ _OF_RECORDS: Final[_Pages] = {page.TABLES: tables_page, page.RECORDS: records_pa
 _OF_OTHERS: Final[_Pages] = {
     page.OVERVIEW: overview_page,
     page.FIGURES: figures_page,
+    page.IMAGES: images_page,
     page.EFFICIENCY: efficiency_page,
     page.CLAIMS: claims_page,
 }

@@ -34,9 +34,14 @@ class FigureText(BaseModel):
 
 def figures_page(inventory: Inventory, address: Address) -> str:
     """Return the page of all figures of a profile in ``<out>/<profile>/figures/``."""
-    folder = address.out / inventory.profile / "figures"
-    figures = [_figure(name, folder, address) for name in figure_names(folder)]
+    folder = figure_folder(inventory, address)
+    figures = [figure_view(name, folder, address) for name in figure_names(folder)]
     return render_page("figures", address, "Figures", inventory.profile, figures=figures)
+
+
+def figure_folder(inventory: Inventory, address: Address) -> Path:
+    """Return the directory of a profile's figures."""
+    return address.out / inventory.profile / "figures"
 
 
 def figure_names(folder: Path) -> list[str]:
@@ -50,7 +55,8 @@ def figure_names(folder: Path) -> list[str]:
     return sorted(names, key=order)
 
 
-def _figure(name: str, folder: Path, address: Address) -> dict[str, object]:
+def figure_view(name: str, folder: Path, address: Address) -> dict[str, object]:
+    """Return what the template shows of a figure, drawn or not."""
     picture, about = folder / f"{name}.svg", read(FigureText, folder / f"{name}.json")
     return {
         "name": name,

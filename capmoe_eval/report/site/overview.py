@@ -6,7 +6,7 @@ from capmoe_eval.paper.benchmarks import Bench
 from capmoe_eval.paper.verdict_file import VerdictFile
 from capmoe_eval.report.site import page
 from capmoe_eval.report.site.claims import LEDGER, Ledger, read_verdicts, verdict_counts
-from capmoe_eval.report.site.figures import figure_names
+from capmoe_eval.report.site.figures import figure_folder, figure_names
 from capmoe_eval.report.site.inventory import Inventory, missing_cells
 from capmoe_eval.report.site.page import Address, render_page
 
@@ -20,7 +20,8 @@ def overview_page(inventory: Inventory, address: Address) -> str:
     }
     broken_promises = [record for record in records if record.proofs.broken]
     picture = address.out / profile / "replication.png"
-    figures = len(figure_names(address.out / profile / "figures"))
+    of_images = sum(record.cell.task.images for record in records)
+    figures = len(figure_names(figure_folder(inventory, address)))
     return render_page(
         "overview",
         address,
@@ -38,6 +39,7 @@ def overview_page(inventory: Inventory, address: Address) -> str:
         claims=address.to(page.CLAIMS),
         picture=address.to_file(picture) if picture.is_file() else None,
         records=address.link(page.RECORDS, f"{len(records):,}"),
+        of_images=address.link(page.IMAGES, f"{of_images:,}"),
         models=sorted({record.model for record in records}),
         tasks=sorted({record.task for record in records}),
         figures=address.link(page.FIGURES, str(figures)),

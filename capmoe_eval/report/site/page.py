@@ -24,6 +24,7 @@ SCRIPT: Final = "site/assets/site.js"
 OVERVIEW: Final = "index.html"
 TABLES: Final = "site/tables.html"
 FIGURES: Final = "site/figures.html"
+IMAGES: Final = "site/images.html"
 EFFICIENCY: Final = "site/efficiency.html"
 CLAIMS: Final = "site/claims.html"
 RECORDS: Final = "site/records.html"
@@ -33,6 +34,7 @@ _NAVIGATION: Final = (
     (OVERVIEW, "Overview"),
     (TABLES, "Tables"),
     (FIGURES, "Figures"),
+    (IMAGES, "Images"),
     (EFFICIENCY, "Efficiency"),
     (CLAIMS, "Claims"),
     (RECORDS, "Records"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Final
+from collections.abc import Collection
+from typing import Final, TypeAlias
 
 from capmoe_eval.paper.layout import AnyLayout, Layout, QueryLayout
 from capmoe_eval.paper.tables import TABLES
@@ -15,6 +15,9 @@ from capmoe_eval.report.tables.measured import other_table, results_table
 from capmoe_eval.report.tables.others import query_table
 from capmoe_eval.report.tables.render import body_view
 from capmoe_eval.report.tables.table import Table
+
+View: TypeAlias = dict[str, object]
+"""What the template shows of a table."""
 
 _FORMATS: Final = {"csv": "CSV", "md": "Markdown", "tex": "LaTeX"}
 
@@ -35,14 +38,18 @@ def tables_page(inventory: Inventory, address: Address) -> str:
             method_filter(row.method for row in rows),
             gamma_filter(row.gamma for row in rows),
         ],
-        tables=[
-            {"key": layout.key, "title": layout.title, "problem": table}
-            if isinstance(table, str)
-            else _view(table, address.out / inventory.profile, address)
-            for layout, table in tables
-        ],
+        tables=[_view(layout, table, inventory, address) for layout, table in tables],
         order=GAMMA_ORDER,
     )
+
+
+def table_views(keys: Collection[str], inventory: Inventory, address: Address) -> list[View]:
+    """Return what the template shows of some tables, in the order of all."""
+    return [
+        _view(layout, _table(layout, inventory), inventory, address)
+        for layout in TABLES
+        if layout.key in keys
+    ]
 
 
 def _table(layout: AnyLayout, inventory: Inventory) -> Table | str:
@@ -58,8 +65,10 @@ def _table(layout: AnyLayout, inventory: Inventory) -> Table | str:
     return attempt(lambda: results_table(layout, found, inventory.overrides))
 
 
-def _view(table: Table, folder: Path, address: Address) -> dict[str, object]:
-    """Return what the template shows of a table."""
+def _view(layout: AnyLayout, table: Table | str, inventory: Inventory, address: Address) -> View:
+    """Return what the template shows of a table, or of why there is none."""
+    if isinstance(table, str):
+        return {"key": layout.key, "title": layout.title, "problem": table}
     classes = ["" if words else "number" for words in table.columns_of_words]
     return {
         "key": table.name,
@@ -71,5 +80,5 @@ def _view(table: Table, folder: Path, address: Address) -> dict[str, object]:
             *zip(table.columns, classes, strict=True),
         ],
         "blocks": body_view(table, lambda record: address.to(page.cell_path(record))),
-        "links": address.files(folder / table.name, _FORMATS),
+        "links": address.files(address.out / inventory.profile / table.name, _FORMATS),
     }

@@ -2,7 +2,7 @@
 
 import pytest
 
-from capmoe_eval.evaluation.multimodal.answers import option, yes_or_no
+from capmoe_eval.evaluation.multimodal.answers import first_word, option, yes_or_no
 
 COLORS = {"A": "red", "B": "dark blue", "C": "blue", "D": "a cat"}
 
@@ -45,3 +45,11 @@ def test_yes_or_no_is_the_first_word(answer, read):
 )
 def test_an_option_is_chosen_by_its_letter_or_else_its_text(answer, read):
     assert option(answer, COLORS) == read
+
+
+@pytest.mark.parametrize(
+    ("answer", "word"),
+    [(" Red cross", "red"), ("yes.", "yes"), ("\n- No, it is not", "no"), (" \n?", None)],
+)
+def test_the_first_word_is_an_answer(answer, word):
+    assert first_word(answer) == word

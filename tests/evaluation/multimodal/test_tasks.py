@@ -1,16 +1,18 @@
 """The tasks read the picture world as they would the hub, and a model that is right scores full."""
 
 import json
+import shutil
 
 import datasets
 import lm_eval.evaluator
 import pytest
 from lm_eval.api.model import LM
 
+from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.multimodal import prompts, scores
 from capmoe_eval.evaluation.tasks import TaskLibrary, ready
 from capmoe_eval.experiment.configuration import load_option
-from capmoe_eval.experiment.datasource import data_source
+from capmoe_eval.experiment.datasource import DataSource, data_source
 from capmoe_eval.zoo.pictures.evaluation import SETS, documents
 
 FIRST = {"mme": "lmms-lab/MME", "mmbench": "lmms-lab/MMBench", "seedbench": "lmms-lab/SEED-Bench"}
@@ -91,6 +93,23 @@ def test_a_query_is_a_prompt_and_a_picture(tasks):
         [sample["doc_hash"] for sample in one["samples"]["mmbench"]] for one in (found, again)
     ]
     assert hashes[0] == hashes[1]  # a decoded picture would be hashed by its place in memory
+
+
+def test_a_task_reads_the_data_set_that_is_named(tmp_path):
+    source = ready(data_source("pictures"))
+    shutil.copytree(source.root / "lmms-lab/MME", tmp_path / "lmms-lab-encoder/MME")
+    moved, library = data_source(str(tmp_path)), TaskLibrary()
+    built = library.get("mme", moved, "lmms-lab-encoder/MME")["tasks"]["mme"]
+    assert built.config.dataset_path == str(tmp_path / "lmms-lab-encoder/MME")
+    assert len(built.eval_docs) == len(documents()["lmms-lab/MME"]["default"]["test"])
+    with pytest.raises(UsageError, match="no dataset 'lmms-lab/MME'"):
+        library.get("mme", moved)
+
+
+def test_a_group_reads_what_its_tasks_say(hub):
+    source, parts = DataSource("synthetic", hub), "allenai/openbookqa + baber/piqa"
+    with pytest.raises(UsageError, match=r"zero_shot_mix: dataset=.*it reads allenai/openbookqa"):
+        TaskLibrary().get("zero_shot_mix", source, parts)
 
 
 def test_a_hint_stands_first_and_an_absent_option_is_left_out():

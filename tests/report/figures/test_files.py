@@ -71,7 +71,8 @@ def test_every_declared_figure_has_its_files(drawn: Path) -> None:
         assert told["inches"][0] in (3.3, 6.9) and told["inches"][1] < 9
         assert "{" not in told["title"] + told["caption"]
         said = "closed mini-world" if name in OF_RECORDS else "EMULATED"
-        said = "closed world of drawn pictures" if name in ("fig10", "fig11") else said
+        of_images = name in ("fig10", "fig11") or name.startswith("images_")
+        said = "closed world of drawn pictures" if of_images else said
         assert any(said in note for note in told["notes"])
 
 
@@ -82,6 +83,9 @@ def test_the_paper_has_these_figures() -> None:
         "pareto",
         "waste",
         "companions",
+        "images_pareto",
+        "images_text",
+        "images_position",
         "decode",
         "granularity",
         "placement",
@@ -187,6 +191,9 @@ def test_nothing_to_draw_is_an_error_of_that_figure_alone(
         ("companions", 4, []),
         ("decode", 3, []),
         ("fig7", 1, []),
+        ("images_text", 2, []),
+        ("images_position", 3, []),
+        ("images_position", 3, ["modality=text_first"]),
         ("fig12", 2, ["model=olmoe", "method=order"]),  # of which the figure has its own
         ("fig7", 1, ["batch_size=4"]),
     ],
@@ -221,6 +228,13 @@ def test_the_commands_measure_exactly_what_is_missing(
         if not spec.tasks or plan.cell.task.name in spec.tasks
     }
     assert len(found) == wanted.planned == wanted.n_absent
+
+
+def test_a_command_keeps_the_modality_of_its_cells_whatever_the_command_line_says() -> None:
+    (plan,) = plans(composed(["model=zoo_llava_olmoe", "method=score", "tasks=mme"]))
+    (line,) = sweeps([plan.cell], ["modality=text_first"])
+    (again,) = plans(composed(shlex.split(line)[3:]))
+    assert again.cell == plan.cell
 
 
 @pytest.mark.parametrize("candidates", ["local", "global"])
