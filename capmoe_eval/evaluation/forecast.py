@@ -153,7 +153,7 @@ def measured_rate(
         documents: Number of the cell's documents.
         sandbox: A sandbox for programs that the model writes; None if none may run.
     """
-    parts = len(library.get(plan.cell.task.lm_eval, plan.source)["tasks"])
+    parts = len(library.get(plan.cell.task.lm_eval, plan.source, plan.cell.task.dataset)["tasks"])
     limit = max(1, math.ceil(_sequences(plan) / parts))  # a limit is one of each part
     measured = []
     for few in (limit, limit, 3 * limit):

@@ -51,7 +51,7 @@ def workload(cell: Cell, library: TaskLibrary, source: DataSource, reader: Any) 
     Raises:
         UsageError: For a task or dataset that is not there.
     """
-    tasks = library.get(cell.task.lm_eval, source)
+    tasks = library.get(cell.task.lm_eval, source, cell.task.dataset)
     prepare(tasks, cell)
     documents, asked = 0, []
     for task in tasks["tasks"].values():
