@@ -39,9 +39,10 @@ def execute(plans: Sequence[Plan]) -> int:
         return 1 if outcome.failures else 0  # rank 0 prints
     if outcome.records:
         print(summary(outcome.records))
-        skipped = len(outcome.records) - outcome.computed
+        skipped = len(outcome.records) - outcome.computed - outcome.by_others
         failed = len(outcome.failures)
-        print(f"{outcome.computed} computed, {skipped} finished before, {failed} failed")
+        others = f"{outcome.by_others} by other processes, " if outcome.by_others else ""
+        print(f"{outcome.computed} computed, {others}{skipped} finished before, {failed} failed")
     for note in model_notes(sorted(plans, key=lambda p: (p.note or "", p.cell.model.name))):
         print(f"Note: {note}")
     for cell, reason in outcome.failures:
