@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.configuration import (
     Plan,
@@ -21,6 +23,7 @@ from capmoe_eval.experiment.configuration import (
     share,
 )
 from capmoe_eval.experiment.processes import process_rank
+from capmoe_eval.experiment.results import Reader
 
 
 def execute(plans: Sequence[Plan]) -> int:
@@ -43,24 +46,50 @@ def execute(plans: Sequence[Plan]) -> int:
         failed = len(outcome.failures)
         others = f"{outcome.by_others} by other processes, " if outcome.by_others else ""
         print(f"{outcome.computed} computed, {others}{skipped} finished before, {failed} failed")
-    for note in model_notes(sorted(plans, key=lambda p: (p.note or "", p.cell.model.name))):
-        print(f"Note: {note}")
+    _print_notes(plans)
     for cell, reason in outcome.failures:
         print(f"failed: {cell}: {reason}", file=sys.stderr)
     return 1 if outcome.failures else 0
 
 
-def _task(config: DictConfig) -> None:
+def report(plans: Sequence[Plan]) -> int:
+    """Print the results of cells that jobs have computed; return 0 if all are there, else 1."""
+    from capmoe_eval.evaluation.summary import summary
+
+    finished = Reader().all((plan.path, plan.root) for plan in plans if plan.path.exists())
+    if finished.records:
+        print(summary(finished.records))
+    missing = len(plans) - len(finished.records)
+    print(f"{len(finished.records)} finished, {missing} missing")
+    _print_notes(plans)
+    for line in finished.broken:
+        print(f"left out: {line}", file=sys.stderr)
+    return 1 if missing else 0
+
+
+def _print_notes(plans: Sequence[Plan]) -> None:
+    for note in model_notes(sorted(plans, key=lambda p: (p.note or "", p.cell.model.name))):
+        print(f"Note: {note}")
+
+
+def _task(config: DictConfig) -> int:
     """Compute one configuration: a cell per task, or a whole grid."""
+    job = HydraConfig.get()
+    swept = job.mode == RunMode.MULTIRUN  # by a launcher that is not ours
 
     def compute() -> int:
-        check_overrides(config, list(HydraConfig.get().overrides.task))
+        launcher = job.runtime.choices["hydra/launcher"]
+        if not swept and launcher != "capmoe":
+            raise UsageError(f"hydra/launcher={launcher}: starts the jobs of a sweep; add -m")
+        check_overrides(config, list(job.overrides.task))
         return execute(share(plans(config), config.shard))
 
     # Here and not only around Hydra, which adds a line of its own to any exception of a job.
     status = run_command(compute)
-    if status:
+    # A launcher takes the end of a process for a crash: it gets the status, and sums up.
+    if status and not (swept and status < 128):
         raise SystemExit(status)
+    return status
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from capmoe_eval.experiment import reservations
 from capmoe_eval.experiment.reservations import (
     SILENCE,
     Holder,
+    Reservation,
     Watch,
     holder_of,
     reserve,
@@ -248,6 +249,34 @@ def test_only_what_the_dead_left_is_removed(record: Path, tmp_path: Path) -> Non
         tidy([task, tmp_path / "nowhere"])
         assert own.held()
         assert set(task.iterdir()) == {*kept, reservations._place(task / "own.json")}
+
+
+def test_of_two_that_find_the_same_dead_holder_one_wins(record: Path) -> None:
+    died(record)
+    first: list[Reservation | None] = []
+
+    class Slow(Watch):
+        def dead(self, holder: Holder) -> bool:
+            first.append(reserve(record, Watch()))
+            return super().dead(holder)
+
+    assert reserve(record, Slow()) is None
+    assert first[0] is not None and first[0].held()
+
+
+def test_of_two_that_find_nobody_one_wins(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first: list[Reservation | None] = []
+    occupy = reservations._occupy
+
+    def slow(own: Path) -> None:
+        monkeypatch.setattr(reservations, "_occupy", occupy)
+        first.append(reserve(record, Watch()))
+        occupy(own)
+
+    monkeypatch.setattr(reservations, "_occupy", slow)
+    assert reserve(record, Watch()) is None
+    assert first[0] is not None and first[0].held()
+    assert len(left(record)) == 1
 
 
 def _contend(record: Path, start: object, won: object, names: list[str]) -> None:
