@@ -6,8 +6,7 @@ Hydra composes every job anew, twice, from a dozen files: 0.16 s of CPU for each
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -19,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from capmoe_eval.errors import UsageError, first_line
 from capmoe_eval.evaluation.command import report
-from capmoe_eval.experiment.configuration import Plan, plans, share
+from capmoe_eval.experiment.configuration import plans, share
 
 
 class CellSweeper(BasicSweeper):
@@ -53,22 +52,15 @@ class CellSweeper(BasicSweeper):
             assert self.hydra_context is not None and self.overrides is not None
             jobs = [words for batch in self.overrides for words in batch]
             configs = composed_jobs(self.hydra_context.config_loader, self.config, jobs)
-            status = report(planned(configs))
-            status = max(status, *(job.return_value for batch in returns for job in batch))
+            cells = (plan for config in configs for plan in share(plans(config), config.shard))
+            missing = report(list({plan.path: plan for plan in cells}.values()))
+            status = max(missing, *(job.return_value for batch in returns for job in batch))
             if status:
                 raise SystemExit(status)
         return returns
 
     def _is_ours(self) -> bool:
         return type(self.launcher).__module__ == f"{__package__}.launcher"
-
-
-def planned(configs: Iterable[DictConfig]) -> list[Plan]:
-    """Return the cells of several jobs, each once."""
-    found: dict[Path, Plan] = {}
-    for config in configs:
-        found |= {plan.path: plan for plan in share(plans(config), config.shard)}
-    return list(found.values())
 
 
 def composed_jobs(
