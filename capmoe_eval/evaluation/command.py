@@ -24,6 +24,7 @@ from capmoe_eval.experiment.configuration import (
 )
 from capmoe_eval.experiment.processes import process_rank
 from capmoe_eval.experiment.results import Reader
+from capmoe_eval.experiment.version import version_line
 
 
 def execute(plans: Sequence[Plan]) -> int:
@@ -101,6 +102,9 @@ def main() -> None:
     )(_task)
 
     def compose() -> int | None:
+        if "--version" in sys.argv[1:]:  # Hydra would answer with its own
+            print(version_line())
+            return 0
         sys.argv[1:] = for_hydra(sys.argv[1:])
         return command()
 
