@@ -19,9 +19,11 @@ OWN = {".py", ".yaml", ".html", ".css", ".js", ".j2", ".md", ".tex", ".mplstyle"
 INTRODUCTION = """\
 # Bill of materials
 
-Written by `python -m tests.bill_of_materials`. The wheel carries code, configuration, word lists and templates of this project
-(Apache-2.0), in which `capmoe_eval/paper/claims/` quotes sentences of the paper, and the parts below. The libraries that it needs are
-declared in `pyproject.toml`. SHA-256 is that of the lines `<SHA-256 of a file>  <path>`, sorted by path, as `sha256sum` writes them.
+Written by `python -m tests.bill_of_materials`. The wheel carries code, configuration, word lists
+and templates of this project (Apache-2.0), in which `capmoe_eval/paper/claims/` quotes sentences
+of the paper, and the parts below. The libraries that it needs are declared in `pyproject.toml`.
+SHA-256 is that of the lines `<SHA-256 of a file> <path>`, sorted by path, as `sha256sum` writes
+them.
 
 | part | files | bytes | SPDX | origin | SHA-256 |
 |---|---:|---:|---|---|---|"""
