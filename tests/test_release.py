@@ -14,8 +14,8 @@ import tomllib
 import yaml
 
 from capmoe_eval import __version__
+from capmoe_eval.evaluation import version
 from capmoe_eval.evaluation.command import main
-from capmoe_eval.experiment import version
 from tests.bill_of_materials import DOCUMENT, PARTS, ROOT, packaged, part_of, text, unlisted
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

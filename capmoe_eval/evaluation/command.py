@@ -12,6 +12,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.version import version_line
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.configuration import (
     Plan,
@@ -24,7 +25,6 @@ from capmoe_eval.experiment.configuration import (
 )
 from capmoe_eval.experiment.processes import process_rank
 from capmoe_eval.experiment.results import Reader
-from capmoe_eval.experiment.version import version_line
 
 
 def execute(plans: Sequence[Plan]) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from capmoe_eval.experiment.version import revision
+from capmoe_eval.evaluation.version import revision
 from capmoe_eval.wrapper.ranks import ranks_in
 
 _LIBRARIES = ("torch", "transformers", "lm-eval", "datasets", "hydra-core", "tokenizers")
