@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from hydra import compose
 from omegaconf import OmegaConf
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.command import main
-from capmoe_eval.experiment.configuration import config_directory
+from capmoe_eval.experiment.configuration import composing, config_directory
 from hydra_plugins.capmoe_launcher import compose as compose_module
 from hydra_plugins.capmoe_launcher.compose import BasicSweeper, CellSweeper
 
@@ -75,14 +76,10 @@ def test_slurm_without_its_launcher_says_how_to_install_it(
 
 
 @pytest.mark.skipif(not SUBMITIT, reason="needs hydra-submitit-launcher, the extra `slurm`")
-def test_the_preset_for_slurm_is_one_of_its_launchers(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ("hydra/launcher=slurm", "--cfg", "hydra", "-p", "hydra.launcher", "--resolve")
-    monkeypatch.setattr(sys, "argv", ["capmoe_eval", *words, "results_dir=/shared/mine"])
-    with pytest.raises(SystemExit):
-        main()
-    found = OmegaConf.create(capsys.readouterr().out)
+def test_the_preset_for_slurm_is_one_of_its_launchers() -> None:
+    words = ["hydra/launcher=slurm", "results_dir=/shared/mine"]
+    with composing():
+        found = compose("config", overrides=words, return_hydra_config=True).hydra.launcher
     preset = OmegaConf.load(config_directory() / "hydra/launcher/slurm.yaml")
     assert found.submitit_folder == "/shared/.submitit/%j"
     assert found._target_.endswith("submitit_launcher.SlurmLauncher")
