@@ -96,7 +96,7 @@ def text() -> str:
 
 
 def packaged() -> list[str]:
-    """Return the paths of the files that go into the wheel, as ``pyproject.toml`` says it."""
+    """Return the paths of the files that go into the wheel."""
     done = subprocess.run(
         ["git", "-C", str(ROOT), "ls-files", "--", *_PACKAGED],
         capture_output=True,
