@@ -64,6 +64,12 @@ PARTS = (
         for name in ("olmoe", "qwen2_moe", "qwen3_moe", "deepseek_v2", "mixtral")
     ),
     Part(
+        f"{_WEIGHTS}/*_s[0-9]/card.json",
+        "Cards of further training seeds, without their weights",
+        "Apache-2.0",
+        "measured by this project",
+    ),
+    Part(
         "capmoe_eval/zoo/miniworld/tokenizer.json",
         "Tokenizer of the mini-world",
         "Apache-2.0",
@@ -103,9 +109,7 @@ def packaged() -> list[str]:
         text=True,
         check=True,
     )
-    return [
-        path for path in done.stdout.splitlines() if not fnmatchcase(path, f"{_WEIGHTS}/*_s[0-9]/*")
-    ]
+    return done.stdout.splitlines()
 
 
 def part_of(path: str) -> Part | None:
