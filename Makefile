@@ -1,5 +1,5 @@
 # `make help` lists the targets. Overrides of the command line go into ARGS; JOBS processes share the
-# cells of an experiment:
+# cells of an experiment, and the first prints the results of all:
 #   make table2 PROFILE=paper ARGS="device_map=auto" JOBS=1
 
 PROFILE ?= zoo
@@ -66,7 +66,8 @@ replicate: install  ## test the paper's claims on every model of the profile, an
 # Computes an experiment in JOBS processes; the highest status is kept.
 run = status=0; pids=; \
 	for i in $$(seq $(JOBS)); do \
-	  $(PY) -m capmoe_eval experiment=$(1) profile=$(PROFILE) shard=$$i/$(JOBS) $(ARGS) & pids="$$pids $$!"; \
+	  ( [ $$i -eq 1 ] || exec >/dev/null; exec $(PY) -m capmoe_eval experiment=$(1) profile=$(PROFILE) $(ARGS) ) & \
+	  pids="$$pids $$!"; \
 	done; \
 	for pid in $$pids; do s=0; wait $$pid || s=$$?; [ $$s -le $$status ] || status=$$s; done
 

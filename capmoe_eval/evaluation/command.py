@@ -8,8 +8,11 @@ from collections.abc import Callable, Sequence
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.version import version_line
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.configuration import (
     Plan,
@@ -21,6 +24,7 @@ from capmoe_eval.experiment.configuration import (
     share,
 )
 from capmoe_eval.experiment.processes import process_rank
+from capmoe_eval.experiment.results import Reader
 from capmoe_eval.experiment.schema import CALIBRATE
 
 
@@ -36,10 +40,12 @@ def execute(plans: Sequence[Plan], ask: bool | str = False) -> int:
     """
     # lm-eval's progress bars would disturb our display; tqdm reads this when it is first imported.
     os.environ.setdefault("TQDM_DISABLE", "1")
-    from capmoe_eval.evaluation.run import forecast, run
+    from capmoe_eval.evaluation.run import run
     from capmoe_eval.evaluation.summary import summary
 
     if ask:
+        from capmoe_eval.evaluation.forecast import forecast
+
         print(forecast(plans, calibrate=ask == CALIBRATE))
         return 0
     outcome = run(plans)
@@ -47,27 +53,54 @@ def execute(plans: Sequence[Plan], ask: bool | str = False) -> int:
         return 1 if outcome.failures else 0  # rank 0 prints
     if outcome.records:
         print(summary(outcome.records))
-        skipped = len(outcome.records) - outcome.computed
+        skipped = len(outcome.records) - outcome.computed - outcome.by_others
         failed = len(outcome.failures)
-        print(f"{outcome.computed} computed, {skipped} finished before, {failed} failed")
-    for note in model_notes(sorted(plans, key=lambda p: (p.note or "", p.cell.model.name))):
-        print(f"Note: {note}")
+        others = f"{outcome.by_others} by other processes, " if outcome.by_others else ""
+        print(f"{outcome.computed} computed, {others}{skipped} finished before, {failed} failed")
+    _print_notes(plans)
     for cell, reason in outcome.failures:
         print(f"failed: {cell}: {reason}", file=sys.stderr)
     return 1 if outcome.failures else 0
 
 
-def _task(config: DictConfig) -> None:
+def report(plans: Sequence[Plan]) -> int:
+    """Print the results of cells that jobs have computed; return 0 if all are there, else 1."""
+    from capmoe_eval.evaluation.summary import summary
+
+    finished = Reader().all((plan.path, plan.root) for plan in plans if plan.path.exists())
+    if finished.records:
+        print(summary(finished.records))
+    missing = len(plans) - len(finished.records)
+    print(f"{len(finished.records)} finished, {missing} missing")
+    _print_notes(plans)
+    for line in finished.broken:
+        print(f"left out: {line}", file=sys.stderr)
+    return 1 if missing else 0
+
+
+def _print_notes(plans: Sequence[Plan]) -> None:
+    for note in model_notes(sorted(plans, key=lambda p: (p.note or "", p.cell.model.name))):
+        print(f"Note: {note}")
+
+
+def _task(config: DictConfig) -> int:
     """Compute one configuration: a cell per task, or a whole grid."""
+    job = HydraConfig.get()
+    swept = job.mode == RunMode.MULTIRUN  # by a launcher that is not ours
 
     def compute() -> int:
-        check_overrides(config, list(HydraConfig.get().overrides.task))
+        launcher = job.runtime.choices["hydra/launcher"]
+        if not swept and launcher != "capmoe":
+            raise UsageError(f"hydra/launcher={launcher}: starts the jobs of a sweep; add -m")
+        check_overrides(config, list(job.overrides.task))
         return execute(share(plans(config), config.shard), config.plan)
 
     # Here and not only around Hydra, which adds a line of its own to any exception of a job.
     status = run_command(compute)
-    if status:
+    # A launcher takes the end of a process for a crash: it gets the status, and sums up.
+    if status and not (swept and status < 128):
         raise SystemExit(status)
+    return status
 
 
 def main() -> None:
@@ -79,6 +112,9 @@ def main() -> None:
     )(_task)
 
     def compose() -> int | None:
+        if "--version" in sys.argv[1:]:  # Hydra would answer with its own
+            print(version_line())
+            return 0
         sys.argv[1:] = for_hydra(sys.argv[1:])
         return command()
 

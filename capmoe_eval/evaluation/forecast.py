@@ -21,6 +21,12 @@ from capmoe_eval.evaluation.evaluate import evaluate
 from capmoe_eval.evaluation.generation.sandbox import Sandbox
 from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.evaluation.loading import Placement, chosen_device, load_lm, reader_of, weightless
+from capmoe_eval.evaluation.preparation import (
+    finished_record,
+    sandbox_for,
+    task_library,
+    with_documents,
+)
 from capmoe_eval.evaluation.progress import Progress, duration
 from capmoe_eval.evaluation.provenance import described
 from capmoe_eval.evaluation.summary import aligned
@@ -28,6 +34,7 @@ from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.evaluation.workload import Workload, workload
 from capmoe_eval.experiment.cell import ModelId
 from capmoe_eval.experiment.configuration import Plan
+from capmoe_eval.experiment.queue import loads
 from capmoe_eval.experiment.record import read_record
 
 _GIB = 2**30
@@ -55,31 +62,27 @@ class Memory:
     batch: int  # of its largest batch: logits, and keys and values; activations come on top
 
 
-def forecast(
-    planned: Sequence[Plan],
-    missing: Sequence[Plan],
-    library: TaskLibrary,
-    progress: Progress,
-    measured: Callable[[Plan, CapmoeLM, int], Rate | None] | None = None,
-) -> str:
-    """Return the forecast of a run as text; no record is written.
+def forecast(plans: Sequence[Plan], *, calibrate: bool) -> str:
+    """Return in text what a run of the plans would compute; no record is written.
 
     Args:
-        planned: All cells.
-        missing: Those to compute.
-        library: Their tasks.
-        progress: The display.
-        measured: Function of a cell, its loaded model and its number of documents that returns the
-            rate where no finished record tells it, or None where it cannot; None for no such
-            rates, and no loaded models.
+        plans: The cells and their settings.
+        calibrate: Whether to load each model and time a few batches of each task of which no
+            finished record tells the time.
 
     Raises:
-        UsageError: For a dataset, or with ``measured`` a model, that cannot be loaded.
+        UsageError: As for a run.
     """
+    plans = with_documents(plans)
+    missing = [plan for plan in plans if plan.overwrite or finished_record(plan) is None]
+    if not missing:
+        return f"All {len(plans)} cells are finished."
+    library, progress = task_library(missing), Progress(len(missing))
+    sandbox, refused = sandbox_for(missing, library) if calibrate else (None, {})
     rows: list[dict[str, str]] = []
     notes: list[str] = []
     times: list[float | None] = []
-    for of_model in _grouped(missing, lambda plan: (plan.cell.model, plan.device, plan.device_map)):
+    for of_model in _grouped(missing, loads):
         first = of_model[0]
         model = first.cell.model
         progress.loading(model.name)
@@ -88,16 +91,16 @@ def forecast(
             # Methods have the same documents.
             work = workload(cells[0].cell, library, cells[0].source, reader)
             rate = recorded_rate(cells)
-            if rate is None and measured is not None:
+            if rate is None and calibrate and cells[0].path not in refused:
                 lm = lm or load_lm(model, placement(first), batch_size=1)
-                rate = measured(cells[0], lm, work.documents)
+                rate = measured_rate(cells[0], lm, library, work.documents, sandbox)
             seconds = len(cells) * rate.of(work.documents) if rate else None
             rows.append(_row(cells, work, seconds, rate))
             times.append(seconds)
             works.append((_sequences(cells[0]), work))
         if reader is not None:
             notes.append(_memory_line(first, needed_memory(model, works)))
-    head = f"{len(missing)} of {len(planned)} cells are missing; none was computed now."
+    head = f"{len(missing)} of {len(plans)} cells are missing; none was computed now."
     return "\n".join([head, aligned(rows, _NUMBERS), *notes, _time_line(times)])
 
 

@@ -146,15 +146,6 @@ class CapmoeLM(HFLM):
             )
         super().set_cache_hook(cache_hook)
 
-    def agree(self, what: str, text: str) -> None:
-        """Check that all processes that share the model were asked for the same.
-
-        Raises:
-            UsageError: In all of them, if they differ.
-        """
-        for world in self._worlds:
-            world.agree(what, text, self.device)
-
     def get_model_info(self) -> dict[str, Any]:
         """Return lm-eval's model information and the meter's report, for its result file."""
         info: dict[str, Any] = super().get_model_info() if isinstance(self.pretrained, str) else {}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -37,6 +37,9 @@ from capmoe_eval.zoo.recipes import ZOO as RECIPES
 from capmoe_eval.zoo.recipes import trained_model, trained_processor, trained_tokenizer
 from capmoe_eval.zoo.synthetic.models import TINY_FAMILIES, TINY_LLAVA, tiny_llava, tiny_model
 from capmoe_eval.zoo.synthetic.tokenizer import tiny_processor, tiny_tokenizer
+
+if TYPE_CHECKING:
+    from capmoe_eval.wrapper.parallel.world import World
 
 ZOO, TINY = "zoo:", "tiny:"
 """Prefixes of an embedded model's ``pretrained``: trained, and with random weights."""
@@ -111,12 +114,8 @@ def weightless(model: ModelId) -> Any:
 def _spread(model: ModelId, placement: Placement, reader: Any, device: torch.device) -> Any:
     """Return this process's part of a model: its experts, and its sequences of every batch."""
     from capmoe_eval.wrapper.parallel.model import distributed_config, shard_experts, split_batches
-    from capmoe_eval.wrapper.parallel.world import World
 
-    if device == torch.device("cuda"):  # none in particular
-        device = chosen_device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
-        torch.cuda.set_device(device)
-    world = World.join(device)
+    device, world = _joined(device)
     if model.pretrained.startswith((ZOO, TINY)) or world.size == 1:
         loaded = _whole(model, placement, reader, device)
         shard_experts(loaded, device.type)
@@ -124,6 +123,23 @@ def _spread(model: ModelId, placement: Placement, reader: Any, device: torch.dev
         loaded = _pretrained(model, reader, distributed_config=distributed_config(world.size))
     split_batches(loaded)
     return loaded
+
+
+def join(device: str) -> World:
+    """Join the processes that share the experts of models, each on a device of this name."""
+    return _joined(chosen_device(device))[1]
+
+
+def _joined(device: torch.device) -> tuple[torch.device, World]:
+    """Return this process's own device and the processes that share a model's experts."""
+    from capmoe_eval.wrapper.parallel.world import World
+
+    if device == torch.device("cuda"):  # none in particular
+        # srun may show a process its own GPU alone, which is then number 0.
+        own = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+        device = chosen_device(f"cuda:{own}")
+        torch.cuda.set_device(device)
+    return device, World.join(device)
 
 
 def chosen_device(name: str) -> torch.device:

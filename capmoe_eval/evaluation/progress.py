@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from typing import TextIO
 
 from capmoe_eval.experiment.cell import Cell
@@ -37,6 +38,7 @@ class Progress:
         self._rows = 0
         self._unit = "sequences"
         self._warned: set[str] = set()
+        self._waited_for = ""
 
     def loading(self, model: str) -> None:
         """Show that a model is being loaded."""
@@ -82,6 +84,20 @@ class Progress:
         """Print that a cell failed, and why."""
         self._cell = str(cell)
         self._end(f"FAILED: {reason}")
+
+    def finished(self, cell: Cell, by: str | None) -> None:
+        """Print that another process has computed a cell: which one, if it is known."""
+        self._cell = str(cell)
+        self._end(f"computed by {by or 'another process'}")
+
+    def waiting(self, cells: Mapping[str, int]) -> None:
+        """Show how many cells each of other processes computes, where nothing else is left."""
+        names = ", ".join(f"{name} ({count})" for name, count in sorted(cells.items()))
+        line = f"waiting for {names} to compute what is left"
+        if line != self._waited_for:
+            self._waited_for = line
+            self._erase()
+            print(line, file=self._stream, flush=True)
 
     def _end(self, outcome: str) -> None:
         self._done += 1

@@ -9,13 +9,13 @@ import importlib.metadata
 import json
 import platform
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from capmoe_eval.evaluation.version import revision
 from capmoe_eval.wrapper.ranks import ranks_in
 
 _LIBRARIES = ("torch", "transformers", "lm-eval", "datasets", "hydra-core", "tokenizers")
@@ -32,7 +32,7 @@ def provenance(model: nn.Module, reader: Any) -> dict[str, Any]:
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "versions": _versions(),
-        "git_revision": _git_revision(),
+        "git_revision": revision(),
         "model": {
             "class": type(model).__name__.removeprefix("FSDP"),  # so named where FSDP spreads it
             "commit": getattr(model.config, "_commit_hash", None),
@@ -132,23 +132,3 @@ def _versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return versions
-
-
-@functools.cache
-def _git_revision() -> str | None:
-    """Return the commit of this code, ``-dirty`` if it was changed; None outside its checkout."""
-    here = Path(__file__).parent
-
-    def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(here), *words], capture_output=True, text=True, check=True
-        )
-        return done.stdout.strip()
-
-    try:
-        # Installed into an environment inside someone's repository, we are not part of that.
-        git("ls-files", "--error-unmatch", __file__)
-        dirty = git("status", "--porcelain", "--", str(here.parent))
-        return git("rev-parse", "HEAD") + ("-dirty" if dirty else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None

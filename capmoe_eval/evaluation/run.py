@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import gc
 import io
+import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from capmoe_eval.errors import UnwritableError, UsageError, unwritable
+from capmoe_eval.evaluation.preparation import (
+    check_processes,
+    finished_record,
+    sandbox_for,
+    task_library,
+    with_documents,
+)
 from capmoe_eval.evaluation.progress import Progress
 from capmoe_eval.evaluation.summary import rounding_warning
 from capmoe_eval.experiment import inputs
 from capmoe_eval.experiment.configuration import Plan
 from capmoe_eval.experiment.files import check_writable, remove_strays
-from capmoe_eval.experiment.processes import process_count, process_rank
-from capmoe_eval.experiment.record import Record, read_record
+from capmoe_eval.experiment.processes import process_rank
+from capmoe_eval.experiment.queue import Queue, Turn, loads
+from capmoe_eval.experiment.record import Record
+from capmoe_eval.experiment.reservations import tidy
 
 if TYPE_CHECKING:
     from capmoe_eval.evaluation.generation.sandbox import Sandbox
     from capmoe_eval.evaluation.lm import CapmoeLM
     from capmoe_eval.evaluation.tasks import TaskLibrary
+    from capmoe_eval.wrapper.parallel.world import World
 
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
@@ -37,15 +48,16 @@ class Outcome:
 
     records: list[Record] = field(default_factory=list)  # of all finished cells, as planned
     computed: int = 0  # cells that this run computed
+    by_others: int = 0  # cells that other processes computed meanwhile
     failures: list[tuple[str, str]] = field(default_factory=list)  # (cell, reason)
 
 
 def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
-    """Compute every planned cell whose record is missing.
+    """Compute every planned cell whose record is missing and that no other process computes.
 
     Everything that can be checked without a model is checked first, so that a long run does not
     stop half-way because of a typing error. Cells of one model run together, and each model is
-    loaded once.
+    loaded once. The run ends when all records are there, whoever computed them.
 
     Args:
         plans: The cells and their settings.
@@ -58,147 +70,73 @@ def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
         UnwritableError: Also if the disk is full in the middle of a run, which then stops.
     """
     for plan in plans:
-        _check_processes(plan)
-    plans = _with_documents(plans)
-    finished = {plan.path: _finished(plan) for plan in plans}
-    missing = [plan for plan in plans if finished[plan.path] is None]
+        check_processes(plan)
+    plans = with_documents(plans)
+    directories = sorted({plan.path.parent for plan in plans})
+    tidy(directories)
+    finished = {plan.path: None if plan.overwrite else finished_record(plan) for plan in plans}
+    absent = [number for number, plan in enumerate(plans) if finished[plan.path] is None]
+    world = _world(plans)
+    missing = [plans[number] for number in (absent if world is None else world.tell(absent))]
     for root in sorted({plan.root for plan in missing}):
         check_writable("results_dir", root)
         remove_strays(sorted({plan.path.parent for plan in missing if plan.root == root}))
         inputs.prepare(root)
     outcome = Outcome()
     if missing:
-        library = _documents(missing)
-        sandbox, refused = _sandbox(missing, library)
+        library = task_library(missing)
+        sandbox, refused = sandbox_for(missing, library)
         if len(refused) == len(missing):
             raise next(iter(refused.values()))
         progress = progress or Progress(len(missing), io.StringIO() if process_rank() else None)
         for plan in missing:
             if plan.path in refused:
-                progress.fail(plan.cell, str(refused[plan.path]))
-                outcome.failures.append((str(plan.cell), str(refused[plan.path])))
+                _fail(plan, str(refused[plan.path]), progress, outcome)
         missing = [plan for plan in missing if plan.path not in refused]
         done = [record for record in finished.values() if record is not None]
-        finished |= {
-            r.path: r for r in _compute(missing, done, library, sandbox, progress, outcome)
-        }
+        with closing(_turns(missing, progress, world)) as turns:
+            found = _compute(turns, missing, done, library, sandbox, progress, outcome)
+            finished |= {record.path: record for record in found}
+        tidy(directories)
     outcome.records = [record for plan in plans if (record := finished[plan.path]) is not None]
     return outcome
 
 
-def forecast(plans: Sequence[Plan], *, calibrate: bool) -> str:
-    """Return in text what a run would compute: cells, documents, tokens, memory and time.
-
-    Args:
-        plans: The cells and their settings.
-        calibrate: Whether to load the models and time a few batches.
-
-    Raises:
-        UsageError: As for :func:`run`.
-    """
-    plans = _with_documents(plans)
-    missing = [plan for plan in plans if _finished(plan) is None]
-    if not missing:
-        return f"All {len(plans)} cells are finished."
-    from capmoe_eval.evaluation import forecast
-
-    library, progress = _documents(missing), Progress(len(missing))
-    if not calibrate:
-        return forecast.forecast(plans, missing, library, progress)
-    sandbox, refused = _sandbox(missing, library)
-
-    def measured(plan: Plan, lm: CapmoeLM, documents: int) -> forecast.Rate | None:
-        if plan.path in refused:
-            return None
-        return forecast.measured_rate(plan, lm, library, documents, sandbox)
-
-    return forecast.forecast(plans, missing, library, progress, measured)
-
-
-def _with_documents(plans: Sequence[Plan]) -> list[Plan]:
-    """Return the plans with their documents in place."""
-    from capmoe_eval.evaluation.tasks import ready
-
-    sources = {source: ready(source) for source in {plan.source for plan in plans}}
-    return [dataclasses.replace(plan, source=sources[plan.source]) for plan in plans]
-
-
-def _check_processes(plan: Plan) -> None:
-    """Refuse ``parallel=ep`` without one process per rank, or with a ``device_map``."""
-    if plan.parallel != "ep":
-        return
-    ranks, started = plan.cell.method.ep_size, process_count()
-    if started is None:
-        raise UsageError(
-            "parallel=ep: needs one process per rank; start them with torchrun --nproc-per-node "
-            f"{ranks} -m capmoe_eval … parallel=ep ep_size={ranks}"
-        )
-    if plan.cell.method.uses_ranks and ranks != started:
-        raise UsageError(
-            f"ep_size={ranks}: torchrun started {started} processes, and under parallel=ep each is "
-            f"a rank; set ep_size={started}, or start {ranks}"
-        )
-    if plan.device_map is not None:
-        raise UsageError(
-            f"device_map={plan.device_map}: under parallel=ep every process has one device; set "
-            "device_map=null"
-        )
-
-
-def _finished(plan: Plan) -> Record | None:
-    """Return the cell's record, or None if it is to be computed; refuse one of other documents."""
-    fingerprint = plan.source.fingerprint(plan.cell.task.dataset)
-    if plan.overwrite or not plan.path.exists():
+def _world(plans: Sequence[Plan]) -> World | None:
+    """Return the processes that compute every cell together, or None if this one does so alone."""
+    together = [plan for plan in plans if plan.parallel == "ep"]
+    if not together:
         return None
-    record = read_record(plan.path, plan.root)
-    recorded = record.provenance.data_fingerprint
-    if fingerprint is not None and recorded != fingerprint:  # None: the hub's is not known yet
-        raise UsageError(
-            f"{plan.path}: computed from other documents (fingerprint {recorded}, now "
-            f"{fingerprint}); name the new ones with data.name=NAME, choose another results_dir, "
-            "or delete the old results"
-        )
-    return record
+    from capmoe_eval.evaluation.loading import join
+
+    world = join(together[0].device)
+    world.agree("the cells to compute", "\n".join(str(plan.path) for plan in plans))
+    return world
 
 
-def _documents(plans: Sequence[Plan]) -> TaskLibrary:
-    """Return a library with the tasks of the missing cells, checked before a model is loaded."""
-    from capmoe_eval.evaluation.loading import quiet_libraries
-    from capmoe_eval.evaluation.tasks import TaskLibrary
+def _turns(plans: Sequence[Plan], progress: Progress, world: World | None) -> Generator[Turn]:
+    """Yield the turns of the cells; of several ranks the first alone reserves, and tells them."""
+    tell = (lambda _: None) if world is None else world.tell
+    if world is not None and world.rank:
+        while (number := tell(None)) is not None:
+            if number >= 0:
+                yield Turn(plans[number])
+        return
 
-    quiet_libraries()
-    library = TaskLibrary()
-    for plan in {(p.root, p.source, p.cell.task): p for p in plans}.values():
-        library.check_metric(plan.cell.task, plan.source)
-        fingerprint = library.fingerprint(plan.cell.task, plan.source)
-        inputs.check(plan.root, plan.cell, {"data_fingerprint": fingerprint})
-    return library
+    def waiting(cells: Counter[str]) -> None:
+        progress.waiting(cells)
+        tell(-1)  # the others would give up after half an hour without a word
 
-
-def _sandbox(
-    plans: Sequence[Plan], library: TaskLibrary
-) -> tuple[Sandbox | None, dict[Path, UsageError]]:
-    """Return a sandbox that works if a task needs one, and why plans are refused, by their path."""
-    running = [plan for plan in plans if library.runs_programs(plan.cell.task, plan.source)]
-    refused = {
-        plan.path: UsageError(
-            f"tasks={plan.cell.task.name}: runs programs that the model writes, inside "
-            "bubblewrap (apt install bubblewrap); allow it with allow_code_execution=true"
-        )
-        for plan in running
-        if not plan.allow_code_execution
-    }
-    if len(refused) == len(running):
-        return None, refused
-    from capmoe_eval.evaluation.generation.sandbox import Sandbox
-
-    try:
-        return Sandbox.open(), refused
-    except UsageError as error:
-        return None, {plan.path: error for plan in running}
+    numbers = {plan.path: number for number, plan in enumerate(plans)}
+    for turn in Queue(plans, waiting):
+        if not turn.finished:
+            tell(numbers[turn.plan.path])
+        yield turn
+    tell(None)
 
 
 def _compute(
+    turns: Iterable[Turn],
     plans: Sequence[Plan],
     finished: Sequence[Record],
     library: TaskLibrary,
@@ -206,20 +144,16 @@ def _compute(
     progress: Progress,
     outcome: Outcome,
 ) -> Iterator[Record]:
-    """Compute the missing cells model by model, and yield the record of each after it is written.
+    """Compute the cells whose turn it is, model by model, and yield the record of each.
 
-    ``finished`` are the records of the other cells; ``outcome`` receives counts and failures.
+    ``plans`` are all missing cells, ``finished`` the records of the others; ``outcome`` receives
+    counts and failures.
     """
     import torch
 
     own_threads = torch.get_num_threads()
-    by_model: dict[tuple[object, ...], list[Plan]] = {}
-    for plan in plans:
-        key = (plan.cell.model, plan.device, plan.device_map, plan.parallel, plan.threads)
-        by_model.setdefault(key, []).append(plan)
-    for cells in by_model.values():
+    for _, cells in itertools.groupby(turns, key=lambda turn: loads(turn.plan)):
         torch.set_num_threads(own_threads)  # the model before may have changed it
-        progress.loading(cells[0].cell.model.name)
         yield from _of_one_model(cells, plans, library, sandbox, finished, progress, outcome)
         gc.collect()  # only reference cycles still hold the model
         if torch.cuda.is_available():
@@ -228,7 +162,7 @@ def _compute(
 
 
 def _of_one_model(
-    cells: Sequence[Plan],
+    turns: Iterable[Turn],
     plans: Sequence[Plan],
     library: TaskLibrary,
     sandbox: Sandbox | None,
@@ -237,50 +171,100 @@ def _of_one_model(
     outcome: Outcome,
 ) -> Iterator[Record]:
     """Compute the cells of one model among all plans, and yield the record of each."""
-    from capmoe_eval.evaluation.evaluate import evaluate
-    from capmoe_eval.evaluation.loading import Placement, load_lm
-    from capmoe_eval.evaluation.provenance import provenance
-
-    model, own = cells[0].cell.model, cells[0]
-    placement = Placement(own.device, own.device_map, own.threads, own.parallel)
     lm: CapmoeLM | None = None
-    for plan in cells:
+    unloadable: str | None = None  # the reason; no other cell can be computed without the model
+    for turn in turns:
+        plan, record = turn.plan, None
+        if unloadable is not None and not turn.finished:
+            _fail(plan, unloadable, progress, outcome)
+            continue
         try:
-            fingerprint = library.fingerprint(plan.cell.task, plan.source)
-            loaded = lm or load_lm(model, placement, batch_size=1)
-            now = {**provenance(loaded.model, loaded.reader), "data_fingerprint": fingerprint}
-            if lm is None:
-                warning = inputs.check(plan.root, plan.cell, now, finished)
-                if warning is not None:
-                    progress.warn(warning)
-                loaded.agree("the cells to compute", "\n".join(str(p.path) for p in plans))
-                loaded.on_rows, loaded.on_judged = progress.rows, progress.judged
+            if turn.finished:
+                record = _written(plan)
             else:
-                inputs.check(plan.root, plan.cell, now)
-            lm = loaded
-            progress.start(plan.cell)
-            record = evaluate(plan.cell, lm, library, plan.source, root=plan.root, sandbox=sandbox)
-            if not process_rank():
-                inputs.note(record, plan.root)
-                record.write()
-            if (rounded := rounding_warning(record)) is not None:
-                progress.warn(rounded, "rounding")
+                lm = lm or _load(plan, library, finished, progress)
+                record = _evaluate(turn, lm, library, sandbox, progress)
         except Exception as error:
             if isinstance(error, OSError) and error.errno in _DISK:
                 raise unwritable("results_dir", plan.root, error) from error
             if _ends_the_run(error, plan, plans, lm is not None, outcome):
                 raise
-            reason = _one_line(error)
-            # Without the model no other cell of it can be computed.
-            for failed in [plan] if lm else cells[cells.index(plan) :]:
-                progress.fail(failed.cell, reason)
-                outcome.failures.append((str(failed.cell), reason))
-            if lm is None:
-                break
+            if lm is None and not turn.finished:
+                unloadable = _one_line(error)
+            _fail(plan, _one_line(error), progress, outcome)
             continue
-        outcome.computed += 1
-        progress.finish(record)
+        if record is None:
+            progress.warn(f"{plan.cell}: taken over by another process, since this one stood still")
+            continue
+        if turn.finished:
+            outcome.by_others += 1
+            progress.finished(plan.cell, turn.by)
+        else:
+            outcome.computed += 1
+            progress.finish(record)
         yield record
+
+
+def _load(
+    plan: Plan, library: TaskLibrary, finished: Sequence[Record], progress: Progress
+) -> CapmoeLM:
+    """Load the model of a cell, and compare it with that of the finished records."""
+    from capmoe_eval.evaluation.loading import Placement, load_lm
+
+    # Before the model, so that documents which cannot be read cost no time.
+    library.fingerprint(plan.cell.task, plan.source)
+    progress.loading(plan.cell.model.name)
+    placement = Placement(plan.device, plan.device_map, plan.threads, plan.parallel)
+    lm = load_lm(plan.cell.model, placement, batch_size=1)
+    warning = inputs.check(plan.root, plan.cell, _origin(plan, lm, library), finished)
+    if warning is not None:
+        progress.warn(warning)
+    lm.on_rows, lm.on_judged = progress.rows, progress.judged
+    return lm
+
+
+def _evaluate(
+    turn: Turn,
+    lm: CapmoeLM,
+    library: TaskLibrary,
+    sandbox: Sandbox | None,
+    progress: Progress,
+) -> Record | None:
+    """Compute a cell and write its record, or return None if its reservation was lost meanwhile."""
+    from capmoe_eval.evaluation.evaluate import evaluate
+
+    plan = turn.plan
+    inputs.check(plan.root, plan.cell, _origin(plan, lm, library))
+    progress.start(plan.cell)
+    record = evaluate(plan.cell, lm, library, plan.source, root=plan.root, sandbox=sandbox)
+    if turn.reservation is not None:
+        if not turn.reservation.held():
+            return None
+        inputs.note(record, plan.root)
+        record.write()
+    if (rounded := rounding_warning(record)) is not None:
+        progress.warn(rounded, "rounding")
+    return record
+
+
+def _origin(plan: Plan, lm: CapmoeLM, library: TaskLibrary) -> dict[str, Any]:
+    from capmoe_eval.evaluation.provenance import provenance
+
+    fingerprint = library.fingerprint(plan.cell.task, plan.source)
+    return {**provenance(lm.model, lm.reader), "data_fingerprint": fingerprint}
+
+
+def _written(plan: Plan) -> Record:
+    """Return the record of a cell that another process has computed during this run."""
+    record = finished_record(plan)
+    if record is None:
+        raise UsageError(f"{plan.path}: deleted after another process wrote it; run it again")
+    return record
+
+
+def _fail(plan: Plan, reason: str, progress: Progress, outcome: Outcome) -> None:
+    progress.fail(plan.cell, reason)
+    outcome.failures.append((str(plan.cell), reason))
 
 
 def _ends_the_run(

@@ -77,6 +77,11 @@ def _status(command: Callable[[], int | None]) -> int:
         return _say(str(error))
     except MissingConfigException as error:
         group, _, option = str(error.missing_cfg_file).rpartition("/")
+        if group == "hydra/launcher" and option.startswith("submitit_"):
+            return _say(
+                f"{group}={option}: needs hydra-submitit-launcher, which is not installed; "
+                "pip install 'capmoe-eval[slurm]'"
+            )
         known = error.options or options(group)  # Hydra gives no options for one of several
         return _say(str(bad_choice(group, option, known) if group and known else error))
     except (HydraException, OmegaConfBaseException) as error:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # ${capmoe.cache:name}, a directory in the user's cache.
 OmegaConf.register_new_resolver("capmoe.cache", lambda name: str(cache_directory() / name))
+# ${capmoe.beside:path}, the directory that a path is in.
+OmegaConf.register_new_resolver("capmoe.beside", lambda path: str(Path(path).absolute().parent))
 
 _GRIDS = ("grid", "parts")
 _PLACEMENT = ("device", "device_map", "threads", "parallel", "overwrite", "allow_code_execution")

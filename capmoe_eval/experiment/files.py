@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import secrets
@@ -64,6 +65,13 @@ def remove_strays(directories: Iterable[Path]) -> list[Path]:
             except OSError:
                 continue  # another process was faster, or it is not ours to remove
     return removed
+
+
+def remove_temporaries(path: Path) -> None:
+    """Remove what writers of a path left that were killed; nobody may be writing it."""
+    for temporary in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        if _TEMPORARY.fullmatch(temporary.name):
+            temporary.unlink(missing_ok=True)
 
 
 def check_writable(field: str, directory: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_loader import ConfigLoader
@@ -15,14 +16,51 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from capmoe_eval.errors import UsageError, first_line
+from capmoe_eval.evaluation.command import report
+from capmoe_eval.experiment.configuration import plans, share
+
 
 class CellSweeper(BasicSweeper):
-    """Hydra's own sweeper, which leaves it to our launcher to find out what cannot be composed."""
+    """Hydra's own sweeper, which leaves it to our launcher to find out what cannot be composed.
+
+    Jobs of another launcher run elsewhere: what they computed is read and summed up here.
+    """
 
     def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
         """Compose every job, unless the launcher does so in this process before it starts any."""
-        if type(self.launcher).__module__ != f"{__package__}.launcher":
+        if not self._is_ours():
             super().validate_batch_is_legal(batch)
+
+    def sweep(self, arguments: list[str]) -> Any:
+        """Run the jobs; of a launcher that is not ours, sum up what they computed elsewhere.
+
+        Raises:
+            SystemExit: With the highest status of a job, or 1 if a record is missing.
+            UsageError: If a job of SLURM was lost.
+        """
+        try:
+            returns = super().sweep(arguments)
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] != "submitit":
+                raise
+            raise UsageError(
+                f"hydra/launcher: a job was lost ({first_line(error)}); finished cells are kept, "
+                "and the same command continues"
+            ) from error
+        if not self._is_ours():
+            assert self.hydra_context is not None and self.overrides is not None
+            jobs = [words for batch in self.overrides for words in batch]
+            configs = composed_jobs(self.hydra_context.config_loader, self.config, jobs)
+            cells = (plan for config in configs for plan in share(plans(config), config.shard))
+            missing = report(list({plan.path: plan for plan in cells}.values()))
+            status = max(missing, *(job.return_value for batch in returns for job in batch))
+            if status:
+                raise SystemExit(status)
+        return returns
+
+    def _is_ours(self) -> bool:
+        return type(self.launcher).__module__ == f"{__package__}.launcher"
 
 
 def composed_jobs(

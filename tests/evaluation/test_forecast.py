@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from capmoe_eval.evaluation import forecast as forecast_module
-from capmoe_eval.evaluation.forecast import measured_rate, needed_memory, recorded_rate
+from capmoe_eval.evaluation.forecast import forecast, measured_rate, needed_memory, recorded_rate
 from capmoe_eval.evaluation.loading import Placement, load_lm, reader_of, weightless
-from capmoe_eval.evaluation.run import forecast, run
+from capmoe_eval.evaluation.run import run
 from capmoe_eval.evaluation.tasks import TaskLibrary, ready
 from capmoe_eval.evaluation.workload import Workload, workload
 from capmoe_eval.experiment.configuration import Plan

@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import gc
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -306,3 +307,30 @@ def test_a_killed_sweep_leaves_whole_records_and_continues(tmp_path: Path) -> No
     assert [p.name for p in tmp_path.iterdir()] == ["results"], "Hydra left something behind"
     temporary = [path for path in tmp_path.rglob("*.tmp") if path.stat().st_mtime > started]
     assert not temporary, "the second run left a temporary file"
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_cells_without_being_told_how(tmp_path: Path) -> None:
+    command = [
+        *(sys.executable, "-m", "capmoe_eval", "-m", "limit=4", "tasks=obqa,piqa"),
+        *("model=tiny_olmoe,tiny_mixtral", "method=order,score", "gamma=1.0,2.0"),
+        *("ep_size=2", "batch_size=4", "results_dir=results"),
+    ]
+    both = [
+        subprocess.Popen(
+            command, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        for _ in range(2)
+    ]
+    said = [process.communicate(timeout=600) for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    counted = r"(\d+) computed, (?:(\d+) by other processes, )?(\d+) finished before, 0 failed"
+    counts = [[int(n or 0) for n in re.search(counted, out).groups()] for out, _ in said]  # type: ignore[union-attr]
+    assert sum(computed for computed, _, _ in counts) == 16, "each cell once"
+    assert all(sum(count) == 16 for count in counts), "each process has all records"
+    assert len(list(tmp_path.glob("results/*/*/*.json"))) == 16
+    left = [path.name for path in tmp_path.glob("results/*/*/.*")]
+    assert left == []
+    for (out, err), (_, others, _) in zip(said, counts, strict=True):
+        assert out.count("results/tiny_") == 16
+        assert len(re.findall(r": computed by \S+", err)) == others

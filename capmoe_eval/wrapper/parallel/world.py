@@ -107,13 +107,20 @@ class World(Ranks):
         dist.all_gather(parts, padded, group=self.group)
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
-    def agree(self, what: str, text: str, device: torch.device) -> None:
+    def tell(self, value: Any) -> Any:
+        """Return the first process's value in every process; those of the others do not matter."""
+        told = [value]
+        dist.broadcast_object_list(told, group=self.group, group_src=0)
+        return told[0]
+
+    def agree(self, what: str, text: str) -> None:
         """Check that all processes were asked for the same.
 
         Raises:
             UsageError: In all of them, if they differ.
         """
-        digest = hashlib.blake2b(text.encode(), digest_size=7).digest()
-        own = torch.tensor([int.from_bytes(digest, "big")], device=device)
-        if not torch.equal(self.highest(own), -self.highest(-own)):
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, digest, group=self.group)
+        if len(set(found)) > 1:
             raise UsageError(f"parallel=ep: the processes disagree about {what}; start them alike")

@@ -36,7 +36,7 @@ BENCH = [*QUICK, "--validate", "--layers", "2"]
 def main(directory: Path) -> None:
     torch.set_num_threads(1)
     world = World.join(torch.device("cpu"), timeout=timedelta(seconds=45))
-    world.agree("nothing", "same", torch.device("cpu"))
+    world.agree("nothing", "same")
     results = {}
     for family in cases.FAMILIES:
         model = cases.model(family, world.size)
@@ -53,7 +53,7 @@ def main(directory: Path) -> None:
     results["refused"] = {
         "ranks": _refusal(lambda: capacity_aware(olmoe, "score", gamma=1.0).__enter__()),
         "twice": _refusal(lambda: shard_experts(olmoe)),
-        "disagree": _refusal(lambda: world.agree("cells", str(world.rank), torch.device("cpu"))),
+        "disagree": _refusal(lambda: world.agree("cells", str(world.rank))),
         "stock": _stock("all_to_all"),
         "gradients": _refusal(lambda: olmoe(cases.batch()[0])),
     }

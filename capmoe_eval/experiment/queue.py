@@ -1,0 +1,142 @@
+"""The cells that a run has still to compute, shared with the other processes of the directory."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from capmoe_eval.errors import writing
+from capmoe_eval.experiment.configuration import Plan
+from capmoe_eval.experiment.reservations import Reservation, Watch, reserve
+
+POLL: Final = 1.0
+"""Seconds between two looks at cells that other processes compute."""
+
+_Version: TypeAlias = tuple[int, int] | None
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A cell whose turn it is."""
+
+    plan: Plan
+    reservation: Reservation | None = None  # None where this process does not write the record
+    finished: bool = False  # whether another process has written the record
+    by: str | None = None  # that process, if it was seen
+
+
+def loads(plan: Plan) -> tuple[object, ...]:
+    """Return what cells have in common for which a model is loaded once."""
+    return (plan.cell.model, plan.device, plan.device_map, plan.parallel, plan.threads)
+
+
+class Queue:
+    """Gives out each cell once: to compute, reserved for this process, or finished by another.
+
+    The cells of a model come one after the other. The next model is the one of which other
+    processes compute the fewest cells at that moment, so processes that start together load
+    different models. Cells that another process holds are looked at again in the end, and taken
+    over if it dies.
+
+    Args:
+        plans: The cells. With ``overwrite``, a record that is there now is computed again, and one
+            that another process writes from now on is not.
+        waiting: Is called every second while others hold all the cells that are left, with the
+            number of cells that each holds.
+    """
+
+    def __init__(
+        self, plans: Sequence[Plan], waiting: Callable[[Counter[str]], None] = lambda _: None
+    ) -> None:
+        self._waiting = waiting
+        self._left: dict[tuple[object, ...], list[Plan]] = {}
+        for plan in plans:
+            self._left.setdefault(loads(plan), []).append(plan)
+        self._old = {plan.path: _version(plan.path) for plan in plans if plan.overwrite}
+        self._watch = Watch()
+        self._holders: dict[Path, str] = {}  # who was last seen to compute a cell
+        self._model: tuple[object, ...] | None = None  # of the last cell to compute
+
+    def __iter__(self) -> Iterator[Turn]:
+        """Yield a turn for every cell; a reservation ends when the next turn is asked for.
+
+        A cell whose reservation was lost by then, to a process that thought this one dead, comes
+        again.
+
+        Raises:
+            UnwritableError: If a results directory cannot be written.
+        """
+        while any(self._left.values()):
+            turn = self._turn()
+            if turn is None:
+                self._waiting(Counter(str(self._holders[plan.path]) for plan in self._plans()))
+                time.sleep(POLL)
+                continue
+            self._left[loads(turn.plan)].remove(turn.plan)
+            with turn.reservation or nullcontext():
+                yield turn
+                if turn.reservation is not None and not turn.reservation.held():
+                    self._left[loads(turn.plan)].append(turn.plan)
+
+    def _plans(self) -> list[Plan]:
+        return [plan for plans in self._left.values() for plan in plans]
+
+    def _turn(self) -> Turn | None:
+        """Return the next turn, or None where other processes hold all cells that are left."""
+        for plan in self._left.get(self._model or (), ()):
+            if (turn := self._try(plan)) is not None:
+                return turn
+        while True:
+            free = {
+                model: [plan for plan in plans if not self._held(plan)]
+                for model, plans in self._left.items()
+            }
+            models = [model for model, plans in free.items() if plans]
+            if not models:
+                return None
+            model = min(models, key=lambda one: len(self._left[one]) - len(free[one]))
+            # None if another process was faster: the numbers are others then.
+            if (turn := self._try(free[model][0])) is not None:
+                if turn.reservation is not None:
+                    self._model = model
+                return turn
+
+    def _try(self, plan: Plan) -> Turn | None:
+        """Return a cell's turn, or None where another process holds it."""
+        if self._is_finished(plan):
+            return self._by_another(plan)
+        with writing("results_dir", plan.root):
+            reservation = reserve(plan.path, self._watch)
+        if reservation is None:
+            self._held(plan)
+            return None
+        if self._is_finished(plan):  # between the first look and the reservation
+            with reservation:
+                return self._by_another(plan)
+        return Turn(plan, reservation)
+
+    def _held(self, plan: Plan) -> bool:
+        holder = self._watch.live_holder(plan.path)
+        if holder is not None:
+            self._holders[plan.path] = str(holder)
+        return holder is not None and not self._is_finished(plan)
+
+    def _is_finished(self, plan: Plan) -> bool:
+        return _version(plan.path) not in (None, self._old.get(plan.path))
+
+    def _by_another(self, plan: Plan) -> Turn:
+        return Turn(plan, finished=True, by=self._holders.get(plan.path))
+
+
+def _version(path: Path) -> _Version:
+    """Return what differs between a file and one that replaces it; None if there is none."""
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_ino, status.st_mtime_ns

@@ -1,0 +1,293 @@
+"""Several processes on one directory: every cell is computed once, never by two at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from capmoe_eval.errors import UnwritableError
+from capmoe_eval.experiment import queue as queue_module
+from capmoe_eval.experiment import reservations
+from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
+from capmoe_eval.experiment.configuration import Plan
+from capmoe_eval.experiment.datasource import data_source
+from capmoe_eval.experiment.files import write_text
+from capmoe_eval.experiment.queue import Queue, Turn
+from capmoe_eval.experiment.reservations import Watch, holder_of, reserve, tidy
+from capmoe_eval.routing.method import Method
+
+TASK = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
+
+
+def plan(root: Path, model: str, seed: int, **changes: object) -> Plan:
+    method = Method("random", 1.0, seed=seed)
+    cell = Cell(ModelId(model, model, dtype="float32"), method, TASK, 4, 2, "synthetic")
+    made = Plan(cell, data_source("synthetic"), root)
+    return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
+
+
+def grid(root: Path, models: str = "ab", seeds: int = 3, **changes: object) -> list[Plan]:
+    return [plan(root, model, seed, **changes) for seed in range(seeds) for model in models]
+
+
+def name(turn: Turn) -> str:
+    return f"{turn.plan.cell.model.name}{turn.plan.cell.method.seed}"
+
+
+def drain(queue: Queue) -> list[str]:
+    """Compute all; finished cells are in brackets."""
+    said = []
+    for turn in queue:
+        if not turn.finished:
+            assert turn.reservation is not None and turn.reservation.held()
+            write_text(turn.plan.path, "ours")
+        said.append(f"({name(turn)})" if turn.finished else name(turn))
+    return said
+
+
+def strays(root: Path) -> list[Path]:
+    return list(root.rglob(".*"))
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_module, "POLL", 0.0)
+
+
+class Other:
+    """Another process, in this one."""
+
+    def __init__(self) -> None:
+        self._held: dict[Path, ExitStack] = {}
+
+    def take(self, plan: Plan) -> None:
+        one = reserve(plan.path, Watch())
+        assert one is not None
+        self._held[plan.path] = ExitStack()
+        self._held[plan.path].enter_context(one)
+
+    def end(self, plan: Plan, text: str | None = "theirs") -> None:
+        if text is not None:
+            write_text(plan.path, text)
+        self._held.pop(plan.path).close()
+
+
+def test_alone_it_gives_all_cells_model_by_model(tmp_path: Path) -> None:
+    assert drain(Queue(grid(tmp_path))) == ["a0", "a1", "a2", "b0", "b1", "b2"]
+    assert strays(tmp_path) == []
+
+
+def test_a_cell_that_another_computes_is_waited_for(tmp_path: Path) -> None:
+    plans, other, waited = grid(tmp_path, "a"), Other(), []
+
+    def waiting(cells: Counter[str]) -> None:
+        waited.append(dict(cells))
+        if len(waited) == 3:
+            other.end(plans[1])
+
+    other.take(plans[1])
+    holder = str(holder_of(plans[1].path))
+    turns = {}
+    for turn in Queue(plans, waiting):
+        turns[name(turn)] = turn.by
+        assert turn.finished == (turn.plan is plans[1])
+    assert list(turns) == ["a0", "a2", "a1"]
+    assert turns["a1"] == holder and waited == [{holder: 1}] * 3
+    assert plans[1].path.read_text() == "theirs"
+
+
+@pytest.mark.parametrize("text", [None, "theirs"])
+def test_what_another_failed_to_compute_is_computed(tmp_path: Path, text: str | None) -> None:
+    plans, other = grid(tmp_path, "a"), Other()
+    other.take(plans[0])
+    found = drain(Queue(plans, lambda _: other.end(plans[0], text)))
+    assert found == ["a1", "a2", "(a0)" if text else "a0"]
+
+
+def test_a_dead_process_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans, dead = grid(tmp_path, "a", 2), []
+    reserve(plans[0].path, Watch())
+    monkeypatch.setattr(reservations.Holder, "lives", lambda _: not dead)
+    assert drain(Queue(plans, lambda _: dead.append(1))) == ["a1", "a0"]
+
+
+def test_a_record_that_appeared_meanwhile_is_not_computed(tmp_path: Path) -> None:
+    plans = grid(tmp_path, "a")
+    found = []
+    for turn in Queue(plans):
+        found.append((name(turn), turn.finished))
+        write_text(plans[2].path, "theirs")
+    assert found == [("a0", False), ("a1", False), ("a2", True)]
+
+
+def test_a_record_that_appeared_before_the_reservation_is_not_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at the record and the reservation another wrote it and released it."""
+
+    def late(record: Path, watch: Watch) -> reservations.Reservation | None:
+        write_text(record, "theirs")
+        return reserve(record, watch)
+
+    monkeypatch.setattr(queue_module, "reserve", late)
+    assert drain(Queue(grid(tmp_path, "a", 2))) == ["(a0)", "(a1)"]
+    assert strays(tmp_path) == []
+
+
+def test_processes_spread_over_the_models(tmp_path: Path) -> None:
+    plans, first, second = grid(tmp_path, "abc"), Other(), Other()
+    first.take(plans[0])
+    with closing(iter(Queue(plans))) as turns:
+        assert name(next(turns)) == "b0"
+        second.take(plans[2])
+        assert name(next(turns)) == "b1", "a loaded model stays"
+    with closing(iter(Queue(plans))) as turns:
+        assert name(next(turns)) == "b0", "fewest of b are being computed: none"
+    for at, other in ((0, first), (2, second)):
+        other.end(plans[at], None)
+
+
+def test_who_loses_the_race_for_a_model_takes_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As two that start at the same moment, when nobody holds anything yet."""
+    plans, other = grid(tmp_path), Other()
+
+    def late(record: Path, watch: Watch) -> reservations.Reservation | None:
+        if record == plans[0].path and holder_of(record) is None:
+            other.take(plans[0])
+        return reserve(record, watch)
+
+    monkeypatch.setattr(queue_module, "reserve", late)
+    with closing(iter(Queue(plans))) as turns:
+        assert name(next(turns)) == "b0"
+    other.end(plans[0])
+
+
+def test_overwriting_computes_each_once(tmp_path: Path) -> None:
+    plans, other = grid(tmp_path, "a", overwrite=True), Other()
+    for one in plans:
+        write_text(one.path, "old")
+    other.take(plans[1])
+    found = drain(Queue(plans, lambda _: other.end(plans[1])))
+    assert found == ["a0", "a2", "(a1)"], "the other's is as new as ours would be"
+    assert [one.path.read_text() for one in plans] == ["ours", "theirs", "ours"]
+    assert drain(Queue(plans)) == ["a0", "a1", "a2"], "a later command computes all again"
+
+
+def test_a_record_from_before_the_run_is_no_result_of_it(tmp_path: Path) -> None:
+    """Without overwriting, a record that is there when the queue is made was just written."""
+    plans = grid(tmp_path, "a", 1)
+    write_text(plans[0].path, "theirs")
+    assert drain(Queue(plans)) == ["(a0)"]
+
+
+def test_a_lost_cell_comes_again(tmp_path: Path) -> None:
+    plans = grid(tmp_path, "a", 2)
+    seen = []
+    for turn in Queue(plans):
+        seen.append((name(turn), turn.finished))
+        if len(seen) == 1:  # another took it for dead, computed it and released it
+            holder = holder_of(turn.plan.path)
+            assert holder is not None
+            holder.file.unlink()
+            write_text(turn.plan.path, "theirs")
+    assert seen == [("a0", False), ("a1", False), ("a0", True)]
+
+
+def test_an_error_in_a_turn_ends_its_reservation(tmp_path: Path) -> None:
+    def fail() -> None:
+        with closing(iter(Queue(grid(tmp_path)))) as turns:
+            for _ in turns:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert strays(tmp_path) == []
+
+
+def test_a_directory_that_cannot_be_written_gives_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UnwritableError, match="results_dir="):
+        drain(Queue(grid(tmp_path / "file")))
+
+
+def _work(plans: Sequence[Plan], log: Path, seed: int) -> None:
+    """Do as a run does, with a computation of some milliseconds that notes when it began."""
+    draws = random.Random(seed)
+    places = {one.path.parent for one in plans}
+    tidy(places)
+    with log.open("ab", buffering=0) as notes, closing(iter(Queue(plans))) as turns:
+        for turn in turns:
+            if turn.finished:
+                continue
+            began = f"{os.getpid()} {time.monotonic_ns()}"
+            notes.write(f"began {turn.plan.path} {began}\n".encode())
+            time.sleep(draws.expovariate(1 / 0.003))
+            assert turn.reservation is not None and turn.reservation.held()
+            write_text(turn.plan.path, began)
+            notes.write(f"ended {turn.plan.path} {os.getpid()} {time.monotonic_ns()}\n".encode())
+    tidy(places)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_killed_at_random_nothing_is_lost_or_computed_twice(
+    tmp_path: Path, overwrite: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_module, "POLL", 0.005)
+    root, log, draws = tmp_path / "results", tmp_path / "log", random.Random(5)
+    plans = grid(root, "abcde", 12, overwrite=overwrite)
+    context = multiprocessing.get_context("fork")
+    alive: list[multiprocessing.process.BaseProcess] = []
+    killed: dict[int, int] = {}  # when, by process
+    kills = 0
+    while kills < 40 or alive:
+        if kills < 40 and len(alive) < 4:
+            process = context.Process(target=_work, args=(plans, log, len(killed)))
+            process.start()
+            alive.append(process)
+        time.sleep(draws.expovariate(1 / 0.02))
+        if kills < 40 and len(alive) == 4:
+            victim = draws.choice(alive)
+            if victim.is_alive():
+                killed[victim.pid or 0] = time.monotonic_ns()
+                os.kill(victim.pid or 0, signal.SIGKILL)
+            kills += 1
+        for process in [one for one in alive if not one.is_alive()]:
+            assert process.exitcode in (0, -signal.SIGKILL)
+            alive.remove(process)
+    _work(plans, log, 99)
+    spans: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
+    for line in log.read_text().splitlines():
+        kind, path, pid, when = line.split()
+        if kind == "began":
+            spans[path].append((int(when), killed.get(int(pid), int(when)), int(pid)))
+        else:
+            assert spans[path][-1][2] == int(pid), "two computed it at the same time"
+            spans[path][-1] = (spans[path][-1][0], int(when), int(pid))
+    assert set(spans) == {str(one.path) for one in plans}
+    again = 0
+    for path, found in spans.items():
+        for (_, end, _), (start, _, _) in itertools.pairwise(found):
+            assert end < start, "two computed it at the same time"
+        again += len(found) - 1
+        if not overwrite:
+            pid, when = Path(path).read_text().split()
+            assert (int(when), int(pid)) == (found[-1][0], found[-1][2]), "computed once more"
+    assert again, "no kill hit a computation"
+    assert sorted(path for path in root.rglob("*") if path.is_file()) == sorted(
+        one.path for one in plans
+    )
+    assert strays(root) == []

@@ -1,0 +1,104 @@
+"""Launchers of Hydra that are not ours: their jobs run elsewhere, and are summed up here."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import compose
+from omegaconf import OmegaConf
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.command import main
+from capmoe_eval.experiment.configuration import composing, config_directory
+from hydra_plugins.capmoe_launcher import compose as compose_module
+from hydra_plugins.capmoe_launcher.compose import BasicSweeper, CellSweeper
+
+WORDS = ("tasks=obqa", "limit=2", "model=tiny_olmoe", "ep_size=2", "batch_size=4", "gamma=1.0")
+SUBMITIT = importlib.util.find_spec("submitit") is not None
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
+) -> tuple[int, list[str], str]:
+    monkeypatch.setattr(sys, "argv", ["capmoe_eval", *words])
+    with pytest.raises(SystemExit) as done:
+        main()
+    out, err = capsys.readouterr()
+    return int(done.value.code or 0), out.splitlines(), err
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+
+
+def test_the_results_of_all_jobs_are_printed_in_the_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = ("-m", "hydra/launcher=basic", *WORDS, "method=order,score")
+    status, out, _ = run(monkeypatch, capsys, *jobs)
+    assert status == 0
+    end = out.index("2 finished, 0 missing")
+    assert out[:end].count("1 computed, 0 finished before, 0 failed") == 2
+    heading, order, score = out[end - 3 : end]
+    assert heading.startswith("task") and "order-g1" in order and "score-g1" in score
+
+
+def test_a_job_that_fails_gives_its_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = ("-m", "hydra/launcher=basic", *WORDS, "model.pretrained=tiny:olmoe,/no/model")
+    status, out, err = run(monkeypatch, capsys, *jobs)
+    assert status == 2 and "model.pretrained=/no/model: cannot be loaded" in err
+    assert "1 finished, 1 missing" in out
+
+
+def test_without_a_sweep_there_are_no_jobs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    status, out, err = run(monkeypatch, capsys, "hydra/launcher=basic", *WORDS)
+    assert (status, out) == (2, [])
+    assert err == "error: hydra/launcher=basic: starts the jobs of a sweep; add -m\n"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(SUBMITIT, reason="hydra-submitit-launcher is installed")
+def test_slurm_without_its_launcher_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, _, err = run(monkeypatch, capsys, "-m", "hydra/launcher=slurm", *WORDS)
+    assert status == 2 and err.count("\n") == 1
+    assert "pip install 'capmoe-eval[slurm]'" in err
+
+
+@pytest.mark.skipif(not SUBMITIT, reason="needs hydra-submitit-launcher, the extra `slurm`")
+def test_the_preset_for_slurm_is_one_of_its_launchers() -> None:
+    words = ["hydra/launcher=slurm", "results_dir=/shared/mine"]
+    with composing():
+        found = compose("config", overrides=words, return_hydra_config=True).hydra.launcher
+    preset = OmegaConf.load(config_directory() / "hydra/launcher/slurm.yaml")
+    assert found.submitit_folder == "/shared/.submitit/%j"
+    assert found._target_.endswith("submitit_launcher.SlurmLauncher")
+    for key in set(preset) - {"defaults", "submitit_folder"}:
+        assert found[key] == preset[key]
+
+
+def test_a_lost_job_gives_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class UncompletedJobError(RuntimeError):
+        """As submitit raises it for a job without a result."""
+
+    def lost(*_: object) -> None:
+        raise UncompletedJobError("Job 7 has not produced any output\nmore")
+
+    UncompletedJobError.__module__ = "submitit.core.utils"
+    monkeypatch.setattr(BasicSweeper, "sweep", lost)
+    sweeper = object.__new__(CellSweeper)
+    with pytest.raises(UsageError, match=r"not produced any output\); finished cells are kept"):
+        sweeper.sweep([])
+    UncompletedJobError.__module__ = compose_module.__name__
+    with pytest.raises(UncompletedJobError):
+        sweeper.sweep([])

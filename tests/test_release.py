@@ -1,0 +1,97 @@
+"""A release says which version it is, how to cite it, and what it carries."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import tomllib
+import yaml
+
+from capmoe_eval import __version__
+from capmoe_eval.evaluation import version
+from capmoe_eval.evaluation.command import main
+from tests.bill_of_materials import DOCUMENT, PARTS, ROOT, packaged, part_of, text, unlisted
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def test_the_version_is_said_with_its_commit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["capmoe_eval", "--version"])
+    with pytest.raises(SystemExit) as done:
+        main()
+    assert done.value.code == 0
+    commit = subprocess.run(
+        ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    said = capsys.readouterr().out
+    assert re.fullmatch(
+        rf"capmoe_eval {re.escape(__version__)} \(commit {commit}(-dirty)?\)\n", said
+    )
+
+
+@pytest.mark.parametrize(
+    ("noted", "commit"),
+    [
+        ({"url": "https://example.org/x", "vcs_info": {"vcs": "git", "commit_id": "abc"}}, "abc"),
+        ({"url": "file:///x", "dir_info": {}}, None),
+        (None, None),
+    ],
+)
+def test_an_installed_one_knows_the_commit_that_pip_noted(
+    monkeypatch: pytest.MonkeyPatch, noted: object, commit: str | None
+) -> None:
+    def run(*_: object, **__: object) -> None:
+        raise OSError
+
+    content = None if noted is None else json.dumps(noted)
+    there = SimpleNamespace(read_text=lambda _: content)
+    monkeypatch.setattr(version.subprocess, "run", run)
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda _: there)
+    monkeypatch.setattr(version, "revision", version.revision.__wrapped__)
+    assert version.revision() == commit
+    said = version.version_line()
+    assert said == f"capmoe_eval {__version__}" + (f" (commit {commit})" if commit else "")
+
+
+def test_the_command_is_installed_under_its_own_name() -> None:
+    assert PROJECT["project"]["scripts"] == {"capmoe-eval": "capmoe_eval.__main__:main"}
+
+
+def test_the_citation_is_of_this_version_and_has_the_paper() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= cited.keys()  # required by 1.2.0
+    assert (cited["version"], cited["license"]) == (__version__, "Apache-2.0")
+    assert cited["authors"] == [{"name": "The capmoe_eval authors"}]
+    paper = cited["references"][0]
+    assert paper["url"] == "https://arxiv.org/abs/2503.05066"
+    for reference in cited["references"]:
+        assert {"type", "title", "authors"} <= reference.keys()
+        assert all(
+            {"family-names", "given-names"} == author.keys() for author in reference["authors"]
+        )
+
+
+def test_the_bill_lists_what_is_not_written_by_hand() -> None:
+    assert unlisted() == [], "list them in tests/bill_of_materials.py"
+    for part in PARTS:
+        assert any(part_of(path) is part for path in packaged()), f"{part.title}: has no files"
+
+
+def test_the_bill_is_that_of_the_files() -> None:
+    assert DOCUMENT.read_text(encoding="utf-8") == text(), (
+        "write it: python -m tests.bill_of_materials"
+    )
+
+
+def test_the_licences_of_the_wheel_are_those_of_its_parts() -> None:
+    named = {part.licence for part in PARTS} - {"NOASSERTION"}
+    assert set(PROJECT["project"]["license"].split(" AND ")) == named
+    assert "docs/bill_of_materials.md" in PROJECT["project"]["license-files"]
