@@ -18,9 +18,11 @@ from capmoe_eval.evaluation import version
 from capmoe_eval.evaluation.command import main
 from tests.bill_of_materials import DOCUMENT, PARTS, ROOT, packaged, part_of, text, unlisted
 
+CHECKOUT = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no checkout of git")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
+@CHECKOUT
 def test_the_version_is_said_with_its_commit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,12 +81,14 @@ def test_the_citation_is_of_this_version_and_has_the_paper() -> None:
         )
 
 
+@CHECKOUT
 def test_the_bill_lists_what_is_not_written_by_hand() -> None:
     assert unlisted() == [], "list them in tests/bill_of_materials.py"
     for part in PARTS:
         assert any(part_of(path) is part for path in packaged()), f"{part.title}: has no files"
 
 
+@CHECKOUT
 def test_the_bill_is_that_of_the_files() -> None:
     assert DOCUMENT.read_text(encoding="utf-8") == text(), (
         "write it: python -m tests.bill_of_materials"
