@@ -83,7 +83,7 @@ claims: install  ## every claim of the paper with its verdict, from finished res
 report: install  ## everything from finished results, and one site to browse: reports/index.html
 	$(PY) -m capmoe_eval.site --all profile=$(PROFILE) $(ARGS)
 
-BENCHES  = forward decision suite cells
+BENCHES  = forward generate decision suite cells answers
 
 # Nothing else should run meanwhile; ratios stand in results/bench/.
 bench: install  ## speed of the evaluation: the wrapper, the decision, plain lm-eval, many cells

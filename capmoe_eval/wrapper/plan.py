@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -29,8 +30,10 @@ def read_call(
     Raises:
         UsageError: If the call has neither ``input_ids`` nor ``inputs_embeds``.
     """
-    arguments = signature.bind_partial(*args, **kwargs).arguments
-    arguments |= arguments.pop("kwargs", {})
+    arguments = dict(kwargs)
+    if args:  # binding takes a while, and `generate` names all of them
+        arguments = signature.bind_partial(*args, **kwargs).arguments
+        arguments |= arguments.pop("kwargs", {})
     for name in ("input_ids", "inputs_embeds"):
         if arguments.get(name) is not None:
             return arguments, arguments[name]
@@ -87,17 +90,25 @@ class ForwardPlan:
         self.constrained = method.decode == "constrained" or not decode  # under the capacity
         self.counted_BS = counted_BS  # True for this process's tokens that count and take slots
         self.image_BS = image_BS  # True for its tokens of images; None where there can be none
-        own_B = counted_BS.sum(dim=1)
-        share = ranks.share(own_B[:0] if ranks.idle else own_B)
-        self.groups = group_tokens(
-            counted_BS, ep_size=method.ep_size, scope=method.scope, share=share
-        )
+        self._ranks = ranks
         # (layer, "router" or "experts") of each module that ran so far
         self.seen: list[tuple[int, str]] = []
         self.choices: dict[int, Tensor] = {}  # the top-k of the counted tokens, by layer
         self._groups_on: dict[torch.device, TokenGroups] = {}
         self._images_on: dict[torch.device, Images] = {}
         self._capacities: dict[object, Tensor] = {}
+
+    @cached_property
+    def groups(self) -> TokenGroups:
+        """The capacity groups; a forward without a capacity needs none.
+
+        Processes that share a model ask for them together.
+        """
+        own_B = self.counted_BS.sum(dim=1)
+        share = self._ranks.share(own_B[:0] if self._ranks.idle else own_B)
+        return group_tokens(
+            self.counted_BS, ep_size=self.method.ep_size, scope=self.method.scope, share=share
+        )
 
     def groups_on(self, device: torch.device) -> TokenGroups:
         """Return the groups with their tensors on ``device``; they are moved once per forward."""

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from lm_eval.tasks import TaskManager
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, OlmoeForCausalLM
 
-from capmoe_eval.bench import suite
+from capmoe_eval.bench import answers, suite
+from capmoe_eval.bench import generate as generation
 from capmoe_eval.bench.__main__ import main
 from capmoe_eval.bench.forward import SIDES
 from capmoe_eval.evaluation.provenance import weights_hash
@@ -58,6 +59,55 @@ def test_no_speedup_is_asked_of_a_router_that_drops_little(tmp_path: Path) -> No
     _, content = bench(tmp_path, "forward", *flat)
     assert content["dropped_share"]["score, γ=1"] < 0.15
     assert targets(content)["score, γ=1 over stock"] is None
+
+
+def test_generate(tmp_path: Path) -> None:
+    few = ["--prompt", "16", "--new", "3", "--rounds", "2", "--warmup", "0"]
+    status, content = bench(tmp_path, "generate", "--shapes", "small", "zoo:olmoe", *few)
+    assert status == 0
+    names = [
+        f"{model}: {side} over stock" for model in content["shapes"] for side in generation.SIDES
+    ]
+    assert targets(content) == dict.fromkeys(names, 0.95)
+    for model in ("small", "zoo:olmoe"):
+        assert set(content["seconds"][model]) == {"stock", *generation.SIDES}
+        dropped = content["dropped_share"][model]
+        assert dropped.pop("baseline") == dropped.pop("score, γ=1000") == 0
+        assert min(dropped.values()) > 0.1
+    spent = content["seconds"]["small"]
+    ratios = [a / b for a, b in zip(spent["stock"], spent["baseline"], strict=True)]
+    assert min(ratios) <= content["targets"][0]["ratio"]["median"] <= max(ratios)
+
+
+def test_every_side_of_generate_makes_as_many_tokens(tmp_path: Path, monkeypatch: Any) -> None:
+    """Whatever the model says: one that stops early is no side."""
+    made: list[int] = []
+    stock = OlmoeForCausalLM.generate
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        tokens = stock(self, *args, **kwargs | {"eos_token_id": list(range(500))})
+        made.append(tokens.numel())
+        return tokens
+
+    monkeypatch.setattr(OlmoeForCausalLM, "generate", counted)
+    few = ["--prompt", "4", "--new", "3", "--rounds", "1", "--warmup", "0"]
+    bench(tmp_path, "generate", "--shapes", "small", *few)
+    assert made == [8 * (4 + 3)] * (1 + len(generation.SIDES))
+
+
+def test_answers(tmp_path: Path) -> None:
+    few = ["--model", "tiny_olmoe", "--limit", "5", "--sizes", "1", "3"]
+    status, content = bench(tmp_path, "answers", *few)
+    assert status == 0
+    shares = {target["name"]: target["ratio"]["median"] for target in content["targets"]}
+    ways = ["batches of 1", "batches of 3, other company"]
+    assert list(shares) == [f"{side}: {way}" for side in answers.SIDES for way in ways]
+    assert shares["baseline: batches of 1"] == 0
+    assert all(5 * share == pytest.approx(round(5 * share)) for share in shares.values())
+    assert shares["every step: batches of 1"] > 0
+    steps = content["decode_steps"]
+    assert set(steps) == {"batches of 3", *ways}
+    assert steps["batches of 1"]["live"] == 1 < steps["batches of 3"]["live"] <= 3
 
 
 def test_decision(tmp_path: Path) -> None:
@@ -135,12 +185,17 @@ def check_plain(given: dict[str, str]) -> None:
         (["forward", "--batch", "3"], "batch=3: must be a multiple of 8"),
         (["forward", "--dtype", "int8"], "dtype=int8"),
         (["forward", "--device", "tpu"], "device=tpu: not usable here"),
+        (["generate", "--shapes", "zoo:olmo"], "did you mean 'olmoe'"),
+        (["generate", "--shapes", "zoo_olmoe"], "shapes=zoo_olmoe: "),
+        (["generate", "--batch", "3"], "batch=3: must be a multiple of 8"),
         (["decision", "--tokens", "9"], "tokens=9: must be a multiple of ranks=8"),
         (["decision", "--shapes", "mixtra"], "shapes=mixtra: did you mean 'mixtral'?"),
         (["decision", "--rounds", "0"], "--rounds=0: must be a whole number of at least 1"),
         (["cells", "--cells", "3"], "--cells=3: must be at least 40"),
         (["cells", "--documents", "8"], "--documents=8: must be at least two sizes"),
         (["cells", "--model", "zoo_olmo"], "did you mean 'zoo_olmoe'"),
+        (["answers", "--sizes", "4"], "--sizes=4: must be at least two sizes"),
+        (["answers", "--task", "gsm8"], "did you mean 'gsm8k'"),
         (["suite", "--rounds", "0"], "--rounds=0: must be a whole number of at least 1"),
         (["suite", "--tasks", "obq"], "did you mean 'obqa'"),
     ],

@@ -12,8 +12,10 @@ FOLDER: Final = Path("results/bench")
 EVALUATIONS: Final = MappingProxyType(
     {
         "forward": "our forward against stock transformers'",
+        "generate": "our generation against stock transformers'",
         "decision": "the routing decision against the layer, and against Algorithms 1 and 2",
         "suite": "the suite against one lm-eval process per cell and task",
+        "answers": "generated answers in other batches",
         "cells": "time and memory over documents and cells",
     }
 )

@@ -79,6 +79,23 @@ def test_a_program_runs_and_its_output_and_status_are_known(sandbox: Sandbox) ->
     assert sandbox.description()["limits"]["file"] == MARK
 
 
+def test_namespaces_capabilities_and_user_are_its_own(sandbox: Sandbox) -> None:
+    with sandbox.started("import time\ntime.sleep(600)"):
+        while not (inside := [p for p in left() if "python" in psutil.Process(p).name()]):
+            pass
+        place, own = Path(f"/proc/{inside[0]}"), Path("/proc/self")
+        for kind in ("user", "pid", "net", "mnt", "ipc", "uts"):
+            assert (place / "ns" / kind).readlink() != (own / "ns" / kind).readlink(), kind
+        lines = (line.split() for line in (place / "status").read_text().splitlines())
+        status = {words[0]: words[1:] for words in lines}
+    assert {int(status[f"Cap{kind}:"][0], 16) for kind in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {
+        0
+    }
+    assert status["NoNewPrivs:"] == ["1"]
+    assert status["Seccomp:"] == ["2"]  # a filter
+    assert "0" not in status["Uid:"]
+
+
 def test_the_network_is_not_there(sandbox: Sandbox) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         attempt = f"""

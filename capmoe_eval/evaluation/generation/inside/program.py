@@ -5,6 +5,8 @@ a call. The first line of standard output says whether the program could be run,
 line whether a call returned, and what it returned or raised.
 """
 
+from __future__ import annotations
+
 import ast
 import json
 import os

@@ -4,6 +4,8 @@
 verdict.
 """
 
+from __future__ import annotations
+
 import ast
 import contextlib
 import json

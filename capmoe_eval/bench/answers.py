@@ -1,0 +1,107 @@
+"""Benchmark `answers`: how much a generated answer depends on the batch that it is generated in."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from capmoe_eval.bench.options import check_names
+from capmoe_eval.bench.rounds import CPU, finish, say
+from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.evaluate import evaluate
+from capmoe_eval.evaluation.lm import CapmoeLM
+from capmoe_eval.evaluation.loading import Placement, load_lm
+from capmoe_eval.evaluation.tasks import TaskLibrary, ready
+from capmoe_eval.experiment.cell import Cell
+from capmoe_eval.experiment.configuration import plans
+from capmoe_eval.experiment.selection import composed
+from capmoe_eval.experiment.timings.spread import Spread, Target
+from capmoe_eval.routing.method import Method
+
+SIDES = {
+    "baseline": Method("baseline"),
+    "prompt alone": Method("score", 1.0),
+    "every step": Method("score", 1.0, decode="constrained"),
+}
+"""Token Drop at γ = 1 in both modes, the batch being one group; the baseline shows rounding."""
+
+
+class Batches(NamedTuple):
+    """A way to deal questions into batches."""
+
+    size: int  # sequences of a batch
+    shuffle: int | None = None  # seed of random batches; None for batches by length
+
+    def __str__(self) -> str:
+        """Return it in a few words."""
+        return f"batches of {self.size}" + ("" if self.shuffle is None else ", other company")
+
+
+def run(given: argparse.Namespace) -> None:
+    """Generate the answers, print the shares that change, and write ``answers.json``."""
+    check_names(given.model, [given.task])
+    sizes = sorted(set(given.sizes))
+    if len(sizes) < 2:
+        raise UsageError(f"--sizes={sizes[0]}: must be at least two sizes")
+    words = [f"model={given.model}", f"tasks={given.task}", f"limit={given.limit}"]
+    (plan, *_) = plans(composed(words))
+    source = ready(plan.source)
+    placement = Placement(plan.device, plan.device_map, plan.threads)
+    lm, library = load_lm(plan.cell.model, placement, sizes[-1]), TaskLibrary()
+    dealt = [*map(Batches, sizes), Batches(sizes[-1], shuffle=0)]
+    lm.quiet = True
+    targets, steps = [], {}
+    for side, method in SIDES.items():
+        found: dict[Batches, dict[Any, str]] = {}
+        for batches in dealt:
+            say(f"answers: {side}, {batches}")
+            cell = dataclasses.replace(
+                plan.cell, method=method, batch_size=batches.size, shuffle=batches.shuffle
+            )
+            found[batches], told = answers(cell, lm, library, source)
+            if told is not None:
+                steps[str(batches)] = told
+        targets += _changed(side, found, Batches(sizes[-1]))
+    options = ("model", "task", "limit", "sizes")
+    finish(given, CPU, targets, options, gamma=1.0, decode_steps=steps)
+
+
+def answers(
+    cell: Cell, lm: CapmoeLM, library: TaskLibrary, source: Any
+) -> tuple[dict[Any, str], dict[str, Any] | None]:
+    """Return the answer to each question, and the record's statistics of its decode steps."""
+    found: dict[Any, str] = {}
+
+    def noted(requests: Sequence[Any], *args: Any, **kwargs: Any) -> list[str]:
+        texts: list[str] = type(lm).generate_until(lm, requests, *args, **kwargs)
+        questions = [(request.task_name, request.doc_id) for request in requests]
+        found.update(zip(questions, texts, strict=True))
+        return texts
+
+    lm.generate_until = noted  # type: ignore[method-assign]
+    try:
+        with tempfile.TemporaryDirectory() as scratch:  # where the record would lie
+            record = evaluate(cell, lm, library, source, root=Path(scratch))
+    finally:
+        del lm.generate_until
+    if not found:
+        raise UsageError(f"--task={cell.task.name}: nothing is generated for it; choose gsm8k")
+    return found, record.load.decode and record.load.decode.model_dump()
+
+
+def _changed(side: str, found: Mapping[Batches, Mapping[Any, str]], first: Batches) -> list[Target]:
+    """Return the share of answers that another way to deal changes."""
+    targets = []
+    for batches, texts in found.items():
+        if batches != first:
+            share = sum(texts[one] != found[first][one] for one in texts) / len(texts)
+            what = (
+                f"Share of {len(texts)} answers under {side} that differ in {batches} and {first}"
+            )
+            name = f"{side}: {batches}"
+            targets.append(Target(name, what, Spread(share, share, share), unit="share"))
+    return targets
