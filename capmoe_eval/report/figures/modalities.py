@@ -1,4 +1,4 @@
-"""What a capacity drops of images and of text: by γ, by priority, and by place in an image."""
+"""Drops of images and of text under a capacity: by γ, by priority, and by place in an image."""
 
 from __future__ import annotations
 
