@@ -29,6 +29,7 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.zoo.llava import IMAGE_TOKENS
 from capmoe_eval.zoo.synthetic.models import TINY_LLAVA, tiny_llava
 from capmoe_eval.zoo.synthetic.tokenizer import tiny_processor
+from tests.wrapper.molmoe import checkpoint
 
 LLAVA = ModelId("tiny_llava", f"tiny:{TINY_LLAVA}", dtype="float32")
 COLOURS = ["red", "green", "blue", "white", "black"]
@@ -262,3 +263,18 @@ def test_a_saved_model_is_loaded_by_the_suite_and_by_lm_eval(tmp_path: Path) -> 
     assert ours.meter.report()["layers"] == named.meter.report()["layers"]
     with pytest.raises(UsageError, match="tokenizer=nowhere: cannot be loaded"):
         CapmoeMultimodalLM(str(tmp_path), tokenizer="nowhere", device="cpu")
+
+
+def test_molmoe_is_loaded_from_the_hubs_files_and_answers(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path)
+    model = ModelId("molmoe", str(tmp_path), dtype="float32")
+    lm = load_lm(model, Placement("cpu"), 2)
+    assert isinstance(lm, CapmoeMultimodalLM)
+    stock = lm.generate_until(requests()[:2])
+    lm.route(Method("score", 0.5, modality="image_first"))
+    under = lm.generate_until(requests()[:2])
+    assert len(stock) == len(under) == 2
+    report = lm.meter.report()
+    assert all(proof["passed"] for proof in report["proofs"].values())
+    dropped = report["summary"]["modalities"]
+    assert dropped["image"]["drop_rate"] > dropped["text"]["drop_rate"]

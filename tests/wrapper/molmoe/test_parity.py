@@ -14,10 +14,11 @@ from transformers import AutoModelForImageTextToText
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.wrapper.checkpoint import load_checkpoint, load_processor
+from capmoe_eval.wrapper.parallel.images import own_images
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.molmoe import checkpoint, remote_code
 
-# Of logits up to 6; measured: 3e-6.
+# Of logits up to 6; measured: 2e-6.
 TOLERANCE = {"atol": 2e-5, "rtol": 0.0}
 PROMPTS = {"alone": slice(1, 2), "batch": slice(0, 3)}
 
@@ -173,6 +174,12 @@ def test_a_misplaced_image_is_refused(model: Any, processor: Any) -> None:
     inputs["image_input_idx"] = inputs["image_input_idx"] + 1
     with pytest.raises(ValueError, match="image_input_idx: the tokens of the images are not at"):
         model(**inputs)
+
+
+def test_its_crops_are_not_dealt_to_processes(processor: Any) -> None:
+    inputs: dict[str, Any] = asked(processor, "alone")
+    with pytest.raises(UsageError, match="parallel=ep: image_input_idx cannot be dealt"):
+        own_images(inputs, None, slice(0, 1))
 
 
 def test_a_prompt_needs_a_placeholder_for_each_image(processor: Any) -> None:
