@@ -216,7 +216,7 @@ MAIN: Mapping[str, str] = {
     "model.nam=x": "model=nam: did you mean 'name'",
     "data.rot=x": "data=rot: did you mean 'root'",
     "tasks=obqa tasks.obqa.fewshots=3": "tasks=fewshots: did you mean 'fewshot'",
-    "tasks=mts_dialog tasks.mts_dialog.metric=bertscore_f1": "metric=bertscore_f1: needs an",
+    "tasks=mts_dialog tasks.mts_dialog.metric=bertscore_f1": "metric=bertscore_f1: needs",
     "tasks=mts_dialog tasks.mts_dialog.layer=3": "tasks.mts_dialog.layer=3: is of an encoder; name",
     "tasks=mts_dialog tasks.mts_dialog.rescale=1": "tasks.mts_dialog.rescale=1: must be true or",
     "tasks=mts_dialog tasks.mts_dialog.encoder=/x tasks.mts_dialog.layer=2": "encoder=/x",

@@ -43,6 +43,9 @@ OTHERS: dict[type, dict[str, Any]] = {
         "fewshot": 5,
         "filter": "strict-match",
         "images": True,
+        "encoder": "org/encoder",
+        "layer": 3,
+        "rescale": True,
     },
 }
 CHANGES = [
@@ -58,7 +61,11 @@ def test_every_field_is_part_of_the_identity(kind: type, field: str) -> None:
     elif kind is ModelId:
         changed = dataclasses.replace(CELL, model=dataclasses.replace(MODEL, **change))
     else:
-        changed = dataclasses.replace(CELL, task=dataclasses.replace(TASK, **change))
+        # Layer and rescaling are those of an encoder.
+        named = {"encoder": "org/other"} if field in ("layer", "rescale") else {}
+        before = dataclasses.replace(CELL, task=dataclasses.replace(TASK, **named))
+        changed = dataclasses.replace(CELL, task=dataclasses.replace(TASK, **named, **change))
+        assert changed.digest != before.digest
     assert changed.digest != CELL.digest
     assert Cell.from_identity(changed.identity()) == changed
 

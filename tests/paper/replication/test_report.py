@@ -12,7 +12,8 @@ from capmoe_eval.experiment.selection import composed
 from capmoe_eval.report.replication import command
 from tests.records import layer, record
 
-WORDS = ("profile=zoo", "grid.model=[zoo_olmoe]", "profile.retrained=[zoo_olmoe]", "limit=2")
+ONE = ("profile.retrained=[zoo_olmoe]", "profile.table7=[zoo_olmoe]")
+WORDS = ("profile=zoo", "grid.model=[zoo_olmoe]", *ONE, "limit=2")
 
 
 @pytest.fixture
