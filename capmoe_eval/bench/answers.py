@@ -90,7 +90,8 @@ def answers(
         del lm.generate_until
     if not found:
         raise UsageError(f"--task={cell.task.name}: nothing is generated for it; choose gsm8k")
-    return found, record.load.decode and record.load.decode.model_dump()
+    steps = record.load.decode
+    return found, None if steps is None else steps.model_dump()
 
 
 def _changed(side: str, found: Mapping[Batches, Mapping[Any, str]], first: Batches) -> list[Target]:
