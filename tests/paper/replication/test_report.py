@@ -12,7 +12,13 @@ from capmoe_eval.experiment.selection import composed
 from capmoe_eval.report.replication import command
 from tests.records import layer, record
 
-WORDS = ("profile=zoo", "grid.model=[zoo_olmoe]", "profile.retrained=[zoo_olmoe]", "limit=2")
+WORDS = (
+    "profile=zoo",
+    "grid.model=[zoo_olmoe]",
+    "profile.retrained=[zoo_olmoe]",
+    "profile.retrained_images=[zoo_llava_olmoe]",
+    "limit=2",
+)
 
 
 @pytest.fixture
