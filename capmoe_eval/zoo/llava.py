@@ -19,7 +19,7 @@ from transformers import (
 )
 
 #: Pixels of a side of a picture and of a patch; each patch becomes one token.
-PICTURE_SIDE, PATCH_SIDE = 64, 8
+PICTURE_SIDE, PATCH_SIDE = 96, 8
 #: Patches of a side, and tokens of a picture.
 PATCHES = PICTURE_SIDE // PATCH_SIDE
 IMAGE_TOKENS = PATCHES**2
@@ -53,7 +53,7 @@ def picture_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
     """Return a processor of texts with pictures of any size.
 
     Its batches have ``input_ids`` and ``attention_mask`` [rows, positions], and ``pixel_values``
-    [pictures, 3, 64, 64].
+    [pictures, 3, 96, 96].
 
     Args:
         tokenizer: A tokenizer; ``IMAGE_TOKEN`` is added if it has none.

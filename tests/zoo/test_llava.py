@@ -1,4 +1,4 @@
-"""The LLaVA reads a picture as 64 tokens, with Pillow alone, and what it sees matters."""
+"""The LLaVA reads a picture as 144 tokens, with Pillow alone, and what it sees matters."""
 
 import sys
 
@@ -15,7 +15,7 @@ from capmoe_eval.zoo.synthetic.models import tiny_llava
 from capmoe_eval.zoo.synthetic.tokenizer import tiny_processor, tiny_tokenizer
 
 
-def picture(seed, side=64):
+def picture(seed, side=96):
     pixels = np.random.RandomState(seed).randint(0, 256, (side, side, 3))
     return Image.fromarray(pixels.astype("uint8"))
 
@@ -26,7 +26,7 @@ def built():
     return tiny_llava(vocab_size=len(processor.tokenizer), image_token_id=processor.image_token_id)
 
 
-def test_a_picture_is_64_tokens_and_its_pixels_are_normalised():
+def test_a_picture_is_144_tokens_and_its_pixels_are_normalised():
     processor = tiny_processor()
     assert isinstance(processor, LlavaProcessor) and "torchvision" not in sys.modules
     batch = processor(
@@ -35,11 +35,11 @@ def test_a_picture_is_64_tokens_and_its_pixels_are_normalised():
         padding="longest",
         return_tensors="pt",
     )
-    assert batch["pixel_values"].shape == (2, 3, 64, 64)
+    assert batch["pixel_values"].shape == (2, 3, 96, 96)
     expected = (np.asarray(picture(0)).transpose(2, 0, 1) / 255 - MEAN) / SPREAD
     assert np.allclose(batch["pixel_values"][0], expected, atol=1e-5)
     is_image_BS = batch["input_ids"] == processor.image_token_id
-    assert is_image_BS.sum(1).tolist() == [IMAGE_TOKENS] * 2 == [64, 64]
+    assert is_image_BS.sum(1).tolist() == [IMAGE_TOKENS] * 2 == [144, 144]
     assert len(processor.tokenizer) == len(tiny_tokenizer()) + 1
 
 

@@ -70,13 +70,16 @@ class Stage:
 
 
 STAGES = (
-    Stage(1 / 6, (32, IMAGE_TOKENS), named=True, cells=0.0, forms=(1.0, 0.0, 0.0)),
-    Stage(0.36, (8, 256), named=True, cells=0.35, forms=(1.0, 0.0, 0.0)),
-    Stage(1.0, (8, 256), named=False, cells=0.1, forms=(1.0, 2.0, 2.5)),
+    Stage(0.27, (16, IMAGE_TOKENS), named=True, cells=0.0, forms=(1.0, 0.0, 0.0)),
+    Stage(0.44, (8, 240), named=True, cells=0.2, forms=(1.0, 0.0, 0.0)),
+    Stage(1.0, (8, 240), named=False, cells=0.05, forms=(1.0, 2.0, 2.5)),
 )
 # Kinds that only some pictures can be asked for are asked for more often there.
-_COMMON = ("existence", "count", "position", "color", "shape", "relation", "same", "most", "place")
+_COMMON = ("existence", "count", "color", "shape", "same", "most", "place")
 _RARE_WEIGHT = 2.5
+# So are those that are learned late.
+_LATE = ("position", "relation")
+_LATE_WEIGHT = 3.0
 # Questions drawn for a row; as many are taken as it has room for.
 _DRAWN = 14
 _TOKENIZED = 500  # pictures of each stage whose questions the tokenizer is trained on
@@ -115,7 +118,8 @@ class PictureBatch(Batch):
 def picture_tokenizer() -> PreTrainedTokenizerFast:
     """Train the tokenizer of the picture world: its words are tokens, and any text is encoded.
 
-    The last token is that of a part of a picture.
+    So are the letters before options and ``Answer:``, with their line breaks: text is a small part
+    of a query, as in the paper. The last token is that of a part of a picture.
     """
     draw = Draw("pictures-tokenizer")
     texts = [
@@ -125,6 +129,7 @@ def picture_tokenizer() -> PreTrainedTokenizerFast:
         for pieces, answer in islice(_questions(scene(draw), stage, draw), _DRAWN)
     ]
     tokenizer = wrapped(train_bpe(texts, MAX_VOCABULARY, rarest=4), MAX_POSITIONS)
+    tokenizer.add_tokens([*(f"\n{letter}." for letter in LETTERS), _ANSWER[0]])
     tokenizer.add_tokens(IMAGE_TOKEN, special_tokens=True)
     return tokenizer
 
@@ -151,7 +156,7 @@ def _asked(fact: Fact, form: int, draw: Draw) -> tuple[Pieces, str]:
 
 
 def pixels(image: Image.Image) -> Tensor:
-    """Return the normalised pixels [3, 64, 64] of a picture, as the processor does."""
+    """Return the normalised pixels [3, 96, 96] of a picture, as the processor does."""
     values = np.asarray(image, dtype=np.float32).transpose(2, 0, 1)
     return torch.from_numpy((values / 255 - MEAN) / SPREAD)
 
@@ -228,11 +233,17 @@ class PictureBatches:
         return int(self.tokenizer.convert_tokens_to_ids(f"Ġ{word}"))
 
 
+def _weight(kind: str) -> float:
+    if kind in _LATE:
+        return _LATE_WEIGHT
+    return 1.0 if kind in _COMMON else _RARE_WEIGHT
+
+
 def _questions(shown: Scene, stage: Stage, draw: Draw) -> Iterator[tuple[Pieces, str]]:
     """Yield the pieces of questions after the picture, and their answers, without end."""
     known = facts(shown)
     kinds = sorted({fact.kind for fact in known})
-    weights = [1.0 if kind in _COMMON else _RARE_WEIGHT for kind in kinds]
+    weights = [_weight(kind) for kind in kinds]
     while True:
         if draw.chance(stage.cells):
             question, answer = content(shown, draw)

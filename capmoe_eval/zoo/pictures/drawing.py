@@ -1,6 +1,6 @@
-"""Draw scenes with Pillow: 64 by 64 pixels, with jitter, clutter and noise.
+"""Draw scenes with Pillow: 96 by 96 pixels, with jitter, clutter, noise, and parts that are hidden.
 
-The clutter and the noise carry no answer. All chance comes from a seed.
+None of these carries an answer. All chance comes from a seed.
 """
 
 from __future__ import annotations
@@ -16,20 +16,27 @@ from capmoe_eval.zoo.pictures.scene import CELLS, WORLD, Figure, Rgb, Scene, Tex
 
 #: Pixels of a side of a cell.
 CELL = PICTURE_SIDE // CELLS
-# Standard deviation of a pixel's noise, largest change of a drawn colour, and marks of clutter.
-_NOISE, _HUE, _CLUTTER = 10.0, 14, 6
+# Standard deviation of a pixel's noise, and marks of clutter.
+_NOISE, _CLUTTER = 12.0, 12
+# Largest change of a drawn colour: of most, of people and lamps, of backgrounds.
+_HUE, _WIDE_HUE, _GROUND_HUE = 14, 18, 40
+# Shares of the words that lose a letter, of the buildings behind a tree, and of the worn sides of
+# frames.
+_BLOTS, _TREES, _WORN = 0.5, 0.4, 0.4
 # Pixels of a dot of a glyph, and from one letter to the next.
 _DOT, _PITCH = 2, CELL // 2
 _FRAME = 3
 _SKIN: Rgb = (235, 190, 150)
 _STONE: Rgb = (150, 150, 150)
+_LEAVES: Rgb = (70, 100, 60)
 _DARK: Rgb = (20, 20, 20)
 _PAPER: Rgb = (250, 245, 225)
-_LIT: dict[str, Rgb] = {"red": (255, 50, 40), "yellow": (255, 225, 40), "green": (50, 230, 80)}
+_UNLIT: Rgb = (90, 90, 90)
+_LIT: dict[str, Rgb] = {"red": (180, 75, 65), "yellow": (175, 160, 65), "green": (70, 165, 95)}
 
 
 def picture(shown: Scene, draw: Draw) -> Image.Image:
-    """Return the picture of a scene, 64 by 64 pixels of RGB."""
+    """Return the picture of a scene, 96 by 96 pixels of RGB."""
     image = Image.new("RGB", (PICTURE_SIDE, PICTURE_SIDE))
     _Painter(ImageDraw.Draw(image), draw).paint(shown)
     # The stream of RandomState is the same in every version of numpy.
@@ -57,10 +64,10 @@ class _Painter:
         if shown.text is not None:
             self._text(shown.text)
 
-    def _about(self, color: Rgb) -> Rgb:
-        """Return a colour near one."""
+    def _about(self, color: Rgb, most: int = _HUE) -> Rgb:
+        """Return a colour near one, each part of it changed by ``most`` or less."""
         red, green, blue = (
-            min(255, max(0, part + self._draw.below(2 * _HUE + 1) - _HUE)) for part in color
+            min(255, max(0, part + self._draw.below(2 * most + 1) - most)) for part in color
         )
         return red, green, blue
 
@@ -68,8 +75,8 @@ class _Painter:
         above, below, horizon = WORLD.places[place]
         horizon += self._draw.below(9) - 4
         side = PICTURE_SIDE
-        self._canvas.rectangle((0, 0, side, horizon), self._about(above))
-        self._canvas.rectangle((0, horizon, side, side), self._about(below))
+        self._canvas.rectangle((0, 0, side, horizon), self._about(above, _GROUND_HUE))
+        self._canvas.rectangle((0, horizon, side, side), self._about(below, _GROUND_HUE))
         for _ in range(_CLUTTER):
             x, y = self._draw.below(side), self._draw.below(side)
             tone = 60 + self._draw.below(120)
@@ -115,7 +122,7 @@ class _Painter:
 
     def _person(self, figure: Figure) -> None:
         x, y = self._corner(figure)
-        hair, shirt = (self._about(color) for color in WORLD.people[figure.name])
+        hair, shirt = (self._about(color, _WIDE_HUE) for color in WORLD.people[figure.name])
         self._canvas.ellipse((x + 2, y, x + 11, y + 10), hair)
         self._canvas.ellipse((x + 3, y + 3, x + 10, y + 11), self._about(_SKIN))
         self._canvas.rectangle((x + 3, y + 12, x + 10, y + 22), shirt)
@@ -137,26 +144,31 @@ class _Painter:
             self._canvas.polygon([(x + 3, y + 28), (x + 10, y + 28), (x + 6, y + 8)], stone)
             self._canvas.line((x, y + 2, x + 12, y + 14), _PAPER, 2)
             self._canvas.line((x, y + 14, x + 12, y + 2), _PAPER, 2)
+        if self._draw.chance(_TREES):
+            left, top = x - 2 + self._draw.below(7), y + 2 + self._draw.below(13)
+            self._canvas.ellipse((left, top, left + 11, top + 14), self._about(_LEAVES))
 
     def _light(self, figure: Figure) -> None:
         x, y = self._corner(figure)
         self._canvas.rectangle((x + 2, y, x + 11, y + 28), (45, 45, 45), _DARK)
         for place, (name, color) in enumerate(_LIT.items()):
             top = y + 2 + 9 * place
-            lit = self._about(color) if name == figure.name else (80, 80, 80)
-            self._canvas.ellipse((x + 3, top, x + 10, top + 7), lit)
+            lamp = self._about(color if name == figure.name else _UNLIT, _WIDE_HUE)
+            self._canvas.ellipse((x + 3, top, x + 10, top + 7), lamp)
 
     def _frame(self, style: int) -> None:
         side, colors = PICTURE_SIDE, (self._about((200, 160, 60)), self._about((90, 50, 30)))
-        for along in range(0, side, 4):
-            first, second = colors if along // 4 % 2 else colors[::-1]
-            for start in (0, side - _FRAME):
-                end = start + _FRAME - 1
-                level = (along, start, along + 3, end)
-                upright = (start, along, end, along + 3)
-                # Stripes on the level sides, on the upright ones, on all, or on none.
-                self._canvas.rectangle(level, first if style in (0, 2) else colors[0])
-                self._canvas.rectangle(upright, second if style in (1, 2) else colors[0])
+        for start in (0, side - _FRAME):
+            # Stripes on the level sides, on the upright ones, on all, or on none.
+            level = style in (0, 2) and not self._draw.chance(_WORN)
+            upright = style in (1, 2) and not self._draw.chance(_WORN)
+            end = start + _FRAME - 1
+            for along in range(0, side, 4):
+                stripe = along // 4 % 2
+                box = (along, start, along + 3, end)
+                self._canvas.rectangle(box, colors[stripe if level else 0])
+                box = (start, along, end, along + 3)
+                self._canvas.rectangle(box, colors[stripe if upright else 0])
 
     def _text(self, text: Text) -> None:
         left = _PITCH * text.start + self._draw.below(3)
@@ -170,3 +182,6 @@ class _Painter:
                     if dot == "1":
                         corner = (left + _PITCH * place + _DOT * x, top + _DOT * y)
                         self._canvas.rectangle((*corner, corner[0] + 1, corner[1] + 1), ink)
+        if text.kind in ("word", "title", "translation") and self._draw.chance(_BLOTS):
+            hidden = left + _PITCH * self._draw.below(len(text.letters))
+            self._canvas.rectangle((hidden - 1, top - 1, hidden + 6, bottom), self._about(_LEAVES))

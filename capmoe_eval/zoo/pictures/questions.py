@@ -10,14 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from capmoe_eval.zoo.draw import Draw
-from capmoe_eval.zoo.llava import IMAGE_TOKEN
+from capmoe_eval.zoo.llava import IMAGE_TOKEN, PATCHES
 from capmoe_eval.zoo.pictures.scene import CELLS, WORLD, Cell, Scene, Thing
 
 LETTERS = "ABCD"
-YES_OR_NO = "Please answer yes or no."
 _MOST_COUNTED = 6
 # Share of the patches of the background that are named.
-_NAMED_GROUND = 0.2
+_NAMED_GROUND = 0.1
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ def prompt(question: str, options: Sequence[str] = ()) -> str:
 def claim(fact: Fact, draw: Draw, *, true: bool) -> tuple[str, str]:
     """Return a question whose answer is yes if ``true``, else no, and the answer it supposes."""
     value = fact.value if true else draw.one(fact.wrong)
-    return f"{fact.ask} Is it {value}? {YES_OR_NO}", value
+    return f"{fact.ask} Is it {value}?", value
 
 
 def choice(fact: Fact, draw: Draw) -> Choice:
@@ -78,17 +77,18 @@ def content(shown: Scene, draw: Draw) -> tuple[str, str]:
 def named_patches(shown: Scene, draw: Draw) -> dict[tuple[int, int], str]:
     """Return a word for some patches, by their row and column: what the patch is a part of.
 
-    A cell has 2 by 2 patches; those of a thing are named after its colour and its shape by turns.
+    A cell has 2 by 2 patches; those of a thing are named after its colour, its shape, its shape
+    again, and its quarter of the picture.
     """
     named = {}
-    for row in range(2 * CELLS):
-        for column in range(2 * CELLS):
-            edge = {row, column} & {0, 2 * CELLS - 1}
+    for row in range(PATCHES):
+        for column in range(PATCHES):
+            edge = {row, column} & {0, PATCHES - 1}
             if draw.chance(_NAMED_GROUND):
                 named[row, column] = (edge and shown.painter) or shown.place
     for thing in shown.things:
-        for row, column in _patches(thing.cell):
-            named[row, column] = thing.shape if (row + column) % 2 else thing.color
+        words = (thing.color, thing.shape, thing.shape, _quarter(thing.cell))
+        named |= dict(zip(_patches(thing.cell), words, strict=True))
     figure = shown.figure
     if figure is not None:
         below = (figure.cell[0] + 1, figure.cell[1])

@@ -1,8 +1,8 @@
 """Make scenes by seed: what is in a picture, and where, before it is drawn.
 
-A picture has 4 by 4 cells. A thing fills one cell; a person, a building or a traffic light fills
+A picture has 6 by 6 cells. A thing fills one cell; a person, a building or a traffic light fills
 two, one above the other; a text takes the first or the last row. So an answer depends on few of the
-picture's 64 patches.
+picture's 144 patches.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from capmoe_eval.zoo.draw import Draw
 from capmoe_eval.zoo.miniworld.lexicon import Words
 
 #: Rows and columns of cells.
-CELLS = 4
+CELLS = 6
 Rgb = tuple[int, int, int]
 #: A row and a column of cells.
 Cell = tuple[int, int]

@@ -87,7 +87,7 @@ def test_a_query_is_a_prompt_and_a_picture(tasks):
     lines = [f"{letter}. {row[letter]}" for letter in "ABCD"]
     assert text == "\n".join(["<image>", row["question"], *lines, "Answer:"])
     (image,) = shown["visual"]
-    assert image.size == (64, 64) and image.mode == "RGB"
+    assert image.size == (96, 96) and image.mode == "RGB"
     again = evaluated(tasks, "mmbench", lambda doc: doc["answer"], limit=2)[1]
     hashes = [
         [sample["doc_hash"] for sample in one["samples"]["mmbench"]] for one in (found, again)

@@ -12,7 +12,11 @@ from capmoe_eval.experiment.selection import composed
 from capmoe_eval.report.replication import command
 from tests.records import layer, record
 
-ONE = ("profile.retrained=[zoo_olmoe]", "profile.table7=[zoo_olmoe]")
+ONE = (
+    "profile.retrained=[zoo_olmoe]",
+    "profile.retrained_images=[zoo_llava_olmoe]",
+    "profile.table7=[zoo_olmoe]",
+)
 WORDS = ("profile=zoo", "grid.model=[zoo_olmoe]", *ONE, "limit=2")
 
 
