@@ -38,7 +38,7 @@ SCHEMA = 3
 VERDICTS = "replication.json"
 """The file of a results directory that holds the replication's verdicts on its records."""
 
-# Metrics that are shares of documents or means of fractions; the others need only be finite.
+# Metrics that are shares, or means of shares; the others need only be finite.
 _BOUNDED = (
     *("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match"),
     *("rouge1", "rouge2", "rougeL"),
@@ -112,7 +112,7 @@ class Record(Part):
             raise ValueError(f"n is {self.n}, and documents has {scores} scores")
         metric = self.cell.task.metric
         if (metric in _BOUNDED or metric.startswith("pass@")) and not 0 <= self.value <= 1:
-            raise ValueError(f"value is {self.value:g}, and {metric} is a fraction")
+            raise ValueError(f"value is {self.value:g}, and {metric} is a share, from 0 to 1")
         return self
 
     @property

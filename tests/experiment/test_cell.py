@@ -43,7 +43,7 @@ OTHERS: dict[type, dict[str, Any]] = {
         "fewshot": 5,
         "filter": "strict-match",
         "images": True,
-        "encoder": "org/encoder",
+        "encoder": "org/other",
         "layer": 3,
         "rescale": True,
     },
@@ -56,17 +56,17 @@ CHANGES = [
 @pytest.mark.parametrize(("kind", "field"), CHANGES, ids=[f"{k.__name__}.{f}" for k, f in CHANGES])
 def test_every_field_is_part_of_the_identity(kind: type, field: str) -> None:
     change = {field: OTHERS[kind][field]}
+    before = CELL
     if kind is Cell:
         changed = dataclasses.replace(CELL, **change)
     elif kind is ModelId:
         changed = dataclasses.replace(CELL, model=dataclasses.replace(MODEL, **change))
     else:
-        # Layer and rescaling are those of an encoder.
-        named = {"encoder": "org/other"} if field in ("layer", "rescale") else {}
-        before = dataclasses.replace(CELL, task=dataclasses.replace(TASK, **named))
-        changed = dataclasses.replace(CELL, task=dataclasses.replace(TASK, **named, **change))
-        assert changed.digest != before.digest
-    assert changed.digest != CELL.digest
+        if field in ("layer", "rescale"):  # of an encoder
+            scored = dataclasses.replace(TASK, encoder="org/bert")
+            before = dataclasses.replace(CELL, task=scored)
+        changed = dataclasses.replace(before, task=dataclasses.replace(before.task, **change))
+    assert changed.digest != before.digest
     assert Cell.from_identity(changed.identity()) == changed
 
 
