@@ -1,0 +1,169 @@
+"""On a real SLURM: sweeps whose jobs are preempted, and steps of several tasks."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capmoe_eval.experiment.reservations import Holder
+from tests.evaluation import slurm
+from tests.evaluation.slurm import Slurm, wait
+from tests.evaluation.test_parallel import records, run_here, without_origin
+
+pytestmark = [
+    pytest.mark.skipif(bool(slurm.absent()), reason=slurm.absent()),
+    pytest.mark.slow,
+]
+
+MODELS = ("tiny_olmoe", "tiny_mixtral")
+WORDS = ("tasks=obqa", "limit=2", "ep_size=2", "batch_size=4")
+GRID = "grid.gamma=[1.0,1.5,2.0]"
+SWEEP = (f"model={','.join(MODELS)}", *WORDS, GRID)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    with slurm.running(tmp_path_factory.mktemp("slurm")) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The records of both models, computed by this process."""
+    root = tmp_path_factory.mktemp("alone")
+    with pytest.MonkeyPatch.context() as patch:
+        assert not run_here(patch, "-m", *SWEEP, f"results_dir={root}")
+    return records(root)
+
+
+def content(record: dict[str, Any]) -> dict[str, Any]:
+    """Return what a record says, but for when it was computed and how fast."""
+    plain: dict[str, Any] = json.loads(json.dumps(record))
+    del plain["capmoe"]["checksum"]
+    for name in ("date", "seconds"):
+        del plain["capmoe"]["provenance"][name]
+    return plain
+
+
+def contents(found: dict[str, Any]) -> dict[str, Any]:
+    return {path: content(record) for path, record in found.items()}
+
+
+@dataclass(frozen=True)
+class Caught:
+    """A job that stands still within a cell, after its first record."""
+
+    root: Path
+    model: str
+    process: int
+
+    def count(self) -> int:
+        """Return how many records the model has."""
+        return len(list(self.root.glob(f"{self.model}/*/*.json")))
+
+    def stop(self) -> bool:
+        """Make it stand still, and return whether it is there."""
+        try:
+            os.kill(self.process, signal.SIGSTOP)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def awaits(self, number: signal.Signals) -> bool:
+        """Return whether a signal will reach it as soon as it goes on."""
+        status = Path(f"/proc/{self.process}/status").read_text()
+        pending = re.search(r"ShdPnd:\s*([0-9a-f]+)", status)
+        return pending is not None and bool(int(pending[1], 16) >> (number - 1) & 1)
+
+    def go_on(self) -> None:
+        os.kill(self.process, signal.SIGCONT)
+
+
+def caught(root: Path, models: tuple[str, ...]) -> list[Caught]:
+    """Return the jobs of the models, each standing still."""
+    found: dict[str, Caught] = {}
+
+    def all_of_them() -> bool:
+        for model in set(models) - found.keys():
+            for file in root.glob(f"{model}/*/.*.reservation/*"):
+                job = Caught(root, model, int(str(Holder(file)).rpartition(":")[2]))
+                if job.count() and job.stop():
+                    if file.exists():
+                        found[model] = job
+                    else:  # it was faster
+                        job.go_on()
+        return len(found) == len(models)
+
+    wait(all_of_them, "no job between two records")
+    return [found[model] for model in models]
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("submitit") is None, reason="needs submitit, the extra `slurm`"
+)
+def test_a_sweep_whose_jobs_are_requeued_gives_the_records_of_one_process(
+    cluster: Slurm, alone: dict[str, Any], tmp_path: Path
+) -> None:
+    """One job is preempted by the cluster, the other gets the signal before the time limit."""
+    root, shared = tmp_path / "shared/results", tmp_path / "shared/.submitit"
+    words = ("-m", "hydra/launcher=slurm", *SWEEP, f"results_dir={root}")
+    submitter = cluster.start(sys.executable, "-m", "capmoe_eval", *words)
+    try:
+        preempted, late = caught(root, MODELS)
+        array = next(shared.glob("*_0")).name.removesuffix("_0")
+        cluster.run("scontrol", "requeue", f"{array}_0")
+        # SLURM lets it go on, to end it: it is killed where it stands still again.
+        wait(lambda: not preempted.stop(), "the job that is requeued does not end", 60)
+        cluster.run("scancel", "--signal=USR2", f"{array}_1")
+        wait(lambda: late.awaits(signal.SIGUSR2), "the signal does not come", 60)
+        finished = [preempted.count(), late.count()]
+        late.go_on()
+        out, err = submitter.communicate(timeout=600)
+    finally:
+        submitter.kill()
+    assert submitter.returncode == 0, err
+    table, end, _ = out.partition("\n6 finished, 0 missing\n")
+    assert end and table.startswith("task  model")
+    assert [table.count(f" {model} ") for model in MODELS] == [3, 3]
+    assert contents(records(root)) == contents(alone)
+    assert not list(root.rglob("*.reservation")), "nothing is left of the process that was killed"
+    for job, before in enumerate(finished):
+        assert before in (1, 2)
+        log = (shared / f"{array}_{job}/{array}_{job}_0_log.out").read_text()
+        assert log.count("Starting with JobEnvironment") == 2
+        assert f"{3 - before} computed, {before} finished before, 0 failed" in log
+    for home in ("HOME", "XDG_CACHE_HOME"):
+        assert not list(Path(cluster.environment[home]).rglob("*submi*")), "jobs may not see it"
+
+
+def test_the_tasks_of_a_step_are_ranks(
+    cluster: Slurm, alone: dict[str, Any], tmp_path: Path
+) -> None:
+    where = ("gamma=1.0", f"results_dir={tmp_path}")
+    out, _ = cluster.srun(2, f"model={MODELS[0]}", *WORDS, *where, "parallel=ep")
+    assert out.count("1 computed, 0 finished before, 0 failed") == out.count("computed") == 1
+    ((path, record),) = records(tmp_path).items()
+    origin = record["capmoe"]["provenance"]["parallel"]
+    assert origin == {"kind": "ep", "ranks": 2, "backend": "gloo"}
+    assert without_origin(record) == without_origin(alone[path])
+    assert record["results"] == alone[path]["results"]
+
+
+def test_without_parallel_they_share_the_cells(
+    cluster: Slurm, alone: dict[str, Any], tmp_path: Path
+) -> None:
+    out, _ = cluster.srun(2, f"model={MODELS[0]}", *WORDS, GRID, f"results_dir={tmp_path}")
+    computed = [int(number) for number in re.findall(r"(\d+) computed", out)]
+    assert len(computed) == 2 and sum(computed) == 3
+    ours = {path: record for path, record in alone.items() if path.startswith(MODELS[0])}
+    assert contents(records(tmp_path)) == contents(ours)
