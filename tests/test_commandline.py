@@ -228,8 +228,10 @@ def test_a_reader_that_has_read_enough_is_no_error() -> None:
 
 @pytest.mark.parametrize("name", options("experiment"))
 def test_every_shipped_experiment_runs(shell: Shell, name: str) -> None:
-    """A few cells of each grid, one document per task."""
-    words = (f"experiment={name}", "profile=tiny", "limit=1")
+    """A few cells of each grid, one document per task; programs of a model are not run."""
+    words = [f"experiment={name}", "profile=tiny", "limit=1"]
+    if name == "table7":
+        words.append("grid.tasks=[nq_open,mts_dialog]")
     number = len(plans(composed(words)))
     status, out, _ = shell(*words, f"shard=1/{max(1, number // 4)}")
     assert status == 0, out

@@ -29,7 +29,7 @@ from capmoe_eval.experiment.files import check_writable, remove_strays
 from capmoe_eval.experiment.processes import process_rank
 from capmoe_eval.experiment.queue import Queue, Turn, loads
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.reservations import tidy
+from capmoe_eval.experiment.reservations import release_all, tidy
 
 if TYPE_CHECKING:
     from capmoe_eval.evaluation.generation.sandbox import Sandbox
@@ -94,10 +94,13 @@ def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
                 _fail(plan, str(refused[plan.path]), progress, outcome)
         missing = [plan for plan in missing if plan.path not in refused]
         done = [record for record in finished.values() if record is not None]
-        with closing(_turns(missing, progress, world)) as turns:
-            found = _compute(turns, missing, done, library, sandbox, progress, outcome)
-            finished |= {record.path: record for record in found}
-        tidy(directories)
+        try:
+            with closing(_turns(missing, progress, world)) as turns:
+                found = _compute(turns, missing, done, library, sandbox, progress, outcome)
+                finished |= {record.path: record for record in found}
+        finally:
+            release_all(directories)
+            tidy(directories)
     outcome.records = [record for plan in plans if (record := finished[plan.path]) is not None]
     return outcome
 

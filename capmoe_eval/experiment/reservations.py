@@ -153,6 +153,20 @@ def reserve(record: Path, watch: Watch) -> Reservation | None:
     return Reservation(own) if own.exists() else None
 
 
+def release_all(directories: Iterable[Path]) -> None:
+    """Release what this process holds, as where an interrupt came between two steps of reserving.
+
+    What cannot be removed stays.
+    """
+    this = _process_name()
+    for directory in directories:
+        with suppress(OSError):
+            for own in directory.glob(f".*{_SUFFIX}/{this}*"):
+                _release(own)
+            for candidate in directory.glob(f".{this}*{_CANDIDATE}"):
+                shutil.rmtree(candidate, ignore_errors=True)
+
+
 def tidy(directories: Iterable[Path]) -> None:
     """Remove what dead processes left beside records: of this machine's, and others' after a day.
 
@@ -224,9 +238,14 @@ def _abandoned(holder: Holder, file: Path | None = None) -> bool:
 
 def _own_name() -> str:
     """Return a name for a file of this process that no other file has."""
+    return f"{_process_name()}{secrets.token_hex(4)}"
+
+
+def _process_name() -> str:
+    """Return what the names of all files of this process begin with."""
     host = re.sub(r"[^\w.-]", "_", socket.gethostname()) or "localhost"
     start = _started(os.getpid()) or "0"
-    return f"{host}.{os.getpid()}.{start}.{_system()}.{secrets.token_hex(4)}"
+    return f"{host}.{os.getpid()}.{start}.{_system()}."
 
 
 @functools.cache

@@ -34,7 +34,7 @@ SINGLE_TASKS = [name for name in options("tasks") if name in load_option("tasks"
 TEN = [
     name
     for name in SINGLE_TASKS
-    if name not in ("zero_shot_mix", "banking77_intent", "humaneval")
+    if name not in ("zero_shot_mix", "banking77_intent", "humaneval", "nq_open", "mts_dialog")
     and not load_option("tasks", name)[name].images
     and (not name.startswith("longicl") or name == "longicl_1")
 ]

@@ -135,8 +135,8 @@ NAN, INFINITE, HUGE = float("nan"), float("inf"), 10**400
     [
         (put("value", value=NAN), "not a whole record"),
         (put("stderr", value=INFINITE), "not a whole record"),
-        (put("value", value=1.5), "value is 1.5, and acc is a fraction"),
-        (put("value", value=-0.1), "a fraction"),
+        (put("value", value=1.5), "value is 1.5, and acc is a share"),
+        (put("value", value=-0.1), "a share"),
         (put("value", value=HUGE), "capmoe"),
         (put("value", value=True), "capmoe.value'"),
         (put("value", value="0.5"), "capmoe.value'"),

@@ -21,6 +21,7 @@ from capmoe_eval.experiment.reservations import (
     Reservation,
     Watch,
     holder_of,
+    release_all,
     reserve,
     tidy,
 )
@@ -249,6 +250,16 @@ def test_only_what_the_dead_left_is_removed(record: Path, tmp_path: Path) -> Non
         tidy([task, tmp_path / "nowhere"])
         assert own.held()
         assert set(task.iterdir()) == {*kept, reservations._place(task / "own.json")}
+
+
+def test_what_an_interrupt_left_of_this_process_is_removed(record: Path) -> None:
+    """It came between the reservation and the block that releases it."""
+    assert reserve(record, Watch()) is not None
+    candidate = record.with_name(f".{reservations._own_name()}.candidate")
+    candidate.mkdir()
+    others = forged(record.with_name("theirs.json"), 1, "1")
+    release_all([record.parent, record.parent / "nowhere"])
+    assert left(record) == [others.parent.name]
 
 
 def test_of_two_that_find_the_same_dead_holder_one_wins(record: Path) -> None:
