@@ -118,7 +118,7 @@ class TaskLibrary:
 
     def runs_programs(self, task: TaskId, source: DataSource) -> bool:
         """Return whether a task runs programs that a model writes; refuse one without a sandbox."""
-        parts = self.get(task.lm_eval, source)["tasks"].values()
+        parts = self.get(task.lm_eval, source, task.dataset)["tasks"].values()
         unsafe = [part for part in parts if getattr(part, "UNSAFE_CODE", False)]
         if not all(isinstance(part, ProgramTask) for part in unsafe):
             raise UsageError(
