@@ -20,7 +20,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.evaluate import evaluate
 from capmoe_eval.evaluation.generation.sandbox import Sandbox
 from capmoe_eval.evaluation.lm import CapmoeLM
-from capmoe_eval.evaluation.loading import Placement, chosen_device, load_lm, reader_of, weightless
+from capmoe_eval.evaluation.loading import chosen_device, load_planned, reader_of, weightless
 from capmoe_eval.evaluation.preparation import (
     finished_record,
     sandbox_for,
@@ -92,7 +92,7 @@ def forecast(plans: Sequence[Plan], *, calibrate: bool) -> str:
             work = workload(cells[0].cell, library, cells[0].source, reader)
             rate = recorded_rate(cells)
             if rate is None and calibrate and cells[0].path not in refused:
-                lm = lm or load_lm(model, placement(first), batch_size=1)
+                lm = lm or load_planned(first)
                 rate = measured_rate(cells[0], lm, library, work.documents, sandbox)
             seconds = len(cells) * rate.of(work.documents) if rate else None
             rows.append(_row(cells, work, seconds, rate))
@@ -174,11 +174,6 @@ def _sequences(plan: Plan) -> int:
     """Return the sequences of a batch; 1 where lm-eval is to find how many fit."""
     size = str(plan.cell.batch_size)
     return int(size) if size.isdecimal() else 1
-
-
-def placement(plan: Plan) -> Placement:
-    """Return where a planned cell's model is loaded."""
-    return Placement(plan.device, plan.device_map, plan.threads, plan.parallel)
 
 
 def needed_memory(model: ModelId, works: Iterable[tuple[int, Workload]]) -> Memory:

@@ -25,6 +25,7 @@ from capmoe_eval.errors import UsageError, bad_choice, first_line
 from capmoe_eval.evaluation.image_lm import CapmoeMultimodalLM, reads_images
 from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.experiment.cell import ModelId
+from capmoe_eval.experiment.configuration import Plan
 from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.schema import ATTENTION, DTYPES
 from capmoe_eval.wrapper.checkpoint import (
@@ -79,6 +80,16 @@ def load_lm(model: ModelId, placement: Placement, batch_size: int | str) -> Capm
         with one_line("attention", model.attention):
             loaded.set_attn_implementation(model.attention)
     return without_capacity(loaded, reader, batch_size, model.max_length)
+
+
+def load_planned(plan: Plan) -> CapmoeLM:
+    """Load the model of a planned cell, on the device and in the processes that the plan says.
+
+    Raises:
+        UsageError: As :func:`load_lm`.
+    """
+    placement = Placement(plan.device, plan.device_map, plan.threads, plan.parallel)
+    return load_lm(plan.cell.model, placement, batch_size=1)
 
 
 def without_capacity(

@@ -212,13 +212,12 @@ def _load(
     plan: Plan, library: TaskLibrary, finished: Sequence[Record], progress: Progress
 ) -> CapmoeLM:
     """Load the model of a cell, and compare it with that of the finished records."""
-    from capmoe_eval.evaluation.loading import Placement, load_lm
+    from capmoe_eval.evaluation.loading import load_planned
 
     # Before the model, so that documents which cannot be read cost no time.
     library.fingerprint(plan.cell.task, plan.source)
     progress.loading(plan.cell.model.name)
-    placement = Placement(plan.device, plan.device_map, plan.threads, plan.parallel)
-    lm = load_lm(plan.cell.model, placement, batch_size=1)
+    lm = load_planned(plan)
     warning = inputs.check(plan.root, plan.cell, _origin(plan, lm, library), finished)
     if warning is not None:
         progress.warn(warning)

@@ -43,9 +43,8 @@ def image_bands(image_BS: Tensor, row_end_BS: Tensor | None = None) -> Tensor:
     inside_BS = image_BS if row_end_BS is None else image_BS | row_end_BS
     before_BS = torch.nn.functional.pad(inside_BS, (1, 0))[:, :-1]
     flat_N = image_BS.reshape(-1)
-    run_N = (
-        (inside_BS & ~before_BS).reshape(-1).cumsum(dim=0)
-    )  # from 1, of the image before or here
+    # From 1; of the image before or here.
+    run_N = (inside_BS & ~before_BS).reshape(-1).cumsum(dim=0)
     length_R = torch.zeros(len(flat_N) + 1, dtype=torch.long, device=flat_N.device)
     length_R.scatter_add_(0, run_N, flat_N.long())
     image_tokens_N = flat_N.long().cumsum(dim=0)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rouge_score.rouge_scorer import RougeScorer
-
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.generation.bertscore import METRICS, BertScore, bertscore
 from capmoe_eval.evaluation.yaml_task import YamlTask
@@ -24,6 +22,9 @@ class MtsDialog(YamlTask):
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
+        # It imports nltk, which no other evaluation need wait for.
+        from rouge_score.rouge_scorer import RougeScorer
+
         self._rouge = RougeScorer(ROUGE)
         self._bertscore: BertScore | None = None
         # Named in the configuration, it keeps lm-eval from looking for the metrics on the hub.
