@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,11 @@ def test_every_right_answer_counts_and_another_does_not(world: Any) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_case_and_punctuation_do_not_count(world: Any, data: st.DataObject) -> None:
+def test_case_punctuation_and_articles_do_not_count(world: Any, data: st.DataObject) -> None:
     document = world.eval_docs[data.draw(st.integers(0, 163))]
     answer = data.draw(st.sampled_from(document["answer"]))
-    said = data.draw(st.sampled_from([answer.upper(), answer.title(), f"{answer}!", answer]))
+    bare = re.sub(r"\b(the|an?) ", "", answer)
+    # lm-eval looks for articles before it folds case, so "THE" is none.
+    said = data.draw(st.sampled_from([bare.upper(), answer.title(), f"{answer}!", f"The {bare}"]))
     assert world.process_results(document, [said]) == {"exact_match": 1}
     assert world.process_results(document, [f"not {said}"]) == {"exact_match": 0}
