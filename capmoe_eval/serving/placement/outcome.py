@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.serving.placement.layout import (
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 # Shape suffixes: S steps, L layers, E experts, R ranks, X layers of some steps.
 
-_STEPS = 64  # that LLEP assigns at once, which bounds its memory
+_STEPS = 100  # that are judged at once, which bounds the memory
 
 
 class Summary(NamedTuple):
@@ -147,19 +146,21 @@ def judge(
         raise UsageError(
             f"asked_SLE has shape {asked_SLE.shape}: give the same as load_SLE, {load_SLE.shape}"
         )
-    steps = len(load_SLE)
-    tokens_SLP = split_tokens(load_SLE, placement, split)
-    tokens_SLRN = tokens_SLP.reshape(steps, placement.layers, placement.ranks, -1)
-    nothing_SL = np.zeros((steps, placement.layers), dtype=np.int64)
+    parts = []
+    for first in range(0, len(load_SLE), _STEPS):
+        tokens_SLP = split_tokens(load_SLE[first : first + _STEPS], placement, split)
+        tokens_SLRN = tokens_SLP.reshape(*tokens_SLP.shape[:2], placement.ranks, -1)
+        parts.append((tokens_SLRN.sum(axis=3), (tokens_SLRN > 0).sum(axis=3)))
+    load_SLR, active_SLR = (np.concatenate(part) for part in zip(*parts, strict=True))
     asked_SL = asked_SLE.sum(axis=2)
-    load_SLR = tokens_SLRN.sum(axis=3)
+    nothing_SL = np.zeros_like(asked_SL)
     if (load_SLR.sum(axis=2) > asked_SL + 0.5).any():
         raise UsageError("asked_SLE: fewer pairs than are computed; give the loads before any drop")
     return Outcome(
         method=method,
         asked_SL=asked_SL,
         load_SLR=load_SLR,
-        active_SLR=(tokens_SLRN > 0).sum(axis=3),
+        active_SLR=active_SLR,
         extra_SL=nothing_SL + placement.redundant,
         moved_SL=nothing_SL,
         redirected_SL=nothing_SL,
@@ -178,7 +179,7 @@ def judge_least_loaded(
     load_SLE = checked_pairs("load_SLE", load_SLE, "SLE")
     steps, layers, n_experts = load_SLE.shape
     home_RE = contiguous(1, n_experts, ranks).held_LRE[0]
-    parts: list[Sequence[NDArray[np.int64]]] = []
+    parts = []
     for first in range(0, steps, _STEPS):
         load_XE = load_SLE[first : first + _STEPS].reshape(-1, n_experts)
         tokens_XRE = least_loaded(load_XE, ranks, settings or LeastLoaded())

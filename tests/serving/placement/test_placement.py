@@ -140,13 +140,15 @@ def test_no_split_in_whole_tokens_beats_the_program(seed: int) -> None:
     assert min(fullest) == math.ceil(program - 1e-6)
 
 
-def test_the_program_solves_more_steps_than_one_call_takes() -> None:
-    load_SLE = np.random.default_rng(0).integers(0, 90, (53, 1, 8))
+def test_more_steps_than_are_judged_at_once() -> None:
+    load_SLE = np.random.default_rng(0).integers(0, 90, (103, 1, 8))
     placement = plan_eplb(load_SLE.sum(axis=0), 4, 3)
     fullest_S = judge("LPLB", load_SLE, placement, "lp_shares").load_SLR.max(axis=2)[:, 0]
     slots = placement.expert_LRN[0].tolist()
     lowest = [reference.lowest_fullest_rank(row, slots) for row in load_SLE[:, 0].tolist()]
     assert fullest_S == pytest.approx(np.array(lowest), abs=1e-4)
+    free_S = judge_least_loaded(load_SLE, 4, FREE).load_SLR.max(axis=2)[:, 0]
+    assert free_S.tolist() == (-(-load_SLE.sum(axis=(1, 2)) // 4)).tolist()
 
 
 @settings(max_examples=60, deadline=None)
