@@ -15,6 +15,7 @@ from capmoe_eval.serving.placement.llep import LeastLoaded
 
 Loads = Sequence[float]  # one number for each expert of a layer
 Slots = Sequence[Sequence[int]]  # the expert in every slot of each rank of a layer
+Shares = Sequence[Sequence[float]]  # the pairs of every slot of each rank
 
 
 def eplb(load: Loads, ranks: int, slots: int, groups: int = 1, nodes: int = 1) -> list[list[int]]:
@@ -63,6 +64,20 @@ def round_robin(load: Sequence[int], slots: Slots) -> list[list[int]]:
         places = [(r, n) for r, rank in enumerate(slots) for n, e in enumerate(rank) if e == expert]
         for token in range(pairs):
             rank, slot = places[token % len(places)]
+            tokens[rank][slot] += 1
+    return tokens
+
+
+def largest_remainder(load: Sequence[int], slots: Slots, shares: Shares) -> list[list[int]]:
+    """Return shares in whole tokens: rounded down, then an expert's largest remainders go up."""
+    down = [[math.floor(share + 1e-6) for share in rank] for rank in shares]
+    tokens = [list(rank) for rank in down]
+    for expert, pairs in enumerate(load):
+        places = [(r, n) for r, rank in enumerate(slots) for n, e in enumerate(rank) if e == expert]
+        left = pairs - sum(down[r][n] for r, n in places)
+        remainder = {(r, n): round(shares[r][n] - down[r][n], 6) for r, n in places}
+        places.sort(key=lambda place: -remainder[place])
+        for rank, slot in places[:left]:
             tokens[rank][slot] += 1
     return tokens
 

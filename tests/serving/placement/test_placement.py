@@ -106,11 +106,17 @@ def test_every_split_computes_each_pair_once(problem: tuple[Counts, int, int]) -
             own_SLP = np.where(placement.expert_LP == expert, tokens_SLP, 0)
             assert own_SLP.sum(axis=2) == pytest.approx(load_SLE[:, :, expert])
         fullest[split] = judge(split, load_SLE, placement, split).load_SLR.max(axis=2)
+    robin_SLRN, share_SLRN, whole_SLRN = (
+        split_tokens(load_SLE, placement, split).reshape(steps, layers, ranks, slots).tolist()
+        for split in ("round_robin", "lp_shares", "lp")
+    )
     for step, layer in itertools.product(range(steps), range(layers)):
         slots_RN = placement.expert_LRN[layer].tolist()
         loads = load_SLE[step, layer].tolist()
-        whole = split_tokens(load_SLE, placement, "round_robin")[step, layer]
-        assert whole.reshape(ranks, slots).tolist() == reference.round_robin(loads, slots_RN)
+        assert robin_SLRN[step][layer] == reference.round_robin(loads, slots_RN)
+        shares_RN = share_SLRN[step][layer]
+        whole_RN = reference.largest_remainder(loads, slots_RN, shares_RN)
+        assert whole_SLRN[step][layer] == whole_RN
         lowest = reference.lowest_fullest_rank(loads, slots_RN)
         assert fullest["lp_shares"][step, layer] == pytest.approx(lowest, abs=1e-5)
     assert (fullest["lp_shares"] <= fullest["equal_shares"] + 1e-6).all()
