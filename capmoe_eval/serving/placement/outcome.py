@@ -1,0 +1,208 @@
+"""Judge balancing on loads: the fullest rank, active experts, memory, and bytes that move."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.serving.placement.layout import (
+    Amounts,
+    Counts,
+    Placement,
+    checked_pairs,
+    contiguous,
+)
+from capmoe_eval.serving.placement.llep import LeastLoaded, least_loaded
+from capmoe_eval.serving.placement.replicas import Split, split_tokens
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Shape suffixes: S steps, L layers, E experts, R ranks, X layers of some steps.
+
+_STEPS = 100  # that are judged at once, which bounds the memory
+
+
+class Summary(NamedTuple):
+    """An outcome over all steps and layers."""
+
+    straggler: float  # mean of the straggler factors
+    worst: float  # the highest of them
+    active: float  # copies of experts that compute in a layer of a step, over all ranks, mean
+    active_fullest: float  # the same of the rank with most of them
+    extra: float  # copies of experts in memory beyond one of each, mean over layers of steps
+    moved: float  # weights of experts that are sent in a layer of a step, mean
+    redirected: float  # share of the pairs that follow such weights
+    drop_rate: float  # share of the asked pairs that no rank computes
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """The outcome of one method for every step and layer.
+
+    Pairs that no expert computed are a capacity's; a balancing method has none.
+    """
+
+    method: str
+    asked_SL: Counts  # pairs before any drop
+    load_SLR: Amounts  # pairs that each rank computes
+    active_SLR: Counts  # copies of experts that compute on each rank
+    extra_SL: Counts  # copies of experts in memory beyond one of each
+    moved_SL: Counts  # weights of experts that are sent in this step
+    redirected_SL: Counts  # pairs that follow them
+    set_up_L: Counts  # weights that are sent once, to come from the placement before
+
+    @property
+    def straggler_SL(self) -> Amounts:
+        """Fullest rank over the mean rank load before any drop; NaN without a pair.
+
+        The same measure as ``peak.device_after`` of a record's layers, where the ranks are as many.
+        """
+        asked_SL = np.where(self.asked_SL, self.asked_SL, np.nan)
+        factor_SL: Amounts = self.load_SLR.max(axis=2) * self.load_SLR.shape[2] / asked_SL
+        return factor_SL
+
+    def moved_bytes_SL(self, expert_bytes: int, pair_bytes: int) -> Counts:
+        """Return the bytes that are sent in each step for the sake of balance.
+
+        Args:
+            expert_bytes: Bytes of one expert's weights.
+            pair_bytes: Bytes of one token's input and output. That pairs are redirected does not
+                add to the all-to-all, which would have sent most of them elsewhere.
+        """
+        return self.moved_SL * expert_bytes + self.redirected_SL * pair_bytes
+
+    def set_up_bytes(self, expert_bytes: int) -> int:
+        """Return the bytes of weights that are sent once, when the placement changes."""
+        return int(self.set_up_L.sum()) * expert_bytes
+
+    def summary(self) -> Summary:
+        """Return means over steps and layers; those of straggler factors leave empty ones away."""
+        straggler_SL = self.straggler_SL
+        asked = max(int(self.asked_SL.sum()), 1)
+        return Summary(
+            straggler=float(np.nanmean(straggler_SL)),
+            worst=float(np.nanmax(straggler_SL)),
+            active=float(self.active_SLR.sum(axis=2).mean()),
+            active_fullest=float(self.active_SLR.max(axis=2).mean()),
+            extra=float(self.extra_SL.mean()),
+            moved=float(self.moved_SL.mean()),
+            redirected=int(self.redirected_SL.sum()) / asked,
+            drop_rate=max(0.0, 1 - float(self.load_SLR.sum()) / asked),
+        )
+
+    def frame(self) -> pd.DataFrame:
+        """Return one row for each step and layer."""
+        import pandas as pd
+
+        steps, layers = self.asked_SL.shape
+        columns = {
+            "straggler": self.straggler_SL,
+            "active": self.active_SLR.sum(axis=2),
+            "active_fullest": self.active_SLR.max(axis=2),
+            "extra": self.extra_SL,
+            "moved": self.moved_SL,
+            "redirected": self.redirected_SL,
+            "dropped": self.asked_SL - self.load_SLR.sum(axis=2),
+        }
+        return pd.DataFrame(
+            {
+                "method": self.method,
+                "step": np.repeat(np.arange(steps), layers),
+                "layer": np.tile(np.arange(layers), steps),
+                **{name: values.reshape(-1) for name, values in columns.items()},
+            }
+        )
+
+
+def judge(
+    method: str,
+    load_SLE: ArrayLike,
+    placement: Placement,
+    split: Split = "round_robin",
+    asked_SLE: ArrayLike | None = None,
+    before: Placement | None = None,
+) -> Outcome:
+    """Return the outcome of a placement on loads, which must not be those it was planned on.
+
+    Args:
+        method: Its name.
+        load_SLE: Pairs of each expert in every step and layer, whole numbers.
+        placement: The experts in the slots of every rank.
+        split: How tokens choose among replicas, one of ``SPLITS``.
+        asked_SLE: The loads before any drop, where a capacity came first; else ``load_SLE``.
+        before: The placement that weights are moved from; None if they are loaded in place.
+
+    Raises:
+        UsageError: If the shapes disagree, or more is computed than was asked.
+    """
+    load_SLE = checked_pairs("load_SLE", load_SLE, "SLE")
+    asked_SLE = checked_pairs("asked_SLE", load_SLE if asked_SLE is None else asked_SLE, "SLE")
+    if asked_SLE.shape != load_SLE.shape:
+        raise UsageError(
+            f"asked_SLE has shape {asked_SLE.shape}: give the same as load_SLE, {load_SLE.shape}"
+        )
+    parts = []
+    for first in range(0, len(load_SLE), _STEPS):
+        tokens_SLP = split_tokens(load_SLE[first : first + _STEPS], placement, split)
+        tokens_SLRN = tokens_SLP.reshape(*tokens_SLP.shape[:2], placement.ranks, -1)
+        parts.append((tokens_SLRN.sum(axis=3), (tokens_SLRN > 0).sum(axis=3)))
+    load_SLR, active_SLR = (np.concatenate(part) for part in zip(*parts, strict=True))
+    asked_SL = asked_SLE.sum(axis=2)
+    nothing_SL = np.zeros_like(asked_SL)
+    if (load_SLR.sum(axis=2) > asked_SL + 0.5).any():
+        raise UsageError("asked_SLE: fewer pairs than are computed; give the loads before any drop")
+    return Outcome(
+        method=method,
+        asked_SL=asked_SL,
+        load_SLR=load_SLR,
+        active_SLR=active_SLR,
+        extra_SL=nothing_SL + placement.redundant,
+        moved_SL=nothing_SL,
+        redirected_SL=nothing_SL,
+        set_up_L=placement.moved_from(before or placement),
+    )
+
+
+def judge_least_loaded(
+    load_SLE: ArrayLike, ranks: int, settings: LeastLoaded | None = None, method: str = "LLEP"
+) -> Outcome:
+    """Return the outcome of LLEP, which plans every step by that step's own loads.
+
+    Raises:
+        UsageError: For other loads, or if ``ranks`` does not divide E.
+    """
+    load_SLE = checked_pairs("load_SLE", load_SLE, "SLE")
+    steps, layers, n_experts = load_SLE.shape
+    home_RE = contiguous(1, n_experts, ranks).held_LRE[0]
+    parts = []
+    for first in range(0, steps, _STEPS):
+        load_XE = load_SLE[first : first + _STEPS].reshape(-1, n_experts)
+        tokens_XRE = least_loaded(load_XE, ranks, settings or LeastLoaded())
+        away_XRE = np.where(home_RE, 0, tokens_XRE)
+        parts.append(
+            (
+                tokens_XRE.sum(axis=2),
+                (tokens_XRE > 0).sum(axis=2),
+                (away_XRE > 0).sum(axis=(1, 2)),
+                away_XRE.sum(axis=(1, 2)),
+            )
+        )
+    load_XR, active_XR, moved_X, redirected_X = (
+        np.concatenate(part) for part in zip(*parts, strict=True)
+    )
+    moved_SL = moved_X.reshape(steps, layers)
+    return Outcome(
+        method=method,
+        asked_SL=load_SLE.sum(axis=2),
+        load_SLR=load_XR.reshape(steps, layers, ranks),
+        active_SLR=active_XR.reshape(steps, layers, ranks),
+        extra_SL=moved_SL,  # a copy stays for its step
+        moved_SL=moved_SL,
+        redirected_SL=redirected_X.reshape(steps, layers),
+        set_up_L=np.zeros(layers, dtype=np.int64),
+    )

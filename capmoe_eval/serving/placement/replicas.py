@@ -1,0 +1,142 @@
+"""Split the tokens of an expert over its replicas, step by step.
+
+``reference.py`` has the rounding as a loop, and the program's optimum by another theorem.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from capmoe_eval.checks import choice
+from capmoe_eval.errors import UsageError
+from capmoe_eval.serving.placement.layout import Amounts, Counts, Placement, checked_pairs
+
+# Shape suffixes: S steps, L layers, E experts, R ranks, P = R·N slots, V variables: the slots of
+# experts with several, H such experts.
+
+Split = Literal["equal_shares", "round_robin", "lp_shares", "lp"]
+SPLITS: Final = get_args(Split)
+"""The ways to choose among replicas.
+
+``equal_shares`` gives each replica an equal part, as drawing one at random does on average
+(SGLang's ``dynamic``); ``round_robin`` deals whole tokens in turn (vLLM, by a token's position).
+``lp_shares`` minimises the fullest rank's load of every step (LPLB); ``lp`` is the same in whole
+tokens. Shares become whole by the largest remainder.
+"""
+
+_STEPS: Final = 50  # of one program: many small ones in one call are twenty times as fast
+
+
+def split_tokens(load_SLE: ArrayLike, placement: Placement, split: Split) -> Amounts | Counts:
+    """Return the pairs that are computed in each slot [S, L, P]; they sum to the experts' loads.
+
+    Args:
+        load_SLE: Pairs of each expert in every step and layer, whole numbers.
+        placement: Its layers and experts are those of the loads.
+        split: One of :data:`SPLITS`.
+
+    Raises:
+        UsageError: For loads of another shape than the placement, or another split.
+    """
+    choice(*SPLITS)("split", split)
+    load_SLE = checked_pairs("load_SLE", load_SLE, "SLE")
+    if load_SLE.shape[1:] != (placement.layers, placement.n_experts):
+        raise UsageError(
+            f"load_SLE has shape {load_SLE.shape}: the placement has {placement.layers} layers of "
+            f"{placement.n_experts} experts; give loads of the same"
+        )
+    by_program = split in ("lp_shares", "lp")
+    tokens_SLP = _program(load_SLE, placement) if by_program else _equal(load_SLE, placement)
+    if split in ("equal_shares", "lp_shares"):
+        return tokens_SLP
+    return _whole(tokens_SLP, load_SLE, placement)
+
+
+def _by_slot(values_SLE: Amounts, placement: Placement) -> Amounts:
+    """Return the value of the expert in every slot [S, L, P]."""
+    return np.take_along_axis(values_SLE, placement.expert_LP[None], axis=2)
+
+
+def _equal(load_SLE: Counts, placement: Placement) -> Amounts:
+    return _by_slot(load_SLE / placement.replicas_LE, placement)
+
+
+def _program(load_SLE: Counts, placement: Placement) -> Amounts:
+    """Return the split that minimises each step's fullest rank, by linear programs (HiGHS).
+
+    For each step and layer: minimise m, where the slots of an expert sum to its load and those of a
+    rank to at most m. That is the program of SGLang's pull request 24515 on EPLB's replicas; that
+    of https://github.com/deepseek-ai/LPLB has replicas along a fixed topology instead.
+    """
+    tokens_SLP = _equal(load_SLE, placement)  # right where an expert has one slot
+    for layer in range(placement.layers):
+        expert_P = placement.expert_LP[layer]
+        slot_V = np.flatnonzero(placement.replicas_LE[layer][expert_P] > 1)
+        if not len(slot_V):
+            continue
+        rank_V = slot_V // (len(expert_P) // placement.ranks)
+        expert_H = np.unique(expert_P[slot_V])
+        fixed_SP = tokens_SLP[:, layer].copy()
+        fixed_SP[:, slot_V] = 0.0
+        fixed_SR = fixed_SP.reshape(len(fixed_SP), placement.ranks, -1).sum(axis=2)
+        # Loads over the mean rank load, so that the solver's tolerances fit any step.
+        mean_S1 = np.maximum(load_SLE[:, layer].sum(axis=1, keepdims=True), 1) / placement.ranks
+        replica_HV = expert_P[slot_V] == expert_H[:, None]
+        rank_RV = rank_V == np.arange(placement.ranks)[:, None]
+        for first in range(0, len(load_SLE), _STEPS):
+            part = slice(first, first + _STEPS)
+            share_SV = _solve(
+                replica_HV,
+                rank_RV,
+                load_SLE[part, layer, :][:, expert_H] / mean_S1[part],
+                fixed_SR[part] / mean_S1[part],
+            )
+            tokens_SLP[part, layer, slot_V] = share_SV * mean_S1[part]
+    return tokens_SLP
+
+
+def _solve(replica_HV: Amounts, rank_RV: Amounts, load_SH: Amounts, fixed_SR: Amounts) -> Amounts:
+    """Return the replicas' parts [S, V] of several steps, solved as one program of many blocks."""
+    from scipy import sparse
+    from scipy.optimize import linprog  # imports slowly
+
+    steps = sparse.eye_array(len(load_SH))
+    replicas, ranks = (
+        np.pad(replica_HV * 1.0, ((0, 0), (0, 1))),
+        np.pad(rank_RV * 1.0, ((0, 0), (0, 1)), constant_values=-1.0),
+    )
+    cost_V = np.append(np.zeros(replica_HV.shape[1]), 1.0)
+    solved = linprog(
+        np.tile(cost_V, len(load_SH)),
+        A_eq=sparse.kron(steps, replicas, format="csr"),
+        b_eq=load_SH.reshape(-1),
+        A_ub=sparse.kron(steps, ranks, format="csr"),
+        b_ub=-fixed_SR.reshape(-1),
+        method="highs",
+    )
+    if solved.status:
+        raise RuntimeError(f"the linear program of a placement was not solved: {solved.message}")
+    return np.asarray(solved.x).reshape(len(load_SH), -1)[:, :-1].clip(0.0)
+
+
+def _whole(tokens_SLP: Amounts, load_SLE: Counts, placement: Placement) -> Counts:
+    """Return whole tokens: an expert's largest remainders go up, of equal ones the first slots'."""
+    floor_SLP = np.floor(tokens_SLP + 1e-6)  # 2.9999999 of a solver is 3
+    expert_LP = placement.expert_LP
+    done_SLE = np.zeros(load_SLE.shape)
+    for layer, expert_P in enumerate(expert_LP):
+        for slot, expert in enumerate(expert_P):
+            done_SLE[:, layer, expert] += floor_SLP[:, layer, slot]
+    open_SLP = _by_slot(load_SLE.astype(np.float64) - done_SLE, placement)
+    remainder_SLP = (tokens_SLP - floor_SLP).round(6)
+    expert_SLP = np.broadcast_to(expert_LP, tokens_SLP.shape)
+    order_SLP = np.lexsort((-remainder_SLP, expert_SLP), axis=2)  # stable: the first slot first
+    first_LE = placement.replicas_LE.cumsum(axis=1) - placement.replicas_LE
+    first_LP = np.take_along_axis(first_LE, np.sort(expert_LP, axis=1), axis=1)
+    turn_SLP = np.empty(tokens_SLP.shape)
+    place_LP = np.arange(expert_LP.shape[1]) - first_LP
+    np.put_along_axis(turn_SLP, order_SLP, np.broadcast_to(place_LP, order_SLP.shape), axis=2)
+    return (floor_SLP + (turn_SLP < open_SLP)).astype(np.int64)
