@@ -39,6 +39,15 @@ def report_options(
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=overrides)
 
 
+def recompute_option(parser: Parser) -> None:
+    """Declare the option of the commands that judge by effects kept in the results directory."""
+    parser.add_argument(
+        "--recompute",
+        action="store_true",
+        help="compare all records anew, instead of using effects kept for the same records",
+    )
+
+
 @contextmanager
 def one_line_errors() -> Iterator[None]:
     """Have the parsers of libraries (Hydra, lm-eval) refuse in one line, too."""

@@ -107,6 +107,11 @@ def load_option(group: str, name: str) -> DictConfig:
     return _loaded(group)[name].copy()
 
 
+def load_models() -> None:
+    """Compose the options of all models now, so that no process that is forked needs to."""
+    _loaded("model")
+
+
 @contextmanager
 def composing() -> Iterator[None]:
     """Have Hydra's ``compose`` read ``conf/``, also inside a job that Hydra runs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -71,40 +72,58 @@ class Queue:
         Raises:
             UnwritableError: If a results directory cannot be written.
         """
-        while any(self._left.values()):
-            turn = self._turn()
-            if turn is None:
+        while self._left:
+            turns = self._turns()
+            if not turns:
                 self._waiting(Counter(str(self._holders[plan.path]) for plan in self._plans()))
                 time.sleep(POLL)
-                continue
-            self._left[loads(turn.plan)].remove(turn.plan)
-            with turn.reservation or nullcontext():
-                yield turn
-                if turn.reservation is not None and not turn.reservation.held():
-                    self._left[loads(turn.plan)].append(turn.plan)
+            for turn in turns:
+                yield from self._given(turn)
+
+    def _given(self, turn: Turn) -> Iterator[Turn]:
+        """Yield a turn, and leave its cell to be given again only if the reservation was lost."""
+        model = loads(turn.plan)
+        self._left[model].remove(turn.plan)
+        if not self._left[model]:
+            del self._left[model]
+        with turn.reservation or nullcontext():
+            yield turn
+            if turn.reservation is not None and not turn.reservation.held():
+                self._left.setdefault(model, []).append(turn.plan)
 
     def _plans(self) -> list[Plan]:
         return [plan for plans in self._left.values() for plan in plans]
 
-    def _turn(self) -> Turn | None:
-        """Return the next turn, or None where other processes hold all cells that are left."""
+    def _turns(self) -> list[Turn]:
+        """Return the next turns: one to compute, or all of a model that others have finished.
+
+        There is none where other processes hold all cells that are left.
+        """
         for plan in self._left.get(self._model or (), ()):
             if (turn := self._try(plan)) is not None:
-                return turn
-        while True:
-            free = {
-                model: [plan for plan in plans if not self._held(plan)]
-                for model, plans in self._left.items()
-            }
-            models = [model for model, plans in free.items() if plans]
-            if not models:
-                return None
-            model = min(models, key=lambda one: len(self._left[one]) - len(free[one]))
+                return [turn]
+        while free := self._freest():
+            # At once: looking at a model's cells anew for each would take long.
+            if finished := [self._by_another(plan) for plan in free if self._is_finished(plan)]:
+                return finished
             # None if another process was faster: the numbers are others then.
-            if (turn := self._try(free[model][0])) is not None:
+            if (turn := self._try(free[0])) is not None:
                 if turn.reservation is not None:
-                    self._model = model
-                return turn
+                    self._model = loads(turn.plan)
+                return [turn]
+        return []
+
+    def _freest(self) -> list[Plan]:
+        """Return the cells that no process holds of the model of which the fewest are held."""
+        freest, fewest = [], math.inf
+        for plans in self._left.values():
+            free = [plan for plan in plans if not self._held(plan)]
+            held = len(plans) - len(free)
+            if free and held < fewest:
+                freest, fewest = free, held
+            if fewest == 0:  # the others need not be looked at
+                break
+        return freest
 
     def _try(self, plan: Plan) -> Turn | None:
         """Return a cell's turn, or None where another process holds it."""

@@ -19,13 +19,11 @@ from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import Reader, read_results
 from capmoe_eval.paper.benchmarks import Bench
+from capmoe_eval.paper.effects import MIX, Effects, documents
 from capmoe_eval.paper.pairing import Documents
-from capmoe_eval.paper.statistics import Effect, contrast
+from capmoe_eval.paper.statistics import Effect
 from capmoe_eval.paper.tables import ALL_TASKS
 from capmoe_eval.routing.method import Method
-
-MIX: Final = "zero_shot_mix"
-"""The task whose requests, of four tasks, meet in one batch."""
 
 _LANGUAGE: Final = {MIX, *(column.task for column in ALL_TASKS)}
 _IMAGES: Final = {"mme", "mmbench", "seedbench"}
@@ -123,6 +121,7 @@ class Evidence:
     homes: Mapping[str, Home] = field(default_factory=dict)  # each model's own settings
     trainings: tuple[Training, ...] = ()  # of several seeds
     bench: Bench = field(default_factory=Bench)
+    effects: Effects = field(default_factory=Effects)  # those of contrasts
     _effects: dict[str, Effect] = field(default_factory=dict, repr=False)
 
     @property
@@ -151,19 +150,8 @@ class Evidence:
         return {task: records for task, records in found.items() if task in asked}
 
     def documents(self, side: Side, model: str) -> dict[str, list[Documents]]:
-        """Return a side's scores on a model, by task: one item for each seed and shuffle.
-
-        The subjects of MMLU are one task, those of a mixture are several.
-        """
-        found: dict[str, list[Documents]] = {}
-        for task, records in self.find(side, model).items():
-            for record in records:
-                if task == MIX:
-                    for name, part in record.documents.items():
-                        found.setdefault(name, []).append({name: part})
-                else:
-                    found.setdefault(task, []).append(record.documents)
-        return found
+        """Return a side's scores on a model, see :func:`capmoe_eval.paper.effects.documents`."""
+        return documents(self.find(side, model))
 
     def effect(self, first: Side, second: Side, model: str = "") -> Effect:
         """Return the first side minus the second.
@@ -173,19 +161,18 @@ class Evidence:
         """
         key = repr((first, second, model))
         if key not in self._effects:
-            sides = (first, second)
             left_out = self.left_out(first, second)
-            answers = {
-                name: (self.documents(first, name), self.documents(second, name))
+            found = {
+                name: (self.find(first, name), self.find(second, name))
                 for name in self.models
                 if model in name and name not in left_out
             }
-            effect = contrast(answers)
+            effect = self.effects.of(found)
             paths = {
                 str(record.path)
-                for model, tasks in effect.pairs.items()
-                for side in sides
-                for task, records in self.find(side, model).items()
+                for name, tasks in effect.tasks.items()
+                for side in found[name]
+                for task, records in side.items()
                 for record in records
                 if task in tasks or task == MIX
             }

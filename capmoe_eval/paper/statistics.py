@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TypeAlias
 
@@ -94,18 +94,12 @@ class Effect:
     """The first side minus the second, in points of accuracy."""
 
     comparison: Comparison | None  # over all models; None where no model has a task on both sides
-    pairs: Mapping[str, Mapping[str, Paired]]  # what was compared, by model and task
-    unpaired: Mapping[tuple[str, str], str]  # why a task's sides do not pair, by model and task
+    models: Mapping[str, float]  # the mean difference of each, tasks counting equally
+    tasks: Mapping[str, tuple[str, ...]]  # what was compared, by model
     wide: tuple[float, float] | None = None  # see :func:`capmoe_eval.paper.hierarchy.over_models`
+    # Why a task's sides do not pair, by model and task.
+    unpaired: Mapping[tuple[str, str], str] = field(default_factory=dict)
     records: tuple[str, ...] = ()  # paths of the records that were compared
-
-    @property
-    def models(self) -> dict[str, float]:
-        """The mean difference of each model, tasks counting equally."""
-        return {
-            model: 100 * float(np.mean([paired.differences.mean() for paired in tasks.values()]))
-            for model, tasks in self.pairs.items()
-        }
 
 
 def contrast(models: Mapping[str, tuple[Side, Side]]) -> Effect:
@@ -125,9 +119,13 @@ def contrast(models: Mapping[str, tuple[Side, Side]]) -> Effect:
     points = {task: 100 * pooled[task] for task in sorted(pooled)}
     return Effect(
         compare(points) if points else None,
-        pairs,
-        unpaired,
+        {
+            model: 100 * float(np.mean([paired.differences.mean() for paired in tasks.values()]))
+            for model, tasks in pairs.items()
+        },
+        {model: tuple(tasks) for model, tasks in pairs.items()},
         wide and (100 * wide[0], 100 * wide[1]),
+        unpaired,
     )
 
 

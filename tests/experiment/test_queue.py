@@ -88,6 +88,25 @@ def test_alone_it_gives_all_cells_model_by_model(tmp_path: Path) -> None:
     assert strays(tmp_path) == []
 
 
+@pytest.mark.parametrize("finished", [False, True])
+def test_looks_grow_with_the_cells_not_with_cells_times_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: bool
+) -> None:
+    plans, looks = grid(tmp_path, "abcdefgh", 5), []
+
+    class Counted(Watch):
+        def live_holder(self, record: Path) -> reservations.Holder | None:
+            looks.append(record)
+            return super().live_holder(record)
+
+    monkeypatch.setattr(queue_module, "Watch", Counted)
+    if finished:
+        for one in plans:
+            write_text(one.path, "theirs")
+    assert len(drain(Queue(plans))) == len(plans)
+    assert sorted(looks) == sorted(one.path for one in plans), "each once"
+
+
 def test_a_cell_that_another_computes_is_waited_for(tmp_path: Path) -> None:
     plans, other, waited = grid(tmp_path, "a"), Other(), []
 
@@ -261,11 +280,10 @@ def test_killed_at_random_nothing_is_lost_or_computed_twice(
         time.sleep(draws.expovariate(1 / 0.02))
         if kills < 40 and len(alive) == 4:
             victim = draws.choice(alive)
-            pid = victim.pid or 0
-            # On a busy machine a killed process may look alive for a while; its end is the first.
-            if victim.is_alive() and pid not in killed:
-                killed[pid] = time.monotonic_ns()
-                os.kill(pid, signal.SIGKILL)
+            if victim.is_alive():
+                # The first time: on a busy machine a killed process may be alive for a while.
+                killed.setdefault(victim.pid or 0, time.monotonic_ns())
+                os.kill(victim.pid or 0, signal.SIGKILL)
             kills += 1
         for process in [one for one in alive if not one.is_alive()]:
             assert process.exitcode in (0, -signal.SIGKILL)

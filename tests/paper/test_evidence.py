@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.evidence import Evidence, Side
+from capmoe_eval.paper.pairing import Paired, pair
 from tests.paper.fabricate import HOME, evidence, record
 
 
@@ -60,5 +61,7 @@ def test_the_batches_that_records_name_are_those_of_the_comparison() -> None:
         row.content["capmoe"]["documents"]["obqa"]["batches"] = [0, 0, 1, 1]
     sides = (Side(method=name, gamma=1.0) for name in ("score", "random"))
     again = evidence(*(Record(row.content, row.path) for row in rows))
-    batches = again.effect(*sides).pairs["zoo_olmoe"]["obqa"].batches
-    assert batches is not None and batches.tolist() == [0, 0, 1, 1]
+    first, second = (again.documents(side, "zoo_olmoe")["obqa"] for side in sides)
+    paired = pair(first, second)
+    assert isinstance(paired, Paired) and paired.batches is not None
+    assert paired.batches.tolist() == [0, 0, 1, 1]

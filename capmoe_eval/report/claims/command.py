@@ -9,7 +9,7 @@ from pathlib import Path
 
 from capmoe_eval.errors import UsageError, bad_choice, writing
 from capmoe_eval.experiment.application import run_command
-from capmoe_eval.experiment.arguments import Parser, report_options
+from capmoe_eval.experiment.arguments import Parser, recompute_option, report_options
 from capmoe_eval.experiment.configuration import options
 from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.results import Reader
@@ -17,6 +17,7 @@ from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.paper.claims.entries import paper_claims
 from capmoe_eval.paper.claims.ledger import ledger
+from capmoe_eval.paper.effects import FILE, Effects
 from capmoe_eval.paper.evidence import read_evidence
 from capmoe_eval.report.claims.render import RENDERERS, Report
 
@@ -33,6 +34,7 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
         parser,
         "profile=zoo (the default), tiny or paper; results_dir=DIR (default: results/PROFILE)",
     )
+    recompute_option(parser)
     given = parser.parse_args(arguments)
 
     def write() -> int:
@@ -46,7 +48,9 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
             raise UsageError(f"results_dir={results}: no such directory; name one that has records")
         check_writable("--out", given.out)
         folder = given.out / profile
-        report = build(results, profile, folder, given.bench, reader)
+        effects = Effects(results / FILE.format("claims"), recompute=given.recompute)
+        report = build(results, profile, folder, given.bench, reader, effects)
+        effects.write()
         for line in report.evidence.broken:
             print(f"left out: {line}", file=sys.stderr)
         with writing("--out", given.out):
@@ -62,12 +66,18 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
 
 
 def build(
-    results: Path, profile: str, folder: Path, bench: Path = FOLDER, reader: Reader | None = None
+    results: Path,
+    profile: str,
+    folder: Path,
+    bench: Path = FOLDER,
+    reader: Reader | None = None,
+    effects: Effects | None = None,
 ) -> Report:
     """Return the ledger of a results directory, with links as seen from ``folder``."""
     found, evidence = read_bench(bench), read_evidence(results, profile, reader).settled()
     broken = (*evidence.broken, *found.broken)
-    evidence = dataclasses.replace(evidence, broken=broken, bench=found)
+    effects = effects or Effects()
+    evidence = dataclasses.replace(evidence, broken=broken, bench=found, effects=effects)
     return Report(ledger(paper_claims(), evidence), evidence, folder)
 
 

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from capmoe_eval.errors import UsageError, writing
 from capmoe_eval.experiment.application import run_command
-from capmoe_eval.experiment.arguments import PATH, Parser
+from capmoe_eval.experiment.arguments import PATH, Parser, recompute_option
 from capmoe_eval.experiment.configuration import profile_name
 from capmoe_eval.experiment.files import check_writable, write_bytes, write_text
 from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.record import VERDICTS
 from capmoe_eval.experiment.results import Reader
 from capmoe_eval.experiment.selection import finished, refuse_experiment
+from capmoe_eval.paper.effects import FILE, Effects
 from capmoe_eval.paper.evidence import TRAININGS, Evidence, read_trainings
 from capmoe_eval.paper.replication.claims import find, judged, replication_claims, written_margins
 from capmoe_eval.paper.replication.grouping import grouping
@@ -42,6 +43,7 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
         type=PATH,
         help=f"training seeds' balance (default: {TRAININGS} with profile zoo, else none)",
     )
+    recompute_option(parser)
     parser.add_argument("overrides", nargs="*", help="as for python -m capmoe_eval")
     given = parser.parse_args(arguments)
 
@@ -58,7 +60,10 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
         check_writable("--results", results)
         check_writable("--out", given.out)
         trainings = read_trainings(given.trainings, profile)
-        evidence = Evidence(profile, tuple(found.records), trainings=trainings).settled()
+        effects = Effects(results / FILE.format("replication"), recompute=given.recompute)
+        evidence = Evidence(
+            profile, tuple(found.records), trainings=trainings, effects=effects
+        ).settled()
         file = VerdictFile(
             profile=profile,
             models=evidence.models,
@@ -72,6 +77,7 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
         )
         with writing("--results", results):
             write_text(results / VERDICTS, file.to_json())
+        effects.write()
         folder = given.out / profile
         text = render("replication.md", **_content(file))
         with writing("--out", given.out):

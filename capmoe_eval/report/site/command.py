@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 from capmoe_eval.errors import writing
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import Parser, report_options
-from capmoe_eval.experiment.configuration import profile_name
+from capmoe_eval.experiment.configuration import load_models, profile_name
 from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.record import VERDICTS
 from capmoe_eval.experiment.results import Reader, read_results
@@ -76,6 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             gc.disable()  # it would go through all records again and again, in vain
             drawn = [(figures.main, ["all", "--formats=svg", bench, *words])]
             judged = [(replication.main, words), (claims.main, [bench, *words])]
+            load_models()
             beside.append(_start(drawn, reader))
             read_results(Path(str(config.results_dir)), reader)
             beside.append(_start(judged, reader))

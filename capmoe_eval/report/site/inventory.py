@@ -64,6 +64,7 @@ class Inventory:
     experiments: Mapping[str, Finished | str] = field(default_factory=dict)
     profiles: Mapping[str, int] = field(default_factory=dict)  # number of files in each
     bench: Bench = field(default_factory=Bench)
+    reader: Reader = field(default_factory=Reader)  # of the records
     verdicts: Path = Path(VERDICTS)  # the JSON file that the replication writes
 
     @functools.cached_property
@@ -100,6 +101,7 @@ def take_inventory(
         experiments=experiments,
         profiles=_profiles(profile, roots),
         bench=read_bench(bench),
+        reader=reader,
         verdicts=min(roots) / VERDICTS,
     )
 

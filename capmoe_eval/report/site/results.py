@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final, TypeAlias
 
-from capmoe_eval.paper.layout import AnyLayout, Layout, QueryLayout
+from capmoe_eval.paper.layout import AnyLayout
 from capmoe_eval.paper.tables import TABLES
 from capmoe_eval.report.site import page
 from capmoe_eval.report.site.inventory import Inventory, attempt
 from capmoe_eval.report.site.names import GAMMA_ORDER, gamma_filter, method_filter, name_filter
 from capmoe_eval.report.site.page import Address, render_page
-from capmoe_eval.report.tables.measured import other_table, results_table
-from capmoe_eval.report.tables.others import query_table
+from capmoe_eval.report.tables.measured import measured_table
 from capmoe_eval.report.tables.render import body_view
 from capmoe_eval.report.tables.table import Table
 
@@ -54,15 +53,12 @@ def table_views(keys: Collection[str], inventory: Inventory, address: Address) -
 
 def _table(layout: AnyLayout, inventory: Inventory) -> Table | str:
     """Return a filled table, or why it cannot be filled."""
-    if isinstance(layout, QueryLayout):
-        of = inventory.experiments[layout.records]
-        return of if isinstance(of, str) else attempt(lambda: query_table(layout, of.records))
-    if not isinstance(layout, Layout):
-        return attempt(lambda: other_table(layout, inventory.bench))
-    found = inventory.experiments[layout.key]
-    if isinstance(found, str):
-        return found
-    return attempt(lambda: results_table(layout, found, inventory.overrides))
+    found = attempt(
+        lambda: measured_table(
+            layout.key, inventory.overrides, inventory.reader, inventory.bench.folder
+        )
+    )
+    return found if isinstance(found, str) else found[0]
 
 
 def _view(layout: AnyLayout, table: Table | str, inventory: Inventory, address: Address) -> View:

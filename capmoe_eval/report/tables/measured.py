@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,6 +45,14 @@ def measured_table(
     Raises:
         UsageError: For a table or an override that does not exist.
     """
+    return _measured_table(key, tuple(overrides), reader or Reader(), bench)
+
+
+# A report shows a table on several pages; its reader reads no record twice either.
+@functools.lru_cache(maxsize=64)
+def _measured_table(
+    key: str, overrides: tuple[str, ...], reader: Reader, bench: Path
+) -> tuple[Table, str]:
     layout = find_layout(key)
     if isinstance(layout, Layout):
         refuse_experiment(overrides)

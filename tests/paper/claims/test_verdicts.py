@@ -129,7 +129,7 @@ def test_contrasts_of_a_claim_are_corrected_for_their_number() -> None:
 
 
 def test_a_contrast_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from capmoe_eval.paper import evidence as module
+    from capmoe_eval.paper import effects as module
 
     calls: list[object] = []
     contrast = module.contrast

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,19 @@ def test_the_same_records_give_the_same_bytes(
     before = [(results / name).read_bytes() for name in names]
     run(*WORDS, capsys=capsys)
     assert [(results / name).read_bytes() for name in names] == before
+
+
+def test_a_kept_number_that_is_wrong_is_found_out(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(*WORDS, capsys=capsys)
+    zoo = results / "results/zoo"
+    kept, verdicts = zoo / "effects.replication.json", zoo / "replication.json"
+    before = kept.read_text(), verdicts.read_text()
+    kept.write_text(re.sub(r'"effect": [-\d.]+', '"effect": 1.5', before[0], count=1))
+    status, _, err = run(*WORDS, "--recompute", capsys=capsys)
+    assert status == 2 and "effects.replication.json: 1 of " in err and err.count("\n") == 1
+    assert (kept.read_text(), verdicts.read_text()) == before
 
 
 def test_a_damaged_record_is_said_and_left_out(
