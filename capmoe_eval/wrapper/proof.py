@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -87,31 +88,47 @@ def _prove_stock_at_infinity(
     They are compared twice: at γ=∞ on a padded batch, and at γ=E on one without pads, where the
     whole decision is made and must be the router's own. A method that adds candidates does not
     equal the stock model at γ=∞; its hooks are proven with ``score``, as are those of methods
-    without γ.
+    without γ, except that OEA and XShare have bounds of their own that are never reached.
     """
-    name = method.name if method.candidate_rule == "topk" and method.gamma is not None else "score"
-    kept_knobs = ("ep_size", "scope", "granularity", "count_padding", "seed")
-    knobs = {knob: getattr(method, knob) for knob in kept_knobs}
 
-    def run_under(gamma: float, real_BS: Tensor) -> Tensor:
-        meter = Meter(layers, Method(name, gamma, **knobs), None)
+    def run_under(unbounded: Method, real_BS: Tensor) -> Tensor:
+        meter = Meter(layers, unbounded, None)
         with hooked(model, meter), meter.real_tokens(real_BS):
             return _run(model, tokens_BS)
 
     everyone_BS = torch.ones_like(tokens_BS, dtype=torch.bool)
     padded_BS = everyone_BS.clone()
     padded_BS[1::2, 5:] = False
-    never_binds = float(max(layer.n_experts for layer in layers))
     logits = _run(model, tokens_BS)
     equal = all(
-        _same(logits, run_under(gamma, real_BS))
-        for gamma, real_BS in ((math.inf, padded_BS), (never_binds, everyone_BS))
+        _same(logits, run_under(unbounded, real_BS))
+        for unbounded, real_BS in zip(
+            _unbounded(method, layers), (padded_BS, everyone_BS), strict=True
+        )
     )
     if not equal and not _same(logits, _run(model, tokens_BS)):
         return {"passed": None, "why": "the stock model is not deterministic"}
     if not equal:
         raise EnforcementError("γ=∞ does not give the stock model's logits bit for bit")
+    name = _unbounded(method, layers)[1].name
     return {"passed": True, "method": name, "compared": 2 * logits.numel()}
+
+
+def _unbounded(method: Method, layers: list[MoeLayer]) -> tuple[Method, Method]:
+    """Return two methods with this one's hooks whose bound is never reached."""
+    n_experts = max(layer.n_experts for layer in layers)
+    if method.bounds_activation:  # a budget of all experts would be the baseline, without hooks
+        own = dataclasses.replace(
+            method,
+            k0=min(layer.top_k for layer in layers),
+            expert_budget=1 - 0.5 / n_experts,
+            decode="unconstrained",
+        )
+        return own, own
+    name = method.name if method.candidate_rule == "topk" and method.gamma is not None else "score"
+    kept_knobs = ("ep_size", "scope", "granularity", "count_padding", "seed")
+    knobs = {knob: getattr(method, knob) for knob in kept_knobs}
+    return Method(name, math.inf, **knobs), Method(name, float(n_experts), **knobs)
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

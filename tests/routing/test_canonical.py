@@ -10,10 +10,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from capmoe_eval.routing.assign import Scores, assign
+from capmoe_eval.routing.assign import assign
 from capmoe_eval.routing.capacity import group_tokens
 from capmoe_eval.routing.method import DEFAULTS, Method
 from capmoe_eval.routing.reference import assign_reference
+from capmoe_eval.routing.scores import Scores
 from tests.routing.problems import Case, kept_pairs
 
 GROUPING = {

@@ -12,9 +12,10 @@ from pathlib import Path
 import torch
 
 from capmoe_eval.experiment.cell import method_label
-from capmoe_eval.routing.assign import Scores, assign
+from capmoe_eval.routing.assign import assign
 from capmoe_eval.routing.capacity import group_tokens
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.scores import Scores
 
 GOLDEN = Path(__file__).parent / "golden.txt"
 

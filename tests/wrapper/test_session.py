@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from capmoe_eval.errors import EnforcementError, UsageError
-from capmoe_eval.routing.assign import Assignment
+from capmoe_eval.routing.scores import Assignment
 from capmoe_eval.wrapper import forward
 from capmoe_eval.wrapper.plan import GAMMA_GRID
 from capmoe_eval.wrapper.session import capacity_aware
