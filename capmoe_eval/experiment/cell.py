@@ -204,7 +204,7 @@ def method_label(method: Method) -> str:
     parts = [method.name]
     if method.gamma is not None:
         parts.append(gamma_label(method.gamma))
-    short = {"ep_size": "ep", "seed": "s", "rounds": "r", "expert_budget": "b"}
+    short = {"ep_size": "ep", "seed": "s", "rounds": "r", "k0": "k", "expert_budget": "b"}
     for knob, value in method.identity().items():
         if knob in ("method", "gamma") or (value == DEFAULTS[knob] and knob not in _ALWAYS_SHOWN):
             continue

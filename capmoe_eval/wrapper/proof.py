@@ -99,36 +99,33 @@ def _prove_stock_at_infinity(
     everyone_BS = torch.ones_like(tokens_BS, dtype=torch.bool)
     padded_BS = everyone_BS.clone()
     padded_BS[1::2, 5:] = False
+    by_itself = method.candidate_rule == "topk" and method.gamma is not None
+    name = method.name if by_itself or method.bounds_activation else "score"
+    never_binds = _unbounded(name, method, layers)
+    no_capacity = Method("score", math.inf)
     logits = _run(model, tokens_BS)
     equal = all(
         _same(logits, run_under(unbounded, real_BS))
-        for unbounded, real_BS in zip(
-            _unbounded(method, layers), (padded_BS, everyone_BS), strict=True
-        )
+        for unbounded, real_BS in ((no_capacity, padded_BS), (never_binds, everyone_BS))
     )
     if not equal and not _same(logits, _run(model, tokens_BS)):
         return {"passed": None, "why": "the stock model is not deterministic"}
     if not equal:
         raise EnforcementError("γ=∞ does not give the stock model's logits bit for bit")
-    name = _unbounded(method, layers)[1].name
     return {"passed": True, "method": name, "compared": 2 * logits.numel()}
 
 
-def _unbounded(method: Method, layers: list[MoeLayer]) -> tuple[Method, Method]:
-    """Return two methods with this one's hooks whose bound is never reached."""
+def _unbounded(name: str, method: Method, layers: list[MoeLayer]) -> Method:
+    """Return a method of that name with this one's hooks, whose bound is never reached."""
     n_experts = max(layer.n_experts for layer in layers)
-    if method.bounds_activation:  # a budget of all experts would be the baseline, without hooks
-        own = dataclasses.replace(
-            method,
-            k0=min(layer.top_k for layer in layers),
-            expert_budget=1 - 0.5 / n_experts,
-            decode="unconstrained",
-        )
-        return own, own
-    name = method.name if method.candidate_rule == "topk" and method.gamma is not None else "score"
+    if method.bounds_activation:
+        top_k = min(layer.top_k for layer in layers)
+        every_expert = 1 - 0.5 / n_experts  # rounded up; 1 itself is the baseline
+        knobs = {"k0": top_k, "expert_budget": every_expert, "decode": "unconstrained"}
+        return dataclasses.replace(method, **knobs)
     kept_knobs = ("ep_size", "scope", "granularity", "count_padding", "seed")
     knobs = {knob: getattr(method, knob) for knob in kept_knobs}
-    return Method(name, math.inf, **knobs), Method(name, float(n_experts), **knobs)
+    return Method(name, float(n_experts), **knobs)
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

@@ -47,6 +47,9 @@ METHODS = [
     Method("expanded_drop", 1.0, candidates="global", max_k=True),
     Method("token_reroute", 1.0, rounds=2),
     Method("token_reroute", 1.0, rounds=3),
+    Method("oea", k0=1),
+    Method("xshare", k0=1, expert_budget=0.75),
+    Method("xshare", k0=0, expert_budget=0.5, granularity="device", ep_size=2),
 ]
 
 
