@@ -183,10 +183,15 @@ class Meter:
             "peak_after": max(peak("after", "max"), default=None),
             "mean_peak_before": _mean(peak("before", "mean")),
             "mean_peak_after": _mean(peak("after", "mean")),
-            **{name: _mean([layer[name] for layer in layers]) for name in ACTIVATED},
+            **{name: self._activated(name) for name in ACTIVATED},
             **({"modalities": _by_modality(layers)} if self._has_images else {}),
             **self._decode_steps(),
         }
+
+    def _activated(self, name: str) -> float:
+        """Return a mean number of experts over layers and forwards."""
+        forwards = sum(layer.forwards for layer in self.layers)
+        return sum(layer.count(name) for layer in self.layers) / max(forwards, 1)
 
     def _decode_steps(self) -> dict[str, Any]:
         """Return the statistics of decode steps alone, if there were any under the capacity."""

@@ -121,8 +121,9 @@ def _unbounded(name: str, method: Method, layers: list[MoeLayer]) -> Method:
     if method.bounds_activation:
         top_k = min(layer.top_k for layer in layers)
         every_expert = 1 - 0.5 / n_experts  # rounded up; 1 itself is the baseline
-        knobs = {"k0": top_k, "expert_budget": every_expert, "decode": "unconstrained"}
-        return dataclasses.replace(method, **knobs)
+        return dataclasses.replace(
+            method, k0=top_k, expert_budget=every_expert, decode="unconstrained"
+        )
     kept_knobs = ("ep_size", "scope", "granularity", "count_padding", "seed")
     knobs = {knob: getattr(method, knob) for knob in kept_knobs}
     return Method(name, float(n_experts), **knobs)
