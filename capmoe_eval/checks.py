@@ -76,6 +76,11 @@ def _is_capacity(value: object) -> bool:
         return False
 
 
+def _is_share(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1
+
+
+SHARE = Check("must be a share of the experts, above 0 and at most 1, for example 0.5", _is_share)
 FLAG = Check("must be true or false", lambda value: isinstance(value, bool))
 TEXT = Check(
     "must be text in one line; put what looks like a number, true or null into quotes within "

@@ -60,6 +60,7 @@ def evaluate(
     """
     tasks = library.get(cell.task.lm_eval, source, cell.task.dataset)
     _check_images(tasks, cell, lm)
+    _check_decode(tasks, cell)
     programs = [task for task in tasks["tasks"].values() if isinstance(task, ProgramTask)]
     for task in programs:
         task.sandbox, task.on_judged = sandbox, lm.on_judged
@@ -126,6 +127,16 @@ def _check_images(tasks: dict[str, Any], cell: Cell, lm: CapmoeLM) -> None:
         raise UsageError(
             f"model={cell.model.name}: reads no images, which {cell.task.name} asks about; choose "
             "a model of images and text"
+        )
+
+
+def _check_decode(tasks: dict[str, Any], cell: Cell) -> None:
+    """Refuse a method of decode steps alone on a task that has none."""
+    kinds = {task.OUTPUT_TYPE for task in tasks["tasks"].values()}
+    if cell.method.decode == "only" and "generate_until" not in kinds:
+        raise UsageError(
+            f"decode=only: {cell.task.name} generates nothing, so that it has no decode step; "
+            "choose decode=unconstrained"
         )
 
 

@@ -195,15 +195,18 @@ def check_batch_size(batch_size: int | str, method: Method) -> None:
         )
 
 
+_ALWAYS_SHOWN = ("m", "k0", "expert_budget")
+"""Knobs that have no natural default."""
+
+
 def method_label(method: Method) -> str:
     """Return a method and the knobs that differ from their defaults, fit for a file name."""
     parts = [method.name]
     if method.gamma is not None:
         parts.append(gamma_label(method.gamma))
-    short = {"ep_size": "ep", "seed": "s", "rounds": "r"}
+    short = {"ep_size": "ep", "seed": "s", "rounds": "r", "k0": "k", "expert_budget": "b"}
     for knob, value in method.identity().items():
-        # m is always shown: the number of experts that "ranked" adds has no natural default.
-        if knob in ("method", "gamma") or (value == DEFAULTS[knob] and knob != "m"):
+        if knob in ("method", "gamma") or (value == DEFAULTS[knob] and knob not in _ALWAYS_SHOWN):
             continue
         if value is True:
             parts.append(knob)

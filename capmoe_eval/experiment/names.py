@@ -16,8 +16,10 @@ TITLES: Final = {
     "expanded_drop": "Expanded Drop",
     "token_reroute": "Token Reroute",
     "device_drop": "device-level Token Drop",
+    "oea": "OEA",
+    "xshare": "XShare",
 }
-"""The paper's names of methods by key, in the order in which they are offered."""
+"""Their papers' names of methods by key, in the order in which they are offered."""
 SCORE: Final = "Score"
 """Token Drop among the selection metrics, as in Table 1."""
 METHODS: Final = {title: key for key, title in TITLES.items()} | {SCORE: "score"}

@@ -61,6 +61,9 @@ class DecodeLoad(Part):
     live: Amount  # mean sequences of a step that count: live ones; with ``count_padding`` all
     drop_rate: Share
     effective_gamma: Amount | None  # None for a method without γ
+    # Experts that a step would activate in a layer, and that it does: means. None as in Load.
+    activated_before: Amount | None = None
+    activated_after: Amount | None = None
 
 
 class Load(Part):
@@ -80,6 +83,10 @@ class Load(Part):
     peak_after: Amount
     mean_peak_before: Amount
     mean_peak_after: Amount
+    # Experts that a forward would activate in a layer, and that it does: means over layers and
+    # forwards. None of records from before these fields.
+    activated_before: Amount | None = None
+    activated_after: Amount | None = None
     # Of image and text apart; None where no forward had an image.
     modalities: dict[Modality, ByModality] | None = None
     # None without a capacity on decode steps, and of records from before this field.
@@ -159,6 +166,8 @@ class Layer(Part):
     pad_waste: Share | None
     mean_load: Amount | None = None
     effective_gamma: Amount | None = None
+    activated_before: Amount | None = None  # mean over forwards, as in Load
+    activated_after: Amount | None = None
     load_before: list[Count]
     load_after: list[Count]
     score_by_rank: list[float] | None
@@ -190,7 +199,8 @@ class Proofs(Part):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     bound_holds: Promise
-    """No rank sends an expert (or a device) more than its capacity."""
+    """No rank sends an expert (or a device) more than its capacity; where the method bounds the
+    activated experts, no other experts are activated."""
     stock_at_infinity: Promise
     """With γ = ∞ the method is the stock model, bit for bit."""
     pads_take_no_slot: Promise
@@ -205,6 +215,9 @@ class Proofs(Part):
     """The kernel of kept pairs computes what the stock kernel does, and no other."""
     modality_order: Promise | None = None
     """The modality that is dropped first is; of results with images."""
+    best_kept: Promise | None = None
+    """No token loses one of its k0 best experts, where these fit into the budget; of methods that
+    bound the activated experts."""
 
     def given(self) -> Iterator[tuple[str, Promise, str]]:
         """Yield name, outcome and meaning of each promise that a record has, by name."""

@@ -11,14 +11,21 @@ always broken the same way: the lower token index first, then the lower expert i
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from capmoe_eval.routing.activation import assign_within, batch_demand, expert_set
 from capmoe_eval.routing.capacity import capacity, experts_per_rank
 from capmoe_eval.routing.groups import TokenGroups
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.scores import (
+    Assignment,
+    Scores,
+    assignment,
+    beyond_topk,
+    ranked_experts,
+)
 
 # Shape suffixes: T counted tokens, E routed experts, K = top-k, A slots added to the top-k,
 # S = K + A slots per token, G capacity groups, D devices (ranks), P pairs.
@@ -26,39 +33,6 @@ from capmoe_eval.routing.method import Method
 _ADDED = 1 << 31  # above every score
 _DROPPED_FIRST = 1 << 32  # above the bit of added candidates
 _KEY_BITS = 33  # a key is below 2^33, so bucket·2^33 + key orders buckets first
-
-
-@dataclass(frozen=True)
-class Scores:
-    """The router's scores of all (token, expert) pairs, and its own top-k."""
-
-    # Gate scores s in float32, non-negative (softmax, or sigmoid where the family uses it), after
-    # the family's group masking and before its scaling.
-    score_TE: Tensor
-    topk_TK: Tensor  # the router's own choice K(t), in its order
-    # The scores that the router ranks experts by; None where they are score_TE (DeepSeek-V3 adds a
-    # correction bias for the choice alone).
-    choice_TE: Tensor | None = None
-    # False where the family's group masking rules an expert out for a token; such a pair is never
-    # an added candidate. None if every expert is eligible.
-    eligible_TE: Tensor | None = None
-
-    @property
-    def ranking_TE(self) -> Tensor:
-        """The scores that the router ranks experts by."""
-        return self.score_TE if self.choice_TE is None else self.choice_TE
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """The candidate pairs of every token, and which of them are kept."""
-
-    index_TS: Tensor  # expert of each slot; the first K are the router's own choice in its order
-    keep_TS: Tensor  # True where the slot's pair is kept; False also for a slot without a pair
-
-    def changed_T(self, top_k: int) -> Tensor:
-        """Return a mask [T] of the tokens that lost a top-k pair or gained another pair."""
-        return ~self.keep_TS[:, :top_k].all(dim=1) | self.keep_TS[:, top_k:].any(dim=1)
 
 
 def bucket_limits(
@@ -89,19 +63,20 @@ def assign(
     *,
     image_T: Tensor | None = None,
     stream: tuple[int, int] = (0, 0),
-    load_E: Tensor | None = None,
+    counts: Tensor | None = None,
 ) -> Assignment:
     """Decide which (token, expert) pairs of the T counted tokens are kept.
 
     Sources: Token Drop and its metrics, paper §4 and Equations 7-10; Expanded Drop, Algorithm 2;
     device-level capacity, §5.2; modalities, §5.3; Expert Drop, Table 2; Token Reroute, v1
-    Algorithm 1. Unlike Equation 9, whose threshold keeps all ties, no bound is ever exceeded.
+    Algorithm 1; OEA and XShare, :mod:`capmoe_eval.routing.activation`. Unlike Equation 9, whose
+    threshold keeps all ties, no bound is ever exceeded.
 
     ``image_T`` is true for the tokens of an image, to which ``method.modality`` refers; None where
     there are none.
     ``stream`` is (layer, forward number): with the method's seed it determines ``random``.
-    ``load_E`` is the load of every expert over the whole batch, where ``expert_drop`` is given one
-    process's part of it.
+    ``counts`` are the :func:`batch_counts` of the whole batch, where ``scores`` are one process's
+    part of it.
 
     Raises:
         UsageError: If E cannot be spread evenly over ``method.ep_size`` ranks.
@@ -109,8 +84,11 @@ def assign(
     local = experts_per_rank(scores.score_TE.shape[1], method.ep_size)
     if method.is_stock:
         return Assignment(scores.topk_TK, torch.ones_like(scores.topk_TK, dtype=torch.bool))
-    if method.name == "expert_drop":
-        return _silence_idle_experts(scores, load_E)
+    if method.decides_by_batch:
+        counts = batch_counts(scores, method) if counts is None else counts
+        if method.name == "expert_drop":
+            return _silence_idle_experts(scores, counts)
+        return assign_within(scores, expert_set(counts, method))
     keeper = _Keeper(scores, method, groups, local, stream, image_T)
     if method.name == "token_reroute":
         return _reroute(scores, method, keeper)
@@ -119,6 +97,16 @@ def assign(
     if method.max_k:
         keep_TS = _at_most_k(scores, method, index_TS, keep_TS)
     return Assignment(index_TS, keep_TS)
+
+
+def batch_counts(scores: Scores, method: Method) -> Tensor:
+    """Return what a method that decides by the batch must know of it, as whole numbers […, E].
+
+    Processes that share a batch add theirs.
+    """
+    if method.name == "expert_drop":
+        return expert_load(scores.topk_TK, scores.score_TE.shape[1])
+    return batch_demand(scores, method.k0)
 
 
 # The candidates of a token.
@@ -136,36 +124,16 @@ def _candidates(
     n_tokens, n_experts = scores.score_TE.shape
     if rule == "ranked":
         last = min(topk_TK.shape[1] + method.m, n_experts)
-        added_TA = _ranked_experts(scores)[:, topk_TK.shape[1] : last]
+        added_TA = ranked_experts(scores)[:, topk_TK.shape[1] : last]
     elif rule == "global":
         added_TA = torch.arange(n_experts, device=topk_TK.device).expand(n_tokens, -1)
     else:
         block = torch.arange(local, device=topk_TK.device)
         added_TA = groups.rank_T[:, None] * local + block
-    valid_TA = _beyond_topk(scores).gather(1, added_TA)
+    valid_TA = beyond_topk(scores).gather(1, added_TA)
     if scores.eligible_TE is not None:
         valid_TA &= scores.eligible_TE.gather(1, added_TA)
     return torch.cat([topk_TK, added_TA], dim=1), torch.cat([chosen_TK, valid_TA], dim=1)
-
-
-def _beyond_topk(scores: Scores) -> Tensor:
-    """Return a mask [T, E], True where the expert is not among the token's top-k."""
-    return torch.ones_like(scores.score_TE, dtype=torch.bool).scatter_(1, scores.topk_TK, False)
-
-
-def _ranked_experts(scores: Scores) -> Tensor:
-    """Return each token's experts from best to worst [T, E]; its top-k are the first K.
-
-    The router's own choice comes first, however it broke ties; the other eligible experts follow,
-    then the ineligible ones. Equal scores are ordered by expert index.
-    """
-    order_TE = scores.ranking_TE.argsort(dim=1, descending=True, stable=True)
-    tier_TE = torch.ones_like(scores.score_TE, dtype=torch.int8)
-    if scores.eligible_TE is not None:
-        tier_TE += (~scores.eligible_TE).to(torch.int8)
-    tier_TE.scatter_(1, scores.topk_TK, 0)
-    by_tier_TE = tier_TE.gather(1, order_TE).argsort(dim=1, stable=True)
-    return order_TE.gather(1, by_tier_TE)
 
 
 # The keys that order the pairs of a bucket.
@@ -180,7 +148,7 @@ def _bits(score: Tensor) -> Tensor:
 
 def _added_bit(scores: Scores, index_TS: Tensor) -> Tensor:
     """Return a key's bit for the added slots, so that they come after the others; 0 for those."""
-    return _beyond_topk(scores).gather(1, index_TS).long() * _ADDED
+    return beyond_topk(scores).gather(1, index_TS).long() * _ADDED
 
 
 def _random_key(shape_TE: tuple[int, int], seed: int, stream: tuple[int, int]) -> Tensor:
@@ -298,11 +266,9 @@ def expert_load(index: Tensor, n_experts: int) -> Tensor:
     return load_E.scatter_add_(0, flat, torch.ones_like(flat))
 
 
-def _silence_idle_experts(scores: Scores, load_E: Tensor | None) -> Assignment:
+def _silence_idle_experts(scores: Scores, load_E: Tensor) -> Assignment:
     """Drop all pairs of the max(1, floor(E/10)) experts with the lowest load (Expert Drop)."""
     n_experts = scores.score_TE.shape[1]
-    if load_E is None:
-        load_E = expert_load(scores.topk_TK, n_experts)
     idle = load_E.argsort(stable=True)[: max(1, n_experts // 10)]
     silent_E = torch.zeros(n_experts, dtype=torch.bool, device=load_E.device)
     silent_E[idle] = True
@@ -312,7 +278,7 @@ def _silence_idle_experts(scores: Scores, load_E: Tensor | None) -> Assignment:
 def _reroute(scores: Scores, method: Method, keeper: _Keeper) -> Assignment:
     """Repeat: choose the top-k of the remaining pairs, drop overflow, mask it (Token Reroute)."""
     top_k = scores.topk_TK.shape[1]
-    ranked_TE = _ranked_experts(scores)
+    ranked_TE = ranked_experts(scores)
     remains_TE = torch.ones_like(ranked_TE, dtype=torch.bool)  # in ranked order
     if scores.eligible_TE is not None:
         remains_TE &= scores.eligible_TE.gather(1, ranked_TE)
@@ -326,11 +292,4 @@ def _reroute(scores: Scores, method: Method, keeper: _Keeper) -> Assignment:
             break  # another round would choose and keep the same pairs
         remains_TE = remains_TE & ~rejected_TE
     by_expert_TE = torch.empty_like(kept_TE).scatter_(1, ranked_TE, kept_TE)
-    own_TK = by_expert_TE.gather(1, scores.topk_TK)
-    # The pairs kept beyond the router's own choice fit into K further slots.
-    beyond_TE = by_expert_TE & _beyond_topk(scores)
-    found_TE, added_TE = beyond_TE.long().sort(dim=1, descending=True, stable=True)
-    return Assignment(
-        torch.cat([scores.topk_TK, added_TE[:, :top_k]], dim=1),
-        torch.cat([own_TK, found_TE[:, :top_k].bool()], dim=1),
-    )
+    return assignment(scores, by_expert_TE)

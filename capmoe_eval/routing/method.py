@@ -4,7 +4,8 @@ Every method has three independent parts: the *candidates* of a token (its top-k
 rank's experts, the next ``m`` by score, or all experts), the *bound* (what has a capacity in each
 group of tokens: nothing, each expert, or each device), and the order in which a unit that exceeds
 its bound *keeps* pairs, where one modality may come behind the other. Expert Drop has no bound and
-drops all pairs of some experts; Token Reroute repeats the three parts in rounds.
+drops all pairs of some experts; Token Reroute repeats the three parts in rounds; OEA and XShare
+bound the experts that a batch activates, whatever their load.
 
 Settings that give the same computation on every model and input are one method, in its *canonical
 form*, so that a cell is computed once and found under each of its settings.
@@ -17,7 +18,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from capmoe_eval.checks import CAPACITY, FLAG, Check, choice, whole
+from capmoe_eval.checks import CAPACITY, FLAG, SHARE, Check, choice, whole
 from capmoe_eval.errors import UsageError
 
 # The knobs beside gamma that have an effect on each method. The others are no part of its identity.
@@ -33,8 +34,11 @@ _EFFECTIVE: dict[str, tuple[str, ...]] = {
     "expert_drop": _COMMON,
     "expanded_drop": (*_BOUNDED, "candidates", "m", "protect_topk", "max_k"),
     "token_reroute": (*_BOUNDED, "rounds"),
+    "oea": (*_COMMON, "k0"),
+    "xshare": ("ep_size", "granularity", *_COMMON, "k0", "expert_budget"),
 }
-_WITHOUT_GAMMA = ("baseline", "expert_drop")
+_BY_BATCH = ("expert_drop", "oea", "xshare")
+_WITHOUT_GAMMA = ("baseline", *_BY_BATCH)
 # The knobs that still have an effect at γ=0, where no expert computes anything, and at γ=∞, where
 # nothing is bounded. At γ=0 ep_size and count_padding stay, because the loads of devices and the
 # counts of tokens in a record depend on them.
@@ -55,10 +59,12 @@ KNOBS: dict[str, Check] = {
     "granularity": choice("expert", "device"),
     "rounding": choice("ceil", "floor"),
     "count_padding": FLAG,
-    "decode": choice("unconstrained", "constrained"),
+    "decode": choice("unconstrained", "constrained", "only"),
     "renormalize": choice("before", "after"),
     "modality": choice("uniform", "image_first", "text_first"),
     "seed": whole(0, 2**63 - 1),
+    "k0": whole(0),
+    "expert_budget": SHARE,
 }
 """The check of each knob beside gamma."""
 
@@ -92,12 +98,16 @@ class Method:
     granularity: str = "expert"  # each expert has a capacity, or the experts of a device share one
     rounding: str = "ceil"  # of C; floor in Algorithms 1 and 2
     count_padding: bool = False  # pads count in T and take slots (released code)
-    decode: str = "unconstrained"  # constrained: decode steps are under the capacity, too
+    # constrained: decode steps are under the capacity, too; only: they are, and prompts are not
+    decode: str = "unconstrained"
     # Where the family normalises over its top-k, weights are normalised over the dropless model's
     # top-k (before) or over the kept pairs (after).
     renormalize: str = "before"
     modality: str = "uniform"  # image_first, text_first: these tokens are dropped first (§5.3)
     seed: int = 0  # of random
+    k0: int = 1  # each token's best experts that OEA and XShare put into the batch's set first
+    # XShare: the most experts that a batch activates, as a share of all, or of each rank's.
+    expert_budget: float = 0.5
 
     def __post_init__(self) -> None:
         choice(*METHODS)("method", self.name)
@@ -106,6 +116,11 @@ class Method:
         if self.name == "device_drop":  # Token Drop under a device-level capacity
             self._set("granularity", "device")
             self._set("name", "score")
+        self._set("expert_budget", float(self.expert_budget))
+        if self.name == "oea" and self.k0 == 0:
+            raise UsageError("k0=0: with OEA every token keeps its best expert; set k0=1 or more")
+        if self.granularity == "device" and self.ep_size == 1 and self.name == "xshare":
+            self._set("granularity", "expert")  # the one rank has all experts
         if self.name in _WITHOUT_GAMMA:
             self._set("gamma", None)
         elif self.gamma is None:
@@ -130,6 +145,8 @@ class Method:
 
     def _canonical_name(self) -> str:
         """Return the simplest method with the same decisions on every model and every input."""
+        if self.name == "xshare" and self.expert_budget == 1:
+            return "baseline"
         if self.gamma is None:
             return self.name
         # A device's C is γ·T·K/R: with γ ≥ R all T·K pairs of the tokens' top-k fit into one.
@@ -158,6 +175,8 @@ class Method:
         if self.gamma == math.inf:
             effective.intersection_update(_AT_INFINITY)
         groups_by_rank = self.gamma != math.inf and (self.scope == "batch" or device)
+        if self.bounds_activation:
+            groups_by_rank = device  # a batch activates experts for all of its ranks together
         if self.candidate_rule != "local" and not groups_by_rank:
             effective.discard("ep_size")
         if self.candidate_rule != "ranked":
@@ -187,6 +206,16 @@ class Method:
     def keep(self) -> str:
         """The order in which an overloaded expert (or device) keeps pairs."""
         return self.name if self.name in ("order", "reverse_order", "random") else "score"
+
+    @property
+    def bounds_activation(self) -> bool:
+        """True if the method bounds the experts that a batch activates, and not their load."""
+        return self.name in ("oea", "xshare")
+
+    @property
+    def decides_by_batch(self) -> bool:
+        """True if a decision needs to know the whole batch, whatever the capacity groups."""
+        return self.name in _BY_BATCH
 
     @property
     def is_stock(self) -> bool:

@@ -45,6 +45,10 @@ def assign_reference(problem: Problem, method: Method) -> set[Pair]:
         return _expert_drop(problem, own)
     if method.name == "token_reroute":
         return _token_reroute(problem, method)
+    if method.name == "oea":
+        return _within(problem, _best_experts(problem, method.k0))
+    if method.name == "xshare":
+        return _within(problem, _shared_experts(problem, method))
     candidates = own | {
         (t, e)
         for t in tokens
@@ -155,4 +159,47 @@ def _token_reroute(problem: Problem, method: Method) -> set[Pair]:
             selected |= {(token, e) for e in remaining[: len(topk)]}
         kept = _keep(problem, method, selected, selected)
         rejected |= selected - kept
+    return kept
+
+
+def _best_experts(problem: Problem, k0: int) -> set[int]:
+    """Return the experts that are among the k0 best of some token."""
+    return {
+        expert
+        for token, topk in enumerate(problem.topk)
+        for expert in _best_first(problem, token)[: min(k0, len(topk))]
+    }
+
+
+def _shared_experts(problem: Problem, method: Method) -> set[int]:
+    """Return XShare's set: in each unit, one expert after the other until the budget is used up."""
+    units = method.ep_size if method.granularity == "device" else 1
+    share = problem.n_experts // units
+    budget = math.ceil(Fraction(repr(method.expert_budget)) * share)
+    best = _best_experts(problem, method.k0)
+    # Whole multiples of 2^-40, so that the sum does not depend on the order of tokens.
+    worth = [
+        sum(math.floor(row[expert] * 2**40) for row in problem.score)
+        for expert in range(problem.n_experts)
+    ]
+    chosen: set[int] = set()
+    for unit in range(units):
+        left = list(range(unit * share, (unit + 1) * share))
+        for _ in range(budget):
+            most = min(left, key=lambda expert: (expert not in best, -worth[expert], expert))
+            left.remove(most)
+            chosen.add(most)
+    return chosen
+
+
+def _within(problem: Problem, chosen: set[int]) -> set[Pair]:
+    """Return the K best pairs of each token with experts of the set, in the token's own order."""
+    kept: set[Pair] = set()
+    for token, topk in enumerate(problem.topk):
+        usable = [
+            expert
+            for expert in _best_first(problem, token)
+            if expert in chosen and (expert in topk or problem.eligible[token][expert])
+        ]
+        kept |= {(token, expert) for expert in usable[: len(topk)]}
     return kept

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from capmoe_eval.errors import EnforcementError, UsageError
-from capmoe_eval.routing.assign import Assignment, Scores, assign, expert_load
+from capmoe_eval.routing.activation import best_own
+from capmoe_eval.routing.assign import assign, batch_counts
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.scores import Assignment, Scores
 from capmoe_eval.wrapper.generation import Generation
 from capmoe_eval.wrapper.kernel import kept_pairs_kernel
 from capmoe_eval.wrapper.layer_meter import LayerMeter
@@ -61,7 +63,7 @@ class _ForwardHooks:
         self._plan: ForwardPlan | None = None
         self._last: ForwardPlan | None = None  # the forward that a backward pass may recompute
         # Without a capacity a decode step needs no count of its tokens.
-        self.generation = Generation(follows_finished=meter.method.decode == "constrained")
+        self.generation = Generation(follows_finished=meter.method.decode != "unconstrained")
 
     def install(self) -> Iterator[Any]:
         """Register the hooks and yield their handles."""
@@ -198,9 +200,11 @@ class _ForwardHooks:
                 if not again:
                     meter.note_scores(scores.score_TE)
                 return None
-            load_E = None
-            if method.name == "expert_drop":
-                load_E = layer.ranks.total(expert_load(topk_TK, layer.n_experts))
+            counts = None
+            if method.decides_by_batch:
+                counts = layer.ranks.total(batch_counts(scores, method))
+            if method.bounds_activation and not again:
+                meter.note_best(best_own(scores, method.k0))
             images = plan.images_on(topk_TK.device)
             assignment = assign(
                 scores,
@@ -208,7 +212,7 @@ class _ForwardHooks:
                 groups,
                 image_T=None if images is None else images.image_T,
                 stream=(number, plan.number),
-                load_E=load_E,
+                counts=counts,
             )
             changed_T = assignment.changed_T(layer.top_k)
             if everyone and not bool(changed_T.any()):

@@ -13,6 +13,7 @@ from torch import Tensor
 from capmoe_eval.errors import EnforcementError
 from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.method import Method
+from capmoe_eval.wrapper.activation_meter import check_activation, count_activated
 from capmoe_eval.wrapper.gates import tolerance
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.modality_meter import (
@@ -41,12 +42,15 @@ SCALARS = (
     "unenforced",  # forwards with an overloaded bucket in which nothing was dropped
     "overloaded",  # forwards with an overloaded bucket
 )
-DECODED = ("assignments", "dropped", "slots")
+ACTIVATED = ("activated_before", "activated_after")
+"""Experts that some token chose, and experts that some token was sent to, summed over forwards."""
+DECODED = ("assignments", "dropped", "slots", *ACTIVATED)
 """Those of them that are also summed over decode steps alone, as ``decode_…``."""
 _BREACHES = {
     "violations": "bound exceeded in {} buckets",
     "pad_slots": "{} slots taken by pads",
     "unenforced": "{} overloads without a drop",
+    "best_lost": "{} tokens without one of their k0 best experts",
 }
 
 
@@ -63,7 +67,10 @@ class LayerMeter:
         self._experts_per_rank = experts_per_rank(layer.n_experts, method.ep_size)
         self._sums: dict[str, Any] = {}  # tensors, and whole numbers known on the host
         self._peaks: dict[str, list[Tensor]] = {}
-        self._choice_TK: Tensor | None = None  # of the forward whose experts have not run yet
+        # Of the forward whose experts have not run yet: the router's choice, and for methods that
+        # bound activation which of it are each token's k0 best.
+        self._choice_TK: Tensor | None = None
+        self._best_TK: Tensor | None = None
         self.modalities = ModalityMeter(method)
 
     def _add(self, **amounts: Tensor | int) -> None:
@@ -83,6 +90,10 @@ class LayerMeter:
         if self.deviation is not None:
             deviation = torch.maximum(self.deviation, deviation)
         self.deviation = deviation
+
+    def note_best(self, best_TK: Tensor) -> None:
+        """Note which slots of the router's own choice are each token's k0 best."""
+        self._best_TK = best_TK
 
     def note_scores(self, score_TE: Tensor) -> None:
         """Add up the gate scores by rank, a token's highest first (Figure 8)."""
@@ -152,6 +163,23 @@ class LayerMeter:
             if groups.n_tokens:
                 self._note_peaks(when, load_E, groups.n_tokens)
         self._note_bounds(demand_GE, kept_GE, dropped, plan)
+        loads = {"demand_E": demand_GE.sum(dim=0), "kept_E": kept_GE.sum(dim=0)}
+        activated = count_activated(**loads)
+        self._add(**activated)
+        if plan.decode:
+            self._add(**{f"decode_{name}": count for name, count in activated.items()})
+        if self._best_TK is not None:
+            best_TK, self._best_TK = self._best_TK, None
+            zero_T, shape = torch.zeros_like(groups.group_T), (1, 1, n_experts)
+            best_lost = (best_TK & lost_TK).any(dim=1).sum()
+            best_E, best_lost = self.layer.ranks.totals(
+                _loads(zero_T, topk_TK, best_TK, shape).view(-1), best_lost
+            )
+            self._add(
+                **check_activation(
+                    self._method, **loads, best_E=best_E, best_lost=best_lost, dropped=dropped
+                )
+            )
 
     def _note_peaks(self, when: str, load_E: Tensor, n_tokens: int) -> None:
         """Record the highest load over the mean load N̄ before any drop (Figures 1, 2, 13-16)."""
@@ -236,6 +264,7 @@ class LayerMeter:
             "forwards": self.forwards,
             **counts,
             **ratios(counts, self._method),
+            **{name: self.count(name) / max(self.forwards, 1) for name in ACTIVATED},
             "load_before": self._list("load_before"),
             "load_after": self._list("load_after"),
             "score_by_rank": scores,

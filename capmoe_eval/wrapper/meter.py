@@ -12,7 +12,7 @@ from torch import Tensor
 
 from capmoe_eval.errors import EnforcementError
 from capmoe_eval.routing.method import Method
-from capmoe_eval.wrapper.layer_meter import DECODED, SCALARS, LayerMeter, ratios
+from capmoe_eval.wrapper.layer_meter import ACTIVATED, DECODED, SCALARS, LayerMeter, ratios
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.modality import MODALITIES
 from capmoe_eval.wrapper.modality_meter import COUNTS
@@ -134,6 +134,7 @@ class Meter:
             },
             "kernel_agrees": self.kernel_agrees,
             **({"modality_order": self._modality_order(checked)} if self._has_images else {}),
+            **({"best_kept": self._best_kept(checked)} if self.method.bounds_activation else {}),
         }
 
     @property
@@ -147,6 +148,14 @@ class Meter:
         orders = [layer.modalities.order() for layer in self.layers]
         total = {name: sum(order[name] for order in orders) for name in orders[0]}
         return {"passed": not total["violations"], **total, "checked": checked}
+
+    def _best_kept(self, checked: int) -> dict[str, Any]:
+        fits, lost = (
+            sum(of.count(name) for of in self.layers) for name in ("best_fits", "best_lost")
+        )
+        if not fits:
+            return {"passed": None, "why": "the tokens' k0 best experts never fitted the budget"}
+        return {"passed": not lost, "violations": lost, "fits": fits, "checked": checked}
 
     def _pads_take_no_slot(self, pad_slots: int, checked: int) -> dict[str, Any]:
         if self.method.is_stock:
@@ -176,9 +185,15 @@ class Meter:
             "peak_after": max(peak("after", "max"), default=None),
             "mean_peak_before": _mean(peak("before", "mean")),
             "mean_peak_after": _mean(peak("after", "mean")),
+            **{name: self._activated(name) for name in ACTIVATED},
             **({"modalities": _by_modality(layers)} if self._has_images else {}),
             **self._decode_steps(),
         }
+
+    def _activated(self, name: str) -> float:
+        """Return a mean number of experts over layers and forwards."""
+        forwards = sum(layer.forwards for layer in self.layers)
+        return sum(layer.count(name) for layer in self.layers) / max(forwards, 1)
 
     def _decode_steps(self) -> dict[str, Any]:
         """Return the statistics of decode steps alone, if there were any under the capacity."""
@@ -192,6 +207,7 @@ class Meter:
                 "live": int(self._live) / self.decode_forwards,
                 "drop_rate": total["dropped"] / assignments,
                 "effective_gamma": total["slots"] / assignments if bounded else None,
+                **{n: total[n] / (self.decode_forwards * len(self.layers)) for n in ACTIVATED},
             }
         }
 

@@ -88,7 +88,8 @@ class ForwardPlan:
         self.method = method
         self.number = number  # forwards before this one
         self.decode = decode  # a decode step
-        self.constrained = method.decode == "constrained" or not decode  # under the capacity
+        # Whether the forward is under the method.
+        self.constrained = method.decode == "constrained" or decode == (method.decode == "only")
         self.counted_BS = counted_BS  # True for this process's tokens that count and take slots
         self.image_BS = image_BS  # True for its tokens of images; None where there can be none
         self.row_end_BS = row_end_BS  # True for its tokens of text between the rows of an image

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -87,31 +88,45 @@ def _prove_stock_at_infinity(
     They are compared twice: at γ=∞ on a padded batch, and at γ=E on one without pads, where the
     whole decision is made and must be the router's own. A method that adds candidates does not
     equal the stock model at γ=∞; its hooks are proven with ``score``, as are those of methods
-    without γ.
+    without γ, except that OEA and XShare have bounds of their own that are never reached.
     """
-    name = method.name if method.candidate_rule == "topk" and method.gamma is not None else "score"
-    kept_knobs = ("ep_size", "scope", "granularity", "count_padding", "seed")
-    knobs = {knob: getattr(method, knob) for knob in kept_knobs}
 
-    def run_under(gamma: float, real_BS: Tensor) -> Tensor:
-        meter = Meter(layers, Method(name, gamma, **knobs), None)
+    def run_under(unbounded: Method, real_BS: Tensor) -> Tensor:
+        meter = Meter(layers, unbounded, None)
         with hooked(model, meter), meter.real_tokens(real_BS):
             return _run(model, tokens_BS)
 
     everyone_BS = torch.ones_like(tokens_BS, dtype=torch.bool)
     padded_BS = everyone_BS.clone()
     padded_BS[1::2, 5:] = False
-    never_binds = float(max(layer.n_experts for layer in layers))
+    by_itself = method.candidate_rule == "topk" and method.gamma is not None
+    name = method.name if by_itself or method.bounds_activation else "score"
+    never_binds = _unbounded(name, method, layers)
+    no_capacity = Method("score", math.inf)
     logits = _run(model, tokens_BS)
     equal = all(
-        _same(logits, run_under(gamma, real_BS))
-        for gamma, real_BS in ((math.inf, padded_BS), (never_binds, everyone_BS))
+        _same(logits, run_under(unbounded, real_BS))
+        for unbounded, real_BS in ((no_capacity, padded_BS), (never_binds, everyone_BS))
     )
     if not equal and not _same(logits, _run(model, tokens_BS)):
         return {"passed": None, "why": "the stock model is not deterministic"}
     if not equal:
         raise EnforcementError("γ=∞ does not give the stock model's logits bit for bit")
     return {"passed": True, "method": name, "compared": 2 * logits.numel()}
+
+
+def _unbounded(name: str, method: Method, layers: list[MoeLayer]) -> Method:
+    """Return a method of that name with this one's hooks, whose bound is never reached."""
+    n_experts = max(layer.n_experts for layer in layers)
+    if method.bounds_activation:
+        top_k = min(layer.top_k for layer in layers)
+        every_expert = 1 - 0.5 / n_experts  # rounded up; 1 itself is the baseline
+        return dataclasses.replace(
+            method, k0=top_k, expert_budget=every_expert, decode="unconstrained"
+        )
+    kept_knobs = ("ep_size", "scope", "granularity", "count_padding", "seed")
+    knobs = {knob: getattr(method, knob) for knob in kept_knobs}
+    return Method(name, float(n_experts), **knobs)
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

@@ -35,17 +35,17 @@ def capacity_aware(
     ``attention_mask`` that the model is called with (or :meth:`Meter.real_tokens`); without one all
     tokens are real. After every forward the promises of ``docs/methods.md`` are checked.
     ``generate`` works with any cache: the prompt is computed under the capacity, and with
-    ``decode="constrained"`` the other forwards are, too.
+    ``decode="constrained"`` the other forwards are, too; with ``decode="only"`` they alone are.
 
     Args:
         model: A loaded model with MoE layers (transformers ≥ 5), with or without a head.
         method: A name of :data:`capmoe_eval.routing.METHODS`, or a ready :class:`Method`.
-        gamma: Capacity factor γ; not needed by ``baseline`` and ``expert_drop``.
+        gamma: Capacity factor γ; not needed by ``baseline``, ``expert_drop``, ``oea``, ``xshare``.
         verify: Prove on entry, by a few small forwards, that γ=∞ gives the model's own logits, and
             that the experts kernel computes the kept pairs as the stock kernel does.
         **knobs: The other fields of :class:`Method`: ep_size, scope, candidates, m, protect_topk,
             max_k, rounds, granularity, rounding, count_padding, decode, renormalize, modality,
-            seed.
+            seed, k0, expert_budget.
 
     Yields:
         The meter: per-layer loads, drops, peaks, padding waste, proofs.
@@ -65,6 +65,11 @@ def capacity_aware(
     layers = find_moe_layers(model)
     for layer in layers:
         experts_per_rank(layer.n_experts, chosen.ep_size)
+        if chosen.bounds_activation and chosen.k0 > layer.top_k:
+            raise UsageError(
+                f"k0={chosen.k0}: a token of this model has {layer.top_k} experts; choose at most "
+                f"k0={layer.top_k}, at which OEA changes nothing"
+            )
     ranks = layers[0].ranks
     if ranks is not ALONE and chosen.uses_ranks and chosen.ep_size != ranks.size:
         raise UsageError(

@@ -111,6 +111,30 @@ def test_a_record_is_whole_and_can_be_read_again(
     assert again.content["configs"][task(name).lm_eval]["dataset_path"] == task(name).dataset
 
 
+def test_a_bound_on_activated_experts_is_proven_in_the_record(
+    lm: CapmoeLM, library: TaskLibrary, hub: Path, tmp_path: Path
+) -> None:
+    method = Method("xshare", expert_budget=0.25, decode="only")
+    source = DataSource("synthetic", hub)
+    record = run(lm, library, source, "gsm8k", method)
+    record = Record(record.content, record.cell.path(tmp_path))
+    record.write()
+    again = read_record(record.path)
+    assert again.cell.method == method and again.gamma is None
+    assert all(promise.passed for _, promise, _ in again.proofs.given())
+    assert again.proofs.best_kept is not None
+    load, steps = again.load, again.load.decode
+    assert load.activated_before is not None and load.activated_after is not None
+    assert load.activated_after < load.activated_before
+    assert load.dropped > 0 and load.forwards > load.decode_forwards
+    # The forwards under the method are the decode steps.
+    assert steps is not None and steps.activated_after == load.activated_after
+    assert all(layer.forwards == load.decode_forwards for layer in again.layers)
+    assert load.activated_after <= 0.25 * again.layers[0].n_experts
+    with pytest.raises(UsageError, match="decode=only: obqa generates nothing"):
+        run(lm, library, source, "obqa", method)
+
+
 def test_a_score_does_not_depend_on_what_ran_before(
     lm: CapmoeLM, library: TaskLibrary, hub: Path
 ) -> None:

@@ -9,10 +9,11 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from capmoe_eval.routing.assign import Scores, _random_key
+from capmoe_eval.routing.assign import _random_key
 from capmoe_eval.routing.groups import TokenGroups, group_tokens
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.reference import Problem
+from capmoe_eval.routing.scores import Scores
 
 GAMMAS = [0.0, 0.01, 0.1, 0.5, 0.75, 1.0, 1.1, 1.5, 2.0, 3.0, 100.0, float("inf")]
 
@@ -54,8 +55,9 @@ class Case:
 def methods(
     draw: st.DrawFn, names: tuple[str, ...], ep_size: int, gammas: Sequence[float] = GAMMAS
 ) -> Method:
+    name = draw(st.sampled_from(names))
     return Method(
-        draw(st.sampled_from(names)),
+        name,
         gamma=draw(st.sampled_from(gammas)),
         ep_size=ep_size,
         scope=draw(st.sampled_from(["batch", "sequence"])),
@@ -68,6 +70,8 @@ def methods(
         rounding=draw(st.sampled_from(["ceil", "floor"])),
         modality=draw(st.sampled_from(["uniform", "image_first", "text_first"])),
         seed=draw(st.integers(0, 3)),
+        k0=draw(st.integers(1 if name == "oea" else 0, 4)),
+        expert_budget=draw(st.sampled_from([0.01, 0.25, 0.3, 0.5, 0.75, 0.99, 1.0])),
     )
 
 

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from capmoe_eval.routing.assign import Scores, assign
+from capmoe_eval.routing.assign import assign
 from capmoe_eval.routing.groups import group_tokens
 from capmoe_eval.routing.method import DEFAULTS, Method
 from capmoe_eval.routing.reference import assign_reference
+from capmoe_eval.routing.scores import Scores
 from tests.routing.problems import Case, kept_pairs
 
 GROUPING = {
@@ -37,6 +38,16 @@ KNOBS = {
     },
     "token_reroute": GROUPING | {"rounds": (1, 2)},
 }
+# Of methods without γ; a set of experts is that of the batch, whatever its capacity groups.
+BOUNDS_ON_ACTIVATION = {
+    "oea": {"k0": (1, 2), "scope": ("batch", "sequence")},
+    "xshare": {
+        "ep_size": (1, 2),
+        "granularity": ("expert", "device"),
+        "k0": (0, 1),
+        "expert_budget": (0.3, 0.6, 1.0),
+    },
+}
 GAMMAS = (0.0, 0.6, 1.0, 1.3, 2.0, 2.3, math.inf)
 STREAM = (1, 2)
 
@@ -54,6 +65,9 @@ def combinations(gammas: tuple[float, ...] = GAMMAS) -> Iterator[tuple[str, floa
     for name, knobs in KNOBS.items():
         for gamma, values in itertools.product(gammas, itertools.product(*knobs.values())):
             yield name, gamma, dict(zip(knobs, values, strict=True))
+    for name, knobs in BOUNDS_ON_ACTIVATION.items():
+        for values in itertools.product(*knobs.values()):
+            yield name, 1.0, dict(zip(knobs, values, strict=True))
 
 
 def problem(number: int, n_experts: int, top_k: int, n_positions: int) -> tuple[Scores, object]:
@@ -99,7 +113,7 @@ def decided(method: Method, at: tuple[Scores, object]) -> frozenset[tuple[int, i
     return frozenset(kept_pairs(assignment.index_TS, assignment.keep_TS))
 
 
-@pytest.mark.parametrize("name", KNOBS)
+@pytest.mark.parametrize("name", KNOBS | BOUNDS_ON_ACTIVATION)
 def test_the_canonical_form_decides_as_the_knobs_that_were_said(name: str) -> None:
     """The definition on the knobs as said, the tensors on the canonical form."""
     known: dict[tuple[Method, int], frozenset[tuple[int, int]]] = {}
@@ -122,7 +136,7 @@ def test_methods_that_differ_decide_differently_somewhere() -> None:
     methods = {m for m in methods if m.gamma != 0 or m.ep_size == 1}
     alike: dict[tuple[frozenset[tuple[int, int]], ...], list[Method]] = {}
     for method in methods:
-        key = tuple(decided(method, at) for at in LARGE)
+        key = tuple(decided(method, at) for at in (*LARGE, *PROBLEMS))
         alike.setdefault(key, []).append(method)
     doubles = [[m.identity() for m in several] for several in alike.values() if len(several) > 1]
     assert not doubles
@@ -179,6 +193,9 @@ ALIKE = [
         ("expanded_drop", math.inf, {"modality": "text_first", "max_k": True}),
         ("expanded_drop", math.inf, {"max_k": True}),
     ),
+    (("xshare", 1.0, {"expert_budget": 1}), ("baseline", None, {})),
+    (("oea", 1.0, {"ep_size": 8, "expert_budget": 0.1}), ("oea", None, {"scope": "sequence"})),
+    (("xshare", 1.0, {"ep_size": 8}), ("xshare", None, {"granularity": "device"})),
 ]
 
 
@@ -211,6 +228,9 @@ DIFFERENT = [
         ),
         ("score", 0.6, {"granularity": "device", "modality": "image_first"}),
     ),
+    # Neither E nor K is known here.
+    (("oea", 1.0, {"k0": 99}), ("baseline", None, {})),
+    (("xshare", 1.0, {"k0": 0}), ("xshare", None, {})),
     # m ≥ E-K adds all experts, but E and K are the model's.
     (
         ("expanded_drop", 1.0, {"candidates": "ranked", "m": 999}),

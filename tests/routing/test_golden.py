@@ -12,9 +12,10 @@ from pathlib import Path
 import torch
 
 from capmoe_eval.experiment.cell import method_label
-from capmoe_eval.routing.assign import Scores, assign
+from capmoe_eval.routing.assign import assign
 from capmoe_eval.routing.groups import group_tokens
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.scores import Scores
 
 GOLDEN = Path(__file__).parent / "golden.txt"
 
@@ -46,6 +47,9 @@ METHODS = [
     Method("expanded_drop", 1.0, candidates="global", max_k=True),
     Method("token_reroute", 1.0, rounds=2),
     Method("token_reroute", 1.0, rounds=3),
+    Method("oea", k0=1),
+    Method("xshare", k0=1, expert_budget=0.75),
+    Method("xshare", k0=0, expert_budget=0.5, granularity="device", ep_size=2),
 ]
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from capmoe_eval.errors import EnforcementError, UsageError
-from capmoe_eval.routing.assign import Assignment, assign
+from capmoe_eval.routing.assign import assign
+from capmoe_eval.routing.scores import Assignment
 from capmoe_eval.wrapper import forward
 from capmoe_eval.wrapper.modality import BANDS, image_bands
 from capmoe_eval.wrapper.session import capacity_aware

@@ -13,8 +13,8 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.experiment.record_part import Proofs
-from capmoe_eval.routing.assign import Assignment
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.scores import Assignment
 from capmoe_eval.wrapper import forward, plan, proof
 from capmoe_eval.wrapper.kernel import KERNEL, kept_pairs_forward
 from capmoe_eval.wrapper.session import capacity_aware
@@ -47,7 +47,8 @@ def test_the_promises_are_those_that_a_record_holds() -> None:
     with capacity_aware(model, "score", gamma=0.5) as meter:
         run(model)
     proofs = meter.proofs()
-    assert {*proofs, "modality_order"} == set(Proofs.model_fields)  # there are no images
+    of_some = {"modality_order", "best_kept"}  # of images, and of a bound on activation
+    assert {*proofs, *of_some} == set(Proofs.model_fields)
     assert all(promise["passed"] for promise in proofs.values())
 
 
@@ -288,8 +289,8 @@ def test_an_expert_drop_that_silences_nobody_is_caught(monkeypatch: pytest.Monke
 def test_an_expert_drop_that_silences_another_expert_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def silence_the_busiest(scores: Any, *_: Any, load_E: Tensor, **__: Any) -> Assignment:
-        return Assignment(scores.topk_TK, scores.topk_TK != load_E.argmax())
+    def silence_the_busiest(scores: Any, *_: Any, counts: Tensor, **__: Any) -> Assignment:
+        return Assignment(scores.topk_TK, scores.topk_TK != counts.argmax())
 
     model = make("olmoe")
     with capacity_aware(model, "expert_drop"):

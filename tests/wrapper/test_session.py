@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from capmoe_eval.errors import EnforcementError, UsageError
-from capmoe_eval.routing.assign import Assignment
+from capmoe_eval.routing.scores import Assignment
 from capmoe_eval.wrapper import forward
 from capmoe_eval.wrapper.plan import GAMMA_GRID
 from capmoe_eval.wrapper.session import capacity_aware
@@ -114,7 +114,7 @@ def test_a_mask_that_does_not_tell_the_pads_is_refused(mask: Any) -> None:
 # Decode steps.
 
 
-@pytest.mark.parametrize("decode", ["unconstrained", "constrained"])
+@pytest.mark.parametrize("decode", ["unconstrained", "constrained", "only"])
 def test_decode_steps_follow_the_rule(decode: str) -> None:
     model = make("olmoe")
     tokens = batch(n_sequences=4, n_positions=6)
@@ -125,9 +125,13 @@ def test_decode_steps_follow_the_rule(decode: str) -> None:
             tokens, attention_mask=mask, max_new_tokens=4, min_new_tokens=4, do_sample=False
         )
     assert (meter.forwards, meter.decode_forwards) == (4, 3)
-    constrained = 4 if decode == "constrained" else 1
-    assert meter.layers[0].forwards == constrained
-    assert meter.summary()["tokens"] == 18 + (constrained - 1) * 4
+    forwards, tokens = {
+        "unconstrained": (1, 18),
+        "constrained": (4, 18 + 3 * 4),
+        "only": (3, 3 * 4),
+    }[decode]
+    assert meter.layers[0].forwards == forwards
+    assert meter.summary()["tokens"] == tokens
 
 
 def test_unconstrained_decode_is_the_stock_decode_of_the_same_cache() -> None:

@@ -7,6 +7,7 @@ they take ``latency + bytes / bandwidth`` of the rank that sends or receives mos
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,9 @@ from torch import Tensor
 from capmoe_eval.bench.ep.layer import LayerSetting, Rank, layer_weights
 from capmoe_eval.bench.ep.timing import Clock, Pass, from_ends, load_of
 from capmoe_eval.experiment.timings.schema import Link, Load
-from capmoe_eval.routing.assign import expert_load
+from capmoe_eval.routing.assign import batch_counts
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.scores import Scores
 from capmoe_eval.wrapper.parallel.dispatch import Exchange, run_experts
 from capmoe_eval.wrapper.ranks import ALONE
 
@@ -66,12 +68,16 @@ class EmulatedLayer:
 
     def __init__(self, setting: LayerSetting, logits: Tensor, link: Link) -> None:
         self.setting, self._link = setting, link
-        # Expert Drop's load is that of the whole batch, whoever asks.
-        chosen_TK = logits.topk(setting.shape.top_k, dim=1).indices
-        load_E = expert_load(chosen_TK, setting.shape.n_experts).to(setting.device)
+        score_TE = logits.softmax(dim=1, dtype=torch.float32)
+        whole = Scores(score_TE, score_TE.topk(setting.shape.top_k, dim=1).indices)
+
+        @functools.cache
+        def counts(method: Method) -> Tensor:  # of the whole batch, whoever asks
+            return batch_counts(whole, method).to(setting.device)
+
         experts, shared = layer_weights(setting, tuple(range(setting.ranks)))
         self._ranks = [
-            Rank(setting, logits, number, own, shared, lambda _own: load_E)
+            Rank(setting, logits, number, own, shared, lambda _own, method: counts(method))
             for number, own in enumerate(experts)
         ]
 

@@ -16,10 +16,11 @@ from transformers.models.phi3.modeling_phi3 import Phi3Config, Phi3MLP
 
 from capmoe_eval.checks import choice
 from capmoe_eval.experiment.timings.schema import Shape
-from capmoe_eval.routing.assign import Scores, assign, expert_load
+from capmoe_eval.routing.assign import assign
 from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.groups import BatchShare, group_tokens
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.scores import Scores
 from capmoe_eval.wrapper.parallel.dispatch import Packed, combine_rows, pack
 
 # Shape suffixes: T tokens of a rank, E experts, K = top-k, S slots, H hidden size, P kept pairs.
@@ -146,7 +147,8 @@ class Rank:
     number: int
     experts: nn.Module
     shared: nn.Module | None
-    total: Callable[[Tensor], Tensor]  # sums a load over all ranks; ``expert_drop`` asks for it
+    # The counts of the whole batch, given the rank's own scores; for methods that decide by them.
+    counts: Callable[[Scores, Method], Tensor]
 
     def __post_init__(self, logits: Tensor) -> None:
         setting, number = self.setting, self.number
@@ -174,13 +176,12 @@ class Rank:
             score_TE = self.logits_TE.softmax(dim=1, dtype=torch.float32)
             weight_TK, topk_TK = score_TE.topk(self.setting.shape.top_k, dim=1)
         with lap("decide"):
-            load_E = None
-            if method.name == "expert_drop":
-                load_E = self.total(expert_load(topk_TK, n_experts))
             if method.is_stock:
                 index_TS, weight_TS = topk_TK, weight_TK
             else:
-                chosen = assign(Scores(score_TE, topk_TK), method, self.groups, load_E=load_E)
+                scores = Scores(score_TE, topk_TK)
+                counts = self.counts(scores, method) if method.decides_by_batch else None
+                chosen = assign(scores, method, self.groups, counts=counts)
                 index_TS = chosen.index_TS.masked_fill(~chosen.keep_TS, n_experts)
                 weight_TS = score_TE.gather(1, chosen.index_TS)
             weight_TS = weight_TS.to(hidden_TH.dtype)

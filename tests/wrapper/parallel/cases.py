@@ -42,6 +42,8 @@ def methods(size: int) -> dict[str, Method]:
         "expanded_max_k": ("expanded_drop", 1.5, {"max_k": True}),
         "expanded_device": ("expanded_drop", 1.0, _DEVICE),
         "token_reroute": ("token_reroute", 1.0, {}),
+        "oea": ("oea", None, {"k0": 1}),
+        "xshare_device": ("xshare", None, {"expert_budget": 0.5, **_DEVICE}),
     }
     return {
         key: Method(name, gamma, ep_size=size, **more) for key, (name, gamma, more) in knobs.items()

@@ -1,0 +1,84 @@
+"""Choose the experts that a batch activates: OEA and XShare.
+
+The weights of an expert are read once per forward, however many tokens it serves, and in a decode
+step reading them takes most of a layer's time. Both methods therefore choose a set of experts for
+all tokens of a forward together. Each token then uses the K best experts of the set, in its own
+order. They bound the activated experts, not the load of any.
+
+OEA is Oncescu et al., arXiv 2511.02237, in its final form: every token's k0 best experts make the
+set, and further experts of it fill the token's other slots, without a limit on their rank. XShare
+is Vankov et al., arXiv 2602.07265: the set has the experts with the highest sums of gate scores
+under a budget, after each token's k0 best. ``docs/methods.md`` says which details are ours.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.scores import Assignment, Scores, assignment, ranked_experts
+
+# Shape suffixes: T counted tokens, E routed experts, K = top-k, U units that have a budget (all
+# experts, or the experts of each rank).
+
+SCORE_UNIT = 2.0**-40
+"""Scores are added as whole multiples of this, so that their sum does not depend on the order."""
+_FIRST = 1 << 62  # above every sum of scores
+
+
+def budgeted_units(method: Method) -> int:
+    """Return the number of units with a budget of activated experts: 1, or the ranks."""
+    return method.ep_size if method.granularity == "device" else 1
+
+
+def activation_budget(method: Method, n_experts: int) -> int:
+    """Return the most experts that XShare activates in each unit: ceil(share · E/U).
+
+    The share is read as the decimal that was written, like γ.
+    """
+    return math.ceil(Fraction(repr(method.expert_budget)) * n_experts / budgeted_units(method))
+
+
+def best_own(scores: Scores, k0: int) -> Tensor:
+    """Return a mask [T, K] of the slots of each token's own top-k with its k0 best experts."""
+    best_T1k = ranked_experts(scores)[:, None, : min(k0, scores.topk_TK.shape[1])]
+    return (scores.topk_TK[:, :, None] == best_T1k).any(dim=2)
+
+
+def batch_demand(scores: Scores, k0: int) -> Tensor:
+    """Return the tokens' demand for each expert [2, E], as whole numbers.
+
+    The first row is positive where the expert is among a token's k0 best, the second has the sum of
+    gate scores. Processes that share a batch add their demands.
+    """
+    wanted_E = torch.zeros(scores.score_TE.shape[1], dtype=torch.long, device=scores.topk_TK.device)
+    wanted_E[scores.topk_TK[best_own(scores, k0)]] = 1
+    units_TE = (scores.score_TE.double() / SCORE_UNIT).long()
+    return torch.stack([wanted_E, units_TE.sum(dim=0)])
+
+
+def expert_set(demand_2E: Tensor, method: Method) -> Tensor:
+    """Return a mask [E] of the experts that the batch may use, given the demand of all of it."""
+    wanted_E, worth_E = demand_2E[0] > 0, demand_2E[1]
+    if method.name == "oea":
+        return wanted_E
+    key_UE = (worth_E + _FIRST * wanted_E).view(budgeted_units(method), -1)
+    best_UE = key_UE.argsort(dim=1, descending=True, stable=True)
+    chosen_UE = torch.zeros_like(key_UE, dtype=torch.bool)
+    chosen_UE.scatter_(1, best_UE[:, : activation_budget(method, len(worth_E))], True)
+    return chosen_UE.view(-1)
+
+
+def assign_within(scores: Scores, set_E: Tensor) -> Assignment:
+    """Give each token the K best experts of a set, in its own order, or all that it has there."""
+    ranked_TE = ranked_experts(scores)
+    usable_TE = set_E[ranked_TE]
+    if scores.eligible_TE is not None:
+        eligible_TE = scores.eligible_TE.scatter(1, scores.topk_TK, True)
+        usable_TE = usable_TE & eligible_TE.gather(1, ranked_TE)
+    best_TE = usable_TE & (usable_TE.cumsum(dim=1) <= scores.topk_TK.shape[1])
+    return assignment(scores, torch.empty_like(best_TE).scatter_(1, ranked_TE, best_TE))

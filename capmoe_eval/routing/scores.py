@@ -1,0 +1,77 @@
+"""Define the router's scores, the order of a token's experts, and the decision on its pairs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Shape suffixes: T counted tokens, E routed experts, K = top-k, S slots per token.
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The router's scores of all (token, expert) pairs, and its own top-k."""
+
+    # Gate scores s in float32, non-negative (softmax, or sigmoid where the family uses it), after
+    # the family's group masking and before its scaling.
+    score_TE: Tensor
+    topk_TK: Tensor  # the router's own choice K(t), in its order
+    # The scores that the router ranks experts by; None where they are score_TE (DeepSeek-V3 adds a
+    # correction bias for the choice alone).
+    choice_TE: Tensor | None = None
+    # False where the family's group masking rules an expert out for a token; such a pair is never
+    # an added candidate. None if every expert is eligible.
+    eligible_TE: Tensor | None = None
+
+    @property
+    def ranking_TE(self) -> Tensor:
+        """The scores that the router ranks experts by."""
+        return self.score_TE if self.choice_TE is None else self.choice_TE
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The candidate pairs of every token, and which of them are kept."""
+
+    index_TS: Tensor  # expert of each slot; the first K are the router's own choice in its order
+    keep_TS: Tensor  # True where the slot's pair is kept; False also for a slot without a pair
+
+    def changed_T(self, top_k: int) -> Tensor:
+        """Return a mask [T] of the tokens that lost a top-k pair or gained another pair."""
+        return ~self.keep_TS[:, :top_k].all(dim=1) | self.keep_TS[:, top_k:].any(dim=1)
+
+
+def beyond_topk(scores: Scores) -> Tensor:
+    """Return a mask [T, E], True where the expert is not among the token's top-k."""
+    return torch.ones_like(scores.score_TE, dtype=torch.bool).scatter_(1, scores.topk_TK, False)
+
+
+def ranked_experts(scores: Scores) -> Tensor:
+    """Return each token's experts from best to worst [T, E]; its top-k are the first K.
+
+    The router's own choice comes first, however it broke ties; the other eligible experts follow,
+    then the ineligible ones. Equal scores are ordered by expert index.
+    """
+    order_TE = scores.ranking_TE.argsort(dim=1, descending=True, stable=True)
+    tier_TE = 2 * beyond_topk(scores).to(torch.int8)
+    if scores.eligible_TE is not None:
+        tier_TE += (~scores.eligible_TE).to(torch.int8)
+    by_tier_TE = tier_TE.gather(1, order_TE).argsort(dim=1, stable=True)
+    return order_TE.gather(1, by_tier_TE)
+
+
+def assignment(scores: Scores, keep_TE: Tensor) -> Assignment:
+    """Return the kept pairs [T, E], at most K per token, as slots.
+
+    The pairs that are kept beyond the router's own choice fit into K further slots.
+    """
+    top_k = scores.topk_TK.shape[1]
+    found_TE, added_TE = (
+        (keep_TE & beyond_topk(scores)).long().sort(dim=1, descending=True, stable=True)
+    )
+    return Assignment(
+        torch.cat([scores.topk_TK, added_TE[:, :top_k]], dim=1),
+        torch.cat([keep_TE.gather(1, scores.topk_TK), found_TE[:, :top_k].bool()], dim=1),
+    )
