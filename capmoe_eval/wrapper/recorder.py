@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from capmoe_eval.routing.assign import Scores
+from capmoe_eval.routing.scores import Scores
 from capmoe_eval.wrapper.plan import ForwardPlan
 
 # Shape suffixes: T counted tokens, L layers, K = top-k.
