@@ -313,6 +313,7 @@ class Evaluation(File):
     date: str
     machine_: Machine = Field(alias="machine")
     targets: Annotated[tuple[Target, ...], Field(min_length=1)]
+    rehearsal: str | None = None  # what the file says of itself where it is about no GPU
 
     @property
     def name(self) -> str:
