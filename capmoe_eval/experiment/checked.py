@@ -6,6 +6,7 @@ Modules that it needs import the names from here; all others import pydantic.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 __all__ = [
@@ -23,17 +24,7 @@ __all__ = [
     "model_validator",
 ]
 
-if TYPE_CHECKING:
-    _THERE = True
-else:
-    try:
-        import pydantic
-    except ModuleNotFoundError:
-        _THERE = False
-    else:
-        _THERE = True
-
-if TYPE_CHECKING or _THERE:
+if TYPE_CHECKING or find_spec("pydantic"):
     from pydantic import (
         AfterValidator,
         BaseModel,

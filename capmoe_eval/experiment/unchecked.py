@@ -103,7 +103,7 @@ def _typed(kind: Any, value: Any) -> Any:
         for note in of[1:]:
             value = note.func(value) if isinstance(note, BeforeValidator) else value
         return _typed(of[0], value)
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind, include_extras=True)
         return kind(**{name: _typed(hints[name], part) for name, part in value.items()})
     if origin in (typing.Union, types.UnionType):

@@ -155,15 +155,14 @@ class _File:
         ordered = {name: results[name] for name in ITEMS if name in results}
         done = sum(found["state"] == "done" for found in ordered.values()) / len(ITEMS)
         share = Target("items that are done", "Share of the list", Spread.of([done]), unit="share")
+        more = {"key": self._key, "software": _software(self.setting), "items": ordered}
         Evaluation(
             schema=Evaluation.SCHEMA,
             command="gpu",
             **measured_on(self.setting.device),
             targets=(share, *self.targets(ordered, list(ordered))),
             rehearsal=self._rehearsal,
-            key=self._key,
-            software=_software(self.setting),
-            items=ordered,
+            **more,
         ).write(self._path)
 
 

@@ -91,8 +91,9 @@ def _forward(batch: int, prompt: int, setting: Setting) -> Found:
         peak=_PEAK,
         **setting.rounds,
     )
-    sizes = {"model_sizes": setting.olmoe(), "sides": _SIDES}
-    targets, more = forward.measure(given, setting.layer("olmoe"), **sizes)
+    targets, more = forward.measure(
+        given, setting.layer("olmoe"), model_sizes=setting.olmoe(), sides=_SIDES
+    )
     return targets, {**more, **vars(given)}
 
 
@@ -113,8 +114,9 @@ def _decision(setting: Setting) -> Found:
 def _waits(setting: Setting) -> Found:
     """Count the waits of a padded batch, on a model of a few layers."""
     layers = 4
-    sizes = {"layers": layers, "batch": RANKS, "prompt": setting.less(512, 8), "peak": _PEAK}
-    model, tokens_BS, _ = forward.skewed_model(setting.layer("olmoe"), **sizes)
+    model, tokens_BS, _ = forward.skewed_model(
+        setting.layer("olmoe"), layers=layers, batch=RANKS, prompt=setting.less(512, 8), peak=_PEAK
+    )
     mask_BS = torch.ones_like(tokens_BS)
     mask_BS[1::2, -3:] = 0
 
@@ -200,7 +202,7 @@ def _training(setting: Setting) -> Found:
     all_steps = recipe(_TRAINED).steps
     target = Target(
         f"training of {_TRAINED}",
-        f"EXTRAPOLATED minutes of all {all_steps} steps of the recipe, from steps {first} to {last}",
+        f"EXTRAPOLATED minutes of the recipe's {all_steps} steps, from steps {first} to {last}",
         Spread.of([each * all_steps / 60]),
         unit="min",
     )

@@ -23,7 +23,6 @@ _WAITING = {
     Tensor.item,
     Tensor.tolist,
     Tensor.cpu,
-    Tensor.numpy,
     Tensor.__bool__,
     Tensor.__int__,
     Tensor.__float__,
@@ -67,7 +66,7 @@ def host_waits(work: Callable[[], object], device: torch.device) -> Counter[str]
     return found
 
 
-class _Reads(TorchFunctionMode):  # type: ignore[misc]
+class _Reads(TorchFunctionMode):
     """Counts the calls that would wait for a GPU."""
 
     def __init__(self, found: Counter[str]) -> None:

@@ -6,7 +6,6 @@ None of these carries an answer. All chance comes from a seed.
 from __future__ import annotations
 
 import math
-
 from typing import TYPE_CHECKING
 
 import numpy as np

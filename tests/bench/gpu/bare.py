@@ -29,7 +29,9 @@ def bare_site(at: Path) -> Path:
         except PackageNotFoundError:
             continue  # such as a library of NVIDIA's, which torch for a CPU lacks
         needed = [Requirement(line) for line in found.requires or []]
-        names += [one.name for one in needed if not one.marker or one.marker.evaluate({"extra": ""})]
+        names += [
+            one.name for one in needed if not one.marker or one.marker.evaluate({"extra": ""})
+        ]
         for top in {file.parts[0] for file in found.files or []} - {"..", "__pycache__"}:
             if not (at / top).exists():
                 (at / top).symlink_to(Path(str(found.locate_file(top))))
