@@ -80,6 +80,8 @@ def _measured(item: Item, setting: Setting) -> dict[str, Any]:
         found = {"state": "done", "targets": jsonable(targets), **more}
     except _TimeUp:
         found = {"state": "skipped", "why": f"it took longer than {item.limit} s"}
+    except ModuleNotFoundError as error:
+        found = {"state": "skipped", "why": f"{error.name} is not installed here"}
     except Exception as error:  # of one item: the others may still show something
         found = {"state": "failed", "why": f"{type(error).__name__}: {first_line(error)}"}
     gc.collect()
@@ -144,8 +146,11 @@ class _File:
 
     def targets(self, results: Mapping[str, Any], names: list[str]) -> list[Target]:
         """Return the targets of some items, without goals in a rehearsal."""
-        stored = [each for name in names for each in results[name].get("targets", ())]
-        found = [Target(**each | {"ratio": Spread(**each["ratio"])}) for each in stored]
+        found = [
+            Target(**each | {"name": f"{name}: {each['name']}", "ratio": Spread(**each["ratio"])})
+            for name in names
+            for each in results[name].get("targets", ())
+        ]
         if self._rehearsal:
             return [replace(target, target=None, met=None) for target in found]
         return found
@@ -155,7 +160,11 @@ class _File:
         ordered = {name: results[name] for name in ITEMS if name in results}
         done = sum(found["state"] == "done" for found in ordered.values()) / len(ITEMS)
         share = Target("items that are done", "Share of the list", Spread.of([done]), unit="share")
-        more = {"key": self._key, "software": _software(self.setting), "items": ordered}
+        more: dict[str, Any] = {
+            "key": self._key,
+            "software": _software(self.setting),
+            "items": ordered,
+        }
         Evaluation(
             schema=Evaluation.SCHEMA,
             command="gpu",
