@@ -59,7 +59,7 @@ def run(given: argparse.Namespace) -> None:
     )
     for number, name in enumerate(todo):
         say(f"gpu: {name}, {number + 1} of {len(todo)}, at most {ITEMS[name].limit} s")
-        results[name] = _measured(ITEMS[name], file.setting)
+        results[name] = _measured(ITEMS[name], file.setting, goals=not rehearsal)
         file.write(results)
         for target in file.targets(results, [name]):
             print(line(target), flush=True)
@@ -71,12 +71,17 @@ def run(given: argparse.Namespace) -> None:
         print(REHEARSAL)
 
 
-def _measured(item: Item, setting: Setting) -> dict[str, Any]:
-    """Return an item's result: ``done``, ``skipped`` for want of time, or ``failed``."""
+def _measured(item: Item, setting: Setting, *, goals: bool) -> dict[str, Any]:
+    """Return an item's result: ``done``, ``skipped``, or ``failed``; its targets with their goals.
+
+    A rehearsal has none: nothing is met or missed there.
+    """
     began, found = time.perf_counter(), {}
     try:
         with _limit(item.limit):
             targets, more = item.measure(setting)
+        if not goals:
+            targets = [replace(target, target=None, met=None) for target in targets]
         found = {"state": "done", "targets": jsonable(targets), **more}
     except _TimeUp:
         found = {"state": "skipped", "why": f"it took longer than {item.limit} s"}
@@ -145,15 +150,12 @@ class _File:
         return dict(results) if key == self._key else {}
 
     def targets(self, results: Mapping[str, Any], names: list[str]) -> list[Target]:
-        """Return the targets of some items, without goals in a rehearsal."""
-        found = [
+        """Return the targets of some items."""
+        return [
             Target(**each | {"name": f"{name}: {each['name']}", "ratio": Spread(**each["ratio"])})
             for name in names
             for each in results[name].get("targets", ())
         ]
-        if self._rehearsal:
-            return [replace(target, target=None, met=None) for target in found]
-        return found
 
     def write(self, results: Mapping[str, Any]) -> None:
         """Write all results, the file whole."""

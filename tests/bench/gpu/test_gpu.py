@@ -54,6 +54,7 @@ def test_it_runs_where_torch_and_transformers_are_alone(tmp_path: Path) -> None:
     assert read.rehearsal == command.REHEARSAL and read.text() == path.read_text()
     assert command.REHEARSAL in done.stdout
     items = json.loads(path.read_text())["items"]
+    assert '"met": true' not in path.read_text() and '"met": false' not in path.read_text()
     states = {name: found["state"] for name, found in items.items()}
     assert states == dict.fromkeys(FEW, "done")
     assert all(target.target is None for target in read.targets)  # nothing is met, nothing missed
