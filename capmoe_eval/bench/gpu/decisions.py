@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -72,7 +73,7 @@ def measure(
         for name, where, n, differing in (one for check in checks for one in check):
             compared[name] += n
             wrong[name] += differing
-            if differing:
+            if differing or not n:
                 faults.append(f"{family}, {where}: {name}, {differing} of {n}")
     said = dtype_name(dtype)
     targets = [
@@ -137,29 +138,43 @@ def _kept(assignment: Assignment, layer: MoeLayer) -> Tensor:
 
 
 def _promises(model: Any, tokens_BS: Tensor, mask_BS: Tensor) -> Check:
-    """Run a padded batch under every method, with the proofs on entry under one of them."""
-    for method in _METHODS:
+    """Run a padded batch under every method, each with the next of the kernels that run here.
+
+    One of them has the proofs on entry.
+    """
+    kernels = [kernel for kernel in _KERNELS if _refusal(model, kernel, tokens_BS) is None]
+    for method, kernel in zip(_METHODS, itertools.cycle(kernels)):  # noqa: B905
+        model.set_experts_implementation(kernel)
         try:
             with capacity_aware(model, method, verify=method.name == "score") as meter:
                 model(input_ids=tokens_BS, attention_mask=mask_BS, use_cache=False)
         except EnforcementError as error:
-            yield "promises", f"{method.name}: {first_line(error)}", 1, 1
+            yield "promises", f"{method.name}, {kernel}: {first_line(error)}", 1, 1
             continue
         # None: a promise that does not apply
         broken = [name for name, found in meter.proofs().items() if found["passed"] is False]
-        yield "promises", f"{method.name} {' '.join(broken)}", len(meter.proofs()), len(broken)
+        where = f"{method.name}, {kernel}: {' '.join(broken)}"
+        yield "promises", where, len(meter.proofs()), len(broken)
 
 
 def _stock(model: Any, tokens_BS: Tensor) -> Check:
     """Compare logits bit for bit, with every stock kernel that runs here."""
     for kernel in _KERNELS:
-        model.set_experts_implementation(kernel)
-        try:
-            logits = model(input_ids=tokens_BS, use_cache=False).logits
-        except (RuntimeError, ValueError) as error:  # the stock model alone: none of ours
-            yield "stock", f"{kernel} does not run: {first_line(error)}", 0, 0
+        if refused := _refusal(model, kernel, tokens_BS):
+            yield "stock", f"{kernel} does not run: {refused}", 0, 0
             continue
+        logits = model(input_ids=tokens_BS, use_cache=False).logits
         for method in _STOCK:
             with capacity_aware(model, method, verify=False):
                 ours = model(input_ids=tokens_BS, use_cache=False).logits
             yield "stock", f"{kernel}, {method.name}", logits.numel(), int((ours != logits).sum())
+
+
+def _refusal(model: Any, kernel: str, tokens_BS: Tensor) -> str | None:
+    """Set a stock kernel, and return why it does not run here with nothing of ours; or None."""
+    model.set_experts_implementation(kernel)
+    try:
+        model(input_ids=tokens_BS, use_cache=False)
+    except (RuntimeError, ValueError) as error:
+        return first_line(error)
+    return None

@@ -152,7 +152,7 @@ def _study(name: str, setting: Setting) -> Found:
     full = setting.scale == 1
     given = argparse.Namespace(
         scale=setting.scale,
-        batch_divisor=16 if full else 16 * setting.scale**2,
+        batch_divisor=32 if full else 16 * setting.scale**2,
         repeats=5 if full else 1,
         warmup=1 if full else 0,
         results=Path("results/zoo"),
