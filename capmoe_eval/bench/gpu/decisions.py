@@ -143,7 +143,7 @@ def _promises(model: Any, tokens_BS: Tensor, mask_BS: Tensor) -> Check:
     One of them has the proofs on entry.
     """
     kernels = [kernel for kernel in _KERNELS if _refusal(model, kernel, tokens_BS) is None]
-    for method, kernel in zip(_METHODS, itertools.cycle(kernels)):  # noqa: B905
+    for method, kernel in zip(_METHODS, itertools.cycle(kernels)):
         model.set_experts_implementation(kernel)
         try:
             with capacity_aware(model, method, verify=method.name == "score") as meter:
