@@ -43,6 +43,14 @@ def run(given: argparse.Namespace) -> None:
     for shape in shapes:
         experts_per_rank(shape.n_experts, given.ranks)
     device, dtype = placement(given)
+    targets, more = measure(given, shapes, device, dtype)
+    finish(given, device, targets, ("tokens", "ranks"), **more)
+
+
+def measure(
+    given: argparse.Namespace, shapes: Sequence[Shape], device: torch.device, dtype: torch.dtype
+) -> tuple[list[Target], dict[str, Any]]:
+    """Return the targets of every shape, and what else was measured; ``given`` has the sizes."""
     targets: list[Target] = []
     details = []
     for shape in shapes:
@@ -54,8 +62,7 @@ def run(given: argparse.Namespace) -> None:
             row = _measure(name, problem, given.rounds, device)
             targets += _targets(shape.name, row, layer, device.type)
             details.append({"shape": shape.name, **row, "layer_seconds": layer})
-    more = {"details": details, "dtype": dtype_name(dtype)}
-    finish(given, device, targets, ("tokens", "ranks"), **more)
+    return targets, {"details": details, "dtype": dtype_name(dtype)}
 
 
 def paper_map(score_TE: Tensor, topk_TK: Tensor, local_ids: Sequence[int] = ()) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -35,7 +36,8 @@ SIDES = {
 }
 """Each method, the least throughput over that of the stock model, and what it stands for."""
 _MIN_DROP = 0.15  # a speedup is a target only where the method drops at least this share
-_VOCABULARY = 1024
+SMALL: Mapping[str, int] = {"vocabulary": 1024, "head": 64}
+"""Tokens and size of an attention head of a model whose MoE layers alone matter."""
 
 
 def run(given: argparse.Namespace) -> None:
@@ -45,11 +47,22 @@ def run(given: argparse.Namespace) -> None:
         raise UsageError(f"batch={given.batch}: must be a multiple of {RANKS}")
     check_peak(given.peak, shape.n_experts, shape.top_k)
     device, dtype = placement(given)
-    say(f"building {given.layers} layers of {given.shape}")
-    setting = LayerSetting(shape, 1, device, dtype)
+    targets, more = measure(given, LayerSetting(shape, 1, device, dtype))
+    finish(given, device, targets, ("layers", "batch", "prompt"), **more)
+
+
+def measure(
+    given: argparse.Namespace,
+    setting: LayerSetting,
+    *,
+    model_sizes: Mapping[str, int] = SMALL,
+    sides: Mapping[str, tuple[Method, float, str]] = SIDES,
+) -> tuple[list[Target], dict[str, Any]]:
+    """Return the targets of the sides, and what else was measured; ``given`` has the sizes."""
+    say(f"building {given.layers} layers of {setting.shape.name}")
     sizes = {name: getattr(given, name) for name in ("layers", "batch", "prompt", "peak")}
-    model, tokens_BS, peaks = skewed_model(setting, **sizes)
-    wait = Clock(device).wait
+    model, tokens_BS, peaks = skewed_model(setting, **sizes, **model_sizes)
+    wait = Clock(setting.device).wait
     drops: dict[str, float] = {}
 
     @torch.no_grad()
@@ -58,13 +71,13 @@ def run(given: argparse.Namespace) -> None:
 
     def under(name: str) -> float:
         # Entering and leaving the wrapper is not timed: an evaluation does it once.
-        with capacity_aware(model, SIDES[name][0], verify=False) as meter:
+        with capacity_aware(model, sides[name][0], verify=False) as meter:
             spent = timed(forward, wait)
         drops[name] = meter.summary()["drop_rate"]
         return spent
 
-    sides = {"stock": partial(timed, forward, wait)} | {n: partial(under, n) for n in SIDES}
-    seconds = alternate(sides, rounds=given.rounds, warmup=given.warmup, title="forward")
+    runs = {"stock": partial(timed, forward, wait)} | {n: partial(under, n) for n in sides}
+    seconds = alternate(runs, rounds=given.rounds, warmup=given.warmup, title="forward")
     targets = [
         Target(
             f"{name} over stock",
@@ -73,24 +86,27 @@ def run(given: argparse.Namespace) -> None:
             ratio(seconds["stock"], seconds[name]),
             target if target <= 1 or drops[name] >= _MIN_DROP else None,
         )
-        for name, (_, target, what) in SIDES.items()
+        for name, (_, target, what) in sides.items()
     ]
-    finish(
-        given,
-        device,
-        targets,
-        ("layers", "batch", "prompt"),
-        shape=dataclasses.asdict(shape),
-        dtype=dtype_name(dtype),
-        peaks=peaks,
-        dropped_share=drops,
-        seconds=seconds,
-    )
+    return targets, {
+        "shape": dataclasses.asdict(setting.shape),
+        "dtype": dtype_name(setting.dtype),
+        "peaks": peaks,
+        "dropped_share": drops,
+        "seconds": seconds,
+    }
 
 
 @torch.no_grad()
 def skewed_model(
-    setting: LayerSetting, *, layers: int, batch: int, prompt: int, peak: float
+    setting: LayerSetting,
+    *,
+    layers: int,
+    batch: int,
+    prompt: int,
+    peak: float,
+    vocabulary: int = SMALL["vocabulary"],
+    head: int = SMALL["head"],
 ) -> tuple[Any, Tensor, list[float]]:
     """Return a model, a batch [B, S] without pads, and each layer's highest load over the mean.
 
@@ -101,19 +117,19 @@ def skewed_model(
     """
     shape = setting.shape
     generator = torch.Generator().manual_seed(0)
-    model = random_model(setting, layers=layers, vocabulary=_VOCABULARY)
+    model = random_model(setting, layers=layers, vocabulary=vocabulary, head=head)
     common_H = torch.randn(shape.hidden, generator=generator)
     embedding = model.get_input_embeddings().weight
     embedding.copy_(torch.randn(embedding.shape, generator=generator) + common_H)
-    tokens_BS = torch.randint(1, _VOCABULARY, (batch, prompt), generator=generator)
+    tokens_BS = torch.randint(1, vocabulary, (batch, prompt), generator=generator)
     tokens_BS = tokens_BS.to(setting.device)
     peaks, inputs = [], []
     for router in [layer.mlp.gate for layer in model.model.layers]:
         with router.register_forward_pre_hook(lambda _router, args: inputs.append(args[0])):
             model(input_ids=tokens_BS, use_cache=False)
-        hidden_TH = inputs.pop().flatten(0, -2).float().cpu()
+        hidden_TH = inputs.pop().flatten(0, -2).float()
         router.weight.copy_(_router_weight(hidden_TH, shape, peak, generator))
-        peaks.append(peak_load(hidden_TH @ router.weight.float().cpu().T, shape.top_k))
+        peaks.append(peak_load(hidden_TH @ router.weight.float().T, shape.top_k))
     return model, tokens_BS, peaks
 
 
@@ -123,11 +139,11 @@ def _router_weight(
     """Return router weights [E, H] under which the fullest expert has ``peak`` times the mean."""
     mean_H = hidden_TH.mean(dim=0)
     along_H = mean_H / mean_H.square().sum()
-    noise_EH = torch.randn(shape.n_experts, shape.hidden, generator=generator)
+    noise_EH = torch.randn(shape.n_experts, shape.hidden, generator=generator).to(hidden_TH)
     noise_EH = noise_EH * hidden_TH.square().sum(dim=1).mean().rsqrt()
     noise_EH = noise_EH - (noise_EH @ mean_H)[:, None] * along_H
     order_E = torch.randperm(shape.n_experts, generator=generator)
-    popular_EH = popularity(shape.n_experts)[order_E][:, None] * along_H
+    popular_EH = popularity(shape.n_experts)[order_E].to(hidden_TH)[:, None] * along_H
 
     def peak_at(factor: float) -> float:
         return peak_load(hidden_TH @ (noise_EH + factor * popular_EH).T, shape.top_k)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -49,6 +50,15 @@ def run(given: argparse.Namespace) -> None:
         raise UsageError(f"batch={given.batch}: must be a multiple of {RANKS}")
     device, dtype = placement(given)
     models = {name: _model(name, given, device, dtype) for name in given.shapes}
+    targets, more = measure(given, models, device)
+    options = ("shapes", "layers", "batch", "prompt", "new", "peak")
+    finish(given, device, targets, options, dtype=dtype_name(dtype), **more)
+
+
+def measure(
+    given: argparse.Namespace, models: Mapping[str, tuple[Any, Tensor]], device: torch.device
+) -> tuple[list[Target], dict[str, Any]]:
+    """Return the targets of every model, and what else was measured; ``given`` has the sizes."""
     targets, seconds, drops = [], {}, {}
     for name, (model, tokens_BS) in models.items():
         seconds[name], drops[name] = _times(name, model, tokens_BS, given, Clock(device))
@@ -62,15 +72,7 @@ def run(given: argparse.Namespace) -> None:
             )
             for side, (_, what) in SIDES.items()
         ]
-    finish(
-        given,
-        device,
-        targets,
-        ("shapes", "layers", "batch", "prompt", "new", "peak"),
-        dtype=dtype_name(dtype),
-        dropped_share=drops,
-        seconds=seconds,
-    )
+    return targets, {"dropped_share": drops, "seconds": seconds}
 
 
 def _model(

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from capmoe_eval.checks import choice
 from capmoe_eval.experiment import arguments
-from capmoe_eval.experiment.configuration import options
 from capmoe_eval.experiment.data_file import read_yaml
 from capmoe_eval.experiment.schema import DTYPES
 from capmoe_eval.experiment.timings.studies import STUDIES
@@ -51,6 +50,8 @@ def commands() -> dict[str, Command]:
 
 def check_names(model: str, tasks: Sequence[str]) -> None:
     """Refuse a model or a task that the configuration does not have, and name the closest one."""
+    from capmoe_eval.experiment.configuration import options  # needs Hydra
+
     choice(*options("model"))("--model", model)
     for task in tasks:
         choice(*options("tasks"))("--tasks", task)

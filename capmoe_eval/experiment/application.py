@@ -14,13 +14,9 @@ from pathlib import Path
 from unittest import mock
 
 import yaml
-from hydra.errors import HydraException, MissingConfigException
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from capmoe_eval.errors import UnwritableError, UsageError, bad_choice, shown
 from capmoe_eval.experiment.arguments import one_line_errors
-from capmoe_eval.experiment.configuration import config_directory, options
 from capmoe_eval.experiment.processes import process_rank
 from capmoe_eval.experiment.schema import fields
 
@@ -75,17 +71,6 @@ def _status(command: Callable[[], int | None]) -> int:
         raise
     except UsageError as error:
         return _say(str(error))
-    except MissingConfigException as error:
-        group, _, option = str(error.missing_cfg_file).rpartition("/")
-        if group == "hydra/launcher" and option.startswith("submitit_"):
-            return _say(
-                f"{group}={option}: needs hydra-submitit-launcher, which is not installed; "
-                "pip install 'capmoe-eval[slurm]'"
-            )
-        known = error.options or options(group)  # Hydra gives no options for one of several
-        return _say(str(bad_choice(group, option, known) if group and known else error))
-    except (HydraException, OmegaConfBaseException) as error:
-        return _say(_refused(error))
     except yaml.YAMLError as error:  # the message names the file
         return _say(f"not valid YAML: {error}")
     except EOFError as error:
@@ -94,6 +79,12 @@ def _status(command: Callable[[], int | None]) -> int:
         if os.environ.get("CAPMOE_DEBUG"):
             raise
         return _say(f"{shown(error.filename or 'a file')}: {error.strerror or error}")
+    except Exception as error:
+        # One of Hydra's needs Hydra, which a benchmark on a machine with torch alone lacks.
+        line = _hydra_line(error) if "hydra" in sys.modules else None
+        if line is None:
+            raise
+        return _say(line)
 
 
 @contextmanager
@@ -131,8 +122,33 @@ def _say(mistake: str) -> int:
     return 2
 
 
+def _hydra_line(error: Exception) -> str | None:
+    """Return the error line for an exception of Hydra; None for any other."""
+    from hydra.errors import HydraException, MissingConfigException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from capmoe_eval.experiment.configuration import options
+
+    if isinstance(error, MissingConfigException):
+        group, _, option = str(error.missing_cfg_file).rpartition("/")
+        if group == "hydra/launcher" and option.startswith("submitit_"):
+            return (
+                f"{group}={option}: needs hydra-submitit-launcher, which is not installed; "
+                "pip install 'capmoe-eval[slurm]'"
+            )
+        known = error.options or options(group)  # Hydra gives no options for one of several
+        return str(bad_choice(group, option, known) if group and known else error)
+    if isinstance(error, (HydraException, OmegaConfBaseException)):
+        return _refused(error)
+    return None
+
+
 def _refused(error: Exception) -> str:
     """Return the error line for an override that Hydra refused, with the closest known key."""
+    from omegaconf import OmegaConf
+
+    from capmoe_eval.experiment.configuration import config_directory
+
     told = f"{error} {error.__cause__ or ''}"
     unknown = re.search(r"Key '([^']+)' is not in struct", told)
     if unknown is None:

@@ -6,7 +6,8 @@ from importlib import resources
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import ConfigDict, TypeAdapter
+
+from capmoe_eval.experiment.checked import ConfigDict, TypeAdapter
 
 _T = TypeVar("_T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from capmoe_eval.experiment.checked import BaseModel, ConfigDict, Field, model_validator
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Positive = Annotated[int, Field(ge=1, lt=2**63)]
@@ -31,7 +31,7 @@ class Documents(Part):
     # The number of each document's image, the same where they share one; None without images.
     images: list[Count] | None = None
     # The places of the documents that a metric is of, where it is not of all of them.
-    metrics: dict[str, list[Count]] = {}
+    metrics: dict[str, list[Count]] = Field(default={})
 
     @model_validator(mode="after")
     def _as_long(self) -> Documents:

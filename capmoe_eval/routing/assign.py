@@ -17,7 +17,7 @@ from torch import Tensor
 
 from capmoe_eval.routing.activation import assign_within, batch_demand, expert_set
 from capmoe_eval.routing.capacity import capacity, experts_per_rank
-from capmoe_eval.routing.groups import TokenGroups
+from capmoe_eval.routing.groups import TokenGroups, moved
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import (
     Assignment,
@@ -182,14 +182,14 @@ class _Keeper:
             self._modality_T = first_T.long() * _DROPPED_FIRST
         self._n_buckets = len(groups.tokens) * units
         # One more bucket, which keeps nothing, holds the slots without a pair.
-        limit_B = torch.tensor([*limits, 0], device=device).repeat_interleave(units)
+        limit_B = moved(torch.tensor([*limits, 0]), device).repeat_interleave(units)
         self._limit_B = limit_B[: self._n_buckets + 1]
         self._random_TE: Tensor | None = None
         if method.keep == "random":
             # Drawn for the whole batch, so that processes which share it draw the same numbers.
             drawn_TE = _random_key((groups.n_tokens, n_experts), method.seed, stream)
             own = slice(groups.first, groups.first + len(groups.rows_T))
-            self._random_TE = drawn_TE[own].to(device)
+            self._random_TE = moved(drawn_TE[own], device)
 
     def keep(self, index_TS: Tensor, valid_TS: Tensor) -> Tensor:
         """Return a mask [T, S] of the valid slots that are kept."""
@@ -209,7 +209,7 @@ class _Keeper:
         del place_TS, sorted_P
         kept_B = torch.minimum(count_B, self._limit_B)
         runs_B2 = torch.stack([kept_B, count_B - kept_B], dim=1)
-        yes_no_B2 = torch.tensor([True, False], device=count_B.device).expand(len(count_B), 2)
+        yes_no_B2 = (torch.arange(2, device=count_B.device) == 0).expand(len(count_B), 2)
         kept_P = torch.empty_like(order_P, dtype=torch.bool)
         kept_P[order_P] = yes_no_B2.reshape(-1).repeat_interleave(
             runs_B2.reshape(-1), output_size=len(order_P)
@@ -288,8 +288,10 @@ def _reroute(scores: Scores, method: Method, keeper: _Keeper) -> Assignment:
         selected_TE = remains_TE & (remains_TE.cumsum(dim=1) <= top_k)
         kept_TE = keeper.keep(ranked_TE, selected_TE)
         rejected_TE = selected_TE & ~kept_TE
-        if not rejected_TE.any():
-            break  # another round would choose and keep the same pairs
+        # Another round would choose and keep the same pairs. A GPU computes it sooner than it says
+        # whether it need not.
+        if rejected_TE.device.type == "cpu" and not rejected_TE.any():
+            break
         remains_TE = remains_TE & ~rejected_TE
     by_expert_TE = torch.empty_like(kept_TE).scatter_(1, ranked_TE, kept_TE)
     return assignment(scores, by_expert_TE)

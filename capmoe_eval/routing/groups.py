@@ -11,6 +11,14 @@ from torch import Tensor
 # G capacity groups.
 
 
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on ``device``; the host does not wait for a copy of what it has itself.
+
+    CUDA has read such a source when the call returns, since its memory is not pinned.
+    """
+    return tensor.to(device, non_blocking=tensor.device.type == "cpu")
+
+
 @dataclass(frozen=True)
 class TokenGroups:
     """The counted tokens of a flattened batch, and the capacity group and rank of each.
@@ -40,7 +48,7 @@ class TokenGroups:
     def to(self, device: torch.device) -> TokenGroups:
         """Return the groups with their tensors on ``device``."""
         own = (self.rows_T, self.group_T, self.rank_T)
-        rows_T, group_T, rank_T = (tensor.to(device) for tensor in own)
+        rows_T, group_T, rank_T = (moved(tensor, device) for tensor in own)
         return TokenGroups(rows_T, group_T, rank_T, self.tokens, self.n_rows, self.first)
 
 

@@ -27,6 +27,7 @@ from capmoe_eval.wrapper.ranks import ALONE
 # Shape suffixes: B sequences, S positions (of a batch) or slots (of a token), N = B·S rows,
 # M columns of a mask, T counted tokens, K = top-k, E experts.
 
+CPU = torch.device("cpu")
 ACTIVE = "capmoe_active"
 """Name of the attribute that marks a router under a capacity."""
 
@@ -124,7 +125,9 @@ class _ForwardHooks:
 
     def _counted(self, mask: Any, tokens: Tensor, n_cached: int) -> Tensor:
         """Return a mask [B, S] of the tokens that count."""
-        everyone_BS = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+        # One process makes its groups on the host.
+        device = CPU if self._meter.ranks is ALONE else tokens.device
+        everyone_BS = torch.ones(tokens.shape[:2], dtype=torch.bool, device=device)
         if self._meter.ranks.idle:
             return ~everyone_BS
         if self._meter.method.count_padding or mask is None:
@@ -215,20 +218,23 @@ class _ForwardHooks:
                 counts=counts,
             )
             changed_T = assignment.changed_T(layer.top_k)
-            if everyone and not bool(changed_T.any()):
+            # A layer waits for its device here and nowhere else.
+            counts = torch.stack([changed_T.sum(), assignment.keep_TS.sum()])
+            n_changed, n_kept = counts.tolist()
+            if everyone and not n_changed:
                 return None
-            if kept_pairs:
-                experts.capmoe_untouched = False
             weight_TS = _combine_weights(layer, method, scores, assignment, weight_TK, changed_T)
             dropped_TS = ~assignment.keep_TS
             index_TS = assignment.index_TS.masked_fill(dropped_TS, layer.n_experts)
             weight_TS = weight_TS.masked_fill(dropped_TS, 0.0)
-            if everyone:
-                return logits_NE, weight_TS, index_TS
-            # A row that does not count is sent to no expert: it takes no slot.
-            shape = (groups.n_rows, dropped_TS.shape[1])
-            index_NS = index_TS.new_full(shape, layer.n_experts).index_copy_(0, rows_T, index_TS)
-            weight_NS = weight_TS.new_zeros(shape).index_copy_(0, rows_T, weight_TS)
+            index_NS, weight_NS = index_TS, weight_TS
+            if not everyone:  # a row that does not count is sent to no expert: it takes no slot
+                shape = (groups.n_rows, dropped_TS.shape[1])
+                index_NS = index_TS.new_full(shape, layer.n_experts)
+                index_NS.index_copy_(0, rows_T, index_TS)
+                weight_NS = weight_TS.new_zeros(shape).index_copy_(0, rows_T, weight_TS)
+            if kept_pairs:
+                experts.capmoe_untouched, experts.capmoe_counted = False, (index_NS, n_kept)
             return logits_NE, weight_NS, index_NS
 
         return hook

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from transformers import StoppingCriteriaList
 
+from capmoe_eval.routing.groups import moved
+
 
 class Step(NamedTuple):
     """One forward of a generation."""
@@ -94,7 +96,7 @@ class _Followed(StoppingCriteriaList):  # type: ignore[misc]
         # lm-eval's criteria for stop strings stop a batch when all of it is done, but note who is.
         for noted_B in (getattr(criterion, "done_tracker", None) for criterion in self):
             if noted_B is not None:
-                told_B = told_B | torch.tensor(noted_B, device=done_B.device)
+                told_B = told_B | moved(torch.tensor(noted_B), done_B.device)
         self._tell(told_B)
         return done_B
 

@@ -47,12 +47,12 @@ def kept_pairs_kernel(
 
     experts.config = copy.copy(config)
     experts.config._experts_implementation_internal = KERNEL
-    experts.capmoe_stock, experts.capmoe_untouched = stock, True
+    experts.capmoe_stock, experts.capmoe_untouched, experts.capmoe_counted = stock, True, None
     try:
         yield
     finally:
         experts.config = config
-        del experts.capmoe_stock, experts.capmoe_untouched
+        del experts.capmoe_stock, experts.capmoe_untouched, experts.capmoe_counted
 
 
 def kept_pairs_forward(
@@ -62,12 +62,16 @@ def kept_pairs_forward(
 
     ``index_TS`` is the expert of each slot; ``num_experts`` marks a slot that is not computed. If
     this forward drops and adds nothing (``experts.capmoe_untouched``), the stock kernel
-    (``experts.capmoe_stock``) runs on all slots.
+    (``experts.capmoe_stock``) runs on all slots. ``experts.capmoe_counted`` may be indices with the
+    number of their kept pairs, so that nothing waits here for a device that has them.
     """
     if experts.capmoe_untouched:
         return experts.capmoe_stock(hidden_TH, index_TS, weight_TS)  # type: ignore[no-any-return]
     keep_TS = index_TS < experts.num_experts
-    token_P, slot_P = keep_TS.nonzero(as_tuple=True)
+    counted_TS, n_kept = experts.capmoe_counted or (None, 0)
+    known = counted_TS is index_TS  # a model may have made others of them
+    pair_P2 = keep_TS.nonzero_static(size=n_kept) if known else keep_TS.nonzero()
+    token_P, slot_P = pair_P2.unbind(dim=1)
     if len(token_P) == 0:
         return torch.zeros_like(hidden_TH)
     rows_PH = experts.capmoe_stock(

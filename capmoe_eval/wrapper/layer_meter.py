@@ -133,8 +133,7 @@ class LayerMeter:
         count_CM = by_modality(count_CT, image_T)
         pad_slots = torch.zeros((), dtype=torch.long, device=index_NS.device)
         if not self._method.is_stock:
-            pad_N1 = ~plan.counted_BS.reshape(-1, 1).to(index_NS.device)
-            pad_slots = ((index_NS < n_experts) & pad_N1).sum()
+            pad_slots = ((index_NS < n_experts) & plan.pads_on(index_NS.device)).sum()
         demand_GME, kept_GME, count_CM, pad_slots = self.layer.ranks.totals(
             demand_GME, kept_GME, count_CM, pad_slots
         )

@@ -92,8 +92,8 @@ class Meter:
                 "some are real"
             )
         self._share_deviations()
-        broken = [layer.broken() for layer in self.layers]  # all of them, before the first wait
-        if any(int(n) for n in broken):
+        broken = [layer.broken() for layer in self.layers]
+        if torch.stack([n.to(broken[0].device) for n in broken]).any():
             details = filter(None, (layer.breaches() for layer in self.layers))
             raise EnforcementError("capacity not enforced: " + "; ".join(details))
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.routing.groups import moved
 
 # Shape suffixes: B sequences, S positions.
 
@@ -77,7 +78,7 @@ class ImageFinder:
         if not self._ids:
             return None
         if ids is not None:
-            return torch.isin(ids, torch.tensor(self._ids, device=ids.device))
+            return torch.isin(ids, moved(torch.tensor(self._ids), ids.device))
         if modality != "uniform":
             raise UsageError(
                 f"modality={modality}: the model is called with inputs_embeds, which do not say "

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.assign import bucket_limits
-from capmoe_eval.routing.groups import TokenGroups, group_tokens
+from capmoe_eval.routing.groups import TokenGroups, group_tokens, moved
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.modality import image_bands
 from capmoe_eval.wrapper.ranks import ALONE, Ranks
@@ -98,6 +98,7 @@ class ForwardPlan:
         self.seen: list[tuple[int, str]] = []
         self.choices: dict[int, Tensor] = {}  # the top-k of the counted tokens, by layer
         self._groups_on: dict[torch.device, TokenGroups] = {}
+        self._pads_on: dict[torch.device, Tensor] = {}
         self._images_on: dict[torch.device, Images] = {}
         self._capacities: dict[object, Tensor] = {}
 
@@ -107,10 +108,13 @@ class ForwardPlan:
 
         Processes that share a model ask for them together.
         """
-        own_B = self.counted_BS.sum(dim=1)
+        counted_BS = self.counted_BS
+        if self._ranks is ALONE:  # on the host, which waits once for a mask of the device
+            counted_BS = counted_BS.cpu()
+        own_B = counted_BS.sum(dim=1)
         share = self._ranks.share(own_B[:0] if self._ranks.idle else own_B)
         return group_tokens(
-            self.counted_BS, ep_size=self.method.ep_size, scope=self.method.scope, share=share
+            counted_BS, ep_size=self.method.ep_size, scope=self.method.scope, share=share
         )
 
     def groups_on(self, device: torch.device) -> TokenGroups:
@@ -118,6 +122,15 @@ class ForwardPlan:
         if device not in self._groups_on:
             self._groups_on[device] = self.groups.to(device)
         return self._groups_on[device]
+
+    def pads_on(self, device: torch.device) -> Tensor:
+        """Return a mask [N, 1] of the rows that do not count, on ``device``, whatever the groups.
+
+        It is moved once per forward.
+        """
+        if device not in self._pads_on:
+            self._pads_on[device] = moved(~self.counted_BS.reshape(-1, 1), device)
+        return self._pads_on[device]
 
     def images_on(self, device: torch.device) -> Images | None:
         """Return which counted tokens are of images, on ``device``; None where there can be none.
@@ -127,7 +140,7 @@ class ForwardPlan:
         if self.image_BS is None:
             return None
         if device not in self._images_on:
-            rows_T = self.groups.rows_T.to(self.image_BS.device)
+            rows_T = moved(self.groups.rows_T, self.image_BS.device)
             parts = (self.image_BS, image_bands(self.image_BS, self.row_end_BS))
             own = (part.reshape(-1)[rows_T].to(device) for part in parts)
             self._images_on[device] = Images(*own)
@@ -141,5 +154,5 @@ class ForwardPlan:
         if key not in self._capacities:
             sizes = {"top_k": top_k, "n_experts": n_experts}
             limits = [bucket_limits(self.method, self.groups, **sizes, gamma=g) for g in gammas]
-            self._capacities[key] = torch.tensor(limits, device=device)
+            self._capacities[key] = moved(torch.tensor(limits), device)
         return self._capacities[key]

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow.parquet as pq
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
@@ -42,6 +41,8 @@ def real_text_hub() -> Path:
 
 def train_split() -> list[Query]:
     """Read the train split."""
+    import pyarrow.parquet as pq  # which training on the mini-world need not have
+
     table = pq.read_table(REAL_TEXT / DATASET / "default" / "train.parquet")
     found = table.select(["text", "label_text"]).to_pydict()
     return list(zip(found["text"], found["label_text"], strict=True))

@@ -7,7 +7,7 @@ packed sequences, so that a document attends to itself only, as in evaluation.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -39,6 +39,11 @@ class Batch:
     input_ids_BS: Tensor
     position_ids_BS: Tensor
     labels_BS: Tensor
+
+    def on(self, device: torch.device) -> Batch:
+        """Return the batch with its tensors on a device."""
+        tensors = {name: each for name, each in vars(self).items() if isinstance(each, Tensor)}
+        return replace(self, **{name: each.to(device) for name, each in tensors.items()})
 
     def seen(self, model: Any) -> tuple[dict[str, Any], Tensor | None]:
         """Return what else the model takes, by its names, and a loss of that, if it has one."""

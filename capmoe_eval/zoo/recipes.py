@@ -163,6 +163,7 @@ def build(
     steps: int | None = None,
     seed: int | None = None,
     scratch: bool = False,
+    device: torch.device | str = "cpu",
     say: Callable[[str], None] = print,
 ) -> tuple[PreTrainedModel, list[float]]:
     """Train a model of the zoo; after a kill, continue from the last checkpoint.
@@ -173,6 +174,7 @@ def build(
         steps: Total number of steps; None for the recipe's.
         seed: Seed of the first weights and of the corpus; None for the recipe's.
         scratch: Whether to train a model from scratch that the zoo upcycles.
+        device: Where it is trained; the weights are those of one kind of processor.
         say: Function that takes progress lines.
 
     Returns:
@@ -197,11 +199,11 @@ def build(
         schedule = Schedule(dense_steps, rate=chosen.rate, decay=chosen.decay)
         # Models that are upcycled from the same dense model share its checkpoint.
         state = work / f"dense-{start}-{dense_steps}.pt"
-        losses += train(dense, batches, schedule, checkpoint=state, say=say)
-        upcycle(dense, model, noise=chosen.noise, seed=start)
+        losses += train(dense.to(device), batches, schedule, checkpoint=state, say=say)
+        upcycle(dense.cpu(), model, noise=chosen.noise, seed=start)
     say(f"{name}: {_millions(model)} million parameters")
     losses += train(
-        model,
+        model.to(device),
         batches,
         Schedule(steps - dense_steps, rate=chosen.rate, decay=chosen.decay, aux=chosen.aux),
         checkpoint=work / f"{name}-{start}-{steps}{'-scratch' if scratch else ''}.pt",

@@ -91,7 +91,7 @@ def train(
     model.train()
     started, counted = time.perf_counter(), 0
     for step in range(len(losses), schedule.steps):
-        batch = batches[first + step]
+        batch = batches[first + step].on(model.device)
         for group in optimizer.param_groups:
             group["lr"] = schedule.rate_at(step)
         loss = batch_loss(model, batch, schedule.aux)

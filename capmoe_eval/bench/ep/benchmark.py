@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from capmoe_eval.checks import choice
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.processes import process_count, process_rank
 from capmoe_eval.experiment.timings.schema import Comparison, Link, Study, Timing, Validation
-from capmoe_eval.experiment.timings.studies import find_studies
+from capmoe_eval.experiment.timings.studies import Plan, find_studies
 from capmoe_eval.wrapper.parallel.world import World
 
 
@@ -27,15 +27,11 @@ def run(given: argparse.Namespace) -> None:
     studies = find_studies(given.study) if given.study else ()
     processes, (device, dtype) = process_count(), placement(given)
     _keep_memory()
-    link = _link(given, device)
+    link = emulated_link(given, device)
     asked: list[tuple[str, dict[str, Any], list[Job]]] = []
     for study in studies:
-        scale, divisor = given.scale or study.scale, given.batch_divisor or study.batch_divisor
-        sizes = {"scale": scale, "batch_divisor": divisor}
-        said = {"study": study.name, "place": study.place, "why": study.why, **sizes}
-        jobs = study_jobs(study, processes=processes, results=given.results, **sizes)
         name = f"{study.name}-{processes}" if processes else study.name
-        asked.append((name, said, jobs))
+        asked.append((name, *planned(study, given, processes)))
     if not asked:
         job = free_job(given, processes)
         none = {"study": None, "place": None, "why": None, "scale": job.scale, "batch_divisor": 1}
@@ -43,26 +39,42 @@ def run(given: argparse.Namespace) -> None:
     world = World.join(device) if processes else None
     bench = Bench(world, device, dtype, link, given)
     for name, said, jobs in asked:
-        file = Study(
-            schema=Study.SCHEMA,
-            command="ep",
-            **measured_on(device),
-            kind="measured" if world else "emulated",
-            note=None if world else EMULATED,
-            backend=world.backend if world else None,
-            dtype=dtype_name(dtype),
-            repeats=given.repeats,
-            warmup=given.warmup,
-            runs=tuple(bench.run(job) for job in jobs),
-            **said,
-        )
+        file = study_file(bench, said, jobs)
         if not process_rank():
             path = given.out / f"ep-{name}-{file.kind}.json"
             file.write(path)
             print(*_lines(file), f"written: {path}\n", sep="\n")
 
 
-def _link(given: argparse.Namespace, device: torch.device) -> Link | Machine:
+def planned(
+    study: Plan, given: argparse.Namespace, processes: int | None
+) -> tuple[dict[str, Any], list[Job]]:
+    """Return what a study's file says of it, and its jobs."""
+    scale, divisor = given.scale or study.scale, given.batch_divisor or study.batch_divisor
+    sizes = {"scale": scale, "batch_divisor": divisor}
+    said = {"study": study.name, "place": study.place, "why": study.why, **sizes}
+    return said, study_jobs(study, processes=processes, results=given.results, **sizes)
+
+
+def study_file(bench: Bench, said: Mapping[str, Any], jobs: Sequence[Job]) -> Study:
+    """Return the file of some jobs, which are timed here."""
+    world, given = bench.world, bench.given
+    return Study(
+        schema=Study.SCHEMA,
+        command="ep",
+        **measured_on(bench.device),
+        kind="measured" if world else "emulated",
+        note=None if world else EMULATED,
+        backend=world.backend if world else None,
+        dtype=dtype_name(bench.dtype),
+        repeats=given.repeats,
+        warmup=given.warmup,
+        runs=tuple(bench.run(job) for job in jobs),
+        **said,
+    )
+
+
+def emulated_link(given: argparse.Namespace, device: torch.device) -> Link | Machine:
     """Return the emulated link, or the machine whose balance it shall have."""
     asked = {"bandwidth": given.bandwidth, "latency": given.latency}
     stated = {name: value for name, value in asked.items() if value is not None}

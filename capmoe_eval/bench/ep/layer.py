@@ -66,10 +66,10 @@ class LayerSetting:
         return self.shape.hidden * self.dtype.itemsize
 
 
-def random_model(setting: LayerSetting, *, layers: int, vocabulary: int) -> Any:
+def random_model(setting: LayerSetting, *, layers: int, vocabulary: int, head: int = _HEAD) -> Any:
     """Return a model without shared experts: a Mixtral where there are 8 experts, else an OLMoE."""
     shape = setting.shape
-    heads = max(1, shape.hidden // _HEAD)
+    heads = max(1, shape.hidden // head)
     sizes: dict[str, Any] = {
         "vocab_size": vocabulary,
         "hidden_size": shape.hidden,

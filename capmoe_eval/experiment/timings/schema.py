@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
-from pydantic import (
+from capmoe_eval.errors import UsageError, field_problem, shown
+from capmoe_eval.experiment.checked import (
     AfterValidator,
     ConfigDict,
     Field,
@@ -22,10 +23,8 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
+    from_json,
 )
-from pydantic_core import from_json
-
-from capmoe_eval.errors import UsageError, field_problem, shown
 from capmoe_eval.experiment.files import write_text
 from capmoe_eval.experiment.record_part import Amount, Count, Part, Positive
 from capmoe_eval.experiment.timings.names import DROPLESS, bench_command, evaluation_command
@@ -314,6 +313,7 @@ class Evaluation(File):
     date: str
     machine_: Machine = Field(alias="machine")
     targets: Annotated[tuple[Target, ...], Field(min_length=1)]
+    rehearsal: str | None = None  # what the file says of itself where it is about no GPU
 
     @property
     def name(self) -> str:

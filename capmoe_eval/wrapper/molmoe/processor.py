@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from transformers import BatchFeature, ProcessorMixin
 from transformers.image_processing_utils import BaseImageProcessor
@@ -15,6 +14,9 @@ from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
 from capmoe_eval.wrapper.molmoe.configuration import SPECIAL_TOKENS
 from capmoe_eval.wrapper.molmoe.crops import NOWHERE, Crops, Geometry, Marks, cut
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 
 class MolmoImageProcessor(BaseImageProcessor):

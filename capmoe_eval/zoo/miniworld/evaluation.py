@@ -27,7 +27,6 @@ from capmoe_eval.zoo.miniworld.world import (
     world,
 )
 from capmoe_eval.zoo.synthetic.documents import MMLU_SUBJECTS, Configs, Splits
-from capmoe_eval.zoo.synthetic.hub import cached_hub
 
 #: Evaluated documents of a task.
 EVALUATION_DOCUMENTS = 300
@@ -94,6 +93,8 @@ def miniworld_hub(split: str = "test") -> Path:
         UsageError: If the split is unknown.
         OSError: If the cache cannot be written.
     """
+    from capmoe_eval.zoo.synthetic.hub import cached_hub  # which training need not have
+
     return cached_hub(f"miniworld-{split}", documents(split), title=f"mini-world, {split}")
 
 

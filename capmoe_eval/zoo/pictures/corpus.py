@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
@@ -36,6 +35,9 @@ from capmoe_eval.zoo.pictures.questions import (
 )
 from capmoe_eval.zoo.pictures.scene import Scene, scene
 from capmoe_eval.zoo.synthetic.tokenizer import END_OF_TEXT, train_bpe, wrapped
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 # Shape suffixes: B rows, S positions, N pictures, P patches,
 # C channels, H height or size of a feature, W width.

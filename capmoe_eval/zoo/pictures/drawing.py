@@ -6,13 +6,16 @@ None of these carries an answer. All chance comes from a seed.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image, ImageDraw
 
 from capmoe_eval.zoo.draw import Draw
 from capmoe_eval.zoo.llava import PICTURE_SIDE
 from capmoe_eval.zoo.pictures.scene import CELLS, WORLD, Figure, Rgb, Scene, Text, Thing
+
+if TYPE_CHECKING:
+    from PIL import Image, ImageDraw
 
 #: Pixels of a side of a cell.
 CELL = PICTURE_SIDE // CELLS
@@ -37,6 +40,8 @@ _LIT: dict[str, Rgb] = {"red": (180, 75, 65), "yellow": (175, 160, 65), "green":
 
 def picture(shown: Scene, draw: Draw) -> Image.Image:
     """Return the picture of a scene, 96 by 96 pixels of RGB."""
+    from PIL import Image, ImageDraw  # which training on text need not have
+
     image = Image.new("RGB", (PICTURE_SIDE, PICTURE_SIDE))
     _Painter(ImageDraw.Draw(image), draw).paint(shown)
     # The stream of RandomState is the same in every version of numpy.

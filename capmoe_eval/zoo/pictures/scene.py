@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator
-
+from capmoe_eval.experiment.checked import BeforeValidator
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.zoo.draw import Draw
 from capmoe_eval.zoo.miniworld.lexicon import Words

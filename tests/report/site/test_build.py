@@ -16,6 +16,7 @@ import pytest
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import gamma_text
 from capmoe_eval.experiment.record import Record
+from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.report.site import page
 from capmoe_eval.report.site.claims import claims_page
 from capmoe_eval.report.site.command import delete_others, write_pages
@@ -28,6 +29,7 @@ from capmoe_eval.report.site.page import Address, natural
 from capmoe_eval.report.site.records import record_page, relatives
 from capmoe_eval.site import main
 from tests import records
+from tests.experiment.timings import files
 from tests.report.site import material
 from tests.report.site.conftest import Site, built, made, overrides
 
@@ -254,8 +256,18 @@ def test_the_table_of_workloads(site: Site) -> None:
 def test_nothing_was_measured(tmp_path: Path) -> None:
     nothing = Inventory("zoo")
     text = efficiency_page(nothing, Address("site/efficiency.html", tmp_path))
-    assert "7 studies are missing" in text and "6 benchmarks are missing" in text
+    assert "7 studies are missing" in text and "7 benchmarks are missing" in text
     assert "EMULATED" not in text
+
+
+def test_a_rehearsal_is_marked_and_meets_nothing(tmp_path: Path) -> None:
+    said = "rehearsal, no figure of this is about a GPU"
+    for rehearsal in (said, None):
+        files.write(tmp_path, files.evaluation("gpu", rehearsal=rehearsal), "gpu.json")
+        shown = Inventory("zoo", bench=read_bench(tmp_path))
+        text = efficiency_page(shown, Address("site/efficiency.html", tmp_path))
+        assert text.count(said) == (1 if rehearsal else 0)
+        assert (">REHEARSAL<" in text) == bool(rehearsal) == (">met<" not in text)
 
 
 def test_claims(site: Site) -> None:

@@ -1,0 +1,1 @@
+"""Benchmark `gpu`: what a GPU must show, as one list that a cut-off run goes on with."""

@@ -1,0 +1,206 @@
+"""Benchmark `gpu`: run the list of what a GPU must show, and go on where it was cut off."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import hashlib
+import json
+import platform
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from capmoe_eval.bench.gpu.items import ITEMS, Item, Setting, jsonable
+from capmoe_eval.bench.rounds import dtype_name, line, measured_on, placement, say
+from capmoe_eval.checks import choice
+from capmoe_eval.errors import UsageError, first_line
+from capmoe_eval.evaluation.version import revision
+from capmoe_eval.experiment.timings.schema import Evaluation
+from capmoe_eval.experiment.timings.spread import Spread, Target
+
+REHEARSAL = "rehearsal, no figure of this is about a GPU"
+_SCALE = 32  # of a rehearsal
+
+Results = dict[str, dict[str, Any]]
+"""What is known of each item: its state, and if it is done, its targets and more."""
+
+
+class _TimeUp(BaseException):
+    """An item takes too long; no handler of errors may take this for one of its own."""
+
+
+def run(given: argparse.Namespace) -> None:
+    """Run the items that are not done, each written when it ends, to ``gpu.json``."""
+    device, dtype = placement(given)
+    for name in given.items or ():
+        choice(*ITEMS)("--items", name)
+    rehearsal = device.type != "cuda"
+    scale = given.scale or (_SCALE if rehearsal else 1)
+    if rehearsal and scale == 1:
+        raise UsageError("scale=1: the full sizes need a GPU; leave it out for a rehearsal")
+    path = given.out / "gpu.json"
+    file = _File(path, Setting(device, dtype, scale, given.out), REHEARSAL if rehearsal else None)
+    results = {} if given.fresh else file.results()
+    asked = [name for name in ITEMS if name in (given.items or ITEMS)]
+    # What was given up once goes last.
+    todo = sorted(
+        (name for name in asked if results.get(name, {}).get("state") != "done"),
+        key=lambda name: name in results,
+    )
+    for number, name in enumerate(todo):
+        say(f"gpu: {name}, {number + 1} of {len(todo)}, at most {ITEMS[name].limit} s")
+        results[name] = _measured(ITEMS[name], file.setting, goals=not rehearsal)
+        file.write(results)
+        for target in file.targets(results, [name]):
+            print(line(target), flush=True)
+        if results[name]["state"] != "done":
+            say(f"gpu: {name} {results[name]['state']}: {results[name]['why']}")
+    done = sum(found["state"] == "done" for found in results.values())
+    print(f"{done} of {len(ITEMS)} items are done; written: {path}")
+    if rehearsal:
+        print(REHEARSAL)
+
+
+def _measured(item: Item, setting: Setting, *, goals: bool) -> dict[str, Any]:
+    """Return an item's result: ``done``, ``skipped``, or ``failed``; its targets with their goals.
+
+    A rehearsal has none: nothing is met or missed there.
+    """
+    began, found = time.perf_counter(), {}
+    try:
+        with _limit(item.limit):
+            targets, more = item.measure(setting)
+        if not goals:
+            targets = [replace(target, target=None, met=None) for target in targets]
+        found = {"state": "done", "targets": jsonable(targets), **more}
+    except _TimeUp:
+        found = {"state": "skipped", "why": f"it took longer than {item.limit} s"}
+    except ModuleNotFoundError as error:
+        found = {"state": "skipped", "why": f"{error.name} is not installed here"}
+    except Exception as error:  # of one item: the others may still show something
+        found = {"state": "failed", "why": f"{type(error).__name__}: {first_line(error)}"}
+    gc.collect()
+    if setting.device.type == "cuda":
+        torch.cuda.empty_cache()
+    spent = round(time.perf_counter() - began, 1)
+    return {**found, "spent": spent, "date": measured_on(setting.device)["date"]}
+
+
+@contextmanager
+def _limit(seconds: int) -> Iterator[None]:
+    """Give a block up after so many seconds, where this thread can be told."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(_number: int, _frame: object) -> None:
+        raise _TimeUp
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class _File:
+    """The file of the list on one device, with one torch and one state of the code."""
+
+    def __init__(self, path: Path, setting: Setting, rehearsal: str | None) -> None:
+        self.setting = setting
+        self._path, self._rehearsal = path, rehearsal
+        self._machine = measured_on(setting.device)["machine"]
+        commit = revision()
+        self._key = {
+            "device": self._machine.name,
+            "torch": self._machine.torch,
+            # Two changes after a commit have one name.
+            "code": commit if commit and not commit.endswith("-dirty") else _sources(),
+            "scale": setting.scale,
+        }
+
+    def results(self) -> Results:
+        """Return the items of the file that are still true: of this device, torch and code."""
+        if not self._path.is_file():
+            return {}
+        try:
+            content = json.loads(self._path.read_bytes())
+            key, results, rehearsal = content["key"], content["items"], content["rehearsal"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"{self._path}: not a whole file ({error}); remove it, or say --fresh"
+            ) from error
+        if self._rehearsal and not rehearsal:
+            raise UsageError(
+                f"out={self._path.parent}: its gpu.json is from a GPU, and a rehearsal would "
+                "replace it; choose another --out"
+            )
+        return dict(results) if key == self._key else {}
+
+    def targets(self, results: Mapping[str, Any], names: list[str]) -> list[Target]:
+        """Return the targets of some items."""
+        return [
+            Target(**each | {"name": f"{name}: {each['name']}", "ratio": Spread(**each["ratio"])})
+            for name in names
+            for each in results[name].get("targets", ())
+        ]
+
+    def write(self, results: Mapping[str, Any]) -> None:
+        """Write all results, the file whole."""
+        ordered = {name: results[name] for name in ITEMS if name in results}
+        done = sum(found["state"] == "done" for found in ordered.values()) / len(ITEMS)
+        share = Target("items that are done", "Share of the list", Spread.of([done]), unit="share")
+        more: dict[str, Any] = {
+            "key": self._key,
+            "software": _software(self.setting),
+            "items": ordered,
+        }
+        Evaluation(
+            schema=Evaluation.SCHEMA,
+            command="gpu",
+            **measured_on(self.setting.device),
+            targets=(share, *self.targets(ordered, list(ordered))),
+            rehearsal=self._rehearsal,
+            **more,
+        ).write(self._path)
+
+
+def _sources() -> str:
+    """Return a name of the code as it is, where no commit has it."""
+    root = Path(__file__).parents[2]
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return f"sources {digest.hexdigest()[:12]}"
+
+
+def _software(setting: Setting) -> dict[str, Any]:
+    """Return what the numbers may depend on besides the device: driver, CUDA and versions."""
+    driver = None
+    if setting.device.type == "cuda":
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        try:
+            said = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20)
+            driver = said.stdout.strip().splitlines()[0]
+        except (OSError, subprocess.SubprocessError, IndexError):
+            driver = "unknown"
+    return {
+        "driver": driver,
+        "cuda": torch.version.cuda,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "dtype": dtype_name(setting.dtype),
+        "commit": revision(),
+    }

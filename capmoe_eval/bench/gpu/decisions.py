@@ -1,0 +1,180 @@
+"""Compare decisions on a device with those on the CPU, and its stock model with γ=∞."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capmoe_eval.bench.rounds import dtype_name, say
+from capmoe_eval.errors import EnforcementError, first_line
+from capmoe_eval.experiment.timings.spread import Spread, Target
+from capmoe_eval.routing.assign import Assignment, Scores, assign
+from capmoe_eval.routing.capacity import group_tokens
+from capmoe_eval.routing.method import Method
+from capmoe_eval.wrapper.layers import MoeLayer, find_moe_layers
+from capmoe_eval.wrapper.session import capacity_aware
+from capmoe_eval.zoo.synthetic.models import TINY_FAMILIES, tiny_model
+
+# Shape suffixes: B sequences, S positions, T counted tokens, K = top-k, E experts.
+
+_RANKS = 2
+_METHODS = (
+    *(Method(name, 1.0, ep_size=_RANKS) for name in ("order", "reverse_order", "random", "score")),
+    Method("expert_drop"),
+    *(
+        Method("expanded_drop", 1.0, ep_size=_RANKS, candidates=candidates)
+        for candidates in ("local", "ranked", "global")
+    ),
+    Method("expanded_drop", 1.0, ep_size=_RANKS, protect_topk=True, max_k=True),
+    Method("token_reroute", 1.0, ep_size=_RANKS),
+    Method("device_drop", 1.0, ep_size=_RANKS),
+)
+_KERNELS = ("grouped_mm", "batched_mm", "eager")
+_STOCK = (Method("baseline"), Method("score", 1000.0))  # no capacity, and one that never binds
+_VOCABULARY = 97
+_BATCH, _PROMPT, _REAL = 8, 24, 17  # every other sequence has pads behind its real tokens
+
+COUNTS = {
+    "same scores": "kept pairs that differ from the CPU's, from the same gate scores",
+    "same logits": "kept pairs that differ from the CPU's, from the same router logits",
+    "promises": "promises of a forward that did not hold",
+    "stock": "logits that differ from the stock model's where no capacity binds",
+}
+"""What is counted; none of it may be."""
+
+
+@torch.no_grad()
+def measure(
+    device: torch.device, dtype: torch.dtype, families: tuple[str, ...] = TINY_FAMILIES
+) -> tuple[list[Target], dict[str, Any]]:
+    """Return the targets and what was compared, over the tiny models of some families."""
+    wrong: Counter[str] = Counter()
+    compared: Counter[str] = Counter()
+    faults: list[str] = []
+    for family in families:
+        say(f"gpu: decisions of {family}, {dtype_name(dtype)}")
+        here = tiny_model(family, vocab_size=_VOCABULARY, dtype=dtype)
+        there = copy.deepcopy(here).to(device)
+        tokens_BS = (torch.arange(_BATCH * _PROMPT) * 7919 % _VOCABULARY).view(_BATCH, _PROMPT)
+        mask_BS = torch.ones_like(tokens_BS)
+        mask_BS[1::2, _REAL:] = 0
+        checks = (
+            _kept_pairs(here, there, tokens_BS, mask_BS, device),
+            _promises(there, tokens_BS.to(device), mask_BS.to(device)),
+            _stock(there, tokens_BS.to(device)),
+        )
+        for name, where, n, differing in (one for check in checks for one in check):
+            compared[name] += n
+            wrong[name] += differing
+            if differing or not n:
+                faults.append(f"{family}, {where}: {name}, {differing} of {n}")
+    said = dtype_name(dtype)
+    targets = [
+        Target(
+            f"{said}: {name}",
+            f"Number of {what}; {compared[name]} were compared, {len(families)} families",
+            Spread.of([float(wrong[name])]),
+            0.0,
+            at_least=False,
+            unit="differ",
+        )
+        for name, what in COUNTS.items()
+    ]
+    return targets, {"compared": dict(compared), "faults": faults}
+
+
+Check = Iterator[tuple[str, str, int, int]]
+"""What was counted, where, how many were compared, and how many differ."""
+
+
+def _kept_pairs(
+    here: Any, there: Any, tokens_BS: Tensor, mask_BS: Tensor, device: torch.device
+) -> Check:
+    """Decide on both devices by every method, from what the routers on the CPU say."""
+    routed: list[tuple[Tensor, ...]] = []
+    layers = find_moe_layers(here)
+    handles = [
+        layer.router.register_forward_hook(lambda _router, _args, output: routed.append(output))
+        for layer in layers
+    ]
+    here(input_ids=tokens_BS, attention_mask=mask_BS, use_cache=False)
+    for handle in handles:
+        handle.remove()
+    groups = {
+        size: group_tokens(mask_BS.bool(), ep_size=size) for size in {m.ep_size for m in _METHODS}
+    }
+    pairs = zip(layers, find_moe_layers(there), routed, strict=True)
+    for number, (layer, layer_there, (logits_NE, _, topk_NK)) in enumerate(pairs):
+        rows_T = groups[_RANKS].rows_T
+        logits_TE, topk_TK = logits_NE[rows_T], topk_NK[rows_T]
+        scores = layer.gate.scores(logits_TE, topk_TK)
+        again = layer_there.gate.scores(logits_TE.to(device), topk_TK.to(device))
+        for method in _METHODS:
+            of = groups[method.ep_size]
+            kept_TE = _kept(assign(scores, method, of, stream=(number, 0)), layer)
+            for name, moved in (("same scores", _moved(scores, device)), ("same logits", again)):
+                decided = assign(moved, method, of.to(device), stream=(number, 0))
+                differing = int((kept_TE != _kept(decided, layer).cpu()).sum())
+                yield name, f"{layer.name}, {method.name}", int(kept_TE.sum()), differing
+
+
+def _moved(scores: Scores, device: torch.device) -> Scores:
+    parts = {name: each for name, each in vars(scores).items() if each is not None}
+    return dataclasses.replace(scores, **{name: each.to(device) for name, each in parts.items()})
+
+
+def _kept(assignment: Assignment, layer: MoeLayer) -> Tensor:
+    """Return a mask [T, E] of the kept pairs; a slot without one may name any expert."""
+    keep_TS = assignment.keep_TS
+    kept_TE = keep_TS.new_zeros(len(keep_TS), layer.n_experts)
+    return kept_TE.scatter_reduce(1, assignment.index_TS, keep_TS, "amax")
+
+
+def _promises(model: Any, tokens_BS: Tensor, mask_BS: Tensor) -> Check:
+    """Run a padded batch under every method, each with the next of the kernels that run here.
+
+    One of them has the proofs on entry.
+    """
+    kernels = [kernel for kernel in _KERNELS if _refusal(model, kernel, tokens_BS) is None]
+    for method, kernel in zip(_METHODS, itertools.cycle(kernels)):
+        model.set_experts_implementation(kernel)
+        try:
+            with capacity_aware(model, method, verify=method.name == "score") as meter:
+                model(input_ids=tokens_BS, attention_mask=mask_BS, use_cache=False)
+        except EnforcementError as error:
+            yield "promises", f"{method.name}, {kernel}: {first_line(error)}", 1, 1
+            continue
+        # None: a promise that does not apply
+        broken = [name for name, found in meter.proofs().items() if found["passed"] is False]
+        where = f"{method.name}, {kernel}: {' '.join(broken)}"
+        yield "promises", where, len(meter.proofs()), len(broken)
+
+
+def _stock(model: Any, tokens_BS: Tensor) -> Check:
+    """Compare logits bit for bit, with every stock kernel that runs here."""
+    for kernel in _KERNELS:
+        if refused := _refusal(model, kernel, tokens_BS):
+            yield "stock", f"{kernel} does not run: {refused}", 0, 0
+            continue
+        logits = model(input_ids=tokens_BS, use_cache=False).logits
+        for method in _STOCK:
+            with capacity_aware(model, method, verify=False):
+                ours = model(input_ids=tokens_BS, use_cache=False).logits
+            yield "stock", f"{kernel}, {method.name}", logits.numel(), int((ours != logits).sum())
+
+
+def _refusal(model: Any, kernel: str, tokens_BS: Tensor) -> str | None:
+    """Set a stock kernel, and return why it does not run here with nothing of ours; or None."""
+    model.set_experts_implementation(kernel)
+    try:
+        model(input_ids=tokens_BS, use_cache=False)
+    except (RuntimeError, ValueError) as error:
+        return first_line(error)
+    return None

@@ -1,0 +1,254 @@
+"""The items of the list, in the order of their worth; each is short, and stands for itself."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from capmoe_eval.bench import decision, forward, generate
+from capmoe_eval.bench.ep.benchmark import emulated_link, planned, study_file
+from capmoe_eval.bench.ep.layer import LayerSetting, find_shape
+from capmoe_eval.bench.ep.measure import Bench
+from capmoe_eval.bench.gpu import decisions
+from capmoe_eval.bench.gpu.waits import STOCK, host_waits
+from capmoe_eval.bench.options import RANKS
+from capmoe_eval.bench.rounds import timed
+from capmoe_eval.experiment.timings.schema import Shape, Study
+from capmoe_eval.experiment.timings.spread import Spread, Target
+from capmoe_eval.experiment.timings.studies import STUDIES, find_studies
+from capmoe_eval.routing.method import Method
+from capmoe_eval.wrapper.session import capacity_aware
+from capmoe_eval.zoo.recipes import build, recipe
+
+Found = tuple[list[Target], dict[str, Any]]
+"""The targets of an item, and what else was measured, JSON-ready."""
+
+_OLMOE: Mapping[str, int] = {"vocabulary": 50304, "head": 128}
+"""OLMoE-1B-7B's beside the sizes of its MoE layers; it has 16 of them."""
+_SIDES = {
+    **forward.SIDES,
+    f"token_reroute, γ=1, {RANKS} ranks": (
+        Method("token_reroute", 1.0, ep_size=RANKS),
+        0.95,
+        "dropped pairs go to other experts",
+    ),
+}
+_PEAK = 4.0
+_DECISION = {"olmoe": 64, "qwen3_30b": 128, "mixtral": 8}  # experts E
+_WAITS = 1.0  # for one forward, beside those of the stock model
+_TRAINED = "olmoe"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The device, and how much smaller than the list's all sizes are."""
+
+    device: torch.device
+    dtype: torch.dtype
+    scale: int  # divides widths, prompts and numbers of layers; 1 on a GPU
+    out: Path  # folder of the files
+
+    def less(self, size: int, least: int = 1) -> int:
+        """Return a size divided by the scale."""
+        return max(least, size // self.scale)
+
+    def shape(self, name: str) -> Shape:
+        """Return a shape with its widths divided."""
+        return find_shape(name).scaled(self.scale)
+
+    @property
+    def rounds(self) -> dict[str, int]:
+        """Rounds and warm-up rounds of a comparison."""
+        return {"rounds": 7, "warmup": 2} if self.scale == 1 else {"rounds": 1, "warmup": 1}
+
+    def layer(self, name: str) -> LayerSetting:
+        """Return a layer on one rank."""
+        return LayerSetting(self.shape(name), 1, self.device, self.dtype)
+
+    def olmoe(self) -> dict[str, int]:
+        """Return the sizes of the model beside its layers' widths."""
+        return {name: self.less(size, 16) for name, size in _OLMOE.items()}
+
+
+def _decisions(dtype: torch.dtype, setting: Setting) -> Found:
+    return decisions.measure(setting.device, dtype)
+
+
+def _forward(batch: int, prompt: int, setting: Setting) -> Found:
+    given = argparse.Namespace(
+        layers=setting.less(16, 2),
+        batch=setting.less(batch, RANKS),
+        prompt=setting.less(prompt, 8),
+        peak=_PEAK,
+        **setting.rounds,
+    )
+    targets, more = forward.measure(
+        given, setting.layer("olmoe"), model_sizes=setting.olmoe(), sides=_SIDES
+    )
+    return targets, {**more, **vars(given)}
+
+
+def _decision(setting: Setting) -> Found:
+    given = argparse.Namespace(
+        tokens=RANKS * setting.less(16384 // RANKS),
+        ranks=RANKS,
+        layer_tokens=None,
+        layer_rounds=3,
+        rounds=setting.rounds["rounds"],
+    )
+    shapes = [setting.shape(name) for name in _DECISION]
+    targets, more = decision.measure(given, shapes, setting.device, setting.dtype)
+    return targets, {**more, **vars(given)}
+
+
+@torch.no_grad()
+def _waits(setting: Setting) -> Found:
+    """Count the waits of a padded batch, on a model of a few layers."""
+    layers = 4
+    model, tokens_BS, _ = forward.skewed_model(
+        setting.layer("olmoe"), layers=layers, batch=RANKS, prompt=setting.less(512, 8), peak=_PEAK
+    )
+    mask_BS = torch.ones_like(tokens_BS)
+    mask_BS[1::2, -3:] = 0
+
+    def run() -> None:
+        model(input_ids=tokens_BS, attention_mask=mask_BS, use_cache=False)
+
+    run()
+    stock = host_waits(run, setting.device).total()
+    targets, lines = [], {}
+    for name, (method, *_) in _SIDES.items():
+        with capacity_aware(model, method, verify=False):
+            run()  # what is made once is not counted
+            found = host_waits(run, setting.device)
+        lines[name] = dict(sorted(found.items()))
+        ours = found.total() - found[STOCK]
+        targets.append(
+            Target(
+                f"waits: {name}",
+                f"Times that a forward of {layers} MoE layers makes the host wait for its device, "
+                f"beside the stock model's {stock}",
+                Spread.of([float(ours)]),
+                _WAITS,
+                at_least=False,
+                unit="waits",
+            )
+        )
+    return targets, {"stock": stock, "lines": lines, "layers": layers}
+
+
+def _study(name: str, setting: Setting) -> Found:
+    """Time a study on emulated ranks, and write its file beside, as ``bench ep`` does."""
+    (study,) = find_studies(name)
+    full = setting.scale == 1
+    given = argparse.Namespace(
+        scale=setting.scale,
+        batch_divisor=32 if full else 16 * setting.scale**2,
+        repeats=5 if full else 1,
+        warmup=1 if full else 0,
+        results=Path("results/zoo"),
+        validate=False,
+        **dict.fromkeys(("machine", "balance", "bandwidth", "latency")),
+    )
+    link = emulated_link(given, setting.device)
+    bench = Bench(None, setting.device, setting.dtype, link, given)
+    file = study_file(bench, *planned(study, given, None))
+    more: dict[str, Any] = {"place": study.place, "note": file.note, "link": str(link)}
+    if full:  # a rehearsal's would stand among the figures
+        path = setting.out / f"ep-{name}-emulated-gpu.json"
+        file.write(path)
+        more["file"] = path.name
+    return _speedups(file), more
+
+
+def _speedups(file: Study) -> list[Target]:
+    """Return the speedup of each run's last point under the least γ; and its rise with the batch.
+
+    All others are in the study's own file.
+    """
+    targets = []
+    for run in file.runs:
+        rows = [point.timings[-1] for point in run.points]
+        what = f"EMULATED speedup of one layer over dropless, {run.ranks} ranks, {rows[-1].method}"
+        name = f"{file.study}: {run.title}, {run.ranks} ranks"
+        targets.append(Target(name, what, rows[-1].speedup))
+        if file.study == "workload":
+            sizes = [point.tokens_per_rank for point in run.points]
+            least, most = sizes.index(min(sizes)), sizes.index(max(sizes))
+            rise = rows[most].speedup.median / rows[least].speedup.median
+            said = "The same of the batch with most tokens over that with fewest (Table 10: a rise)"
+            targets.append(Target(f"{name}, rise", said, Spread.of([rise]), 1.0))
+    return targets
+
+
+def _training(setting: Setting) -> Found:
+    """Time some steps of a recipe, without those in which everything is made."""
+    first, last = (20, 300) if setting.scale == 1 else (1, 2)
+    seconds = []
+    for steps in (first, last):
+        with tempfile.TemporaryDirectory() as work:
+            train = partial(build, _TRAINED, Path(work), steps=steps, say=lambda _line: None)
+            seconds.append(timed(partial(train, device=setting.device)))
+    each = (seconds[1] - seconds[0]) / (last - first)
+    all_steps = recipe(_TRAINED).steps
+    target = Target(
+        f"training of {_TRAINED}",
+        f"EXTRAPOLATED minutes of the recipe's {all_steps} steps, from steps {first} to {last}",
+        Spread.of([each * all_steps / 60]),
+        unit="min",
+    )
+    return [target], {"seconds": seconds, "steps": [first, last], "seconds_per_step": each}
+
+
+def _generate(setting: Setting) -> Found:
+    sizes = {"batch": setting.less(16, RANKS), "prompt": setting.less(512, 8)}
+    layers = setting.less(16, 2)
+    model, tokens_BS, _ = forward.skewed_model(
+        setting.layer("olmoe"), layers=layers, peak=_PEAK, **sizes, **setting.olmoe()
+    )
+    rounds = {"rounds": 3, "warmup": 1} if setting.scale == 1 else setting.rounds
+    given = argparse.Namespace(**sizes, layers=layers, new=setting.less(64, 2), **rounds)
+    targets, more = generate.measure(given, {"olmoe": (model, tokens_BS)}, setting.device)
+    made = given.batch * given.new
+    rates = {
+        side: made / Spread.of(spent).median for side, spent in more["seconds"]["olmoe"].items()
+    }
+    return targets, {**more, **vars(given), "tokens_per_second": rates}
+
+
+@dataclass(frozen=True)
+class Item:
+    """One item of the list."""
+
+    measure: Callable[[Setting], Found]
+    limit: int  # seconds, after which it is given up
+
+
+ITEMS: Mapping[str, Item] = MappingProxyType(
+    {
+        "decisions-float32": Item(partial(_decisions, torch.float32), 60),
+        "decisions-bfloat16": Item(partial(_decisions, torch.bfloat16), 60),
+        "forward-16x512": Item(partial(_forward, 16, 512), 120),
+        "forward-64x128": Item(partial(_forward, 64, 128), 120),
+        "decision": Item(_decision, 60),
+        "waits": Item(_waits, 30),
+        **{f"study-{name}": Item(partial(_study, name), 120) for name in STUDIES},
+        "training": Item(_training, 90),
+        "generate": Item(_generate, 90),
+    }
+)
+"""By name, in the order of their worth. All limits together are less than 25 minutes."""
+
+
+def jsonable(targets: list[Target]) -> list[dict[str, Any]]:
+    """Return targets as they stand in a file."""
+    return [dataclasses.asdict(target) for target in targets]

@@ -1,0 +1,222 @@
+"""The list of what a GPU must show, rehearsed: it runs, goes on, and can find something."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from capmoe_eval.bench.__main__ import main
+from capmoe_eval.bench.gpu import command, decisions
+from capmoe_eval.bench.gpu.items import ITEMS, Item, Setting
+from capmoe_eval.bench.gpu.waits import STOCK, host_waits
+from capmoe_eval.experiment.timings.schema import read_evaluation, read_study
+from capmoe_eval.experiment.timings.spread import Spread, Target
+from capmoe_eval.routing.assign import Assignment, assign
+from capmoe_eval.wrapper.session import capacity_aware
+from tests.bench.gpu.bare import bare_site, run_bare
+from tests.wrapper.models import make
+
+FEW = ("decision", "waits", "study-breakdown", "training")
+_RUN = """
+from capmoe_eval.bench.__main__ import main
+for words in {commands}:
+    try:
+        main([*words, "--out", "bench"])
+    except SystemExit as done:
+        assert not done.code, words
+"""
+
+
+def bench(out: Path, *words: str) -> tuple[int, dict[str, Any]]:
+    with pytest.raises(SystemExit) as done:
+        main(["gpu", *words, "--out", str(out)])
+    path = out / "gpu.json"
+    return int(done.value.code or 0), json.loads(path.read_text()) if path.exists() else {}
+
+
+def test_it_runs_where_torch_and_transformers_are_alone(tmp_path: Path) -> None:
+    """From the start of the command to a file that pydantic accepts, byte for byte."""
+    site = bare_site(tmp_path / "site")
+    for module in ("pydantic", "hydra", "lm_eval", "datasets", "pandas", "scipy", "PIL", "psutil"):
+        assert not (site / module).exists()
+    layer = "--shape small --tokens 16 --peaks 2 --gammas 1 --methods score --layers 1 --prompt 8"
+    commands = [["gpu", "--items", *FEW], ["ep", *layer.split(), "--repeats", "2"]]
+    done = run_bare(site, "-c", _RUN.format(commands=commands))
+    assert done.returncode == 0, done.stderr
+    path = tmp_path / "bench" / "gpu.json"
+    read = read_evaluation(path)
+    assert read.rehearsal == command.REHEARSAL and read.text() == path.read_text()
+    assert command.REHEARSAL in done.stdout
+    items = json.loads(path.read_text())["items"]
+    assert '"met": true' not in path.read_text() and '"met": false' not in path.read_text()
+    states = {name: found["state"] for name, found in items.items()}
+    assert states == dict.fromkeys(FEW, "done")
+    assert all(target.target is None for target in read.targets)  # nothing is met, nothing missed
+    # A study's file, too, is what the full environment writes.
+    (path,) = (tmp_path / "bench").glob("ep-*.json")
+    assert read_study(path).text() == path.read_text()
+
+
+def counted(ran: list[str], name: str, wait: float = 0.0) -> Any:
+    def measure(_setting: Setting) -> tuple[list[Target], dict[str, Any]]:
+        ran.append(name)
+        time.sleep(wait)
+        return [Target(name, "what", Spread.of([1.0]), 2.0)], {}
+
+    return measure
+
+
+def test_a_cut_run_loses_one_item_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+    killed = True
+
+    def cut(_setting: Setting) -> Any:
+        ran.append("cut")
+        if killed:
+            raise KeyboardInterrupt  # as SIGTERM does
+        return counted([], "cut")(_setting)
+
+    def broken(_setting: Setting) -> Any:
+        ran.append("broken")
+        raise RuntimeError("CUDA out of memory")
+
+    items = {
+        "first": Item(counted(ran, "first"), 9),
+        "slow": Item(counted(ran, "slow", 3.0), 1),
+        "broken": Item(broken, 9),
+        "cut": Item(cut, 9),
+        "last": Item(counted(ran, "last"), 9),
+    }
+    monkeypatch.setattr(command, "ITEMS", items)
+    status, content = bench(tmp_path)
+    assert status == 130 and ran == ["first", "slow", "broken", "cut"]
+    states = {name: found["state"] for name, found in content["items"].items()}
+    assert states == {"first": "done", "slow": "skipped", "broken": "failed"}
+    assert "longer than 1 s" in content["items"]["slow"]["why"]
+    assert "CUDA out of memory" in content["items"]["broken"]["why"]
+    ran.clear()
+    killed = False
+    items["slow"] = replace(items["slow"], limit=9, measure=counted(ran, "slow"))
+    status, content = bench(tmp_path)
+    assert status == 0
+    assert ran == ["cut", "last", "slow", "broken"]  # what was given up goes last
+    assert set(content["items"]) == set(items)
+    # Another torch, another code: nothing of before is true.
+    ran.clear()
+    content["key"]["torch"] = "1.0"
+    (tmp_path / "gpu.json").write_text(json.dumps(content))
+    bench(tmp_path, "--items", "last")
+    assert ran == ["last"]
+    _, content = bench(tmp_path, "--items", "first")
+    assert list(content["items"]) == ["first", "last"]
+
+
+def test_a_rehearsal_replaces_no_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "ITEMS", {"first": Item(counted([], "first"), 9)})
+    _, content = bench(tmp_path)
+    (tmp_path / "gpu.json").write_text(json.dumps(content | {"rehearsal": None}))
+    assert bench(tmp_path)[0] == 2
+    assert "from a GPU" in capsys.readouterr().err
+    (tmp_path / "gpu.json").write_text("{")
+    assert main_status(tmp_path) == 2
+    assert bench(tmp_path, "--fresh")[0] == 0
+    assert bench(tmp_path, "--items", "frist")[0] == 2
+    assert "did you mean 'first'" in capsys.readouterr().err
+
+
+def main_status(out: Path) -> int:
+    with pytest.raises(SystemExit) as done:
+        main(["gpu", "--out", str(out)])
+    return int(done.value.code or 0)
+
+
+def test_the_list_ends_in_25_minutes() -> None:
+    assert sum(item.limit for item in ITEMS.values()) <= 25 * 60
+    assert max(item.limit for item in ITEMS.values()) <= 5 * 60  # of the ten of one call
+
+
+def test_a_device_that_decides_otherwise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second decision is the device's: there the first kept pair is lost."""
+    calls = 0
+
+    def unlike(*args: Any, **kwargs: Any) -> Assignment:
+        nonlocal calls
+        calls += 1
+        made = assign(*args, **kwargs)
+        if calls % 3 == 1:  # the CPU's, before those from the same scores and the same logits
+            return made
+        keep_TS = made.keep_TS.clone()
+        keep_TS.view(-1)[keep_TS.view(-1).nonzero()[0]] = False
+        return replace(made, keep_TS=keep_TS)
+
+    device, dtype = torch.device("cpu"), torch.bfloat16
+    fine, _ = decisions.measure(device, dtype, families=("qwen3_moe",))
+    assert [target.met for target in fine] == [True] * 4
+    monkeypatch.setattr(decisions, "assign", unlike)
+    found, more = decisions.measure(device, dtype, families=("qwen3_moe",))
+    assert [target.met for target in found] == [False, False, True, True]
+    n_decisions = 3 * len(decisions._METHODS)  # layers
+    assert [target.ratio.median for target in found][:2] == [n_decisions, n_decisions]
+    assert len(more["faults"]) == 2 * n_decisions
+
+
+@pytest.mark.parametrize(
+    ("method", "in_layer"),
+    [
+        ("baseline", {}),
+        ("score", {"wrapper/forward.py": 1}),
+        ("random", {"wrapper/forward.py": 1}),
+        ("expert_drop", {"wrapper/forward.py": 1}),
+        ("expanded_drop", {"wrapper/forward.py": 1}),
+        # Its rounds end early on a CPU alone.
+        ("token_reroute", {"wrapper/forward.py": 1, "routing/assign.py": 3}),
+    ],
+)
+def test_a_layer_waits_once_for_its_device(method: str, in_layer: dict[str, int]) -> None:
+    """Whatever the number of layers, a forward waits for its mask and for its checks once."""
+    model = make("olmoe")
+    tokens_BS = torch.arange(96).view(4, 24)
+    mask_BS = torch.ones_like(tokens_BS)
+    mask_BS[1::2, 17:] = 0
+
+    @torch.no_grad()
+    def forward() -> None:
+        model(input_ids=tokens_BS, attention_mask=mask_BS, use_cache=False)
+
+    with capacity_aware(model, method, gamma=1.0, ep_size=2, verify=False) as meter:
+        forward()
+        found = host_waits(forward, torch.device("cpu"))
+    layers = len(meter.layers)
+    places: dict[str, int] = {}
+    for line, times in found.items():
+        if line != STOCK:
+            place = line.partition(":")[0]
+            places[place] = places.get(place, 0) + times
+    # The groups' two are of a mask that the plan has brought to the host.
+    once = {"wrapper/plan.py": 1, "wrapper/meter.py": 1, "routing/capacity.py": 2}
+    expected = once | {place: layers * times for place, times in in_layer.items()}
+    if method == "baseline":  # its scores are sorted on the host where they are there
+        places.pop("wrapper/layer_meter.py", None)
+    assert places == expected and layers > 1
+
+
+def test_waits_are_counted() -> None:
+    values = torch.arange(6.0)
+
+    def work() -> None:
+        bool(values.any()), values.tolist(), float(values[1]), values.nonzero()  # 4
+        values[values > 2] = 0  # a size that depends on values
+        torch.tensor([1], device=values.device)  # copied, and waited for
+        values[torch.tensor([1, 2])].sum()  # none
+
+    assert host_waits(work, values.device).total() == 6
