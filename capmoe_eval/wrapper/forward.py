@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.routing.activation import best_own
 from capmoe_eval.routing.assign import assign, batch_counts
+from capmoe_eval.routing.groups import TokenGroups
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Assignment, Scores
 from capmoe_eval.wrapper.generation import Generation
@@ -219,20 +220,15 @@ class _ForwardHooks:
             )
             changed_T = assignment.changed_T(layer.top_k)
             # A layer waits for its device here and nowhere else.
-            counts = torch.stack([changed_T.sum(), assignment.keep_TS.sum()])
-            n_changed, n_kept = counts.tolist()
+            n_changed, n_kept = torch.stack([changed_T.sum(), assignment.keep_TS.sum()]).tolist()
             if everyone and not n_changed:
                 return None
             weight_TS = _combine_weights(layer, method, scores, assignment, weight_TK, changed_T)
             dropped_TS = ~assignment.keep_TS
-            index_TS = assignment.index_TS.masked_fill(dropped_TS, layer.n_experts)
-            weight_TS = weight_TS.masked_fill(dropped_TS, 0.0)
-            index_NS, weight_NS = index_TS, weight_TS
-            if not everyone:  # a row that does not count is sent to no expert: it takes no slot
-                shape = (groups.n_rows, dropped_TS.shape[1])
-                index_NS = index_TS.new_full(shape, layer.n_experts)
-                index_NS.index_copy_(0, rows_T, index_TS)
-                weight_NS = weight_TS.new_zeros(shape).index_copy_(0, rows_T, weight_TS)
+            index_NS = assignment.index_TS.masked_fill(dropped_TS, layer.n_experts)
+            weight_NS = weight_TS.masked_fill(dropped_TS, 0.0)
+            if not everyone:
+                index_NS, weight_NS = _every_row(groups, index_NS, weight_NS, layer.n_experts)
             if kept_pairs:
                 experts.capmoe_untouched, experts.capmoe_counted = False, (index_NS, n_kept)
             return logits_NE, weight_NS, index_NS
@@ -251,6 +247,15 @@ class _ForwardHooks:
             meter.note_experts(index_NS, plan)
 
         return hook
+
+
+def _every_row(
+    groups: TokenGroups, index_TS: Tensor, weight_TS: Tensor, no_expert: int
+) -> tuple[Tensor, Tensor]:
+    """Return experts and weights of every row [N, S]: one that does not count takes no slot."""
+    shape = (groups.n_rows, index_TS.shape[1])
+    index_NS = index_TS.new_full(shape, no_expert).index_copy_(0, groups.rows_T, index_TS)
+    return index_NS, weight_TS.new_zeros(shape).index_copy_(0, groups.rows_T, weight_TS)
 
 
 def _combine_weights(
