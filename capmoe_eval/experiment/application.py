@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 from unittest import mock
 
 import yaml
@@ -23,6 +24,9 @@ from capmoe_eval.experiment.arguments import one_line_errors
 from capmoe_eval.experiment.configuration import config_directory, options
 from capmoe_eval.experiment.processes import process_rank
 from capmoe_eval.experiment.schema import fields
+
+INTERRUPTED: Final = "interrupted: finished cells are kept, the same command continues"
+"""The line that a command ends with after Ctrl-C, SIGTERM or SIGHUP."""
 
 
 def run_command(command: Callable[[], int | None]) -> int:
@@ -48,7 +52,7 @@ def run_command(command: Callable[[], int | None]) -> int:
     except UnwritableError as error:
         return _say(str(error))
     except KeyboardInterrupt as error:
-        print("interrupted: finished cells are kept, the same command continues", file=sys.stderr)
+        print(INTERRUPTED, file=sys.stderr)
         return 128 + (error.args[0] if error.args else signal.SIGINT)
 
 

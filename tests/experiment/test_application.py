@@ -17,12 +17,11 @@ from omegaconf import OmegaConf
 
 from capmoe_eval.errors import UsageError, unwritable
 from capmoe_eval.experiment import application
-from capmoe_eval.experiment.application import run_all, run_command
+from capmoe_eval.experiment.application import INTERRUPTED, run_all, run_command
 from capmoe_eval.experiment.datasource import _writable_or_temporary, cache_directory
 from capmoe_eval.experiment.files import write_text
 from capmoe_eval.report.tables import command as tables
 
-INTERRUPTED = "interrupted: finished cells are kept, the same command continues"
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 

@@ -17,6 +17,7 @@ EVALUATIONS: Final = MappingProxyType(
         "suite": "the suite against one lm-eval process per cell and task",
         "answers": "generated answers in other batches",
         "cells": "time and memory over documents and cells",
+        "chaos": "sweeps that are killed at random moments, against one that is not",
     }
 )
 """Every benchmark of the evaluation, and what it is about; each writes ``<name>.json``."""

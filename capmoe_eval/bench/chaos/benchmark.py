@@ -1,0 +1,296 @@
+"""Benchmark `chaos`: kill sweeps at random moments, restart them, and compare their records."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import socket
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+from capmoe_eval.bench.chaos.disturbance import Story, disturb
+from capmoe_eval.bench.chaos.faults import FAULTS, Disk
+from capmoe_eval.bench.chaos.judge import Reference, Verdict
+from capmoe_eval.bench.chaos.sweep import STAGES, Sweep, watch
+from capmoe_eval.bench.rounds import CPU, finish, say
+from capmoe_eval.checks import choice
+from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.command import execute
+from capmoe_eval.evaluation.tasks import task_manager
+from capmoe_eval.experiment.application import run_command
+from capmoe_eval.experiment.configuration import Plan, plans
+from capmoe_eval.experiment.results import record_paths
+from capmoe_eval.experiment.selection import composed
+from capmoe_eval.experiment.timings.schema import Faults
+from capmoe_eval.experiment.timings.spread import Spread, Target
+
+KILLS: Final = 200
+"""Kills that are wanted in all."""
+_GRID: Final = (
+    "grid.model=[tiny_olmoe,tiny_mixtral]",
+    "grid.method=[score,random]",
+    "grid.gamma=[1.0,2.0]",
+    *("tasks=obqa", "limit=2", "batch_size=2", "ep_size=2", "device=cpu", "threads=1"),
+)
+_RANKS: Final = 2
+_BY_COMMAND: Final = 5  # every fifth kill is of a command line, the others of forks
+_LOADED: Final = ("run", "evaluate", "lm", "summary", "provenance", "loading")
+
+
+def run(given: argparse.Namespace) -> None:
+    """Let the faults happen, print what was lost or wrong, and write ``chaos.json``."""
+    given.kinds = list(dict.fromkeys(given.kinds or FAULTS))
+    for kind in given.kinds:
+        choice(*FAULTS)("--kinds", kind)
+    if given.kills < len(given.kinds):
+        raise UsageError(f"--kills={given.kills}: must be at least one for each of --kinds")
+    with tempfile.TemporaryDirectory(prefix="capmoe-chaos-") as scratch:
+        say(f"chaos: everything lies in {scratch}, which is removed in the end")
+        found = _Chaos(Path(scratch), random.Random(given.seed)).run(given.kinds, given.kills)
+    options = ("kills", "seed", "kinds")
+    finish(given, CPU, _targets(found), options, faults=found, grid=_GRID)
+
+
+class _Start:
+    """Starts processes of a sweep on a directory."""
+
+    def __init__(self, root: Path, life: float, environment: dict[str, str], ranks: int) -> None:
+        self.root, self.life, self.ranks = root, life, ranks
+        self.environment = environment
+        self.words = [*_GRID, f"results_dir={root}", *(["parallel=ep"] if ranks > 1 else [])]
+        self.plans: list[Plan] = plans(composed(self.words))
+
+
+class Fork(_Start):
+    """Starts forks of this process, in which all modules are imported already."""
+
+    paused = True
+
+    def __call__(
+        self, others: Sequence[Sweep], pause_at: int | None, rank: int, group: int
+    ) -> Sweep:
+        """Start a process; those of one ``group`` are ranks."""
+        environment = dict(self.environment)
+        if self.ranks > 1:
+            environment |= {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(self.ranks),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(_port(rank, group)),
+            }
+        return Sweep(
+            lambda: run_command(lambda: execute(self.plans)),
+            self.root,
+            others=others,
+            pause_at=pause_at,
+            environment=environment,
+        )
+
+
+class Command(_Start):
+    """Starts command lines, with ``torchrun`` where there are ranks."""
+
+    paused = False
+
+    def __init__(self, root: Path, life: float, environment: dict[str, str], ranks: int) -> None:
+        super().__init__(root, life, environment, ranks)
+        torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
+        self._line = [*(torchrun if ranks > 1 else []), "capmoe_eval", *self.words]
+        self._launches, self.ranks = ranks > 1, 1  # processes that this one starts
+
+    def __call__(
+        self, others: Sequence[Sweep], pause_at: int | None, rank: int, group: int
+    ) -> Sweep:
+        """Start a process."""
+        del pause_at, rank, group
+        line = [sys.executable, "-m", *self._line]
+        return Sweep(
+            lambda: os.execv(sys.executable, line),
+            self.root,
+            others=others,
+            environment=self.environment,
+            launches=self._launches,
+        )
+
+
+class _Chaos:
+    """Directories that are disturbed one after the other."""
+
+    def __init__(self, scratch: Path, draws: random.Random) -> None:
+        self._scratch, self._draws = scratch, draws
+        self._directories = 0
+        self._kills = Counter[str]()  # by how the process was started
+        self._disk: Disk | None = None
+        _import_all()
+        self._imports = time.process_time()
+        self._references = {ranks: self._undisturbed(ranks) for ranks in (1,)}
+
+    def run(self, kinds: Sequence[str], kills: int) -> dict[str, Faults]:
+        """Return what happened, by kind."""
+        found = {}
+        for number, kind in enumerate(kinds):
+            wanted = kills // len(kinds) + (number < kills % len(kinds))
+            if FAULTS[kind].ranks and _RANKS not in self._references:
+                self._references[_RANKS] = self._undisturbed(_RANKS)
+            found[kind] = self._of_one_kind(kind, wanted)
+        return found
+
+    def _of_one_kind(self, kind: str, wanted: int) -> Faults:
+        about = FAULTS[kind].about
+        place = self._scratch
+        disk = None
+        if kind == "disk":
+            place = self._scratch / "disk"
+            place.mkdir()
+            try:
+                disk = Disk(place)
+            except OSError as error:
+                about = f"a limit on the size of files, since no disk could be mounted ({error})"
+        stories: list[tuple[str, Story, Verdict]] = []
+        done = 0
+        while done < wanted:
+            started = (
+                "command"
+                if self._kills.total() >= _BY_COMMAND * (self._kills["command"] + 1)
+                else "fork"
+            )
+            story, verdict = self._directory(kind, started, wanted - done, place, disk)
+            stories.append((started, story, verdict))
+            self._kills[started] += len(story.kills)
+            done += len(story.kills)
+            say(f"chaos: {kind}: {done} of {wanted} kills, {_faults(about, stories).problems} wrong")
+            if story.stuck or len(stories) > 20 * wanted:
+                break
+        return _faults(about, stories)
+
+    def _directory(
+        self, kind: str, started: str, most: int, place: Path, disk: Disk | None
+    ) -> tuple[Story, Verdict]:
+        fault = FAULTS[kind]
+        ranks = _RANKS if fault.ranks else 1
+        reference, life = self._references[ranks]
+        self._directories += 1
+        root = place / f"results-{self._directories}"
+        # Of some the documents are not in the cache yet: those are made by whoever comes first.
+        cold = self._draws.random() < 0.2
+        environment = self._environment(self._directories if cold else 0)
+        if started == "fork":
+            start: Fork | Command = Fork(root, life, environment, ranks)
+        else:
+            start = Command(root, life + self._imports, environment, ranks)
+
+        def missing() -> float:
+            return 1 - len(record_paths(root)) / len(reference.paths)
+
+        story = disturb(
+            fault,
+            start,
+            processes=self._draws.randint(1, 3),
+            kills=min(most, self._draws.randint(2, 5)),
+            draws=self._draws,
+            missing=missing,
+            disk=disk,
+        )
+        return story, reference.judge(root)
+
+    def _undisturbed(self, ranks: int) -> tuple[Reference, float]:
+        """Return a directory that nothing disturbs, and the processor seconds it takes."""
+        say(f"chaos: a run of {ranks} process{'es' if ranks > 1 else ''} that nothing disturbs")
+        root = self._scratch / f"undisturbed-{ranks}"
+        start = Fork(root, 0, self._environment(0), ranks)
+        sweeps: list[Sweep] = []
+        number = self._draws.randrange(2**31)
+        try:
+            for rank in range(ranks):
+                sweeps.append(start(sweeps, None, rank, number))
+            while any(sweep.status is None for sweep in sweeps):
+                watch(sweeps, 0.1)
+        finally:
+            for sweep in sweeps:
+                sweep.end()
+        if any(sweep.status for sweep in sweeps):
+            raise UsageError(f"the run that nothing disturbs failed: {sweeps[0].text[-500:]}")
+        return Reference(root), sweeps[0].seconds
+
+    def _environment(self, number: int) -> dict[str, str]:
+        return {"XDG_CACHE_HOME": str(self._scratch / f"cache-{number}"), "OMP_NUM_THREADS": "1"}
+
+
+def _import_all() -> None:
+    """Import what a sweep imports, so that forks need not."""
+    os.environ.setdefault("TQDM_DISABLE", "1")  # as execute does, before tqdm is imported
+    for name in _LOADED:
+        import_module(f"capmoe_eval.evaluation.{name}")
+    plan = plans(composed(_GRID))[0]
+    task_manager(plan.cell.task.lm_eval)  # it looks through 14,000 files
+
+
+_ports: dict[int, int] = {}
+
+
+def _port(rank: int, group: int) -> int:
+    """Return the port at which the ranks of a group meet: one that is free when the first asks."""
+    if not rank:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            _ports[group] = free.getsockname()[1]
+    return _ports[group]
+
+
+def _faults(about: str, stories: Sequence[tuple[str, Story, Verdict]]) -> Faults:
+    kills = Counter[str]()
+    stages: dict[str, int] = defaultdict(int)
+    for started, story, _ in stories:
+        kills[started] += len(story.kills)
+        for kill in story.kills:
+            stages[kill.stage] += 1
+    told = [story for _, story, _ in stories]
+    verdicts = [verdict for _, _, verdict in stories]
+    return Faults(
+        about=about,
+        kills=kills.total(),
+        of_forks=kills["fork"],
+        of_commands=kills["command"],
+        at_a_step=sum(kill.at_step for story in told for kill in story.kills),
+        stages={stage: stages[stage] for stage in STAGES if stages[stage]},
+        directories=len(stories),
+        restarts=sum(story.restarts for story in told),
+        compared=sum(verdict.compared for verdict in verdicts),
+        lost=[path for verdict in verdicts for path in verdict.lost],
+        wrong=[path for verdict in verdicts for path in verdict.wrong],
+        strays=[path for verdict in verdicts for path in verdict.strays],
+        computed_by_two=sum(story.twice for story in told),
+        stuck=sum(story.stuck for story in told),
+        failed=[line for story in told for line in story.failed],
+        ended_otherwise=[line for story in told for line in story.said],
+    )
+
+
+def _targets(found: dict[str, Faults]) -> list[Target]:
+    """Return a line for each kind, and the number of kills."""
+    total = sum(faults.kills for faults in found.values())
+    by_command = sum(faults.of_commands for faults in found.values())
+    what = f"Kills in all: {total - by_command} of forks, {by_command} of command lines"
+    targets = [Target("kills", what, _one(total), KILLS, unit="")]
+    for kind, faults in found.items():
+        stages = ", ".join(f"{stage} {count}" for stage, count in faults.stages.items())
+        what = (
+            f"{faults.about}, {faults.kills} times ({stages}), {faults.restarts} restarts, "
+            f"{faults.compared} records compared with a run that nothing disturbed: records lost "
+            "or wrong, files left over, cells computed by two at a time, and ends that are not as "
+            "documented"
+        )
+        targets.append(Target(f"{kind}: wrong", what, _one(faults.problems), 0, False, unit=""))
+    return targets
+
+
+def _one(count: int) -> Spread:
+    return Spread(count, count, count)
