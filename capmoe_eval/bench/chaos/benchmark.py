@@ -9,13 +9,14 @@ import socket
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-from capmoe_eval.bench.chaos.disturbance import Story, disturb
+from capmoe_eval.bench.chaos.disturbance import Disturbance, Story
 from capmoe_eval.bench.chaos.faults import FAULTS, Disk
 from capmoe_eval.bench.chaos.judge import Reference, Verdict
 from capmoe_eval.bench.chaos.sweep import STAGES, Sweep, watch
@@ -53,8 +54,9 @@ def run(given: argparse.Namespace) -> None:
         raise UsageError(f"--kills={given.kills}: must be at least one for each of --kinds")
     with tempfile.TemporaryDirectory(prefix="capmoe-chaos-") as scratch:
         say(f"chaos: everything lies in {scratch}, which is removed in the end")
-        found = _Chaos(Path(scratch), random.Random(given.seed)).run(given.kinds, given.kills)
-    options = ("kills", "seed", "kinds")
+        chaos = _Chaos(Path(scratch), random.Random(given.seed), 60 * given.minutes)
+        found = chaos.run(given.kinds, given.kills, given.at_a_time)
+    options = ("kills", "seed", "kinds", "at_a_time")
     finish(given, CPU, _targets(found), options, faults=found, grid=_GRID)
 
 
@@ -71,11 +73,9 @@ class _Start:
 class Fork(_Start):
     """Starts forks of this process, in which all modules are imported already."""
 
-    paused = True
+    pauses = True
 
-    def __call__(
-        self, others: Sequence[Sweep], pause_at: int | None, rank: int, group: int
-    ) -> Sweep:
+    def __call__(self, pause_at: int | None, rank: int, group: int) -> Sweep:
         """Start a process; those of one ``group`` are ranks."""
         environment = dict(self.environment)
         if self.ranks > 1:
@@ -89,7 +89,6 @@ class Fork(_Start):
         return Sweep(
             lambda: run_command(lambda: execute(self.plans)),
             self.root,
-            others=others,
             pause_at=pause_at,
             environment=environment,
         )
@@ -98,7 +97,7 @@ class Fork(_Start):
 class Command(_Start):
     """Starts command lines, with ``torchrun`` where there are ranks."""
 
-    paused = False
+    pauses = False
 
     def __init__(self, root: Path, life: float, environment: dict[str, str], ranks: int) -> None:
         super().__init__(root, life, environment, ranks)
@@ -106,113 +105,133 @@ class Command(_Start):
         self._line = [*(torchrun if ranks > 1 else []), "capmoe_eval", *self.words]
         self._launches, self.ranks = ranks > 1, 1  # processes that this one starts
 
-    def __call__(
-        self, others: Sequence[Sweep], pause_at: int | None, rank: int, group: int
-    ) -> Sweep:
+    def __call__(self, pause_at: int | None, rank: int, group: int) -> Sweep:
         """Start a process."""
         del pause_at, rank, group
         line = [sys.executable, "-m", *self._line]
         return Sweep(
             lambda: os.execv(sys.executable, line),
             self.root,
-            others=others,
             environment=self.environment,
             launches=self._launches,
         )
 
 
+@dataclass
+class _Directory:
+    """A directory that was disturbed."""
+
+    started: str  # ``fork`` or ``command``
+    about: str  # what happened to it
+    story: Story
+    verdict: Verdict
+
+
 class _Chaos:
-    """Directories that are disturbed one after the other."""
+    """Directories that are disturbed, some at a time."""
 
-    def __init__(self, scratch: Path, draws: random.Random) -> None:
+    def __init__(self, scratch: Path, draws: random.Random, seconds: float) -> None:
+        self._until = time.monotonic() + seconds
         self._scratch, self._draws = scratch, draws
-        self._directories = 0
-        self._kills = Counter[str]()  # by how the process was started
-        self._disk: Disk | None = None
+        self._number = 0
+        self._done: dict[str, list[_Directory]] = {}
+        self._wanted: dict[str, int] = {}
+        self._promised = Counter[str]()  # kills in directories that are being disturbed
+        before = time.process_time()
         _import_all()
-        self._imports = time.process_time()
-        self._references = {ranks: self._undisturbed(ranks) for ranks in (1,)}
+        self._imports = time.process_time() - before
+        self._references: dict[int, tuple[Reference, float]] = {}
 
-    def run(self, kinds: Sequence[str], kills: int) -> dict[str, Faults]:
+    def run(self, kinds: Sequence[str], kills: int, at_a_time: int) -> dict[str, Faults]:
         """Return what happened, by kind."""
-        found = {}
+        for ranks in {_RANKS if FAULTS[kind].ranks else 1 for kind in kinds}:
+            self._references[ranks] = self._undisturbed(ranks)
         for number, kind in enumerate(kinds):
-            wanted = kills // len(kinds) + (number < kills % len(kinds))
-            if FAULTS[kind].ranks and _RANKS not in self._references:
-                self._references[_RANKS] = self._undisturbed(_RANKS)
-            found[kind] = self._of_one_kind(kind, wanted)
-        return found
+            self._wanted[kind] = kills // len(kinds) + (number < kills % len(kinds))
+            self._done[kind] = []
+        running: list[Generator[None, None, None]] = []
+        try:
+            while running or self._next():
+                while len(running) < at_a_time and (lacks := self._next()):
+                    running.append(self._disturbed(lacks, self._promise(lacks)))
+                watch(0.05)
+                running = [one for one in running if next(one, running) is not running]
+        finally:
+            for one in running:
+                one.close()
+        return {kind: _faults(found) for kind, found in self._done.items()}
 
-    def _of_one_kind(self, kind: str, wanted: int) -> Faults:
-        about = FAULTS[kind].about
-        place = self._scratch
-        disk = None
+    def _kills(self, kind: str) -> int:
+        return sum(len(directory.story.kills) for directory in self._done[kind])
+
+    def _next(self) -> str | None:
+        """Return the kind that lacks most, or None if none lacks any."""
+        left = {k: n - self._kills(k) - self._promised[k] for k, n in self._wanted.items()}
+        stuck = any(one.story.stuck for found in self._done.values() for one in found)
+        most = max(left, key=lambda kind: left[kind])
+        late = time.monotonic() > self._until
+        return None if stuck or late or left[most] <= 0 else most
+
+    def _promise(self, kind: str) -> int:
+        """Return how many kills the next directory of a kind is for."""
+        left = self._wanted[kind] - self._kills(kind) - self._promised[kind]
+        promised = min(left, self._draws.randint(2, 8))
+        self._promised[kind] += promised
+        return promised
+
+    def _disturbed(self, kind: str, promised: int) -> Generator[None, None, None]:
+        """Disturb a directory, and judge it; yield whenever sweeps are to be read."""
+        fault, draws = FAULTS[kind], self._draws
+        ranks = _RANKS if fault.ranks else 1
+        reference, life = self._references[ranks]
+        self._number += 1
+        place = self._scratch / str(self._number)
+        root = place / "results"
+        disk, about = None, fault.about
         if kind == "disk":
-            place = self._scratch / "disk"
-            place.mkdir()
             try:
                 disk = Disk(place)
             except OSError as error:
-                about = f"a limit on the size of files, since no disk could be mounted ({error})"
-        stories: list[tuple[str, Story, Verdict]] = []
-        done = 0
-        while done < wanted:
-            started = (
-                "command"
-                if self._kills.total() >= _BY_COMMAND * (self._kills["command"] + 1)
-                else "fork"
-            )
-            story, verdict = self._directory(kind, started, wanted - done, place, disk)
-            stories.append((started, story, verdict))
-            self._kills[started] += len(story.kills)
-            done += len(story.kills)
-            say(f"chaos: {kind}: {done} of {wanted} kills, {_faults(about, stories).problems} wrong")
-            if story.stuck or len(stories) > 20 * wanted:
-                break
-        return _faults(about, stories)
-
-    def _directory(
-        self, kind: str, started: str, most: int, place: Path, disk: Disk | None
-    ) -> tuple[Story, Verdict]:
-        fault = FAULTS[kind]
-        ranks = _RANKS if fault.ranks else 1
-        reference, life = self._references[ranks]
-        self._directories += 1
-        root = place / f"results-{self._directories}"
-        # Of some the documents are not in the cache yet: those are made by whoever comes first.
-        cold = self._draws.random() < 0.2
-        environment = self._environment(self._directories if cold else 0)
-        if started == "fork":
-            start: Fork | Command = Fork(root, life, environment, ranks)
-        else:
-            start = Command(root, life + self._imports, environment, ranks)
-
-        def missing() -> float:
-            return 1 - len(record_paths(root)) / len(reference.paths)
-
-        story = disturb(
-            fault,
-            start,
-            processes=self._draws.randint(1, 3),
-            kills=min(most, self._draws.randint(2, 5)),
-            draws=self._draws,
-            missing=missing,
-            disk=disk,
+                about = f"a limit on the size of files, as no disk can be mounted ({error})"
+        started = "command" if self._number % _BY_COMMAND == 0 else "fork"
+        # Of some the documents are not in the cache yet: whoever comes first makes them.
+        environment = self._environment(self._number if draws.random() < 0.2 else 0)
+        start: Fork | Command = (
+            Fork(root, life, environment, ranks)
+            if started == "fork"
+            else Command(root, life + self._imports, environment, ranks)
         )
-        return story, reference.judge(root)
+        try:
+            story = yield from Disturbance(
+                fault,
+                start,
+                processes=draws.randint(1, 3 if started == "fork" else 2),
+                kills=promised,
+                draws=draws,
+                missing=lambda: 1 - len(record_paths(root)) / len(reference.paths),
+                disk=disk,
+            ).run()
+            found = _Directory(started, about, story, reference.judge(root))
+        finally:
+            if disk is not None:
+                disk.remove()
+        self._promised[kind] -= promised
+        self._done[kind].append(found)
+        kills, wrong = self._kills(kind), _faults(self._done[kind]).problems
+        say(f"chaos: {kind}: {kills} of {self._wanted[kind]} kills, {wrong} wrong")
 
     def _undisturbed(self, ranks: int) -> tuple[Reference, float]:
         """Return a directory that nothing disturbs, and the processor seconds it takes."""
         say(f"chaos: a run of {ranks} process{'es' if ranks > 1 else ''} that nothing disturbs")
-        root = self._scratch / f"undisturbed-{ranks}"
+        root = self._scratch / f"undisturbed-{ranks}/results"
         start = Fork(root, 0, self._environment(0), ranks)
         sweeps: list[Sweep] = []
         number = self._draws.randrange(2**31)
         try:
             for rank in range(ranks):
-                sweeps.append(start(sweeps, None, rank, number))
+                sweeps += [start(None, rank, number)]
             while any(sweep.status is None for sweep in sweeps):
-                watch(sweeps, 0.1)
+                watch(0.1)
         finally:
             for sweep in sweeps:
                 sweep.end()
@@ -245,32 +264,31 @@ def _port(rank: int, group: int) -> int:
     return _ports[group]
 
 
-def _faults(about: str, stories: Sequence[tuple[str, Story, Verdict]]) -> Faults:
+def _faults(found: Sequence[_Directory]) -> Faults:
     kills = Counter[str]()
-    stages: dict[str, int] = defaultdict(int)
-    for started, story, _ in stories:
-        kills[started] += len(story.kills)
-        for kill in story.kills:
-            stages[kill.stage] += 1
-    told = [story for _, story, _ in stories]
-    verdicts = [verdict for _, _, verdict in stories]
+    for directory in found:
+        kills[directory.started] += len(directory.story.kills)
+    told = [directory.story for directory in found]
+    verdicts = [directory.verdict for directory in found]
+    stages = Counter(kill.stage for story in told for kill in story.kills)
     return Faults(
-        about=about,
+        about="; ".join(dict.fromkeys(directory.about for directory in found)),
         kills=kills.total(),
         of_forks=kills["fork"],
         of_commands=kills["command"],
         at_a_step=sum(kill.at_step for story in told for kill in story.kills),
         stages={stage: stages[stage] for stage in STAGES if stages[stage]},
-        directories=len(stories),
+        directories=len(found),
         restarts=sum(story.restarts for story in told),
         compared=sum(verdict.compared for verdict in verdicts),
         lost=[path for verdict in verdicts for path in verdict.lost],
         wrong=[path for verdict in verdicts for path in verdict.wrong],
         strays=[path for verdict in verdicts for path in verdict.strays],
         computed_by_two=sum(story.twice for story in told),
+        early=sum(story.early for story in told),
         stuck=sum(story.stuck for story in told),
         failed=[line for story in told for line in story.failed],
-        ended_otherwise=[line for story in told for line in story.said],
+        ended_otherwise=[line for story in told for line in story.otherwise],
     )
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import random
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Final, Protocol
 
 from capmoe_eval.bench.chaos.faults import Disk, Fault
-from capmoe_eval.bench.chaos.sweep import Sweep, watch
+from capmoe_eval.bench.chaos.sweep import Sweep
 
-PATIENCE: Final = 30 * 60.0
-"""Seconds after which a sweep that has not ended stands still for ever."""
+PATIENCE: Final = 60 * 60.0
+"""Seconds after which the sweeps of a directory that have not ended never will."""
 _GRACE: Final = 60.0  # in which the other ranks must end by themselves
 _STEPS: Final = 25  # of a sweep until it is killed at one, on average
 
@@ -22,13 +21,11 @@ _STEPS: Final = 25  # of a sweep until it is killed at one, on average
 class Starter(Protocol):
     """Starts a process of a sweep, by fork or by a command line."""
 
-    ranks: int  # processes that compute together
-    paused: bool  # whether it can stand still at a step
-    life: float  # processor seconds that it takes, undisturbed
+    ranks: int  # processes that it starts to compute together
+    pauses: bool  # whether they can stand still at a step
+    life: float  # processor seconds that one takes, undisturbed
 
-    def __call__(
-        self, others: Sequence[Sweep], pause_at: int | None, rank: int, group: int
-    ) -> Sweep:
+    def __call__(self, pause_at: int | None, rank: int, group: int) -> Sweep:
         """Start it; the sweeps of a ``group`` are ranks."""
 
 
@@ -38,8 +35,6 @@ class Kill:
 
     stage: str
     at_step: bool  # before a step on files, else after some processor time
-    end: int | None = None  # how the process ended
-    documented: bool = False  # with the status and the line that are promised
 
 
 @dataclass
@@ -49,9 +44,10 @@ class Story:
     kills: list[Kill] = field(default_factory=list)
     restarts: int = 0
     twice: int = 0  # cells that two were seen to compute at the same time
+    early: int = 0  # ends by a signal that came before the command listened to it
     stuck: int = 0  # sweeps that did not end
-    failed: list[str] = field(default_factory=list)  # last lines of sweeps that nothing disturbed
-    said: list[str] = field(default_factory=list)  # of those that did not end as documented
+    failed: list[str] = field(default_factory=list)  # ends of sweeps that nothing disturbed
+    otherwise: list[str] = field(default_factory=list)  # ends that are not as documented
 
 
 @dataclass
@@ -59,23 +55,27 @@ class _Group:
     """Processes that compute together: one, or the ranks of one."""
 
     ranks: list[Sweep]
+    victim: Sweep
     moment: float | None  # processor seconds until the fault; None for a step, or for none
-    victim: int
     kill: Kill | None = None
     since: float = 0.0  # when it happened
 
+    @property
+    def due(self) -> bool:
+        """Whether the moment has come."""
+        if self.kill or self.victim.status is not None:
+            return False
+        return self.victim.paused or (
+            self.moment is not None and self.victim.processor_time() >= self.moment
+        )
 
-def disturb(
-    fault: Fault,
-    start: Starter,
-    *,
-    processes: int,
-    kills: int,
-    draws: random.Random,
-    missing: Callable[[], float],
-    disk: Disk | None = None,
-) -> Story:
-    """Run sweeps on one directory, and let a fault happen so many times at random moments.
+    @property
+    def ended(self) -> bool:
+        return all(rank.status is not None for rank in self.ranks)
+
+
+class Disturbance:
+    """Sweeps on one directory to which a fault happens at random moments.
 
     Args:
         fault: What happens.
@@ -86,91 +86,108 @@ def disturb(
         missing: Returns the share of records that are missing.
         disk: What is filled where the fault is a full disk; without it files are limited.
     """
-    story, began = Story(), time.monotonic()
-    groups: list[_Group] = []
-    pending = 1 if fault.ranks else processes  # to be started
-    failed = 0  # to be started again, as soon as there is room on the disk
 
-    def begin() -> _Group:
-        running = [rank for group in groups for rank in group.ranks]
-        steps = start.paused and draws.random() < 0.5
-        moment, pause_at, wanted = None, None, len(story.kills) < kills
-        if wanted and steps:
-            pause_at = 1 + int(draws.expovariate(1 / _STEPS))
-        elif wanted:
-            moment = draws.uniform(0, start.life * (0.4 + 0.6 * missing()))
-        victim, number = draws.randrange(start.ranks), draws.randrange(2**31)
-        ranks: list[Sweep] = []
-        for rank in range(start.ranks):
-            pause = pause_at if rank == victim else None
-            ranks.append(start([*running, *ranks], pause, rank, number))
-        return _Group(ranks, moment, victim)
+    def __init__(
+        self,
+        fault: Fault,
+        start: Starter,
+        *,
+        processes: int,
+        kills: int,
+        draws: random.Random,
+        missing: Callable[[], float],
+        disk: Disk | None = None,
+    ) -> None:
+        self._fault, self._start, self._draws, self._disk = fault, start, draws, disk
+        self._kills, self._missing = kills, missing
+        self._to_start = 1 if fault.ranks else processes
+        self._groups: list[_Group] = []
+        self._story = Story()
 
-    def due(group: _Group) -> bool:
-        sweep = group.ranks[group.victim]
-        if group.kill or sweep.status is not None:
-            return False
-        late = group.moment is not None and sweep.processor_time() >= group.moment
-        return late or sweep.paused
-
-    def strike(group: _Group, at_step: bool) -> None:
-        sweep = group.ranks[group.victim]
-        group.kill, group.since = Kill(sweep.stage, at_step), time.monotonic()
-        if disk is None:
-            fault.strike(sweep)
-
-    try:
-        while groups or pending:
-            while pending:
-                groups.append(begin())
-                pending -= 1
-            sweeps = list(chain.from_iterable(group.ranks for group in groups))
-            watch(sweeps, 0.02)
-            story.twice += _twice(sweeps)
-            for group in groups:
-                if len(story.kills) >= kills:  # enough
-                    group.moment = None
-                elif due(group):
-                    if disk is not None:
-                        disk.fill()
-                    sweep = group.ranks[group.victim]
-                    hit = groups if fault.all else [group]
-                    for each in [one for one in hit if one.ranks[one.victim].status is None]:
-                        strike(each, sweep.paused and each is group)
-                    assert group.kill is not None
-                    story.kills.append(group.kill)
+    def run(self) -> Generator[None, None, Story]:
+        """Return what happened; yield whenever the sweeps are to be read."""
+        began, again = time.monotonic(), 0
+        try:
+            while self._groups or self._to_start:
+                self._groups += [self._begin() for _ in range(self._to_start)]
+                self._to_start = 0
+                yield
+                self._story.twice += _twice([group.victim for group in self._groups])
+                for group in self._groups:
+                    if group.due and len(self._story.kills) < self._kills:
+                        self._strike(group)
+                for group in self._groups:
+                    _go_on(group)
+                for group in [group for group in self._groups if group.ended]:
+                    self._groups.remove(group)
+                    again += self._failed(group)
+                if self._disk is None or not any(group.kill for group in self._groups):
+                    if self._disk is not None:
+                        self._disk.free()
+                    self._story.restarts += again
+                    self._to_start, again = again, 0
+                if time.monotonic() - began > PATIENCE:
+                    self._story.stuck += len(self._groups)
+                    break
+        finally:
+            for group in self._groups:
                 for rank in group.ranks:
-                    if rank.paused:
-                        rank.go_on()
-                _end_ranks(group)
-            for group in [g for g in groups if all(r.status is not None for r in g.ranks)]:
-                groups.remove(group)
-                failed += _note(group, fault, story)
-            if disk is None or not any(group.kill for group in groups):
-                if disk is not None:
-                    disk.free()
-                story.restarts += failed
-                pending, failed = failed, 0
-            if time.monotonic() - began > PATIENCE:
-                story.stuck += len(groups)
-                break
-    finally:
-        for group in groups:
-            for rank in group.ranks:
-                rank.end()
-        if disk is not None:
-            disk.free()
-    return story
+                    rank.end()
+        return self._story
+
+    def _begin(self) -> _Group:
+        moment, pause_at, draws = None, None, self._draws
+        if len(self._story.kills) < self._kills:
+            if self._start.pauses and draws.random() < 0.5:
+                pause_at = 1 + int(draws.expovariate(1 / _STEPS))
+            else:
+                moment = draws.uniform(0, self._start.life * (0.4 + 0.6 * self._missing()))
+        victim, number = draws.randrange(self._start.ranks), draws.randrange(2**31)
+        ranks = [
+            self._start(pause_at if rank == victim else None, rank, number)
+            for rank in range(self._start.ranks)
+        ]
+        return _Group(ranks, ranks[victim], moment)
+
+    def _strike(self, group: _Group) -> None:
+        """Let the fault happen to a group, or to all; it counts once."""
+        if self._disk is not None:
+            self._disk.fill()
+        for each in self._groups if self._fault.all else [group]:
+            if each.victim.status is None and each.kill is None:
+                each.since = time.monotonic()
+                each.kill = Kill(each.victim.stage, each.victim.paused)
+                if self._disk is None:
+                    self._fault.strike(each.victim)
+        if group.kill is not None:
+            self._story.kills.append(group.kill)
+
+    def _failed(self, group: _Group) -> bool:
+        """Note how a group ended; return whether it must be started again."""
+        status = group.victim.status
+        last = (group.victim.text.strip().splitlines() or [""])[-1]
+        if group.kill is None:
+            if status:
+                self._story.failed.append(f"{status}: {last}")
+        elif status:
+            # A process that has just started does not listen to signals yet.
+            early = group.kill.stage == "starting" and (status < 0 or "KeyboardInterrupt" in last)
+            documented = status in self._fault.ends and self._fault.line in last
+            if early and not documented:
+                self._story.early += 1
+            elif not documented:
+                self._story.otherwise.append(f"{group.kill.stage}: {status}: {last}")
+        return bool(status)
 
 
 def _twice(sweeps: Sequence[Sweep]) -> int:
-    """Return how many cells are computed by two; ranks of a group show one alone."""
+    """Return how many cells are computed by two."""
     busy: dict[str, Sweep] = {}
     found = 0
     for sweep in sweeps:
         cell = sweep.computing if sweep.status is None else None
         if cell is not None and cell in busy:
-            # The first may have printed its end after it was read, and before the second began.
+            # The first may have ended it since it was read, but before the second began.
             busy[cell].read()
             found += busy[cell].status is None and busy[cell].computing == cell
         if cell is not None:
@@ -178,27 +195,15 @@ def _twice(sweeps: Sequence[Sweep]) -> int:
     return found
 
 
-def _end_ranks(group: _Group) -> None:
-    """End ranks that outlive one that was killed, as ``srun --kill-on-bad-exit=1`` does."""
+def _go_on(group: _Group) -> None:
+    """Let those that stand still go on, and end ranks that outlive one that was killed.
+
+    So does ``srun --kill-on-bad-exit=1``.
+    """
+    for rank in group.ranks:
+        if rank.paused:
+            rank.go_on()
     alive = [rank for rank in group.ranks if rank.status is None]
-    if alive and len(alive) < len(group.ranks) and group.kill:
-        if time.monotonic() - group.since > _GRACE:
-            for rank in alive:
-                rank.signal(signal.SIGKILL)
-
-
-def _note(group: _Group, fault: Fault, story: Story) -> bool:
-    """Note how a group ended; return whether it must be started again."""
-    sweep = group.ranks[group.victim]
-    last = (sweep.text.strip().splitlines() or [""])[-1]
-    if group.kill is None:
-        if sweep.status:
-            story.failed.append(f"{sweep.status}: {last}")
-        return bool(sweep.status)
-    group.kill.end = sweep.status
-    finished = sweep.status == 0
-    early = group.kill.stage == "starting" and (sweep.status or 0) < 0
-    group.kill.documented = finished or early or (sweep.status in fault.ends and fault.line in last)
-    if not group.kill.documented:
-        story.said.append(f"{group.kill.stage}: {sweep.status}: {last}")
-    return not finished
+    if group.kill and len(alive) < len(group.ranks) and time.monotonic() - group.since > _GRACE:
+        for rank in alive:
+            rank.signal(signal.SIGKILL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import resource
 import signal
@@ -84,25 +85,17 @@ FAULTS: Final = {
 
 
 class Disk:
-    """A small file system in memory that can be filled, and that goes with this process.
+    """A small file system in memory that can be filled.
 
     Raises:
         OSError: If this process may not mount one.
     """
 
     def __init__(self, place: Path) -> None:
-        self._ballast = place / "ballast"
-        # In mounts of our own, which end with the last process that has them: nothing is left.
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.unshare(_CLONE_NEWNS):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        for words in (
-            ("mount", "--make-rprivate", "/"),
-            ("mount", "-t", "tmpfs", "-o", f"size={_DISK}", "chaos", str(place)),
-        ):
-            done = subprocess.run(words, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise OSError(done.returncode, done.stderr.strip())
+        self.place, self._ballast = place, place / "ballast"
+        _own_mounts()
+        place.mkdir()
+        _mount("-t", "tmpfs", "-o", f"size={_DISK}", "chaos", str(place))
 
     def fill(self) -> None:
         """Leave no room on it."""
@@ -113,3 +106,22 @@ class Disk:
     def free(self) -> None:
         """Make room again."""
         self._ballast.unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """Unmount it; all that is on it is lost."""
+        subprocess.run(("umount", "--lazy", str(self.place)), check=False)
+
+
+@functools.cache
+def _own_mounts() -> None:
+    """Have mounts that no other process sees, and that end with the last process that does."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNS):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    _mount("--make-rprivate", "/")
+
+
+def _mount(*words: str) -> None:
+    done = subprocess.run(("mount", *words), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(done.returncode, done.stderr.strip())

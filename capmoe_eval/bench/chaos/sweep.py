@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -35,7 +35,6 @@ class Sweep:
     Args:
         work: What it does, in a fork of this process; its status. It may execute a program.
         root: The results directory.
-        others: Sweeps whose terminals it must not hold open.
         pause_at: Stand still before this step on the directory's files (1 is the first), until
             :meth:`go_on`; only for work that does not execute a program.
         environment: Variables that it has in addition.
@@ -47,7 +46,6 @@ class Sweep:
         work: Callable[[], int | None],
         root: Path,
         *,
-        others: Collection[Sweep] = (),
         pause_at: int | None = None,
         environment: Mapping[str, str] | None = None,
         launches: bool = False,
@@ -56,10 +54,13 @@ class Sweep:
         self.seconds = 0.0  # processor time, when it has ended
         self.paused = False
         self._root, self._said, self._launches = root, b"", launches
-        self._gate, inside = socket.socketpair() if pause_at else (None, None)
+        self._gate: socket.socket | None = None
+        inside: socket.socket | None = None
+        if pause_at is not None:
+            self._gate, inside = socket.socketpair()
         self.process, self._terminal = pty.fork()
         if not self.process:
-            for other in others:
+            for other in _alive:  # whose terminals it must not hold open
                 other.forget()
             os.environ.update(environment or {})
             if pause_at is not None and inside is not None:
@@ -68,6 +69,7 @@ class Sweep:
         if inside is not None:
             inside.close()
         os.set_blocking(self._terminal, False)
+        _alive.append(self)
 
     def forget(self) -> None:
         """Close this process's end of the terminal."""
@@ -156,6 +158,7 @@ class Sweep:
                 self.status = os.waitstatus_to_exitcode(status)
                 self.seconds = used.ru_utime + used.ru_stime
                 self.paused = False
+                _alive.remove(self)
                 self.forget()
             elif self._gate is not None and select.select([self._gate], [], [], 0)[0]:
                 with suppress(OSError):
@@ -173,15 +176,17 @@ class Sweep:
             self.signal(signal.SIGKILL)
             os.waitpid(self.process, 0)
             self.status = -signal.SIGKILL
+            _alive.remove(self)
             self.forget()
 
 
-def watch(sweeps: Sequence[Sweep], seconds: float) -> None:
-    """Wait until a sweep prints something, but no longer than that, and read them all."""
-    alive = [sweep for sweep in sweeps if sweep.status is None]
-    ends = [end for sweep in alive for end in sweep.ends]
-    select.select(ends, [], [], seconds)
-    for sweep in alive:
+_alive: Final[list[Sweep]] = []
+
+
+def watch(seconds: float) -> None:
+    """Wait until any sweep prints something, but no longer than that, and read them all."""
+    select.select([end for sweep in _alive for end in sweep.ends], [], [], seconds)
+    for sweep in tuple(_alive):
         sweep.read()
 
 

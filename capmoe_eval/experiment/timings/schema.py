@@ -321,6 +321,7 @@ class Faults(Part):
     strays: list[str]  # files that a run which nothing disturbs does not leave
     computed_by_two: Count  # cells that two processes computed at the same time
     stuck: Count  # sweeps that did not end
+    early: Count  # ends by a signal that came before the command listened to it
     failed: list[str]  # the ends of sweeps that nothing disturbed
     ended_otherwise: list[str]  # ends that are not as documented
 
