@@ -74,7 +74,8 @@ def run_all(commands: Iterable[Callable[[], int | None]]) -> int:
 def _status(command: Callable[[], int | None]) -> int:
     """Call a command and return its status; print a user's mistake unless it ends all commands."""
     try:
-        return command() or 0
+        with _not_hidden():
+            return command() or 0
     except (BrokenPipeError, UnwritableError):
         raise
     except UsageError as error:
@@ -105,18 +106,36 @@ def _signals() -> Iterator[None]:
     """Make SIGTERM and SIGHUP end the process as Ctrl-C does, unless they are ignored (nohup)."""
 
     def stop(number: int, _frame: object) -> None:
+        _came.append(number)
         raise KeyboardInterrupt(number)
 
     before = {}
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is signal.SIG_DFL:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
                 before[number] = signal.signal(number, stop)
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        if before:
+            _came.clear()
+
+
+_came: Final[list[int]] = []
+"""The signals that came to the running command."""
+
+
+@contextmanager
+def _not_hidden() -> Iterator[None]:
+    """Interrupt again where a library, such as one that is just imported, made an error of it."""
+    try:
+        yield
+    except Exception as error:
+        if _came:
+            raise KeyboardInterrupt(_came[-1]) from error
+        raise
 
 
 def _discard_output() -> None:

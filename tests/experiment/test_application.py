@@ -52,6 +52,21 @@ def test_a_signal_ends_in_one_line_and_its_own_status(
     assert not list(tmp_path.iterdir()), "a temporary file is left"
 
 
+@pytest.mark.parametrize(("number", "status"), SIGNALS.items())
+def test_an_interrupt_of_which_a_library_makes_an_error_is_one(
+    number: signal.Signals, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command() -> int:
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(10)
+        except KeyboardInterrupt as error:
+            raise UsageError("") from error
+        return 0
+
+    assert (run_command(command), capsys.readouterr().err) == (status, f"{INTERRUPTED}\n")
+
+
 def test_an_ignored_signal_stays_ignored() -> None:
     """Under nohup a command goes on when its terminal goes."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
