@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 from unittest import mock
 
 import yaml
@@ -19,6 +20,9 @@ from capmoe_eval.errors import UnwritableError, UsageError, bad_choice, shown
 from capmoe_eval.experiment.arguments import one_line_errors
 from capmoe_eval.experiment.processes import process_rank
 from capmoe_eval.experiment.schema import fields
+
+INTERRUPTED: Final = "interrupted: finished cells are kept, the same command continues"
+"""The line that a command ends with after Ctrl-C, SIGTERM or SIGHUP."""
 
 
 def run_command(command: Callable[[], int | None]) -> int:
@@ -44,7 +48,7 @@ def run_command(command: Callable[[], int | None]) -> int:
     except UnwritableError as error:
         return _say(str(error))
     except KeyboardInterrupt as error:
-        print("interrupted: finished cells are kept, the same command continues", file=sys.stderr)
+        print(INTERRUPTED, file=sys.stderr)
         return 128 + (error.args[0] if error.args else signal.SIGINT)
 
 
@@ -66,7 +70,8 @@ def run_all(commands: Iterable[Callable[[], int | None]]) -> int:
 def _status(command: Callable[[], int | None]) -> int:
     """Call a command and return its status; print a user's mistake unless it ends all commands."""
     try:
-        return command() or 0
+        with _not_hidden():
+            return command() or 0
     except (BrokenPipeError, UnwritableError):
         raise
     except UsageError as error:
@@ -92,18 +97,36 @@ def _signals() -> Iterator[None]:
     """Make SIGTERM and SIGHUP end the process as Ctrl-C does, unless they are ignored (nohup)."""
 
     def stop(number: int, _frame: object) -> None:
+        _came.append(number)
         raise KeyboardInterrupt(number)
 
     before = {}
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is signal.SIG_DFL:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
                 before[number] = signal.signal(number, stop)
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        if before:
+            _came.clear()
+
+
+_came: Final[list[int]] = []
+"""The signals that came to the running command."""
+
+
+@contextmanager
+def _not_hidden() -> Iterator[None]:
+    """Interrupt again where a library, such as one that is just imported, made an error of it."""
+    try:
+        yield
+    except Exception as error:
+        if _came:
+            raise KeyboardInterrupt(_came[-1]) from error
+        raise
 
 
 def _discard_output() -> None:

@@ -18,7 +18,7 @@ from filelock import FileLock
 
 from capmoe_eval.errors import UsageError, writing
 from capmoe_eval.experiment.cell import Cell
-from capmoe_eval.experiment.files import write_text
+from capmoe_eval.experiment.files import remove_temporaries, write_text
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import read_results, record_paths
 
@@ -159,6 +159,8 @@ def _locked(root: Path) -> Iterator[None]:
 
 
 def _write(root: Path, known: _Inputs) -> None:
+    """Write the file; only the holder of the lock may, so no other writer lives."""
+    remove_temporaries(root / FILE)
     entries = [entry for _, entry in sorted(known.items())]
     content = {
         "schema": _SCHEMA,

@@ -196,6 +196,8 @@ def check_plain(given: dict[str, str]) -> None:
         (["cells", "--model", "zoo_olmo"], "did you mean 'zoo_olmoe'"),
         (["answers", "--sizes", "4"], "--sizes=4: must be at least two sizes"),
         (["answers", "--task", "gsm8"], "did you mean 'gsm8k'"),
+        (["chaos", "--kinds", "kil"], "--kinds=kil: did you mean 'kill'?"),
+        (["chaos", "--kills", "6"], "--kills=6: must be at least one for each of --kinds"),
         (["suite", "--rounds", "0"], "--rounds=0: must be a whole number of at least 1"),
         (["suite", "--tasks", "obq"], "did you mean 'obqa'"),
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
 import signal
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from capmoe_eval.bench.chaos.judge import content
 from capmoe_eval.experiment.reservations import Holder
 from tests.evaluation import slurm
 from tests.evaluation.slurm import Slurm, wait
@@ -45,15 +45,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         assert not run_here(patch, "-m", *SWEEP, f"results_dir={root}")
     return records(root)
-
-
-def content(record: dict[str, Any]) -> dict[str, Any]:
-    """Return what a record says, but for when it was computed and how fast."""
-    plain: dict[str, Any] = json.loads(json.dumps(record))
-    del plain["capmoe"]["checksum"]
-    for name in ("date", "seconds"):
-        del plain["capmoe"]["provenance"][name]
-    return plain
 
 
 def contents(found: dict[str, Any]) -> dict[str, Any]:

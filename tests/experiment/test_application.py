@@ -17,12 +17,11 @@ from omegaconf import OmegaConf
 
 from capmoe_eval.errors import UsageError, unwritable
 from capmoe_eval.experiment import application
-from capmoe_eval.experiment.application import run_all, run_command
+from capmoe_eval.experiment.application import INTERRUPTED, run_all, run_command
 from capmoe_eval.experiment.datasource import _writable_or_temporary, cache_directory
 from capmoe_eval.experiment.files import write_text
 from capmoe_eval.report.tables import command as tables
 
-INTERRUPTED = "interrupted: finished cells are kept, the same command continues"
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 
@@ -51,6 +50,21 @@ def test_a_signal_ends_in_one_line_and_its_own_status(
     ended = run_command(lambda: write_text(tmp_path / "half", "half"))
     assert (ended, capsys.readouterr().err) == (status, f"{INTERRUPTED}\n")
     assert not list(tmp_path.iterdir()), "a temporary file is left"
+
+
+@pytest.mark.parametrize(("number", "status"), SIGNALS.items())
+def test_an_interrupt_of_which_a_library_makes_an_error_is_one(
+    number: signal.Signals, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command() -> int:
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(10)
+        except KeyboardInterrupt as error:
+            raise UsageError("") from error
+        return 0
+
+    assert (run_command(command), capsys.readouterr().err) == (status, f"{INTERRUPTED}\n")
 
 
 def test_an_ignored_signal_stays_ignored() -> None:

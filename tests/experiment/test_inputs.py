@@ -170,6 +170,13 @@ def test_processes_that_write_at_once_lose_nothing(computed: Record, tmp_path: P
     assert len(content["datasets"]) == 24
 
 
+def test_what_a_killed_writer_left_is_removed(computed: Record, tmp_path: Path) -> None:
+    stray = tmp_path / ".inputs.json.999999999.0123abcd.tmp"
+    stray.write_text("{")
+    inputs.note(variant(computed, tmp_path), tmp_path)
+    assert (tmp_path / "inputs.json").exists() and not stray.exists()
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -18,6 +18,7 @@ EVALUATIONS: Final = MappingProxyType(
         "answers": "generated answers in other batches",
         "gpu": "what a GPU must show: decisions, full-size speed, the paper's studies",
         "cells": "time and memory over documents and cells",
+        "chaos": "sweeps that are killed at random moments, against one that is not",
     }
 )
 """Every benchmark of the evaluation, and what it is about; each writes ``<name>.json``."""

@@ -303,6 +303,34 @@ class Study(File):
         return [miss.model_dump() for part in parts for miss in part.errors.values()]
 
 
+class Faults(Part):
+    """What happened to sweeps that one kind of fault disturbed."""
+
+    about: str
+    kills: Count
+    of_forks: Count  # of processes that were forked from one that had imported everything
+    of_commands: Count  # of command lines
+    at_a_step: Count  # just before a step on files; the others after some processor time
+    stages: dict[str, Count]  # what the sweeps were doing
+    directories: Count
+    restarts: Count
+    compared: Count  # records, with those of a run that nothing disturbed
+    lost: list[str]
+    wrong: list[str]
+    strays: list[str]  # files that a run which nothing disturbs does not leave
+    computed_by_two: Count  # cells that two processes computed at the same time
+    stuck: Count  # sweeps that did not end
+    early: Count  # ends by a signal that came before the command listened to it
+    failed: list[str]  # the ends of sweeps that nothing disturbed
+    ended_otherwise: list[str]  # ends that are not as documented
+
+    @property
+    def problems(self) -> int:
+        """All that should not be, counted."""
+        lists = (self.lost, self.wrong, self.strays, self.failed, self.ended_otherwise)
+        return sum(map(len, lists)) + self.computed_by_two + self.stuck
+
+
 class Evaluation(File):
     """The file of a benchmark of the evaluation; beside its targets it says what it likes."""
 
@@ -314,6 +342,7 @@ class Evaluation(File):
     machine_: Machine = Field(alias="machine")
     targets: Annotated[tuple[Target, ...], Field(min_length=1)]
     rehearsal: str | None = None  # what the file says of itself where it is about no GPU
+    faults: dict[str, Faults] = Field(default_factory=dict)  # of `chaos`, by kind
 
     @property
     def name(self) -> str:

@@ -32,7 +32,8 @@ class Target:
     ratio: Spread  # the measurement, in ``unit``
     target: float | None = None  # the wanted value; None where it is only reported
     at_least: bool = True  # it should be at least that; otherwise at most
-    unit: str = "×"  # ``×`` for a ratio, ``share`` for a part of a whole, ``s`` for seconds
+    # ``×`` for a ratio, ``share`` for a part of a whole, ``s`` for seconds; empty for a count
+    unit: str = "×"
     # The median reaches the target; None where there is none. It follows from the others; a file
     # that says otherwise is wrong.
     met: bool | None = None
@@ -58,4 +59,5 @@ class Target:
         """Return a value in the target's unit."""
         if self.unit == "share":
             return f"{100 * value:.2f}\u00a0%"
-        return f"{value:.3f}\u00a0×" if self.unit == "×" else f"{value:.2f}\u00a0{self.unit}"
+        digits = {"×": ".3f", "s": ".2f"}.get(self.unit, "g")
+        return f"{value:{digits}}\u00a0{self.unit}".rstrip()
