@@ -15,9 +15,10 @@ from torch import Tensor
 from capmoe_eval.bench.rounds import dtype_name, say
 from capmoe_eval.errors import EnforcementError, first_line
 from capmoe_eval.experiment.timings.spread import Spread, Target
-from capmoe_eval.routing.assign import Assignment, Scores, assign
-from capmoe_eval.routing.capacity import group_tokens
+from capmoe_eval.routing.assign import assign
+from capmoe_eval.routing.groups import group_tokens
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.scores import Assignment, Scores
 from capmoe_eval.wrapper.layers import MoeLayer, find_moe_layers
 from capmoe_eval.wrapper.session import capacity_aware
 from capmoe_eval.zoo.synthetic.models import TINY_FAMILIES, tiny_model
