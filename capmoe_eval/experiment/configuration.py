@@ -54,7 +54,7 @@ class Plan:
     allow_code_execution: bool = False  # programs that the model writes may run, in a sandbox
     note: str | None = None  # a caution about the model's numbers
 
-    @property
+    @functools.cached_property
     def path(self) -> Path:
         """The path of the cell's record."""
         return self.cell.path(self.root)

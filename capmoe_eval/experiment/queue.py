@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 from capmoe_eval.errors import writing
 from capmoe_eval.experiment.configuration import Plan
-from capmoe_eval.experiment.reservations import Reservation, Watch, reserve
+from capmoe_eval.experiment.reservations import Reservation, Watch, reserve, reserved
 
 POLL: Final = 1.0
 """Seconds between two looks at cells that other processes compute."""
@@ -92,8 +92,10 @@ class Queue:
             if (turn := self._try(plan)) is not None:
                 return turn
         while True:
+            # A look at each directory, not at each cell: this is done for every model.
+            taken = reserved({plan.path.parent for plan in self._plans()})
             free = {
-                model: [plan for plan in plans if not self._held(plan)]
+                model: [plan for plan in plans if plan.path not in taken or not self._held(plan)]
                 for model, plans in self._left.items()
             }
             models = [model for model, plans in free.items() if plans]

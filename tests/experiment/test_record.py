@@ -253,9 +253,16 @@ def test_a_reader_reads_each_file_once(whole: Record) -> None:
     (bad := whole.path.with_name("bad.json")).write_text("")
     first = read_results(root, reader)
     whole.path.unlink(), bad.unlink()
-    assert reader(whole.path, root) is first.records[0]
-    with pytest.raises(UsageError, match="not a whole record"):
-        reader(bad, root)
+    again = reader.all([(whole.path, root), (bad, root)])
+    assert again.records[0] is first.records[0]
+    assert "not a whole record" in again.broken[0]
+
+
+def test_what_is_not_kept_is_read_again(whole: Record) -> None:
+    reader, place, broken = Reader(), (whole.path, whole.path.parents[2]), []
+    assert [one.digest for one in reader.each([place], broken)] == [whole.digest]
+    whole.path.unlink()
+    assert list(reader.each([place], broken)) == [] and len(broken) == 1
 
 
 def test_results_lie_in_a_directory_or_in_one_for_each_profile(tmp_path: Path) -> None:
