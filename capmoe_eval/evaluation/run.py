@@ -26,7 +26,7 @@ from capmoe_eval.evaluation.summary import SHOWN, rounding_warning
 from capmoe_eval.experiment import inputs
 from capmoe_eval.experiment.configuration import Plan
 from capmoe_eval.experiment.files import check_writable, remove_strays
-from capmoe_eval.experiment.processes import process_rank
+from capmoe_eval.experiment.processes import of_submitit, process_rank
 from capmoe_eval.experiment.queue import Queue, Turn, loads
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.reservations import release_all, tidy
@@ -298,6 +298,7 @@ def _ends_the_run(
     )
     return (
         isinstance(error, UnwritableError)  # no further cell could be written either
+        or of_submitit(error)  # it comes with a signal, at any moment
         or bool(os.environ.get("CAPMOE_DEBUG"))
         or (mistake and alike and not outcome.computed)  # all planned cells would fail alike
         # Under parallel=ep the other processes wait for this one: end them all.

@@ -88,6 +88,14 @@ def test_alone_it_gives_all_cells_model_by_model(tmp_path: Path) -> None:
     assert strays(tmp_path) == []
 
 
+def test_the_choice_of_a_model_looks_at_no_cell_that_nobody_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans, looks = grid(tmp_path, "abc"), []
+    monkeypatch.setattr(Watch, "live_holder", lambda _, path: looks.append(path))
+    assert len(drain(Queue(plans))) == len(plans) and looks == []
+
+
 def test_a_cell_that_another_computes_is_waited_for(tmp_path: Path) -> None:
     plans, other, waited = grid(tmp_path, "a"), Other(), []
 

@@ -17,6 +17,7 @@ EVALUATIONS: Final = MappingProxyType(
         "suite": "the suite against one lm-eval process per cell and task",
         "answers": "generated answers in other batches",
         "cells": "time and memory over documents and cells",
+        "scale": "time and memory of readers over the number of records",
     }
 )
 """Every benchmark of the evaluation, and what it is about; each writes ``<name>.json``."""
