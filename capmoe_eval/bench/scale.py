@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from capmoe_eval.bench.rounds import CPU, finish, say
 from capmoe_eval.errors import UsageError
@@ -27,6 +27,7 @@ from capmoe_eval.experiment.timings.spread import Spread, Target
 
 _FLAT: Final = 1.5  # cost of a record in the largest directory over that in the smallest
 _SMALL: Final = 3000  # sizes up to it are measured several times
+_QUEUED: Final = 30_000  # of more cells the queue is not timed: it costs as much as all readers
 _GAMMAS: Final = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5)
 _PROFILE: Final = "profile=zoo"
 
@@ -203,7 +204,8 @@ def _commands(words: list[str], root: Path, records: int, tables: int) -> Iterat
     yield Command("run", ["-m", "capmoe_eval", *words], finished)
     queue = [word for word in words if not word.startswith("results_dir=")]
     queue.append(f"results_dir={out / 'queue'}")
-    yield Command("queue", ["-c", _QUEUE, *queue], f"{records}\n")
+    if records <= _QUEUED:
+        yield Command("queue", ["-c", _QUEUE, *queue], f"{records}\n")
     frame = ["-c", _FRAME, str(root), f"{out}/frame.parquet"]
     yield Command("frame", frame, f'"rows": {all_},')
     table = ["-m", "capmoe_eval.tables", "table2", f"--out={out / 'tables'}", *place]
@@ -232,11 +234,14 @@ def _targets(counts: Sequence[int], spent: dict[str, list[Spent]]) -> Iterator[T
         "frame": "load_frame",
         "site": "the site",
     }
-    first, last = counts[1], counts[-1]
     for name, about in abouts.items():
+        sizes = counts[: len(spent[name])]
+        if len(sizes) < 3:
+            continue
+        first, last = sizes[1], sizes[-1]
         costs = [
             (one.seconds - spent[name][0].seconds) / (count - counts[0])
-            for one, count in zip(spent[name][1:], counts[1:], strict=True)
+            for one, count in zip(spent[name][1:], sizes[1:], strict=True)
         ]
         yield Target(
             f"{name}: a record's cost, many over few",
@@ -257,8 +262,8 @@ def _targets(counts: Sequence[int], spent: dict[str, list[Spent]]) -> Iterator[T
     tables = spent["tables"]
     yield Target(
         "tables: many records over few",
-        f"Processor time of rendering Table 2 beside {last:,} other records, "
-        f"{tables[-1].seconds:.1f} s, over that beside {first:,}",
+        f"Processor time of rendering Table 2 beside {counts[-1]:,} other records, "
+        f"{tables[-1].seconds:.1f} s, over that beside {counts[1]:,}",
         _one(tables[-1].seconds / tables[1].seconds),
         _FLAT,
         at_least=False,
