@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hydra import compose
+from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 
 from capmoe_eval.errors import UsageError
@@ -18,6 +21,7 @@ from hydra_plugins.capmoe_launcher.compose import BasicSweeper, CellSweeper
 
 WORDS = ("tasks=obqa", "limit=2", "model=tiny_olmoe", "ep_size=2", "batch_size=4", "gamma=1.0")
 SUBMITIT = importlib.util.find_spec("submitit") is not None
+JOBLIB = "hydra-joblib-launcher" in {d.metadata["Name"] for d in importlib.metadata.distributions()}
 
 
 def run(
@@ -66,6 +70,18 @@ def test_without_a_sweep_there_are_no_jobs(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.skipif(not JOBLIB, reason="needs hydra-joblib-launcher, the extra `joblib`")
+def test_processes_of_joblib_compute_a_sweep(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ("-m", *WORDS, "method=order,score", f"results_dir={tmp_path}")
+    jobs = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+    status, out, _ = run(monkeypatch, capsys, *words, *jobs)
+    assert status == 0 and "2 finished, 0 missing" in out  # what its processes say is not captured
+    status, out, _ = run(monkeypatch, capsys, *words)
+    assert status == 0 and "0 computed, 2 finished before, 0 failed" in out
+
+
 @pytest.mark.skipif(SUBMITIT, reason="hydra-submitit-launcher is installed")
 def test_slurm_without_its_launcher_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -99,6 +115,24 @@ def test_a_lost_job_gives_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     sweeper = object.__new__(CellSweeper)
     with pytest.raises(UsageError, match=r"not produced any output\); finished cells are kept"):
         sweeper.sweep([])
+    sweeper.config = OmegaConf.create(
+        {"hydra": {"launcher": {"max_num_timeout": 2, "timeout_min": 30}}}
+    )
+    too_often = UncompletedJobError("Job not requeued because: timed-out too many times.")
+
+    class Launcher:
+        """Not ours."""
+
+    sweeper.launcher, sweeper.overrides = Launcher(), []
+    sweeper.hydra_context = SimpleNamespace(config_loader=None)
+    monkeypatch.setattr(compose_module, "composed_jobs", lambda *_: [])
+    job = JobReturn(overrides=["gamma=1.0"], status=JobStatus.FAILED)
+    job.return_value = too_often
+    monkeypatch.setattr(BasicSweeper, "sweep", lambda *_: [[job]])
+    line = r"^hydra.launcher.max_num_timeout=2: a job reached its limit of 30 minutes once more; "
+    with pytest.raises(UsageError, match=line):
+        sweeper.sweep([])
+    monkeypatch.setattr(BasicSweeper, "sweep", lost)
     UncompletedJobError.__module__ = compose_module.__name__
     with pytest.raises(UncompletedJobError):
         sweeper.sweep([])

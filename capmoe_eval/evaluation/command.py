@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -51,9 +52,9 @@ def execute(plans: Sequence[Plan], ask: bool | str = False) -> int:
     outcome = run(plans)
     if process_rank() and any(plan.parallel == "ep" for plan in plans):
         return 1 if outcome.failures else 0  # rank 0 prints
-    if outcome.records:
-        print(summary(outcome.records))
-        skipped = len(outcome.records) - outcome.computed - outcome.by_others
+    if outcome.finished:
+        print(summary(outcome.records, outcome.finished))
+        skipped = outcome.finished - outcome.computed - outcome.by_others
         failed = len(outcome.failures)
         others = f"{outcome.by_others} by other processes, " if outcome.by_others else ""
         print(f"{outcome.computed} computed, {others}{skipped} finished before, {failed} failed")
@@ -65,15 +66,19 @@ def execute(plans: Sequence[Plan], ask: bool | str = False) -> int:
 
 def report(plans: Sequence[Plan]) -> int:
     """Print the results of cells that jobs have computed; return 0 if all are there, else 1."""
-    from capmoe_eval.evaluation.summary import summary
+    from capmoe_eval.evaluation.summary import SHOWN, summary
 
-    finished = Reader().all((plan.path, plan.root) for plan in plans if plan.path.exists())
-    if finished.records:
-        print(summary(finished.records))
-    missing = len(plans) - len(finished.records)
-    print(f"{len(finished.records)} finished, {missing} missing")
+    broken: list[str] = []
+    places = ((plan.path, plan.root) for plan in plans if plan.path.exists())
+    records = Reader().each(places, broken)
+    first = list(itertools.islice(records, SHOWN))
+    finished = len(first) + sum(1 for _ in records)
+    if first:
+        print(summary(first, finished))
+    missing = len(plans) - finished
+    print(f"{finished} finished, {missing} missing")
     _print_notes(plans)
-    for line in finished.broken:
+    for line in broken:
         print(f"left out: {line}", file=sys.stderr)
     return 1 if missing else 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,8 +82,12 @@ def trace_path(plan: Plan) -> Path | None:
     return Path(plan.save_trace) / plan.path.relative_to(plan.root).with_suffix(".npz")
 
 
-def check_traces(plans: Sequence[Plan], finished: Mapping[Path, Record | None]) -> None:
+def check_traces(plans: Sequence[Plan], missing: Collection[Path]) -> None:
     """Refuse traces that would not be written.
+
+    Args:
+        plans: The cells of a run.
+        missing: Paths of the records that it is to compute.
 
     Raises:
         UsageError: For finished cells, which are not computed, and under ``parallel=ep``.
@@ -97,7 +101,7 @@ def check_traces(plans: Sequence[Plan], finished: Mapping[Path, Record | None]) 
                 "save_trace: under parallel=ep each process has a part of the tokens; leave "
                 "parallel=ep out, the routing is the same"
             )
-        if finished[plan.path] is not None and not path.exists():
+        if plan.path not in missing and not path.exists():
             raise UsageError(
                 f"save_trace={plan.save_trace}: {plan.cell} is finished, and nothing would be "
                 "computed; add overwrite=true, or another results_dir="

@@ -23,11 +23,11 @@ from capmoe_eval.evaluation.preparation import (
     with_documents,
 )
 from capmoe_eval.evaluation.progress import Progress
-from capmoe_eval.evaluation.summary import rounding_warning
+from capmoe_eval.evaluation.summary import SHOWN, rounding_warning
 from capmoe_eval.experiment import inputs
 from capmoe_eval.experiment.configuration import Plan
 from capmoe_eval.experiment.files import check_writable, remove_strays
-from capmoe_eval.experiment.processes import process_rank
+from capmoe_eval.experiment.processes import of_submitit, process_rank
 from capmoe_eval.experiment.queue import Queue, Turn, loads
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.reservations import release_all, tidy
@@ -47,10 +47,23 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 class Outcome:
     """The result of a run."""
 
-    records: list[Record] = field(default_factory=list)  # of all finished cells, as planned
+    finished: int = 0  # cells that are finished, whoever computed them
     computed: int = 0  # cells that this run computed
     by_others: int = 0  # cells that other processes computed meanwhile
     failures: list[tuple[str, str]] = field(default_factory=list)  # (cell, reason)
+    _first: dict[int, Record] = field(default_factory=dict)  # by the number of the plan
+
+    @property
+    def records(self) -> list[Record]:
+        """The records of the first finished cells, as planned: all, or as many as are shown."""
+        return [self._first[number] for number in sorted(self._first)]
+
+    def add(self, number: int, record: Record) -> None:
+        """Count a finished cell; of a hundred thousand records not all can be kept."""
+        self.finished += 1
+        self._first[number] = record
+        if len(self._first) > SHOWN:
+            del self._first[max(self._first)]
 
 
 def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
@@ -75,16 +88,22 @@ def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
     plans = with_documents(plans)
     directories = sorted({plan.path.parent for plan in plans})
     tidy(directories)
-    finished = {plan.path: None if plan.overwrite else finished_record(plan) for plan in plans}
-    check_traces(plans, finished)
-    absent = [number for number, plan in enumerate(plans) if finished[plan.path] is None]
+    outcome, absent = Outcome(), []
+    done: dict[str, Record] = {}  # one finished record for each model and dataset
+    for number, plan in enumerate(plans):
+        record = None if plan.overwrite else finished_record(plan)
+        if record is None:
+            absent.append(number)
+        else:
+            outcome.add(number, record)
+            done.setdefault(inputs.decisive(record), record)
+    check_traces(plans, {plans[number].path for number in absent})
     world = _world(plans)
     missing = [plans[number] for number in (absent if world is None else world.tell(absent))]
     for root in sorted({plan.root for plan in missing}):
         check_writable("results_dir", root)
         remove_strays(sorted({plan.path.parent for plan in missing if plan.root == root}))
         inputs.prepare(root)
-    outcome = Outcome()
     if missing:
         library = task_library(missing)
         sandbox, refused = sandbox_for(missing, library)
@@ -95,15 +114,15 @@ def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
             if plan.path in refused:
                 _fail(plan, str(refused[plan.path]), progress, outcome)
         missing = [plan for plan in missing if plan.path not in refused]
-        done = [record for record in finished.values() if record is not None]
+        numbers = {plan.path: number for number, plan in enumerate(plans)}
         try:
             with closing(_turns(missing, progress, world)) as turns:
-                found = _compute(turns, missing, done, library, sandbox, progress, outcome)
-                finished |= {record.path: record for record in found}
+                before = list(done.values())
+                for record in _compute(turns, missing, before, library, sandbox, progress, outcome):
+                    outcome.add(numbers[record.path], record)
         finally:
             release_all(directories)
             tidy(directories)
-    outcome.records = [record for plan in plans if (record := finished[plan.path]) is not None]
     return outcome
 
 
@@ -151,8 +170,8 @@ def _compute(
 ) -> Iterator[Record]:
     """Compute the cells whose turn it is, model by model, and yield the record of each.
 
-    ``plans`` are all missing cells, ``finished`` the records of the others; ``outcome`` receives
-    counts and failures.
+    ``plans`` are all missing cells, ``finished`` the records of others, one for each model and
+    dataset; ``outcome`` receives counts and failures.
     """
     import torch
 
@@ -291,6 +310,7 @@ def _ends_the_run(
     )
     return (
         isinstance(error, UnwritableError)  # no further cell could be written either
+        or of_submitit(error)  # it comes with a signal, at any moment
         or bool(os.environ.get("CAPMOE_DEBUG"))
         or (mistake and alike and not outcome.computed)  # all planned cells would fail alike
         # Under parallel=ep the other processes wait for this one: end them all.

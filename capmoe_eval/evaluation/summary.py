@@ -8,19 +8,24 @@ from capmoe_eval.experiment.record import Record
 
 # Columns of numbers, whose ends are in line.
 _NUMBERS = {"score", "±", "n", "effective γ", "dropped"}
-_MOST = 48
+SHOWN = 48
+"""Records that are shown, the first of all."""
 
 
-def summary(records: Sequence[Record]) -> str:
+def summary(records: Sequence[Record], number: int) -> str:
     """Return a table of records: score, capacity, drop rate, and peak load, in text.
+
+    Args:
+        records: The first of them, at most :data:`SHOWN`.
+        number: The number of all.
 
     ``effective γ`` is the applied capacity over the mean load, empty without a capacity. ``peak``
     is the highest load of an expert over the mean load, in any layer and forward, before and after
     drops.
     """
-    lines = [aligned([_row(record) for record in records[:_MOST]], _NUMBERS)]
-    if len(records) > _MOST:
-        lines.append(f"… and {len(records) - _MOST} more")
+    lines = [aligned([_row(record) for record in records], _NUMBERS)]
+    if number > len(records):
+        lines.append(f"… and {number - len(records)} more")
     return "\n".join(lines)
 
 

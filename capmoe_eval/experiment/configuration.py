@@ -65,7 +65,7 @@ class Plan:
     trace_tokens: int = 100_000  # of a trace, at most, up to the end of a forward
     note: str | None = None  # a caution about the model's numbers
 
-    @property
+    @functools.cached_property
     def path(self) -> Path:
         """The path of the cell's record."""
         return self.cell.path(self.root)

@@ -20,7 +20,7 @@ from capmoe_eval.errors import UsageError, writing
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.files import remove_temporaries, write_text
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.results import read_results, record_paths
+from capmoe_eval.experiment.results import each_record, record_paths
 
 FILE: Final = "inputs.json"
 _SCHEMA: Final = 1
@@ -40,7 +40,7 @@ def check(
         root: The results directory.
         cell: The cell.
         provenance: That of its future record; ``model`` is missing before a model is loaded.
-        finished: Records of the directory that were read before.
+        finished: Records of the directory that were read before; one for each :func:`decisive`.
 
     Returns:
         A warning in one line if the model's last computation ran under other conditions, else None.
@@ -85,7 +85,7 @@ def prepare(root: Path) -> None:
     with _locked(root):
         known: _Inputs = {}
         origin: dict[str, Path] = {}
-        for record in read_results(root).records:
+        for record in each_record(root, broken=[]):
             now = _recorded(record)
             for identity, field, old, new in _conflicts(known, now):
                 raise UsageError(
@@ -97,6 +97,12 @@ def prepare(root: Path) -> None:
             origin |= dict.fromkeys(now, record.path)
         if known and not (root / FILE).exists():
             _write(root, known)
+
+
+def decisive(record: Record) -> str:
+    """Return what :func:`check` compares of a record: one stands for all that have the same."""
+    found = _recorded(record).items()
+    return json.dumps([[of, *(entry.get(field) for field in _DECISIVE)] for of, entry in found])
 
 
 def _inputs(cell: Cell, provenance: Mapping[str, Any]) -> _Inputs:
@@ -183,7 +189,7 @@ def _refuse(
 ) -> None:
     """Refuse inputs of a cell that differ from those of a record that is not its ``own``."""
     if any(_conflicts(known, now)):  # the file differs: compare all records of the directory
-        finished = read_results(root).records
+        finished = each_record(root, broken=[])
     for record in finished:
         then = _recorded(record) if record.path != own else {}
         for identity, field, old, new in _conflicts(then, now):

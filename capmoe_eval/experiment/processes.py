@@ -33,6 +33,11 @@ def process_rank() -> int:
     return int(rank) if rank.isdecimal() and (process_count() or 1) > 1 else 0
 
 
+def of_submitit(error: BaseException) -> bool:
+    """Return whether an error is submitit's: that a job has ended, such as at its time limit."""
+    return type(error).__module__.partition(".")[0] == "submitit"
+
+
 def adopt_srun() -> None:
     """Make one group of the processes that ``srun`` started, by the variables of ``torchrun``.
 

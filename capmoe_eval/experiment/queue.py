@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from capmoe_eval.errors import writing
 from capmoe_eval.experiment.configuration import Plan
-from capmoe_eval.experiment.reservations import Reservation, Watch, reserve
+from capmoe_eval.experiment.reservations import Reservation, Watch, reserve, reserved
 
 POLL: Final = 1.0
 """Seconds between two looks at cells that other processes compute."""
@@ -115,9 +115,11 @@ class Queue:
 
     def _freest(self) -> list[Plan]:
         """Return the cells that no process holds of the model of which the fewest are held."""
+        # A look at each directory, not at each cell: this is done for every model.
+        taken = reserved({plan.path.parent for plan in self._plans()})
         freest, fewest = [], math.inf
         for plans in self._left.values():
-            free = [plan for plan in plans if not self._held(plan)]
+            free = [plan for plan in plans if plan.path not in taken or not self._held(plan)]
             held = len(plans) - len(free)
             if free and held < fewest:
                 freest, fewest = free, held

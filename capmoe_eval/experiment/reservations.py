@@ -134,6 +134,16 @@ def holder_of(record: Path) -> Holder | None:
     return _holder(_place(record))
 
 
+def reserved(directories: Iterable[Path]) -> set[Path]:
+    """Return the records of some directories that anybody reserves, dead or alive."""
+    found = set()
+    for directory in directories:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            names = (entry.name for entry in os.scandir(directory))
+            found |= {directory / n[1 : -len(_SUFFIX)] for n in names if n.endswith(_SUFFIX)}
+    return found
+
+
 def reserve(record: Path, watch: Watch) -> Reservation | None:
     """Reserve a record for this process; None where another holds it.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -19,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from capmoe_eval.errors import UsageError, first_line
 from capmoe_eval.evaluation.command import report
 from capmoe_eval.experiment.configuration import plans, share
+from capmoe_eval.experiment.processes import of_submitit
 
 
 class CellSweeper(BasicSweeper):
@@ -37,27 +39,42 @@ class CellSweeper(BasicSweeper):
 
         Raises:
             SystemExit: With the highest status of a job, or 1 if a record is missing.
-            UsageError: If a job of SLURM was lost.
+            UsageError: If a job of SLURM was lost, or reached its time limit too often.
         """
-        try:
+        with self._one_line():
             returns = super().sweep(arguments)
-        except Exception as error:
-            if type(error).__module__.partition(".")[0] != "submitit":
-                raise
-            raise UsageError(
-                f"hydra/launcher: a job was lost ({first_line(error)}); finished cells are kept, "
-                "and the same command continues"
-            ) from error
         if not self._is_ours():
             assert self.hydra_context is not None and self.overrides is not None
             jobs = [words for batch in self.overrides for words in batch]
             configs = composed_jobs(self.hydra_context.config_loader, self.config, jobs)
             cells = (plan for config in configs for plan in share(plans(config), config.shard))
             missing = report(list({plan.path: plan for plan in cells}.values()))
-            status = max(missing, *(job.return_value for batch in returns for job in batch))
+            with self._one_line():  # a job's error is raised where its value is asked for
+                status = max(missing, *(job.return_value for batch in returns for job in batch))
             if status:
                 raise SystemExit(status)
         return returns
+
+    @contextmanager
+    def _one_line(self) -> Iterator[None]:
+        """Say in one line what submitit says in many."""
+        try:
+            yield
+        except Exception as error:
+            if not of_submitit(error):
+                raise
+            lost = f"hydra/launcher: a job was lost ({first_line(error)})"
+            if "timed-out" in str(error):
+                assert self.config is not None
+                most, minutes = map(
+                    self.config.hydra.launcher.get, ("max_num_timeout", "timeout_min")
+                )
+                lost = (
+                    f"hydra.launcher.max_num_timeout={most}: a job reached its limit of {minutes} "
+                    "minutes once more; set more of either"
+                )
+            kept = "finished cells are kept, and the same command continues"
+            raise UsageError(f"{lost}; {kept}") from error
 
     def _is_ours(self) -> bool:
         return type(self.launcher).__module__ == f"{__package__}.launcher"

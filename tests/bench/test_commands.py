@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,14 @@ import pytest
 from lm_eval.tasks import TaskManager
 from transformers import AutoModelForCausalLM, OlmoeForCausalLM
 
-from capmoe_eval.bench import answers, suite
+from capmoe_eval.bench import answers, scale, suite
 from capmoe_eval.bench import generate as generation
 from capmoe_eval.bench.__main__ import main
 from capmoe_eval.bench.forward import SIDES
 from capmoe_eval.evaluation.provenance import weights_hash
 from capmoe_eval.evaluation.tasks import TaskLibrary, ready
 from capmoe_eval.experiment.datasource import DataSource
+from capmoe_eval.experiment.results import read_results
 from capmoe_eval.experiment.timings.schema import read_evaluation
 from capmoe_eval.zoo.recipes import trained_model
 
@@ -160,6 +162,29 @@ def test_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(results) == len(ours) == 2  # no run finds the other's results
 
 
+def test_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process is started here: what it would read is read."""
+    read: list[int] = []
+
+    def linear(command: scale.Command) -> scale.Spent:
+        if command.name == "frame":
+            found = read_results(Path(command.words[2]))
+            assert found.broken == ()
+            read.append(len(found.records))
+            assert command.expected == f'"rows": {read[-1]},'
+        count = max(map(int, re.findall(r"\d+", command.expected)), default=0)
+        return scale.Spent(3 + 1e-3 * count ** (2 if command.name == "site" else 1), 99, "{}")
+
+    monkeypatch.setattr(scale, "_spend", linear)
+    status, content = bench(tmp_path, "scale", "--records", "300", "400", "--repeats", "1")
+    assert status == 0
+    tables = content["others"]
+    assert content["records"] == [45, 360, 720] and read == [n + tables for n in (45, 360, 720)]
+    growth = {t["name"].partition(":")[0]: t for t in content["targets"] if t["target"] == 1.5}
+    assert growth["run"]["ratio"]["median"] == pytest.approx(1) and growth["run"]["met"]
+    assert not growth["site"]["met"], "its cost is quadratic"
+
+
 def check_plain(given: dict[str, str]) -> None:
     """Plain lm-eval gets the same weights and the same documents."""
     loaded = AutoModelForCausalLM.from_pretrained(
@@ -198,6 +223,9 @@ def check_plain(given: dict[str, str]) -> None:
         (["answers", "--task", "gsm8"], "did you mean 'gsm8k'"),
         (["chaos", "--kinds", "kil"], "--kinds=kil: did you mean 'kill'?"),
         (["chaos", "--kills", "6"], "--kills=6: must be at least one for each of --kinds"),
+        (["scale", "--records", "5"], "--records=5: must be at least two sizes"),
+        (["scale", "--records", "5", "99999999999"], "--records=99999999999: needs "),
+        (["scale", "--results", "results/bench"], "has no record of model=zoo_olmoe tasks="),
         (["suite", "--rounds", "0"], "--rounds=0: must be a whole number of at least 1"),
         (["suite", "--tasks", "obq"], "did you mean 'obqa'"),
     ],

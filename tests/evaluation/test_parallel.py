@@ -13,7 +13,7 @@ from capmoe_eval.__main__ import main
 from capmoe_eval.experiment import application
 from capmoe_eval.zoo.synthetic.models import tiny_model
 from capmoe_eval.zoo.synthetic.tokenizer import tiny_tokenizer
-from tests.wrapper.parallel.processes import run_ranks
+from tests.wrapper.parallel.processes import run_nodes
 
 # One command computes all of it: choices, what is written, methods that the ranks must agree on.
 WORDS = [
@@ -77,17 +77,17 @@ def from_directory(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def spread(
     from_directory: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, list[str]]:
-    """Two processes' records, of one command after the other, and what each process said."""
+    """The records of two nodes under torchrun, of one command after the other, and their words."""
     root = tmp_path_factory.mktemp("spread")
     lines = [
         [*words, f"results_dir={root / name}", "parallel=ep"]
         for name, words in (("embedded", WORDS), ("directory", from_directory))
     ]
-    said = run_ranks(["-m", "tests.wrapper.parallel.commands", json.dumps(lines)], 2, timeout=180)
+    said = run_nodes(["-m", "tests.wrapper.parallel.commands", json.dumps(lines)], 2, timeout=180)
     return root, said
 
 
-def test_two_processes_give_the_records_of_one(
+def test_two_nodes_give_the_records_of_one_process(
     spread: tuple[Path, list[str]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import gc
 import os
+import random
 import re
 import shutil
 import signal
@@ -23,7 +24,8 @@ from capmoe_eval.errors import UnwritableError, UsageError
 from capmoe_eval.evaluation import evaluate as evaluate_module
 from capmoe_eval.evaluation import loading
 from capmoe_eval.evaluation import run as run_module
-from capmoe_eval.evaluation.run import run
+from capmoe_eval.evaluation.run import Outcome, run
+from capmoe_eval.evaluation.summary import SHOWN
 from capmoe_eval.experiment import record as record_module
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.configuration import Plan
@@ -61,10 +63,33 @@ def test_finished_cells_are_skipped_and_kept_as_they_are(tmp_path: Path) -> None
     assert {path for path in before if before[path] != after[path]} == {missing}
 
 
+def test_of_many_records_the_first_are_kept() -> None:
+    outcome = Outcome()
+    for number in random.Random(0).sample(range(200), 200):
+        outcome.add(number, number)  # type: ignore[arg-type]
+    assert outcome.records == list(range(SHOWN)) and outcome.finished == 200
+
+
 def test_overwrite_computes_again(tmp_path: Path) -> None:
     run(grid(tmp_path)[:1])
     again = run([dataclasses.replace(grid(tmp_path)[0], overwrite=True)])
     assert again.computed == 1
+
+
+def test_the_end_of_a_job_is_no_failed_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Submitit raises it from a signal's handler; the next cell would run into the limit."""
+
+    class UncompletedJobError(RuntimeError):
+        __module__ = "submitit.core.utils"
+
+    def ended(*_: object, **__: object) -> None:
+        raise UncompletedJobError("Job not requeued because: timed-out too many times.")
+
+    monkeypatch.setattr("capmoe_eval.evaluation.evaluate.evaluate", ended)
+    with pytest.raises(UncompletedJobError):
+        run(grid(tmp_path))
 
 
 def test_a_model_is_loaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

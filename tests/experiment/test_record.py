@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import shutil
@@ -16,7 +17,8 @@ from pydantic import ValidationError
 import capmoe_eval
 from capmoe_eval.bench.ep.jobs import recorded
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.record import SCHEMA, Record, read_record, sealed
+from capmoe_eval.experiment.files import write_bytes
+from capmoe_eval.experiment.record import SCHEMA, Record, read_record, relabelled, sealed
 from capmoe_eval.experiment.results import Reader, read_results, record_paths, result_directories
 from capmoe_eval.experiment.selection import finished
 from capmoe_eval.paper.evidence import read_evidence
@@ -253,9 +255,29 @@ def test_a_reader_reads_each_file_once(whole: Record) -> None:
     (bad := whole.path.with_name("bad.json")).write_text("")
     first = read_results(root, reader)
     whole.path.unlink(), bad.unlink()
-    assert reader(whole.path, root) is first.records[0]
-    with pytest.raises(UsageError, match="not a whole record"):
-        reader(bad, root)
+    again = reader.all([(whole.path, root), (bad, root)])
+    assert again.records[0] is first.records[0]
+    assert "not a whole record" in again.broken[0]
+
+
+def test_a_relabelled_record_is_another_cells(whole: Record, tmp_path: Path) -> None:
+    cell = dataclasses.replace(whole.cell, eval_seed=7)
+    path = cell.path(tmp_path)
+    base = read_record(whole.path)
+    write_bytes(path, relabelled(base, whole.path.read_bytes(), cell))
+    found = read_record(path, tmp_path)
+    assert found.cell == cell
+    differs = {"cell", "digest", "checksum"}
+    ours, theirs = ({k: v for k, v in r.capmoe.items() if k not in differs} for r in (found, whole))
+    assert ours == theirs and found.content["results"] == whole.content["results"]
+    assert path.read_bytes() == sealed(found.content), "as one that was written from its content"
+
+
+def test_what_is_not_kept_is_read_again(whole: Record) -> None:
+    reader, place, broken = Reader(), (whole.path, whole.path.parents[2]), []
+    assert [one.digest for one in reader.each([place], broken)] == [whole.digest]
+    whole.path.unlink()
+    assert list(reader.each([place], broken)) == [] and len(broken) == 1
 
 
 def test_results_lie_in_a_directory_or_in_one_for_each_profile(tmp_path: Path) -> None:

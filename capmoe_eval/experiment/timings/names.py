@@ -19,6 +19,7 @@ EVALUATIONS: Final = MappingProxyType(
         "gpu": "what a GPU must show: decisions, full-size speed, the paper's studies",
         "cells": "time and memory over documents and cells",
         "chaos": "sweeps that are killed at random moments, against one that is not",
+        "scale": "time and memory of readers over the number of records",
     }
 )
 """Every benchmark of the evaluation, and what it is about; each writes ``<name>.json``."""

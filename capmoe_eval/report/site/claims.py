@@ -11,7 +11,6 @@ from typing import Final, TypeVar
 from pydantic import BaseModel, NonNegativeInt
 
 from capmoe_eval.paper.verdict_file import VerdictFile
-from capmoe_eval.report.site import page
 from capmoe_eval.report.site.inventory import Inventory, read
 from capmoe_eval.report.site.names import Filter, name_filter
 from capmoe_eval.report.site.page import Address, Link, render_page
@@ -132,7 +131,7 @@ def _pages(
 
     records = {place(record.path): record for record in inventory.records}
     named = [records.get(place(folder / path)) for path in found.records]
-    return [address.link(page.cell_path(one), str(one.cell)) if one else None for one in named]
+    return [{"href": address.to_record(one), "text": str(one)} if one else None for one in named]
 
 
 def _claim(claim: LedgerClaim, pages: Sequence[Link | None]) -> dict[str, object]:

@@ -30,7 +30,13 @@ from capmoe_eval.report.site.images import images_page
 from capmoe_eval.report.site.inventory import Inventory, missing_cells, take_inventory
 from capmoe_eval.report.site.overview import overview_page
 from capmoe_eval.report.site.page import Address
-from capmoe_eval.report.site.records import record_page, records_page, relatives
+from capmoe_eval.report.site.records import (
+    list_page,
+    lists,
+    record_page,
+    records_page,
+    relatives,
+)
 from capmoe_eval.report.site.results import tables_page
 from capmoe_eval.report.tables import command as tables
 from capmoe_eval.report.tables.measured import cell_config
@@ -127,11 +133,13 @@ def _write(parts: _Parts, reader: Reader) -> None:
 def record_pages(inventory: Inventory, out: Path) -> dict[str, str]:
     """Return the pages made of records alone: their path below ``out``, and their text.
 
-    They are the tables, the list of all records, and the page of each.
+    They are the tables, the lists of all records, and the pages of single ones.
     """
     found = _made(_OF_RECORDS, inventory, out)
-    others = relatives(inventory.records)
-    for record in inventory.records:
+    for path, records in lists(inventory.records).items():
+        found[path] = list_page(records, inventory.profile, Address(path, out))
+    others = relatives(inventory.paged)
+    for record in inventory.paged:
         address = Address(page.cell_path(record), out)
         found[address.page] = record_page(record, inventory.profile, others[record.path], address)
     return found

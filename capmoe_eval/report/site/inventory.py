@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
@@ -15,16 +15,21 @@ from pydantic import BaseModel, ValidationError
 from capmoe_eval.errors import UsageError, field_problem
 from capmoe_eval.experiment.configuration import Plan, model_notes, options, profile_name
 from capmoe_eval.experiment.record import VERDICTS, Record
-from capmoe_eval.experiment.results import Reader, read_results, record_paths
+from capmoe_eval.experiment.results import Reader, record_paths
 from capmoe_eval.experiment.selection import Finished, finished
 from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.paper.benchmarks import Bench, read_bench
 from capmoe_eval.paper.layout import Layout
 from capmoe_eval.paper.tables import TABLES
+from capmoe_eval.report.site.brief import Brief, brief
 from capmoe_eval.report.tables.measured import cell_config
 
 File = TypeVar("File", bound=BaseModel)
 Made = TypeVar("Made")
+
+PAGES: Final = 10_000
+"""The number of files up to which each record has a page of its own, of some 20 kB; of more files,
+those of tables."""
 
 
 def attempt(make: Callable[[], Made]) -> Made | str:
@@ -58,7 +63,8 @@ class Inventory:
 
     profile: str
     overrides: tuple[str, ...] = ()
-    records: tuple[Record, ...] = ()  # every whole record of the profile, in the order of paths
+    records: tuple[Brief, ...] = ()  # every whole record of the profile, in the order of paths
+    paged: tuple[Record, ...] = ()  # those that have a page of their own, in the same order
     broken: tuple[str, ...] = ()  # what is wrong with each file that is no whole record
     # By a table of results: what is finished of it, or why the profile cannot have it.
     experiments: Mapping[str, Finished | str] = field(default_factory=dict)
@@ -92,18 +98,32 @@ def take_inventory(
         if isinstance(layout, Layout)
     }
     roots = {plan.root for plan in _plans(experiments)} or {Path(str(config.results_dir))}
-    found = [read_results(root, reader) for root in sorted(roots)]
+    places = [(path, root) for root in sorted(roots) for path in record_paths(root)]
+    if len(places) <= PAGES:
+        reader.all(places)
+    named = {record.path for found in experiments.values() for record in _finished(found)}
+    records, paged, broken = [], [], list[str]()
+    for record in reader.each(places, broken):
+        has_page = len(places) <= PAGES or record.path in named
+        records.append(brief(record, has_page=has_page))
+        if has_page:
+            paged.append(record)
     return Inventory(
         profile=profile,
         overrides=tuple(overrides),
-        records=tuple(record for results in found for record in results.records),
-        broken=tuple(line for results in found for line in results.broken),
+        records=tuple(records),
+        paged=tuple(paged),
+        broken=tuple(broken),
         experiments=experiments,
         profiles=_profiles(profile, roots),
         bench=read_bench(bench),
         reader=reader,
         verdicts=min(roots) / VERDICTS,
     )
+
+
+def _finished(found: Finished | str) -> Sequence[Record]:
+    return () if isinstance(found, str) else found.records
 
 
 def _plans(experiments: Mapping[str, Finished | str]) -> Iterator[Plan]:

@@ -18,9 +18,9 @@ def overview_page(inventory: Inventory, address: Address) -> str:
         "The main claims, tested": read_verdicts(VerdictFile, inventory.verdicts, profile),
         "Every claim and number": read_verdicts(Ledger, address.out / profile / LEDGER, profile),
     }
-    broken_promises = [record for record in records if record.proofs.broken]
+    broken_promises = [record for record in records if record.broken]
     picture = address.out / profile / "replication.png"
-    of_images = sum(record.cell.task.images for record in records)
+    of_images = sum(record.images for record in records)
     figures = len(figure_names(figure_folder(inventory, address)))
     return render_page(
         "overview",
@@ -29,7 +29,7 @@ def overview_page(inventory: Inventory, address: Address) -> str:
         profile,
         inventory=inventory,
         broken_promises=[
-            address.link(page.cell_path(record), str(record.cell)) for record in broken_promises
+            {"href": address.to_record(record), "text": str(record)} for record in broken_promises
         ],
         verdicts={
             name: found if isinstance(found, str) else verdict_counts(found)

@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 from urllib.parse import quote
 
 from capmoe_eval.experiment.record import Record
+from capmoe_eval.report.site.brief import Brief
 from capmoe_eval.report.templates import render
 
 GENERATOR: Final = "capmoe_eval.site"
@@ -59,6 +60,10 @@ class Address:
         """Return a link to another page, as templates show it."""
         return {"href": self.to(page), "text": text}
 
+    def to_record(self, record: Brief) -> str:
+        """Return the relative link to a record's page, or to its file where it has none."""
+        return self.to(cell_path(record)) if record.has_page else self.to_file(record.path)
+
     def link_to_file(self, path: Path, text: str) -> Link:
         """Return a link to a file anywhere on the disk, as templates show it."""
         return {"href": self.to_file(path), "text": text}
@@ -82,9 +87,14 @@ def _link(page: str, folder: str) -> str:
     return quote(posixpath.relpath(page, folder))
 
 
-def cell_path(record: Record) -> str:
+def cell_path(record: Record | Brief) -> str:
     """Return the path of a record's page; names of models and tasks become file names."""
-    return f"{CELLS}/{_slug(record.model)}/{_slug(record.task)}/{record.cell.digest}.html"
+    return f"{CELLS}/{_slug(record.model)}/{_slug(record.task)}/{record.digest}.html"
+
+
+def list_path(record: Brief) -> str:
+    """Return the path of the list of a record's model and task, where there are many records."""
+    return f"{posixpath.dirname(cell_path(record))}/index.html"
 
 
 def _slug(name: str) -> str:

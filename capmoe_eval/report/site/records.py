@@ -8,6 +8,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.experiment.cell import Cell, checks
@@ -15,6 +16,7 @@ from capmoe_eval.experiment.commands import DIRECTORY, cell_command, override
 from capmoe_eval.experiment.names import gamma_suffix, gamma_text
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.site import page
+from capmoe_eval.report.site.brief import Brief
 from capmoe_eval.report.site.inventory import Inventory
 from capmoe_eval.report.site.names import (
     gamma_filter,
@@ -30,6 +32,10 @@ if TYPE_CHECKING:
     from capmoe_eval.experiment.record_part import Layer, Proofs
 
 _AGAIN: Final = "again"
+
+LISTED: Final = 5_000
+"""The number of records up to which one page lists all; more have a page for each model and task.
+A browser takes seconds for a table of so many rows."""
 
 SHOWN: Final = 20
 """The number of other seeds that a page links to; n pages that list all n would have n² links."""
@@ -47,31 +53,60 @@ class Relatives:
 
 
 def records_page(inventory: Inventory, address: Address) -> str:
-    """Return the page that lists every record, and every file that is none."""
-    records = inventory.records
+    """Return the page that lists every record or every list, and every file that is none."""
+    parts = lists(inventory.records)
+    shown = () if parts else inventory.records
+    return _listing("Records", shown, inventory.profile, address, inventory.broken, parts)
+
+
+def lists(records: Sequence[Brief]) -> dict[str, list[Brief]]:
+    """Return the lists of each model and task by the path of their pages; none of a few records."""
+    found: dict[str, list[Brief]] = {}
+    if len(records) > LISTED:
+        for record in records:
+            found.setdefault(page.list_path(record), []).append(record)
+    return found
+
+
+def list_page(records: Sequence[Brief], profile: str, address: Address) -> str:
+    """Return the page that lists the records of a model and a task."""
+    title = f"Records of {records[0].model} on {records[0].task}"
+    return _listing(title, records, profile, address)
+
+
+def _listing(
+    title: str,
+    records: Sequence[Brief],
+    profile: str,
+    address: Address,
+    broken: Sequence[str] = (),
+    parts: Mapping[str, Sequence[Brief]] = MappingProxyType({}),
+) -> str:
+    every = [record for part in (records, *parts.values()) for record in part]
     return render_page(
         "records",
         address,
-        "Records",
-        inventory.profile,
-        broken=inventory.broken,
+        title,
+        profile,
+        broken=broken,
         choices=[
-            name_filter("model", "Model", (record.model for record in records)),
-            name_filter("task", "Task", (record.task for record in records)),
+            name_filter("model", "Model", (record.model for record in every)),
+            name_filter("task", "Task", (record.task for record in every)),
             method_filter(record.method for record in records),
             gamma_filter(gamma_text(record.method, record.gamma) for record in records),
         ],
+        parts=[(address.to(path), part) for path, part in parts.items()],
         rows=[_row(record, address) for record in records],
     )
 
 
-def _row(record: Record, address: Address) -> dict[str, object]:
+def _row(record: Brief, address: Address) -> dict[str, object]:
     gamma = gamma_text(record.method, record.gamma)
-    knobs = record.cell.label.split("-")[1:]
+    knobs = record.label.split("-")[1:]
     return {
         "record": record,
         "method_name": method_name(record.method),
-        "href": address.to(page.cell_path(record)),
+        "href": address.to_record(record),
         "gamma": gamma,
         "gamma_order": gamma_order(gamma),
         "knobs": " ".join(k for k in knobs if not k.startswith("g") or k == "global"),

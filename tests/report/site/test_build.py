@@ -17,9 +17,10 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import gamma_text
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.benchmarks import read_bench
-from capmoe_eval.report.site import page
+from capmoe_eval.report.site import inventory, page
+from capmoe_eval.report.site import records as listing
 from capmoe_eval.report.site.claims import claims_page
-from capmoe_eval.report.site.command import delete_others, write_pages
+from capmoe_eval.report.site.command import delete_others, record_pages, write_pages
 from capmoe_eval.report.site.efficiency import efficiency_page
 from capmoe_eval.report.site.figures import figures_page
 from capmoe_eval.report.site.inventory import Inventory, take_inventory
@@ -100,6 +101,29 @@ def test_the_counts(site: Site) -> None:
     assert '<th scope="row">Whole records</th><td><a href="site/records.html">134</a>' in text
     assert "python -m capmoe_eval experiment=table1 profile=zoo" in text
     assert f"zoo ({len(taken.records) + 3} files)" in text
+
+
+def test_of_many_records_those_of_tables_have_a_page(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inventory, "PAGES", 100)
+    monkeypatch.setattr(listing, "LISTED", 100)
+    taken = take_inventory(overrides(site.root), site.root / "results/bench")
+    assert [r.path for r in taken.records] == [r.path for r in site.inventory.records]
+    assert len(taken.paged) == 132, "two are of no table"
+    pages = record_pages(taken, site.out)
+    lists = {path: text for path, text in pages.items() if path.endswith("/index.html")}
+    assert sum(path.startswith("site/cells/") for path in pages) == 132 + len(lists)
+    assert sum(text.count("<tr data-model=") for text in lists.values()) == 134
+    index = Links(pages["site/records.html"])
+    folder = site.out / "site"
+    assert {(folder / link).resolve() for link in index.links if link.startswith("cells")} == {
+        (site.out / path).resolve() for path in lists
+    }
+    (odd,) = (r for r in taken.records if r.model == "own")
+    links = Links(lists[page.list_path(odd)]).links
+    here = (site.out / page.list_path(odd)).parent
+    assert odd.path.resolve() in [(here / unquote(link)).resolve() for link in links]
 
 
 def test_every_unreadable_file_is_named(site: Site) -> None:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,21 +22,36 @@ def run_ranks(
 
     A rank that fails, or all of them if they take too long, ends the test.
     """
+    shared = environment or {}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port(), "WORLD_SIZE": str(size)}
+    own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+    return _run([(command, shared | each) for each in own], timeout)
+
+
+def run_nodes(command: list[str], nodes: int, *, timeout: float) -> list[str]:
+    """Run ``torchrun <command>`` on nodes of one rank each, which meet over TCP; as run_ranks."""
+    line = ["-m", "torch.distributed.run", "--nproc-per-node", "1", "--nnodes", str(nodes)]
+    line += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{_free_port()}"]
+    return _run([([*line, *command], {})] * nodes, timeout)
+
+
+def _free_port() -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = os.environ | (environment or {})
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
-    shared |= {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+        return str(free.getsockname()[1])
+
+
+def _run(commands: list[tuple[list[str], dict[str, str]]], timeout: float) -> list[str]:
+    shared = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
             [sys.executable, *command],
-            env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env=shared | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(size)
+        for command, environment in commands
     ]
     deadline = time.monotonic() + timeout
     try:
@@ -46,6 +62,10 @@ def run_ranks(
         failed = [number for number, rank in enumerate(ranks) if rank.poll() != 0]
     finally:
         for rank in ranks:
+            rank.terminate()  # torchrun ends its own processes then
+        for rank in ranks:
+            with suppress(subprocess.TimeoutExpired):
+                rank.wait(5)
             rank.kill()
     said = [rank.communicate() for rank in ranks]
     if failed:
