@@ -233,12 +233,21 @@ def _evaluate(
     progress: Progress,
 ) -> Record | None:
     """Compute a cell and write its record, or return None if its reservation was lost meanwhile."""
+    from capmoe_eval.evaluation.calibration import adapt
     from capmoe_eval.evaluation.evaluate import evaluate
 
     plan = turn.plan
     inputs.check(plan.root, plan.cell, _origin(plan, lm, library))
     progress.start(plan.cell)
-    record = evaluate(plan.cell, lm, library, plan.source, root=plan.root, sandbox=sandbox)
+    record = evaluate(
+        plan.cell,
+        lm,
+        library,
+        plan.source,
+        root=plan.root,
+        sandbox=sandbox,
+        adapted=adapt(plan, lm),
+    )
     if turn.reservation is not None:
         if not turn.reservation.held():
             return None

@@ -198,12 +198,14 @@ def check_batch_size(batch_size: int | str, method: Method) -> None:
 def method_label(method: Method) -> str:
     """Return a method and the knobs that differ from their defaults, fit for a file name."""
     parts = [method.name]
-    if method.gamma is not None:
-        parts.append(gamma_label(method.gamma))
+    if method.factor is not None:
+        parts.append(gamma_label(method.factor))
     short = {"ep_size": "ep", "seed": "s", "rounds": "r"}
     for knob, value in method.identity().items():
         # m is always shown: the number of experts that "ranked" adds has no natural default.
-        if knob in ("method", "gamma") or (value == DEFAULTS[knob] and knob != "m"):
+        if knob in ("method", "gamma", "budget", "layer_gammas") or (
+            value == DEFAULTS[knob] and knob != "m"
+        ):
             continue
         if value is True:
             parts.append(knob)

@@ -159,7 +159,7 @@ class _ForwardHooks:
     # The forward of one layer.
 
     def _router_hook(self, number: int, meter: LayerMeter) -> Callable[..., RouterOutput | None]:
-        method, layer = self._meter.method, meter.layer
+        method, layer = meter.method, meter.layer
         experts: Any = layer.experts
         kept_pairs = hasattr(experts, "capmoe_untouched")
 
@@ -192,6 +192,8 @@ class _ForwardHooks:
                 with torch.no_grad():  # not part of the graph of a backward pass
                     deviation = layer.gate.deviation(scores, weight_TK, topk_TK)
                 meter.note_router(topk_TK, deviation, weight_TK.dtype)
+                if self._meter.watch is not None:
+                    self._meter.watch(number, scores, plan)
             if method.is_stock:
                 if not again:
                     meter.note_scores(scores.score_TE)

@@ -59,7 +59,7 @@ class LayerMeter:
         # Largest deviation of the recipe's weights from the router's; None before any forward.
         self.deviation: Tensor | None = None
         self._tolerance = 0.0
-        self._method = method
+        self.method = method  # with this layer's own γ
         self._experts_per_rank = experts_per_rank(layer.n_experts, method.ep_size)
         self._sums: dict[str, Any] = {}  # tensors, and whole numbers known on the host
         self._peaks: dict[str, list[Tensor]] = {}
@@ -121,7 +121,7 @@ class LayerMeter:
         )
         count_CM = by_modality(count_CT, image_T)
         pad_slots = torch.zeros((), dtype=torch.long, device=index_NS.device)
-        if not self._method.is_stock:
+        if not self.method.is_stock:
             pad_N1 = ~plan.counted_BS.reshape(-1, 1).to(index_NS.device)
             pad_slots = ((index_NS < n_experts) & pad_N1).sum()
         demand_GME, kept_GME, count_CM, pad_slots = self.layer.ranks.totals(
@@ -131,7 +131,7 @@ class LayerMeter:
         if images is not None:
             band_CB = self.layer.ranks.total(by_band(count_CT, *images))
             self.modalities.note(count_CM, demand_GME.sum(dim=0), kept_GME.sum(dim=0), band_CB)
-            if self._method.max_k:  # a token with K pairs may have lost others for its own sake
+            if self.method.max_k:  # a token with K pairs may have lost others for its own sake
                 lost_TK = lost_TK & (computed_TS.sum(dim=1, keepdim=True) < top_k)
             lost_GME = self.layer.ranks.total(_loads(cell_T, topk_TK, lost_TK, shape_GME))
             self.modalities.note_order(self._by_unit(lost_GME), self._by_unit(kept_GME))
@@ -164,7 +164,7 @@ class LayerMeter:
         self, demand_GE: Tensor, kept_GE: Tensor, dropped: Tensor, plan: ForwardPlan
     ) -> None:
         """Compare the loads with the capacities at the method's γ, and at those of the grid."""
-        method, n_experts = self._method, self.layer.n_experts
+        method, n_experts = self.method, self.layer.n_experts
         size = (self.layer.top_k, n_experts, demand_GE.device)
         demand_GU, kept_GU = self._by_unit(demand_GE), self._by_unit(kept_GE)
         grid_XGU = plan.capacities(GAMMA_GRID, *size)[:, :, None].expand(-1, *demand_GU.shape)
@@ -177,7 +177,7 @@ class LayerMeter:
         if method.name == "expert_drop":
             lowest = demand_GE.sum(dim=0).argsort(stable=True)[: max(1, n_experts // 10)]
             self._add(violations=(kept_GE.sum(dim=0)[lowest] > 0).sum())
-        if method.gamma is None:
+        if method.gamma is None:  # without a capacity
             return
         (limit_G,) = plan.capacities((method.gamma,), *size)
         limit_GU = limit_G[:, None].expand_as(kept_GU)
@@ -195,7 +195,7 @@ class LayerMeter:
 
     def _by_unit(self, load_GE: Tensor) -> Tensor:
         """Return the loads of experts […, E] as loads of the units that have a capacity […, U]."""
-        if self._method.granularity == "expert":
+        if self.method.granularity == "expert":
             return load_GE
         return load_GE.view(*load_GE.shape[:-1], -1, self._experts_per_rank).sum(dim=-1)
 
@@ -235,7 +235,7 @@ class LayerMeter:
             "top_k": self.layer.top_k,
             "forwards": self.forwards,
             **counts,
-            **ratios(counts, self._method),
+            **ratios(counts, self.method),
             "load_before": self._list("load_before"),
             "load_after": self._list("load_after"),
             "score_by_rank": scores,
@@ -291,12 +291,13 @@ def ratios(counts: Mapping[str, int], method: Method) -> dict[str, float | None]
     capacity factor, the sum of all capacities over the sum of all mean loads, is slots over
     assignments.
     """
-    capped = method.gamma not in (None, math.inf)
     return {
         "drop_rate": counts["dropped"] / max(counts["assignments"], 1),
         "pad_waste": _share(counts["unused_slots"], counts["slots"]),
         "mean_load": _share(counts["assignments"], counts["buckets"]),
-        "effective_gamma": _share(counts["slots"], counts["assignments"]) if capped else None,
+        "effective_gamma": _share(counts["slots"], counts["assignments"])
+        if method.is_capped
+        else None,
     }
 
 

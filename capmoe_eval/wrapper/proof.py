@@ -89,7 +89,7 @@ def _prove_stock_at_infinity(
     equal the stock model at γ=∞; its hooks are proven with ``score``, as are those of methods
     without γ.
     """
-    name = method.name if method.candidate_rule == "topk" and method.gamma is not None else "score"
+    name = method.name if method.candidate_rule == "topk" and method.bound is not None else "score"
     kept_knobs = ("ep_size", "scope", "granularity", "count_padding", "seed")
     knobs = {knob: getattr(method, knob) for knob in kept_knobs}
 

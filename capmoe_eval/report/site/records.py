@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.experiment.cell import Cell, checks
 from capmoe_eval.experiment.commands import DIRECTORY, cell_command, override
-from capmoe_eval.experiment.names import gamma_suffix, gamma_text
+from capmoe_eval.experiment.names import gamma_label, gamma_suffix, gamma_text
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.site import page
 from capmoe_eval.report.site.inventory import Inventory
@@ -59,22 +59,23 @@ def records_page(inventory: Inventory, address: Address) -> str:
             name_filter("model", "Model", (record.model for record in records)),
             name_filter("task", "Task", (record.task for record in records)),
             method_filter(record.method for record in records),
-            gamma_filter(gamma_text(record.method, record.gamma) for record in records),
+            gamma_filter(gamma_text(record.method, record.factor) for record in records),
         ],
         rows=[_row(record, address) for record in records],
     )
 
 
 def _row(record: Record, address: Address) -> dict[str, object]:
-    gamma = gamma_text(record.method, record.gamma)
-    knobs = record.cell.label.split("-")[1:]
+    gamma = gamma_text(record.method, record.factor)
+    knobs = record.cell.label.removeprefix(record.method).split("-")[1:]
+    written = gamma_label(record.factor) if record.factor is not None else None
     return {
         "record": record,
         "method_name": method_name(record.method),
         "href": address.to(page.cell_path(record)),
         "gamma": gamma,
         "gamma_order": gamma_order(gamma),
-        "knobs": " ".join(k for k in knobs if not k.startswith("g") or k == "global"),
+        "knobs": " ".join(knob for knob in knobs if knob != written),
     }
 
 
@@ -84,7 +85,7 @@ def relatives(records: Sequence[Record]) -> dict[Path, Relatives]:
     groups: defaultdict[object, list[Record]] = defaultdict(list)
     for record in records:
         knobs = tuple(record.knobs.items())
-        groups[(*_home(record), record.method, record.gamma, knobs)].append(record)
+        groups[(*_home(record), record.method, record.factor, repr(knobs))].append(record)
     found = {}
     for group in groups.values():
         group.sort(key=lambda record: (record.seed or 0, record.cell.digest))
@@ -105,7 +106,7 @@ def _home(record: Record) -> tuple[object, ...]:
 
 def record_page(record: Record, profile: str, others: Relatives, address: Address) -> str:
     """Return a record's page."""
-    gamma = gamma_suffix(record.gamma, ", γ = ")
+    gamma = gamma_suffix(record.factor, ", γ = ")
     knobs = record.knobs if record.seed is None else {**record.knobs, "seed": record.seed}
     return render_page(
         "cell",
