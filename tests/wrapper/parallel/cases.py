@@ -42,6 +42,7 @@ def methods(size: int) -> dict[str, Method]:
         "expanded_max_k": ("expanded_drop", 1.5, {"max_k": True}),
         "expanded_device": ("expanded_drop", 1.0, _DEVICE),
         "token_reroute": ("token_reroute", 1.0, {}),
+        "by_layer": ("score", None, {"layer_gammas": (0.5, float("inf"), 1.5)}),
     }
     return {
         key: Method(name, gamma, ep_size=size, **more) for key, (name, gamma, more) in knobs.items()
