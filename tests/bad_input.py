@@ -59,6 +59,9 @@ MAIN: Mapping[str, str] = {
     "overwrite='\"false\"'": FLAG,
     "allow_code_execution=yes": FLAG,
     "tasks=humaneval": "allow_code_execution=true",
+    "save_trace=file": f"save_trace=file: {WRITE}",
+    "save_trace=true": "save_trace=true: must be text",
+    **{f"trace_tokens={word}": "trace_tokens=" for word in ("0", "1.5", "null", "abc")},
     **{
         f"{knob}={word}": f"{knob}={word}: {FLAG}"
         for knob in ("protect_topk", "max_k", "count_padding")
@@ -128,8 +131,6 @@ MAIN: Mapping[str, str] = {
         f"'layer_gammas={word}'": "layer_gammas="
         for word in ("[]", "1.0", "[a]", "[1.0,-1]", "[true]")
     },
-    "model=tiny_olmoe 'layer_gammas=[1.0,2.0]' tasks=obqa data.root=synthetic limit=1": "2 capacity "
-    "factors for 3 MoE layers",
     "method=baseline gamma=abc": "gamma=abc: the capacity factor",
     # Choices.
     **{
@@ -385,11 +386,24 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "gama=1": "did you mean 'gamma'",
         "--nope": "--nope",
     },
+    "adaptive": {
+        "experiment=table2": "leave it out",
+        "profile=tiny results_dir=nowhere": "no finished evaluation with gamma=adaptive",
+        "gamma=abc": "gamma",
+    },
     "loads": {
         "": "required",
-        "record.json": "required",
+        "record.json": "out: is required for a record",
         "nowhere.json out.png": "not a whole record",
-        "file out.png": "not a whole record",
+        "file out.png": "not the name of a trace",
+        "nowhere.npz": "no such file",
+        ". out.png": "manifest.json",
+        "trace.npz out.bmp": "bmp",
+        "trace.npz --json file/out.json": WRITE,
+        "trace.npz --ranks 0": "--ranks=0",
+        "trace.npz --gammas -1": "--gammas",
+        "trace.npz --experts x": "--experts=x",
+        "trace.npz --step-tokens 0": "--step-tokens=0",
         "record.json out.png": "no record of this suite",
         "record.json out.bmp": "bmp",
         "record.json file/out.png": WRITE,

@@ -107,7 +107,7 @@ def calibrate(
     try:
         layers = [of_layer.layer for of_layer in meter.layers]
         gammas = grid(_never_binds(cell.method, max(of.n_experts / of.top_k for of in layers)))
-        watch = meter.watch = CurveMeter(layers, cell.method, gammas)
+        curves = meter.recorder = CurveMeter(layers, cell.method, gammas)
         for kind, asked in sorted(requests.items()):
             getattr(lm, kind)(asked)
     finally:
@@ -129,7 +129,7 @@ def calibrate(
                 dropped_scores=_shares(curve.dropped_scores_X),
                 straggler=[round(value, 6) for value in curve.straggler_X],
             )
-            for curve in watch.curves()
+            for curve in curves.curves()
         ],
     )
 

@@ -28,6 +28,7 @@ from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.experiment.record import SCHEMA, Record
 from capmoe_eval.serving.calibration import Adapted
+from capmoe_eval.wrapper.recorder import Recorder
 
 
 def evaluate(
@@ -39,6 +40,7 @@ def evaluate(
     root: Path,
     sandbox: Sandbox | None = None,
     adapted: Adapted | None = None,
+    recorder: Recorder | None = None,
 ) -> Record:
     """Evaluate a cell on a loaded model.
 
@@ -53,6 +55,7 @@ def evaluate(
         root: The results directory; the record is not yet written.
         sandbox: A sandbox for programs that the model writes; None if none may run.
         adapted: What a calibration chose, where the cell's γ is adaptive.
+        recorder: Keeps the router's choices; None if nobody asks for them.
 
     Raises:
         UsageError: For a task, metric or dataset that is not there.
@@ -67,6 +70,7 @@ def evaluate(
     started = time.perf_counter()
     lm.set_batches(cell.batch_size, cell.shuffle)
     meter = lm.route(cell.method if adapted is None else adapted.method)
+    meter.recorder = recorder
     try:
         # Not `simple_evaluate`: around this call it only picks the model, the tasks and the seeds,
         # as we do, and then spends seconds on describing the machine.

@@ -31,7 +31,7 @@ class Curve:
 class CurveMeter:
     """Sums of the layers' loads under every capacity factor, from the router's own choice.
 
-    It is a :attr:`Meter.watch <capmoe_eval.wrapper.meter.Meter.watch>` of forwards that drop
+    It is the :attr:`recorder <capmoe_eval.wrapper.meter.Meter.recorder>` of forwards that drop
     nothing. The straggler factor is a ratio of sums over forwards: the pairs of the fullest expert
     (or device) over the pairs of a mean one before any drop, so that it is the time of a layer that
     waits for its fullest unit, in units of a balanced dropless layer.
@@ -45,7 +45,7 @@ class CurveMeter:
         ]
         self._sums: list[dict[str, Any]] = [{} for _ in layers]
 
-    def __call__(self, number: int, scores: Scores, plan: ForwardPlan) -> None:
+    def note(self, number: int, plan: ForwardPlan, scores: Scores) -> None:
         """Count one forward of a layer."""
         layer, sharing = self._layers[number], self._sharing[number]
         topk_TK = scores.topk_TK

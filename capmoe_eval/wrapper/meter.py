@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from capmoe_eval.errors import EnforcementError
-from capmoe_eval.routing.assign import Scores
 from capmoe_eval.routing.method import Method, as_json
+from capmoe_eval.wrapper.curve_meter import CurveMeter
 from capmoe_eval.wrapper.layer_meter import DECODED, SCALARS, LayerMeter, ratios
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.modality import MODALITIES
 from capmoe_eval.wrapper.modality_meter import COUNTS
 from capmoe_eval.wrapper.plan import ForwardPlan
 from capmoe_eval.wrapper.ranks import ALONE
+from capmoe_eval.wrapper.recorder import Recorder
 
 # Shape suffixes: B sequences, S positions of the batch.
 
@@ -38,8 +39,8 @@ class Meter:
         self.kernel_agrees: dict[str, Any] = {"passed": None, "why": "not run"}
         self.real_tokens_BS: Tensor | None = None  # the mask of `real_tokens`
         self.is_aside = False  # whether forwards are left alone
-        # Is called with every layer's number, scores and plan before the decision.
-        self.watch: Callable[[int, Scores, ForwardPlan], None] | None = None
+        # Keeps the router's choices, or sums of them, if they are asked for.
+        self.recorder: Recorder | CurveMeter | None = None
         self._empty = {"uncounted": 0, "all_pads": 0}  # forwards in which no token counted
         self._expected_layers = expected_layers
 

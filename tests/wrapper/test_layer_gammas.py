@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -105,8 +106,8 @@ def test_the_curves_are_those_of_the_definition_and_of_the_method(
     asked: list[list[tuple[int, int, float]]] = []
     limits: list[list[list[int]]] = []
 
-    def watch(number: int, scores: Scores, plan: ForwardPlan) -> None:
-        curve(number, scores, plan)
+    def note(number: int, plan: ForwardPlan, scores: Scores) -> None:
+        curve.note(number, plan, scores)
         if number:
             return
         size, device = (3, 8), scores.topk_TK.device
@@ -128,7 +129,7 @@ def test_the_curves_are_those_of_the_definition_and_of_the_method(
     sharing = 4 if granularity == "device" else 1
     with capacity_aware(model, method.at(math.inf)) as meter, torch.no_grad():
         curve = CurveMeter([of.layer for of in meter.layers], method, gammas)
-        meter.watch = watch
+        meter.recorder = mock.Mock(note=note)
         model(tokens_BS, attention_mask=mask_BS)
         model(tokens_BS[:2, :3], attention_mask=mask_BS[:2, :3])
     assert not meter.summary()["dropped"], "the stock model drops nothing"
