@@ -16,6 +16,7 @@ from capmoe_eval.evaluation.forecast import forecast
 from capmoe_eval.evaluation.run import run
 from capmoe_eval.evaluation.tasks import TaskLibrary, ready
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
+from capmoe_eval.experiment.commands import cell_command
 from capmoe_eval.experiment.configuration import Plan
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.record import Record, read_record, sealed
@@ -88,6 +89,8 @@ def test_records_are_named_and_hold_every_layers_factor(records: list[Record], r
         assert [layer.gamma for layer in record.layers] == record.calibration.gammas
         assert not record.proofs.broken and record.load.effective_gamma
     assert records[1].load.drop_rate > records[0].load.drop_rate, "the budget decides nothing"
+    command = str(cell_command(records[2].cell, "here"))
+    assert all(word in command for word in ("gamma=adaptive", "budget=0.3", "budget_of=scores"))
     frame = load_frame(root)
     assert sorted(frame["budget"]) == [0.05, 0.3, 0.3] and frame["gamma"].isna().all()
 
