@@ -100,8 +100,10 @@ def _is_static(record: Record, adaptive: Record) -> bool:
     """
     if record.method == "baseline":
         return adaptive.cell.method.granularity == "expert"
+    if record.gamma is None:
+        return False
     method = dataclasses.replace(adaptive.cell.method, gamma=record.gamma, budget=None)
-    return record.gamma is not None and record.cell.method == method
+    return record.cell.method == method
 
 
 def _outcome(record: Record, rule: Adaptive, static: Sequence[Record]) -> Outcome:

@@ -24,9 +24,10 @@ from capmoe_eval.experiment.results import load_frame, record_paths
 from capmoe_eval.routing.method import Method
 from capmoe_eval.serving import calibration as serving_calibration
 from capmoe_eval.serving.calibration import calibration_path
+from capmoe_eval.serving.trial import outcomes, straggler
 
 OBQA = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
-HUMANEVAL = TaskId("humaneval", "humaneval", "openai/openai_humaneval", "pass@1")
+HUMANEVAL = TaskId("humaneval", "capmoe_humaneval", "openai/openai_humaneval", "pass@1")
 
 
 def plan(root: Path, budget: float, **knobs: Any) -> Plan:
@@ -52,6 +53,27 @@ def records(root: Path) -> list[Record]:
         assert not done.failures
         assert "All 3 cells are finished" in forecast(plans, calibrate=False)
     return done.records
+
+
+def test_the_trial_sets_them_beside_the_static_ones(records: list[Record], tmp_path: Path) -> None:
+    static = [
+        dataclasses.replace(
+            plan(tmp_path, 0.1),
+            cell=dataclasses.replace(records[0].cell, method=Method(*said, ep_size=2)),  # type: ignore[arg-type]
+        )
+        for said in (("baseline",), ("score", 0.5), ("score", 1.5), ("order", 1.0))
+    ]
+    beside = run(static).records
+    found = outcomes([*records, *beside])
+    assert [outcome.rule for outcome in found] == [record.factor for record in records]
+    low, high = (next(one for one in beside if one.gamma == gamma) for gamma in (0.5, 1.5))
+    for record, outcome in zip(records, found, strict=True):
+        assert outcome.straggler == pytest.approx(record.load.mean_peak_after)
+        if high.load.drop_rate <= outcome.drop_rate <= low.load.drop_rate:
+            assert outcome.static_straggler is not None
+            assert straggler(low) <= outcome.static_straggler <= straggler(high)
+    assert any(outcome.static_straggler is not None for outcome in found)
+    assert any(outcome.scores is not None for outcome in found)
 
 
 def calibrations(root: Path) -> list[Path]:
@@ -138,7 +160,7 @@ def test_no_document_is_both_calibrated_on_and_evaluated() -> None:
         evaluated = TaskLibrary().get(OBQA.lm_eval, source, OBQA.dataset)["tasks"]["openbookqa"]
         others = _other_documents(OBQA, source)[0]["tasks"]["openbookqa"]
         asked, calibrated = (
-            {str(task.doc_to_text(document)) for document in task.eval_docs}
+            {json.dumps(document, sort_keys=True) for document in task.eval_docs}
             for task in (evaluated, others)
         )
         assert calibrated and not asked & calibrated, name

@@ -30,8 +30,7 @@ WORDS = [
 
 def records(root: Path) -> dict[str, Any]:
     return {
-        str(path.relative_to(root)): json.loads(path.read_text())
-        for path in record_paths(root)
+        str(path.relative_to(root)): json.loads(path.read_text()) for path in record_paths(root)
     }
 
 
