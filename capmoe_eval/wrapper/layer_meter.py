@@ -59,12 +59,17 @@ class LayerMeter:
         # Largest deviation of the recipe's weights from the router's; None before any forward.
         self.deviation: Tensor | None = None
         self._tolerance = 0.0
-        self.method = method  # with this layer's own γ
+        self._method = method
         self._experts_per_rank = experts_per_rank(layer.n_experts, method.ep_size)
         self._sums: dict[str, Any] = {}  # tensors, and whole numbers known on the host
         self._peaks: dict[str, list[Tensor]] = {}
         self._choice_TK: Tensor | None = None  # of the forward whose experts have not run yet
         self.modalities = ModalityMeter(method)
+
+    @property
+    def method(self) -> Method:
+        """The method, with this layer's own γ."""
+        return self._method
 
     def _add(self, **amounts: Tensor | int) -> None:
         """Add to the sums without waiting for the device."""
@@ -121,7 +126,7 @@ class LayerMeter:
         )
         count_CM = by_modality(count_CT, image_T)
         pad_slots = torch.zeros((), dtype=torch.long, device=index_NS.device)
-        if not self.method.is_stock:
+        if not self._method.is_stock:
             pad_N1 = ~plan.counted_BS.reshape(-1, 1).to(index_NS.device)
             pad_slots = ((index_NS < n_experts) & pad_N1).sum()
         demand_GME, kept_GME, count_CM, pad_slots = self.layer.ranks.totals(
@@ -131,7 +136,7 @@ class LayerMeter:
         if images is not None:
             band_CB = self.layer.ranks.total(by_band(count_CT, *images))
             self.modalities.note(count_CM, demand_GME.sum(dim=0), kept_GME.sum(dim=0), band_CB)
-            if self.method.max_k:  # a token with K pairs may have lost others for its own sake
+            if self._method.max_k:  # a token with K pairs may have lost others for its own sake
                 lost_TK = lost_TK & (computed_TS.sum(dim=1, keepdim=True) < top_k)
             lost_GME = self.layer.ranks.total(_loads(cell_T, topk_TK, lost_TK, shape_GME))
             self.modalities.note_order(self._by_unit(lost_GME), self._by_unit(kept_GME))
@@ -164,7 +169,7 @@ class LayerMeter:
         self, demand_GE: Tensor, kept_GE: Tensor, dropped: Tensor, plan: ForwardPlan
     ) -> None:
         """Compare the loads with the capacities at the method's γ, and at those of the grid."""
-        method, n_experts = self.method, self.layer.n_experts
+        method, n_experts = self._method, self.layer.n_experts
         size = (self.layer.top_k, n_experts, demand_GE.device)
         demand_GU, kept_GU = self._by_unit(demand_GE), self._by_unit(kept_GE)
         grid_XGU = plan.capacities(GAMMA_GRID, *size)[:, :, None].expand(-1, *demand_GU.shape)
@@ -195,7 +200,7 @@ class LayerMeter:
 
     def _by_unit(self, load_GE: Tensor) -> Tensor:
         """Return the loads of experts […, E] as loads of the units that have a capacity […, U]."""
-        if self.method.granularity == "expert":
+        if self._method.granularity == "expert":
             return load_GE
         return load_GE.view(*load_GE.shape[:-1], -1, self._experts_per_rank).sum(dim=-1)
 
@@ -235,7 +240,7 @@ class LayerMeter:
             "top_k": self.layer.top_k,
             "forwards": self.forwards,
             **counts,
-            **ratios(counts, self.method),
+            **ratios(counts, self._method),
             "load_before": self._list("load_before"),
             "load_after": self._list("load_after"),
             "score_by_rank": scores,
