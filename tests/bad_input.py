@@ -115,6 +115,22 @@ MAIN: Mapping[str, str] = {
     },
     "gamma=-2": "gamma=-2: the capacity factor must be a number of at least 0",
     "gamma=null": "gamma: method 'score' needs a capacity factor",
+    "gamma=adaptive": "gamma=adaptive: needs the share that may be dropped, for example budget",
+    "budget=0.05": "budget=0.05: is of gamma=adaptive",
+    **{
+        f"gamma=adaptive budget={word}": f"budget={word}: must be the share that may be dropped"
+        for word in ("0", "1", "-0.1", "1.5", "true", "abc", "[]")
+    },
+    "gamma=adaptive budget=0.1 budget_of=tokens": "budget_of=tokens: choose one of",
+    **{
+        f"method={name} gamma=adaptive budget=0.1": f"method '{name}' has no capacity factor"
+        for name in ("baseline", "expert_drop")
+    },
+    "'layer_gammas=[1.0,2.0]' gamma=adaptive budget=0.1": "gamma=adaptive chooses them",
+    **{
+        f"'layer_gammas={word}'": "layer_gammas="
+        for word in ("[]", "1.0", "[a]", "[1.0,-1]", "[true]")
+    },
     "method=baseline gamma=abc": "gamma=abc: the capacity factor",
     # Choices.
     **{
@@ -369,6 +385,11 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "experiment=table1": "experiment=table1",
         "gama=1": "did you mean 'gamma'",
         "--nope": "--nope",
+    },
+    "adaptive": {
+        "experiment=table2": "leave it out",
+        "profile=tiny results_dir=nowhere": "no finished evaluation with gamma=adaptive",
+        "gamma=abc": "gamma",
     },
     "loads": {
         "": "required",

@@ -36,6 +36,8 @@ from capmoe_eval.experiment.cell import ModelId
 from capmoe_eval.experiment.configuration import Plan
 from capmoe_eval.experiment.queue import loads
 from capmoe_eval.experiment.record import read_record
+from capmoe_eval.routing.method import ADAPTIVE, Method
+from capmoe_eval.serving.calibration import DOCUMENTS, calibration_path
 
 _GIB = 2**30
 _NUMBERS = {"cells", "documents", "requests", "tokens", "new tokens", "time"}
@@ -101,6 +103,7 @@ def forecast(plans: Sequence[Plan], *, calibrate: bool) -> str:
         if reader is not None:
             notes.append(_memory_line(first, needed_memory(model, works)))
     head = f"{len(missing)} of {len(plans)} cells are missing; none was computed now."
+    notes += _calibration_note(missing)
     return "\n".join([head, aligned(rows, _NUMBERS), *notes, _time_line(times)])
 
 
@@ -160,7 +163,7 @@ def measured_rate(
     limit = max(1, math.ceil(_sequences(plan) / parts))  # a limit is one of each part
     measured = []
     for few in (limit, limit, 3 * limit):
-        cell = dataclasses.replace(plan.cell, limit=few)
+        cell = dataclasses.replace(plan.cell, limit=few, method=_timed(plan.cell.method))
         record = evaluate(cell, lm, library, plan.source, root=plan.root, sandbox=sandbox)
         measured.append((record.n, record.provenance.seconds))
     (n, seconds), (more, longer) = measured[1:]
@@ -168,6 +171,26 @@ def measured_rate(
         return Rate(0.0, longer / documents, "measured")
     each = max(0.0, longer - seconds) / (more - n)
     return Rate(max(0.0, seconds - each * n), each, "measured")
+
+
+def _timed(method: Method) -> Method:
+    """Return a method that takes as long: of one that is not calibrated yet, that at γ=1."""
+    if method.budget is None:
+        return method
+    return dataclasses.replace(method, gamma=1.0, budget=None)
+
+
+def _calibration_note(missing: Sequence[Plan]) -> list[str]:
+    """Return a line if cells wait for calibrations, which a run computes before them."""
+    adaptive = [plan for plan in missing if plan.cell.method.budget is not None]
+    paths = {calibration_path(plan.root, plan.cell) for plan in adaptive}
+    absent = sum(not path.exists() for path in paths)
+    if not absent:
+        return []
+    return [
+        f"gamma={ADAPTIVE}: {len(adaptive)} cells need {len(paths)} calibrations, {absent} of them "
+        f"missing: {DOCUMENTS} other documents each, which are not counted here."
+    ]
 
 
 def _sequences(plan: Plan) -> int:

@@ -23,7 +23,7 @@ def write_trace(plan: Plan, meter: Meter) -> None:
         UsageError: If no token was routed, or the file cannot be written.
     """
     path, recorder = trace_path(plan), meter.recorder
-    if path is None or recorder is None:
+    if path is None or not isinstance(recorder, Recorder):
         return
     if not recorder.tokens:
         raise UsageError(f"save_trace={plan.save_trace}: {plan.cell} routed no token")

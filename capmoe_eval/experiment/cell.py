@@ -202,11 +202,12 @@ _ALWAYS_SHOWN = ("m", "k0", "expert_budget")
 def method_label(method: Method) -> str:
     """Return a method and the knobs that differ from their defaults, fit for a file name."""
     parts = [method.name]
-    if method.gamma is not None:
-        parts.append(gamma_label(method.gamma))
+    if method.factor is not None:
+        parts.append(gamma_label(method.factor))
     short = {"ep_size": "ep", "seed": "s", "rounds": "r", "k0": "k", "expert_budget": "b"}
+    by_factor = ("method", "gamma", "budget", "layer_gammas")
     for knob, value in method.identity().items():
-        if knob in ("method", "gamma") or (value == DEFAULTS[knob] and knob not in _ALWAYS_SHOWN):
+        if knob in by_factor or (value == DEFAULTS[knob] and knob not in _ALWAYS_SHOWN):
             continue
         if value is True:
             parts.append(knob)

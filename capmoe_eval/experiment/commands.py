@@ -16,7 +16,7 @@ from capmoe_eval.experiment.configuration import load_option, options
 from capmoe_eval.experiment.datasource import EMBEDDED, HUB
 from capmoe_eval.experiment.schema import TASK_DEFAULTS
 from capmoe_eval.experiment.selection import composed
-from capmoe_eval.routing.method import DEFAULTS, Method
+from capmoe_eval.routing.method import ADAPTIVE, DEFAULTS, Method
 
 DIRECTORY: Final = "DIRECTORY"
 """Stands in a command for a directory that a record does not know."""
@@ -24,7 +24,7 @@ DIRECTORY: Final = "DIRECTORY"
 # What a sweep can run over, in the order in which cells are joined: tasks share one evaluation of
 # the configuration, and all else is a comma list.
 _SWEPT = (
-    *("tasks", "seed", "gamma", "m", "rounds", "modality", "shuffle", "batch_size"),
+    *("tasks", "seed", "gamma", "budget", "m", "rounds", "modality", "shuffle", "batch_size"),
     *("method", "model"),
 )
 _BARE: Final = re.compile(r"[A-Za-z0-9_./-]+(?:[:][A-Za-z0-9_./-]+)*")
@@ -168,7 +168,8 @@ def _method_words(
     knobs = method.identity()
     words: dict[str, Any] = {"method": knobs.pop("method")}
     if "gamma" in knobs:
-        words["gamma"] = float(knobs.pop("gamma"))
+        gamma = knobs.pop("gamma")
+        words["gamma"] = gamma if gamma == ADAPTIVE else float(gamma)
     return words | {k: v for k, v in knobs.items() if k in always or v != defaults[k]}
 
 

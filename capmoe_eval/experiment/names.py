@@ -6,6 +6,8 @@ import math
 import re
 from typing import Final
 
+from capmoe_eval.routing.method import ADAPTIVE, Adaptive, Factor
+
 TITLES: Final = {
     "baseline": "Baseline",
     "order": "Order",
@@ -29,6 +31,8 @@ NO_LIMIT: Final = "+∞"
 """γ without a capacity limit."""
 NO_GAMMA: Final = "–"
 """γ of a method that has none."""
+BY_LAYER: Final = "by layer"
+"""γ of a method that was given one for each layer."""
 
 
 def method_title(method: str) -> str:
@@ -36,27 +40,36 @@ def method_title(method: str) -> str:
     return TITLES.get(method, method)
 
 
-def gamma_number(gamma: float, *, decimal: bool = False) -> str:
-    """Return γ as a number: ``1``, or with a decimal ``1.0``, as the paper's tables print it."""
+def gamma_number(gamma: Factor, *, decimal: bool = False) -> str:
+    """Return γ as a number: ``1``, or with a decimal ``1.0``, as the paper's tables print it.
+
+    One that is chosen for each layer is ``adaptive0.05``, with its budget.
+    """
+    if isinstance(gamma, Adaptive):
+        return f"{ADAPTIVE}{gamma.budget:g}"
+    if isinstance(gamma, tuple):
+        return BY_LAYER
     if gamma == math.inf:
         return NO_LIMIT
     return str(float(gamma)) if decimal else f"{gamma:g}"
 
 
-def gamma_text(method: str, gamma: float | None, *, decimal: bool = False) -> str:
+def gamma_text(method: str, gamma: Factor | None, *, decimal: bool = False) -> str:
     """Return γ for a column: +∞ where nothing is bounded, – where a method has none."""
     if method == "baseline":
         return NO_LIMIT
     return NO_GAMMA if gamma is None else gamma_number(gamma, decimal=decimal)
 
 
-def gamma_suffix(gamma: float | None, lead: str = " γ=") -> str:
+def gamma_suffix(gamma: Factor | None, lead: str = " γ=") -> str:
     """Return γ after its lead, to follow a name; nothing for a method that has none."""
     return "" if gamma is None else lead + gamma_number(gamma)
 
 
-def gamma_label(gamma: float) -> str:
+def gamma_label(gamma: Factor) -> str:
     """Return γ in a few characters that are fit for a file name."""
+    if isinstance(gamma, tuple):
+        return gamma_number(gamma).replace(" ", "_")
     return "ginf" if gamma == math.inf else f"g{gamma:g}"
 
 

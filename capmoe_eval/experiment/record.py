@@ -19,6 +19,7 @@ from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.files import write_bytes
 from capmoe_eval.experiment.record_part import (
     Amount,
+    Calibrated,
     Documents,
     Layer,
     Load,
@@ -27,6 +28,7 @@ from capmoe_eval.experiment.record_part import (
     Proofs,
     Provenance,
 )
+from capmoe_eval.routing.method import Factor, as_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -96,6 +98,7 @@ class Record(Part):
     layers: Annotated[list[Layer], Field(min_length=1)]
     proofs: Proofs
     provenance: Provenance
+    calibration: Calibrated | None = None  # of gamma=adaptive
     checksum: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] = ""  # of the file it was read from
 
     def __init__(self, content: dict[str, Any], path: Path) -> None:
@@ -110,10 +113,21 @@ class Record(Part):
         scores = sum(len(part.correct) for part in self.subtasks.values())
         if scores != self.n:
             raise ValueError(f"n is {self.n}, and documents has {scores} scores")
+        self._check_factors()
         metric = self.cell.task.metric
         if (metric in _BOUNDED or metric.startswith("pass@")) and not 0 <= self.value <= 1:
             raise ValueError(f"value is {self.value:g}, and {metric} is a share, from 0 to 1")
         return self
+
+    def _check_factors(self) -> None:
+        """Refuse a record whose layers have another γ than its cell or its calibration says."""
+        method, calibration = self.cell.method, self.calibration
+        if (method.budget is None) != (calibration is None):
+            raise ValueError("calibration is of gamma=adaptive, and of no other")
+        wanted = method.layer_gammas if calibration is None else calibration.gammas
+        found = [layer.gamma for layer in self.layers]
+        if found != ([None] * len(found) if wanted is None else list(map(as_json, wanted))):
+            raise ValueError("its layers have other capacity factors than were set or chosen")
 
     @property
     def capmoe(self) -> dict[str, Any]:
@@ -135,8 +149,13 @@ class Record(Part):
 
     @property
     def gamma(self) -> float | None:
-        """Capacity factor, or None where the method has none."""
+        """Capacity factor, or None where the method has none, or one for each layer."""
         return self.cell.method.gamma
+
+    @property
+    def factor(self) -> Factor | None:
+        """Capacity factor: a number, that of each layer, or the rule that chose them; or None."""
+        return self.cell.method.factor
 
     @property
     def metric(self) -> str:

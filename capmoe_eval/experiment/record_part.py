@@ -150,6 +150,17 @@ class Grid(Part):
         return self
 
 
+class Calibrated(Part):
+    """The capacity factors that a calibration chose, and what they did to its own documents."""
+
+    file: str  # of the calibration, below the results directory
+    checksum: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    gammas: Annotated[list[Amount], Field(min_length=1)]  # of every layer
+    drop_rate: Share  # mean over layers, of the calibration's documents without other drops
+    dropped_scores: Share
+    straggler: Amount
+
+
 class Layer(Part):
     """Statistics of one MoE layer of E experts over its constrained forwards; lists are [E]."""
 
@@ -168,6 +179,7 @@ class Layer(Part):
     effective_gamma: Amount | None = None
     activated_before: Amount | None = None  # mean over forwards, as in Load
     activated_after: Amount | None = None
+    gamma: Amount | Literal["inf"] | None = None  # of this layer, where layers have their own
     load_before: list[Count]
     load_after: list[Count]
     score_by_rank: list[float] | None

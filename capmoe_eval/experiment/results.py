@@ -7,13 +7,17 @@ import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record import Record, read_record
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+CALIBRATIONS: Final = "calibration"
+"""The folder, beside those of a model's tasks, of what gamma=adaptive chooses from."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +71,11 @@ class Reader:
 def record_paths(root: Path) -> list[Path]:
     """Return the paths of all record files of a results directory, sorted.
 
-    They are exactly ``<root>/<model>/<task>/*.json`` without hidden files.
+    They are exactly ``<root>/<model>/<task>/*.json`` without hidden files; a model's calibrations
+    lie beside its tasks.
     """
-    return sorted(path for path in root.glob("*/*/*.json") if not path.name.startswith("."))
+    found = (path for path in root.glob("*/*/*.json") if path.parent.name != CALIBRATIONS)
+    return sorted(path for path in found if not path.name.startswith("."))
 
 
 def read_results(root: Path, reader: Reader | None = None) -> Results:
@@ -117,7 +123,7 @@ def load_frame(root: Path | str) -> pd.DataFrame:
 def _row(record: Record) -> dict[str, object]:
     knobs = record.cell.method.identity()
     if "gamma" in knobs:
-        knobs["gamma"] = float(knobs["gamma"])
+        knobs["gamma"] = record.gamma
     return {
         "model": record.model,
         "task": record.task,

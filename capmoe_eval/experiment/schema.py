@@ -14,7 +14,7 @@ from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.cell import BERTSCORE, TASK_FIELDS, Cell, ModelId, TaskId, checks
 from capmoe_eval.experiment.datasource import EMBEDDED, HUB
 from capmoe_eval.experiment.processes import PARALLEL
-from capmoe_eval.routing.method import KNOBS, METHODS
+from capmoe_eval.routing.method import GAMMA, KNOBS, METHODS
 
 DTYPES: Final = ("float32", "bfloat16", "float16")
 CALIBRATE: Final = "calibrate"
@@ -62,7 +62,8 @@ SCHEMA: Final[dict[str, Check | dict[str, Check]]] = {
     **KNOBS,
     **{key: checks(Cell)[key] for key in ("shuffle", "limit", "eval_seed")},
     # The model's, unless something else is said.
-    **{key: _MODEL[key] for key in ("gamma", "batch_size", "dtype", "threads", "device_map")},
+    "gamma": GAMMA.or_null("null where the method has none"),
+    **{key: _MODEL[key] for key in ("batch_size", "dtype", "threads", "device_map")},
     "data": {
         "root": _MODEL["data_root"],
         "name": _DATA_NAME.or_null("null for the directory's own"),

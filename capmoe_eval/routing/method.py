@@ -13,18 +13,20 @@ form*, so that a cell is computed once and found under each of its settings.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from capmoe_eval.checks import CAPACITY, FLAG, SHARE, Check, choice, whole
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UsageError, shown
 
 # The knobs beside gamma that have an effect on each method. The others are no part of its identity.
 _GROUPING = ("ep_size", "scope", "granularity", "rounding")
 _COMMON = ("count_padding", "decode", "renormalize")
-_BOUNDED = (*_GROUPING, *_COMMON, "modality")
+_BY_LAYER = ("layer_gammas", "budget", "budget_of")
+_BOUNDED = (*_GROUPING, *_COMMON, *_BY_LAYER, "modality")
 _EFFECTIVE: dict[str, tuple[str, ...]] = {
     "baseline": (),
     "order": _BOUNDED,
@@ -48,7 +50,34 @@ _AT_INFINITY = ("ep_size", *_COMMON, "candidates", "m", "max_k")
 METHODS: tuple[str, ...] = (*_EFFECTIVE, "device_drop")
 """Every name that ``method=`` accepts."""
 
+ADAPTIVE: Final = "adaptive"
+"""The γ of the layers is chosen from recorded loads, under a budget of drops."""
+
+
+def _is_budget(value: Any) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and 0 < value < 1
+
+
+def _are_factors(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) > 0 and all(map(CAPACITY.holds, value))
+
+
+GAMMA = Check(
+    f"{CAPACITY.rule}, or {ADAPTIVE} with a budget",
+    lambda value: value == ADAPTIVE or CAPACITY.holds(value),
+)
+"""The check of gamma."""
 KNOBS: dict[str, Check] = {
+    "layer_gammas": Check(
+        "must be a capacity factor for each MoE layer, for example layer_gammas=[1.0,1.5]",
+        _are_factors,
+    ).or_null("null for one gamma"),
+    "budget": Check(
+        "must be the share that may be dropped, between 0 and 1, for example budget=0.05",
+        _is_budget,
+    ).or_null("null without gamma=adaptive"),
+    "budget_of": choice("pairs", "scores"),
     "ep_size": whole(1),
     "scope": choice("batch", "sequence"),
     "candidates": choice("local", "ranked", "global"),
@@ -69,6 +98,17 @@ KNOBS: dict[str, Check] = {
 """The check of each knob beside gamma."""
 
 
+class Adaptive(NamedTuple):
+    """A capacity factor that is chosen for every layer."""
+
+    budget: float  # the share that may be dropped, as a mean over the layers
+    budget_of: str  # of the pairs, or of their gate scores
+
+
+Factor: TypeAlias = float | tuple[float, ...] | Adaptive
+"""One γ, the γ of every layer, or the rule that chooses them."""
+
+
 @dataclass(frozen=True)
 class Method:
     """A routing method with its knobs, as ``docs/methods.md`` defines them.
@@ -84,7 +124,8 @@ class Method:
     """
 
     name: str  # one of METHODS
-    # γ of C = γ·T·K/E; inf means no capacity; None where the method has none (_WITHOUT_GAMMA)
+    # γ of C = γ·T·K/E; inf means no capacity; None where the method has none (_WITHOUT_GAMMA), or
+    # one for each layer. "adaptive" becomes None: what is chosen then is layer_gammas.
     gamma: float | None = None
     ep_size: int = 1  # emulated expert-parallel ranks R, each with its own tokens and capacity
     scope: str = "batch"  # batch: one capacity group per rank; sequence: one per sequence
@@ -108,6 +149,9 @@ class Method:
     k0: int = 1  # each token's best experts that OEA and XShare put into the batch's set first
     # XShare: the most experts that a batch activates, as a share of all, or of each rank's.
     expert_budget: float = 0.5
+    layer_gammas: tuple[float, ...] | None = None  # γ of each MoE layer; None for one gamma
+    budget: float | None = None  # of gamma=adaptive: the share that may be dropped
+    budget_of: str = "pairs"  # of what it is a share: pairs, or scores, their gate scores
 
     def __post_init__(self) -> None:
         choice(*METHODS)("method", self.name)
@@ -121,15 +165,7 @@ class Method:
             raise UsageError("k0=0: with OEA every token keeps its best expert; set k0=1 or more")
         if self.granularity == "device" and self.ep_size == 1 and self.name == "xshare":
             self._set("granularity", "expert")  # the one rank has all experts
-        if self.name in _WITHOUT_GAMMA:
-            self._set("gamma", None)
-        elif self.gamma is None:
-            raise UsageError(
-                f"gamma: method {self.name!r} needs a capacity factor, for example gamma=1.0"
-            )
-        else:
-            CAPACITY("gamma", self.gamma)
-            self._set("gamma", float(self.gamma) + 0.0)  # turns -0.0 into 0.0
+        self._check_factor()
         if self.candidates == "local" and self.ep_size == 1:
             self._set("candidates", "global")  # the one rank has all experts
         self._set("name", self._canonical_name())
@@ -140,6 +176,51 @@ class Method:
             if knob not in effective:
                 self._set(knob, default)
 
+    def _check_factor(self) -> None:
+        """Check γ in each of its three forms, and bring it to the simplest."""
+        gamma: Any = self.gamma
+        adaptive = gamma == ADAPTIVE
+        if self.name in _WITHOUT_GAMMA:
+            for knob, said in (("gamma", gamma if adaptive else None), *self._by_layer()):
+                if said is not None:
+                    raise UsageError(
+                        f"{knob}={shown(said)}: method {self.name!r} has no capacity factor; "
+                        f"leave {knob} out, or choose another method"
+                    )
+            self._set("gamma", None)
+            return
+        if adaptive and self.budget is None:
+            raise UsageError(
+                f"gamma={ADAPTIVE}: needs the share that may be dropped, for example budget=0.05"
+            )
+        if not adaptive and self.budget is not None and gamma is not None:
+            raise UsageError(
+                f"budget={shown(self.budget)}: is of gamma={ADAPTIVE}; set that, or leave it out"
+            )
+        if self.layer_gammas is not None:
+            if self.budget is not None:
+                raise UsageError(
+                    f"layer_gammas={shown(list(self.layer_gammas))}: gamma={ADAPTIVE} chooses "
+                    "them; leave one of the two out"
+                )
+            factors = tuple(float(factor) + 0.0 for factor in self.layer_gammas)
+            same = len(set(factors)) == 1
+            self._set("gamma", factors[0] if same else None)
+            self._set("layer_gammas", None if same else factors)
+        elif self.budget is not None:
+            self._set("gamma", None)
+            self._set("budget", float(self.budget))
+        elif gamma is None:
+            raise UsageError(
+                f"gamma: method {self.name!r} needs a capacity factor, for example gamma=1.0"
+            )
+        else:
+            CAPACITY("gamma", gamma)
+            self._set("gamma", float(gamma) + 0.0)  # turns -0.0 into 0.0
+
+    def _by_layer(self) -> list[tuple[str, Any]]:
+        return [("layer_gammas", self.layer_gammas), ("budget", self.budget)]
+
     def _set(self, knob: str, value: Any) -> None:
         object.__setattr__(self, knob, value)
 
@@ -147,8 +228,9 @@ class Method:
         """Return the simplest method with the same decisions on every model and every input."""
         if self.name == "xshare" and self.expert_budget == 1:
             return "baseline"
+        one_round = self.name == "token_reroute" and self.rounds == 1
         if self.gamma is None:
-            return self.name
+            return "score" if one_round else self.name
         # A device's C is γ·T·K/R: with γ ≥ R all T·K pairs of the tokens' top-k fit into one.
         never_binds = self.gamma == math.inf or (
             self.granularity == "device" and self.gamma >= self.ep_size
@@ -161,7 +243,6 @@ class Method:
         expands = self.name == "expanded_drop" and not no_room
         if never_binds and not expands:
             return "baseline"
-        one_round = self.name == "token_reroute" and self.rounds == 1
         if self.gamma == 0 or one_round or (self.name == "expanded_drop" and not expands):
             return "score"
         return self.name
@@ -169,6 +250,8 @@ class Method:
     def _effective(self) -> set[str]:
         """Return the knobs that have an effect on the canonical method's decisions or records."""
         effective = set(_EFFECTIVE[self.name])
+        if self.budget is None:
+            effective.discard("budget_of")
         if self.gamma == 0:
             return effective.intersection(_AT_ZERO)
         device = self.granularity == "device"
@@ -200,7 +283,7 @@ class Method:
     @property
     def bound(self) -> str | None:
         """The unit that has a capacity, ``expert`` or ``device``, or None."""
-        return None if self.gamma is None else self.granularity
+        return None if self.name in _WITHOUT_GAMMA else self.granularity
 
     @property
     def keep(self) -> str:
@@ -222,21 +305,61 @@ class Method:
         """True if the method changes no decision of the router."""
         return self.name == "baseline"
 
+    @property
+    def factor(self) -> Factor | None:
+        """The capacity factor: one, that of each layer, or the rule; None without a capacity."""
+        if self.budget is not None:
+            return Adaptive(self.budget, self.budget_of)
+        return self.gamma if self.layer_gammas is None else self.layer_gammas
+
+    @property
+    def is_capped(self) -> bool:
+        """True if a capacity may bind: not where γ is ∞ in every layer."""
+        return self.bound is not None and self.gamma != math.inf
+
+    def at(self, gamma: float | None, layer_gammas: tuple[float, ...] | None = None) -> Method:
+        """Return the method at another γ, or at that of each layer, in no canonical form.
+
+        So all layers of a model have the same capacity groups and statistics, whatever γ each has.
+        """
+        other = copy.copy(self)
+        for knob, value in (("gamma", gamma), ("layer_gammas", layer_gammas), ("budget", None)):
+            other._set(knob, value)
+        return other
+
+    def of_layer(self, number: int) -> Method:
+        """Return the method of one MoE layer, by its number from 0, with its own γ."""
+        return self if self.layer_gammas is None else self.at(self.layer_gammas[number])
+
     def identity(self) -> dict[str, Any]:
         """Return the name and the knobs that have an effect, in a fixed order, JSON-ready.
 
-        ``gamma`` is a number, or the string ``"inf"``.
+        ``gamma`` is a number, or the string ``"inf"``, or ``"adaptive"``; with ``layer_gammas``
+        there is none.
         """
         knobs: dict[str, Any] = {"method": self.name}
-        if self.gamma is not None:
-            knobs["gamma"] = "inf" if self.gamma == math.inf else self.gamma
+        if self.budget is not None:
+            knobs["gamma"] = ADAPTIVE
+        elif self.gamma is not None:
+            knobs["gamma"] = as_json(self.gamma)
         hidden = {
+            # Of cells with one γ, which keep the identities from before these knobs.
+            *(() if self.layer_gammas else ("layer_gammas",)),
+            *(("budget", "budget_of") if self.budget is None else ()),
             *(() if self.candidates == "ranked" else ("m",)),
             # Keeps the identities of cells from before this knob, and of those without images.
             *(("modality",) if self.modality == "uniform" else ()),
         }
         shown = (knob for knob in _EFFECTIVE[self.name] if knob not in hidden)
-        return knobs | {knob: getattr(self, knob) for knob in shown}
+        knobs |= {knob: getattr(self, knob) for knob in shown}
+        if self.layer_gammas:
+            knobs["layer_gammas"] = [as_json(gamma) for gamma in self.layer_gammas]
+        return knobs
+
+
+def as_json(gamma: float | None) -> float | str | None:
+    """Return γ as JSON has it: ∞ as a string."""
+    return "inf" if gamma == math.inf else gamma
 
 
 DEFAULTS: dict[str, Any] = {knob.name: knob.default for knob in dataclasses.fields(Method)[2:]}

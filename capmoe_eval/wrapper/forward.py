@@ -165,7 +165,7 @@ class _ForwardHooks:
     # The forward of one layer.
 
     def _router_hook(self, number: int, meter: LayerMeter) -> Callable[..., RouterOutput | None]:
-        method, layer = self._meter.method, meter.layer
+        method, layer = meter.method, meter.layer
         experts: Any = layer.experts
         kept_pairs = hasattr(experts, "capmoe_untouched")
 

@@ -73,6 +73,11 @@ class LayerMeter:
         self._best_TK: Tensor | None = None
         self.modalities = ModalityMeter(method)
 
+    @property
+    def method(self) -> Method:
+        """The method, with this layer's own γ."""
+        return self._method
+
     def _add(self, **amounts: Tensor | int) -> None:
         """Add to the sums without waiting for the device."""
         for name, amount in amounts.items():
@@ -204,7 +209,7 @@ class LayerMeter:
         if method.name == "expert_drop":
             lowest = demand_GE.sum(dim=0).argsort(stable=True)[: max(1, n_experts // 10)]
             self._add(violations=(kept_GE.sum(dim=0)[lowest] > 0).sum())
-        if method.gamma is None:
+        if method.gamma is None:  # without a capacity
             return
         (limit_G,) = plan.capacities((method.gamma,), *size)
         limit_GU = limit_G[:, None].expand_as(kept_GU)
@@ -319,12 +324,13 @@ def ratios(counts: Mapping[str, int], method: Method) -> dict[str, float | None]
     capacity factor, the sum of all capacities over the sum of all mean loads, is slots over
     assignments.
     """
-    capped = method.gamma not in (None, math.inf)
     return {
         "drop_rate": counts["dropped"] / max(counts["assignments"], 1),
         "pad_waste": _share(counts["unused_slots"], counts["slots"]),
         "mean_load": _share(counts["assignments"], counts["buckets"]),
-        "effective_gamma": _share(counts["slots"], counts["assignments"]) if capped else None,
+        "effective_gamma": _share(counts["slots"], counts["assignments"])
+        if method.is_capped
+        else None,
     }
 
 

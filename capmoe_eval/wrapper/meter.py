@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +10,8 @@ import torch
 from torch import Tensor
 
 from capmoe_eval.errors import EnforcementError
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.method import Method, as_json
+from capmoe_eval.wrapper.curve_meter import CurveMeter
 from capmoe_eval.wrapper.layer_meter import ACTIVATED, DECODED, SCALARS, LayerMeter, ratios
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.modality import MODALITIES
@@ -29,7 +29,7 @@ class Meter:
     def __init__(self, layers: list[MoeLayer], method: Method, expected_layers: int | None) -> None:
         self.method = method
         self.ranks = layers[0].ranks
-        self.layers = [LayerMeter(layer, method) for layer in layers]
+        self.layers = [LayerMeter(of, method.of_layer(n)) for n, of in enumerate(layers)]
         self.forwards = 0  # of the model so far
         self.decode_forwards = 0  # those of them that were decode steps
         self._constrained = 0  # those under the capacity
@@ -39,7 +39,8 @@ class Meter:
         self.kernel_agrees: dict[str, Any] = {"passed": None, "why": "not run"}
         self.real_tokens_BS: Tensor | None = None  # the mask of `real_tokens`
         self.is_aside = False  # whether forwards are left alone
-        self.recorder: Recorder | None = None  # keeps the router's choices, if they are asked for
+        # Keeps the router's choices, or sums of them, if they are asked for.
+        self.recorder: Recorder | CurveMeter | None = None
         self._empty = {"uncounted": 0, "all_pads": 0}  # forwards in which no token counted
         self._expected_layers = expected_layers
 
@@ -164,9 +165,15 @@ class Meter:
             return {"passed": None, "why": "count_padding: pads count like tokens"}
         return {"passed": pad_slots == 0, "pad_slots": pad_slots, "checked": checked}
 
+    def _reports(self) -> list[dict[str, Any]]:
+        """Return the layers' statistics; the γ of each where the layers have several."""
+        if self.method.layer_gammas is None:
+            return [layer.report() for layer in self.layers]
+        return [layer.report() | {"gamma": as_json(layer.method.gamma)} for layer in self.layers]
+
     def summary(self) -> dict[str, Any]:
         """Return the statistics over all layers and forwards, JSON-ready."""
-        layers = [layer.report() for layer in self.layers]
+        layers = self._reports()
         peaks = [layer["peak"] for layer in layers if layer["peak"]]
         total = {name: sum(layer[name] for layer in layers) for name in SCALARS}
 
@@ -201,12 +208,11 @@ class Meter:
             return {}
         total = {n: sum(layer.count(f"decode_{n}") for layer in self.layers) for n in DECODED}
         assignments = max(total["assignments"], 1)
-        bounded = self.method.gamma not in (None, math.inf)
         return {
             "decode": {
                 "live": int(self._live) / self.decode_forwards,
                 "drop_rate": total["dropped"] / assignments,
-                "effective_gamma": total["slots"] / assignments if bounded else None,
+                "effective_gamma": total["slots"] / assignments if self.method.is_capped else None,
                 **{n: total[n] / (self.decode_forwards * len(self.layers)) for n in ACTIVATED},
             }
         }
@@ -215,7 +221,7 @@ class Meter:
         """Return summary, layers and proofs, JSON-ready; see ``docs/results.md``."""
         return {
             "summary": self.summary(),
-            "layers": [layer.report() for layer in self.layers],
+            "layers": self._reports(),
             "proofs": self.proofs(),
         }
 

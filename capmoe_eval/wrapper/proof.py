@@ -99,7 +99,7 @@ def _prove_stock_at_infinity(
     everyone_BS = torch.ones_like(tokens_BS, dtype=torch.bool)
     padded_BS = everyone_BS.clone()
     padded_BS[1::2, 5:] = False
-    by_itself = method.candidate_rule == "topk" and method.gamma is not None
+    by_itself = method.candidate_rule == "topk" and method.bound is not None
     name = method.name if by_itself or method.bounds_activation else "score"
     never_binds = _unbounded(name, method, layers)
     no_capacity = Method("score", math.inf)

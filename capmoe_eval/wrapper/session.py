@@ -40,12 +40,13 @@ def capacity_aware(
     Args:
         model: A loaded model with MoE layers (transformers ≥ 5), with or without a head.
         method: A name of :data:`capmoe_eval.routing.METHODS`, or a ready :class:`Method`.
-        gamma: Capacity factor γ; not needed by ``baseline``, ``expert_drop``, ``oea``, ``xshare``.
+        gamma: Capacity factor γ; not needed by ``baseline``, ``expert_drop``, ``oea`` and
+            ``xshare``, nor where ``layer_gammas`` has one for each MoE layer.
         verify: Prove on entry, by a few small forwards, that γ=∞ gives the model's own logits, and
             that the experts kernel computes the kept pairs as the stock kernel does.
         **knobs: The other fields of :class:`Method`: ep_size, scope, candidates, m, protect_topk,
             max_k, rounds, granularity, rounding, count_padding, decode, renormalize, modality,
-            seed, k0, expert_budget.
+            seed, k0, expert_budget, layer_gammas.
 
     Yields:
         The meter: per-layer loads, drops, peaks, padding waste, proofs.
@@ -63,6 +64,7 @@ def capacity_aware(
             "capacity_aware: the model is already under a capacity; leave the outer block first"
         )
     layers = find_moe_layers(model)
+    _check_factors(chosen, len(layers))
     for layer in layers:
         experts_per_rank(layer.n_experts, chosen.ep_size)
         if chosen.bounds_activation and chosen.k0 > layer.top_k:
@@ -87,6 +89,21 @@ def capacity_aware(
         prove_on_entry(model, meter)
     with hooked(model, meter):
         yield meter
+
+
+def _check_factors(method: Method, n_layers: int) -> None:
+    """Refuse a method whose layers have no γ yet, or another number of them than the model has."""
+    if method.budget is not None:
+        raise UsageError(
+            "gamma=adaptive: a calibration chooses the γ of each layer, as python -m capmoe_eval "
+            f"gamma=adaptive budget={method.budget:g} does; here name them with layer_gammas=…"
+        )
+    factors = method.layer_gammas
+    if factors is not None and len(factors) != n_layers:
+        raise UsageError(
+            f"layer_gammas: {len(factors)} capacity factors for {n_layers} MoE layers; give one "
+            "for each layer"
+        )
 
 
 def _why_another_number(model: nn.Module) -> str:

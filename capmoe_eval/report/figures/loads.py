@@ -138,7 +138,7 @@ def draw_load(record: Record, layer: int | None = None) -> Figure:
     draw_asked(axes, [asked[expert] for expert in order])
     heights = [served[expert] for expert in order]
     axes.bar(range(len(order)), heights, 0.55, color="#1f4e79", label="computed by the experts")
-    gamma = record.gamma
+    gamma = record.gamma if chosen.gamma is None else float(chosen.gamma)
     if gamma is not None and gamma < max(asked):
         axes.axhline(gamma, color="black", linewidth=0.8, linestyle="--")
         place = (len(order) - 0.5, gamma)

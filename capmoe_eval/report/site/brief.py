@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from capmoe_eval.experiment.record import Record
+from capmoe_eval.routing.method import Factor
 
 
 class Brief(NamedTuple):
@@ -16,7 +17,7 @@ class Brief(NamedTuple):
     model: str
     task: str
     method: str
-    gamma: float | None
+    factor: Factor | None  # capacity factor
     seed: int | None
     label: str  # of the method and its knobs
     images: bool  # whether its questions are about images
@@ -43,7 +44,7 @@ def brief(record: Record, *, has_page: bool = True) -> Brief:
         record.model,
         record.task,
         record.method,
-        record.gamma,
+        record.factor,
         record.seed,
         record.cell.label,
         record.cell.task.images,

@@ -6,9 +6,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from capmoe_eval.experiment.names import NO_GAMMA, NO_LIMIT, SCORE, TITLES, method_title
+from capmoe_eval.experiment.names import (
+    BY_LAYER,
+    NO_GAMMA,
+    NO_LIMIT,
+    SCORE,
+    TITLES,
+    method_title,
+)
+from capmoe_eval.routing.method import ADAPTIVE
 
-GAMMA_ORDER: Final = {NO_LIMIT: 1e9, NO_GAMMA: -1}
+GAMMA_ORDER: Final = {NO_LIMIT: 1e9, NO_GAMMA: -1, BY_LAYER: 2e6}
 """The numbers that texts of γ without one sort by."""
 
 
@@ -20,6 +28,8 @@ def method_name(method: str) -> str:
 
 def gamma_order(shown: str) -> float:
     """Return the number that a text of γ sorts by."""
+    if shown.startswith(ADAPTIVE):  # behind the numbers, by budget
+        return 1e6 + float(shown.removeprefix(ADAPTIVE))
     return float(GAMMA_ORDER.get(shown, shown))
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.experiment.cell import Cell, checks
 from capmoe_eval.experiment.commands import DIRECTORY, cell_command, override
-from capmoe_eval.experiment.names import gamma_suffix, gamma_text
+from capmoe_eval.experiment.names import gamma_label, gamma_suffix, gamma_text
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.site import page
 from capmoe_eval.report.site.brief import Brief
@@ -93,7 +93,7 @@ def _listing(
             name_filter("model", "Model", (record.model for record in every)),
             name_filter("task", "Task", (record.task for record in every)),
             method_filter(record.method for record in records),
-            gamma_filter(gamma_text(record.method, record.gamma) for record in records),
+            gamma_filter(gamma_text(record.method, record.factor) for record in records),
         ],
         parts=[(address.to(path), part) for path, part in parts.items()],
         rows=[_row(record, address) for record in records],
@@ -101,15 +101,16 @@ def _listing(
 
 
 def _row(record: Brief, address: Address) -> dict[str, object]:
-    gamma = gamma_text(record.method, record.gamma)
-    knobs = record.label.split("-")[1:]
+    gamma = gamma_text(record.method, record.factor)
+    knobs = record.label.removeprefix(record.method).split("-")[1:]
+    written = gamma_label(record.factor) if record.factor is not None else None
     return {
         "record": record,
         "method_name": method_name(record.method),
         "href": address.to_record(record),
         "gamma": gamma,
         "gamma_order": gamma_order(gamma),
-        "knobs": " ".join(k for k in knobs if not k.startswith("g") or k == "global"),
+        "knobs": " ".join(knob for knob in knobs if knob != written),
     }
 
 
@@ -119,7 +120,7 @@ def relatives(records: Sequence[Record]) -> dict[Path, Relatives]:
     groups: defaultdict[object, list[Record]] = defaultdict(list)
     for record in records:
         knobs = tuple(record.knobs.items())
-        groups[(*_home(record), record.method, record.gamma, knobs)].append(record)
+        groups[(*_home(record), record.method, record.factor, repr(knobs))].append(record)
     found = {}
     for group in groups.values():
         group.sort(key=lambda record: (record.seed or 0, record.cell.digest))
@@ -140,7 +141,7 @@ def _home(record: Record) -> tuple[object, ...]:
 
 def record_page(record: Record, profile: str, others: Relatives, address: Address) -> str:
     """Return a record's page."""
-    gamma = gamma_suffix(record.gamma, ", γ = ")
+    gamma = gamma_suffix(record.factor, ", γ = ")
     knobs = record.knobs if record.seed is None else {**record.knobs, "seed": record.seed}
     return render_page(
         "cell",

@@ -44,6 +44,7 @@ def methods(size: int) -> dict[str, Method]:
         "token_reroute": ("token_reroute", 1.0, {}),
         "oea": ("oea", None, {"k0": 1}),
         "xshare_device": ("xshare", None, {"expert_budget": 0.5, **_DEVICE}),
+        "by_layer": ("score", None, {"layer_gammas": (0.5, float("inf"), 1.5)}),
     }
     return {
         key: Method(name, gamma, ep_size=size, **more) for key, (name, gamma, more) in knobs.items()

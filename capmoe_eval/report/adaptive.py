@@ -1,0 +1,79 @@
+"""The command ``adaptive``: compare adaptive γ with static ones by the finished records."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.application import run_command
+from capmoe_eval.experiment.arguments import Parser
+from capmoe_eval.experiment.configuration import profile_name
+from capmoe_eval.experiment.names import gamma_number
+from capmoe_eval.experiment.selection import finished, refuse_experiment
+from capmoe_eval.routing.method import Adaptive
+from capmoe_eval.serving.trial import Outcome, Verdict, outcomes, verdicts
+
+_HEAD = (
+    "Adaptive γ minus a static γ, with 95 % intervals. Straggler factors (the fullest expert or "
+    "rank over the mean load before drops) at equal drop rate, over models and tasks; points of "
+    "accuracy at equal straggler factor, over documents. The static γ is interpolated between two "
+    "of the grid."
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the comparison and exit: 0 done, 2 bad input."""
+    parser = Parser(
+        prog="python -m capmoe_eval.adaptive",
+        description="Compare adaptive γ with static ones by the records of experiment=adaptive.",
+    )
+    parser.add_argument("overrides", nargs="*", help="as for python -m capmoe_eval")
+    given = parser.parse_args(arguments)
+
+    def report() -> int:
+        refuse_experiment(given.overrides)
+        found = finished(["experiment=adaptive", *given.overrides])
+        compared = outcomes(found.records)
+        if not compared:
+            raise UsageError(
+                f"profile={profile_name(found.config)}: no finished evaluation with gamma=adaptive"
+                "; run `python -m capmoe_eval experiment=adaptive "
+                f"{' '.join(given.overrides)}` first"
+            )
+        print(_HEAD)
+        for outcome in compared:
+            print(_outcome(outcome))
+        for verdict in verdicts(compared):
+            print(_verdict(verdict))
+        missing = len(found.plans) - len(found.records)
+        print(f"{missing} of {len(found.plans)} evaluations are missing")
+        return 0
+
+    sys.exit(run_command(report))
+
+
+def _outcome(outcome: Outcome) -> str:
+    static = outcome.static_straggler
+    beside = "beyond the static ones" if static is None else f"static {static:.3f}"
+    points = (
+        "no static γ with this straggler factor"
+        if outcome.scores is None
+        else f"{100 * float(outcome.scores.differences.mean()):+.2f} points"
+    )
+    return (
+        f"{outcome.model} {outcome.task} {gamma_number(outcome.rule)} of {outcome.rule.budget_of}: "
+        f"{100 * outcome.drop_rate:.1f} % dropped, straggler {outcome.straggler:.3f}, {beside}; "
+        f"{points}"
+    )
+
+
+def _verdict(verdict: Verdict) -> str:
+    budget, kind = verdict.budget, verdict.budget_of
+    name = "all budgets" if budget is None else gamma_number(Adaptive(budget, kind))
+    parts = [f"{name} of {kind}, {verdict.cells} models and tasks:"]
+    if verdict.straggler is not None:
+        parts.append("straggler {:+.3f} [{:+.3f}, {:+.3f}]".format(*verdict.straggler))
+    if (found := verdict.accuracy) is not None:
+        parts.append(f"accuracy {found.effect:+.2f} [{found.low:+.2f}, {found.high:+.2f}] points")
+    return " ".join(parts)

@@ -1,0 +1,125 @@
+"""Count what each capacity factor of a grid would drop in every layer, and what it would level."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capmoe_eval.routing.capacity import experts_per_rank
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.scores import Scores
+from capmoe_eval.wrapper.layers import MoeLayer
+from capmoe_eval.wrapper.plan import ForwardPlan
+
+# Shape suffixes: T counted tokens, K = top-k, X capacity factors, G capacity groups, U units that
+# have a capacity (experts, or devices), P = T·K pairs.
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One layer by capacity factor [X], over all its forwards."""
+
+    name: str
+    dropped_X: list[float]  # share of the pairs beyond the capacity
+    dropped_scores_X: list[float]  # share of their gate scores, if the lowest are dropped
+    straggler_X: list[float]  # kept pairs of a forward's fullest unit, over all units' mean load
+
+
+class CurveMeter:
+    """Sums of the layers' loads under every capacity factor, from the router's own choice.
+
+    It is the :attr:`recorder <capmoe_eval.wrapper.meter.Meter.recorder>` of forwards that drop
+    nothing. The straggler factor is a ratio of sums over forwards: the pairs of the fullest expert
+    (or device) over the pairs of a mean one before any drop, so that it is the time of a layer that
+    waits for its fullest unit, in units of a balanced dropless layer.
+    """
+
+    def __init__(self, layers: list[MoeLayer], method: Method, gammas: tuple[float, ...]) -> None:
+        self._layers, self._gammas = layers, gammas
+        device = method.granularity == "device"
+        self._sharing = [
+            experts_per_rank(layer.n_experts, method.ep_size) if device else 1 for layer in layers
+        ]
+        self._sums: list[dict[str, Any]] = [{} for _ in layers]
+
+    def note(self, number: int, plan: ForwardPlan, scores: Scores) -> None:
+        """Count one forward of a layer."""
+        layer, sharing = self._layers[number], self._sharing[number]
+        topk_TK = scores.topk_TK
+        groups = plan.groups_on(topk_TK.device)
+        units = layer.n_experts // sharing
+        limit_XG = plan.capacities(self._gammas, layer.top_k, layer.n_experts, topk_TK.device)
+        bucket_P = (groups.group_T[:, None] * units + topk_TK // sharing).reshape(-1)
+        score_P = scores.score_TE.detach().gather(1, topk_TK).reshape(-1).double()
+        own_B = torch.bincount(bucket_P, minlength=len(groups.tokens) * units)
+        place_P = _places(bucket_P, score_P, own_B)
+        group_P = bucket_P // units
+        lost_X = torch.stack([score_P[place_P >= limit_G[group_P]].sum() for limit_G in limit_XG])
+        demand_GU = layer.ranks.total(own_B).view(-1, units)
+        kept_XU = torch.minimum(demand_GU, limit_XG[:, :, None]).sum(dim=1)
+        lost_X1 = layer.ranks.total(torch.cat([lost_X, score_P.sum()[None]]))
+        self._add(
+            number,
+            pairs=demand_GU.sum(),
+            kept_X=kept_XU.sum(dim=1),
+            fullest_X=kept_XU.amax(dim=1) * units,
+            lost_X=lost_X1[:-1],
+            scores=lost_X1[-1],
+        )
+
+    def _add(self, number: int, **amounts: Tensor) -> None:
+        sums = self._sums[number]
+        for name, amount in amounts.items():
+            sums[name] = sums.get(name, 0) + amount
+
+    def curves(self) -> list[Curve]:
+        """Return the curve of every layer."""
+        return [
+            Curve(
+                layer.name,
+                (1 - sums["kept_X"] / sums["pairs"]).tolist(),
+                (sums["lost_X"] / sums["scores"]).tolist(),
+                (sums["fullest_X"] / sums["pairs"]).tolist(),
+            )
+            for layer, sums in zip(self._layers, self._sums, strict=True)
+        ]
+
+
+def _places(bucket_P: Tensor, score_P: Tensor, count_B: Tensor) -> Tensor:
+    """Return the place of each pair in its bucket [P], from 0 for the highest score."""
+    falling_P = score_P.argsort(descending=True, stable=True)
+    order_P = falling_P[bucket_P[falling_P].argsort(stable=True)]
+    first_B = count_B.cumsum(0) - count_B
+    place_P = torch.empty_like(order_P)
+    numbers_P = torch.arange(len(order_P), device=order_P.device)
+    place_P[order_P] = numbers_P - first_B[bucket_P[order_P]]
+    return place_P
+
+
+def curve_reference(
+    forwards: list[list[tuple[int, int, float]]], limits: list[list[int]], units: int
+) -> tuple[float, float, float]:
+    """Define one layer's dropped share, dropped share of scores and straggler factor by loops.
+
+    Args:
+        forwards: For each forward its pairs: capacity group, unit, and gate score.
+        limits: For each forward the capacity of a unit in every group.
+        units: Number of units.
+    """
+    pairs = dropped = fullest = 0
+    scores = lost = 0.0
+    for asked, limit_G in zip(forwards, limits, strict=True):
+        load = [0] * units
+        for group, limit in enumerate(limit_G):
+            for unit in range(units):
+                best_first = sorted((s for g, u, s in asked if (g, u) == (group, unit)))[::-1]
+                load[unit] += min(len(best_first), limit)
+                dropped += max(len(best_first) - limit, 0)
+                lost += sum(best_first[limit:])
+        pairs += len(asked)
+        scores += sum(score for _, _, score in asked)
+        fullest += max(load)
+    return dropped / pairs, lost / scores, fullest * units / pairs

@@ -1,0 +1,171 @@
+"""gamma=adaptive: one calibration, of documents that are not evaluated, for every budget."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation import calibration as calibration_module
+from capmoe_eval.evaluation.calibration import _other_documents
+from capmoe_eval.evaluation.forecast import forecast
+from capmoe_eval.evaluation.run import run
+from capmoe_eval.evaluation.tasks import TaskLibrary, ready
+from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
+from capmoe_eval.experiment.commands import cell_command
+from capmoe_eval.experiment.configuration import Plan
+from capmoe_eval.experiment.datasource import data_source
+from capmoe_eval.experiment.record import Record, read_record, sealed
+from capmoe_eval.experiment.results import load_frame, record_paths
+from capmoe_eval.routing.method import Method
+from capmoe_eval.serving import calibration as serving_calibration
+from capmoe_eval.serving.calibration import calibration_path
+from capmoe_eval.serving.trial import outcomes, straggler
+
+OBQA = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
+HUMANEVAL = TaskId("humaneval", "capmoe_humaneval", "openai/openai_humaneval", "pass@1")
+
+
+def plan(root: Path, budget: float, **knobs: Any) -> Plan:
+    method = Method("score", "adaptive", budget=budget, ep_size=2, **knobs)  # type: ignore[arg-type]
+    cell = Cell(ModelId("tiny", "tiny:olmoe", dtype="float32"), method, OBQA, 4, 4, "synthetic")
+    return Plan(cell, data_source("synthetic"), root, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("adaptive")
+
+
+@pytest.fixture(scope="module")
+def records(root: Path) -> list[Record]:
+    """The records of two budgets and of the other price, in that order."""
+    plans = [plan(root, 0.05), plan(root, 0.3), plan(root, 0.3, budget_of="scores")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serving_calibration, "DOCUMENTS", 8)
+        patch.setattr(calibration_module, "DOCUMENTS", 8)
+        assert "1 calibrations, 1 of them missing" in forecast(plans, calibrate=False)
+        done = run(plans)
+        assert not done.failures
+        assert "All 3 cells are finished" in forecast(plans, calibrate=False)
+    return done.records
+
+
+def test_the_trial_sets_them_beside_the_static_ones(records: list[Record], tmp_path: Path) -> None:
+    static = [
+        dataclasses.replace(
+            plan(tmp_path, 0.1),
+            cell=dataclasses.replace(records[0].cell, method=Method(*said, ep_size=2)),  # type: ignore[arg-type]
+        )
+        for said in (("baseline",), ("score", 0.5), ("score", 1.5), ("order", 1.0))
+    ]
+    beside = run(static).records
+    found = outcomes([*records, *beside])
+    assert [outcome.rule for outcome in found] == [record.factor for record in records]
+    low, high = (next(one for one in beside if one.gamma == gamma) for gamma in (0.5, 1.5))
+    for record, outcome in zip(records, found, strict=True):
+        assert outcome.straggler == pytest.approx(record.load.mean_peak_after)
+        if high.load.drop_rate <= outcome.drop_rate <= low.load.drop_rate:
+            assert outcome.static_straggler is not None
+            assert straggler(low) <= outcome.static_straggler <= straggler(high)
+    assert any(outcome.static_straggler is not None for outcome in found)
+    assert any(outcome.scores is not None for outcome in found)
+
+
+def calibrations(root: Path) -> list[Path]:
+    return sorted(root.glob("*/calibration/*.json"))
+
+
+def test_one_calibration_serves_every_budget(records: list[Record], root: Path) -> None:
+    (path,) = calibrations(root)
+    content = json.loads(path.read_text())
+    assert (content["documents"], content["split"]) == (8, "validation")
+    low, high, by_scores = (record.calibration for record in records)
+    for found in (low, high, by_scores):
+        assert found is not None
+        assert (found.file, found.checksum) == (
+            path.relative_to(root).as_posix(),
+            content["checksum"],
+        )
+    assert low is not None and high is not None and by_scores is not None
+    assert low.drop_rate <= 0.05 < high.drop_rate <= 0.3
+    assert by_scores.dropped_scores <= 0.3
+    assert high.straggler < low.straggler
+    assert all(h <= lo for lo, h in zip(low.gammas, high.gammas, strict=True))
+
+
+def test_records_are_named_and_hold_every_layers_factor(records: list[Record], root: Path) -> None:
+    assert record_paths(root) == sorted(record.path for record in records)
+    names = [record.path.name.rpartition("-")[0] for record in records]
+    assert names == [
+        "score-adaptive0.05-ep2",
+        "score-adaptive0.3-ep2",
+        "score-adaptive0.3-ep2-scores",
+    ]
+    for record in records:
+        assert record.calibration is not None
+        assert [layer.gamma for layer in record.layers] == record.calibration.gammas
+        assert not record.proofs.broken and record.load.effective_gamma
+    assert records[1].load.drop_rate > records[0].load.drop_rate, "the budget decides nothing"
+    command = str(cell_command(records[2].cell, "here"))
+    assert all(word in command for word in ("gamma=adaptive", "budget=0.3", "budget_of=scores"))
+    frame = load_frame(root)
+    assert sorted(frame["budget"]) == [0.05, 0.3, 0.3] and frame["gamma"].isna().all()
+
+
+def test_a_record_with_other_factors_than_were_chosen_is_refused(
+    records: list[Record], tmp_path: Path
+) -> None:
+    content = json.loads(records[0].path.read_text())
+    content["capmoe"]["layers"][0]["gamma"] = 7.5
+    path = tmp_path / records[0].path.name
+    path.write_bytes(sealed(content))
+    with pytest.raises(UsageError, match="other capacity factors than were set or chosen"):
+        read_record(path)
+    del content["capmoe"]["calibration"]
+    path.write_bytes(sealed(content))
+    with pytest.raises(UsageError, match="calibration is of gamma=adaptive"):
+        read_record(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"tokens": ', '"tokens": 1', "its checksum is another"),
+        ('"weights": "', '"weight": "', "weights"),
+        ("{", "", "trailing characters"),
+    ],
+)
+def test_a_calibration_that_is_not_its_own_is_refused(
+    old: str, new: str, said: str, records: list[Record], root: Path, tmp_path: Path
+) -> None:
+    (path,) = calibrations(root)
+    other = dataclasses.replace(plan(tmp_path, 0.2))
+    place = calibration_path(tmp_path, other.cell)
+    place.parent.mkdir(parents=True)
+    place.write_text(path.read_text().replace(old, new, 1))
+    failed = pytest.raises(UsageError, match=said)
+    with failed as error:
+        run([other])
+    assert str(place) in str(error.value) and "delete it" in str(error.value)
+
+
+def test_no_document_is_both_calibrated_on_and_evaluated() -> None:
+    for name in ("miniworld", "synthetic"):
+        source = ready(data_source(name))
+        evaluated = TaskLibrary().get(OBQA.lm_eval, source, OBQA.dataset)["tasks"]["openbookqa"]
+        others = _other_documents(OBQA, source)[0]["tasks"]["openbookqa"]
+        asked, calibrated = (
+            {json.dumps(document, sort_keys=True) for document in task.eval_docs}
+            for task in (evaluated, others)
+        )
+        assert calibrated and not asked & calibrated, name
+
+
+def test_a_task_without_other_documents_is_refused() -> None:
+    with pytest.raises(UsageError, match="humaneval has no documents beside those"):
+        _other_documents(HUMANEVAL, ready(data_source("synthetic")))
