@@ -1,6 +1,15 @@
-"""``python -m capmoe_eval.loads RECORD.json OUT.png``: draw the load of one layer."""
+"""``python -m capmoe_eval.loads SOURCE [OUT.png]``: expert loads of a record or a server's trace."""
 
-from capmoe_eval.report.figures.loads import main
+from collections.abc import Sequence
+
+from capmoe_eval.report.figures import loads
+from capmoe_eval.serving.readers.formats import read_trace
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command with the readers of every kind of trace."""
+    loads.main(read_trace, arguments)
+
 
 if __name__ == "__main__":
     main()

@@ -21,7 +21,8 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.timings.schema import Shape
 from capmoe_eval.experiment.timings.spread import Spread, Target
 from capmoe_eval.routing.assign import Assignment, Scores, assign
-from capmoe_eval.routing.capacity import experts_per_rank, group_tokens
+from capmoe_eval.routing.capacity import experts_per_rank
+from capmoe_eval.routing.groups import group_tokens
 from capmoe_eval.routing.method import Method
 
 # Shape suffixes: T tokens, K = top-k, E experts, L experts of a rank, S slots, H hidden size.

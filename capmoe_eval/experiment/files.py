@@ -8,8 +8,10 @@ import re
 import secrets
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from capmoe_eval.errors import writing
 
@@ -17,18 +19,19 @@ _TEMPORARY = re.compile(r"\..+?(\.(?P<pid>[0-9]{1,9}))?\.[a-z0-9_]{8}\.tmp")
 """The name of a temporary file: the file's own, the process (not in old ones), eight characters."""
 
 
-def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Replace ``path`` by ``data``; a reader always finds the whole old or the whole new file.
+@contextmanager
+def whole_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
+    """Open a file that replaces ``path`` when the block ends, and not at all if it raises.
 
-    The data goes to a temporary file in the same directory, is flushed to the disk and renamed; of
-    an OSError nothing is left behind. Missing parent directories are created. Without ``durable``
-    nothing waits for the disk, and a power failure may leave an empty file.
+    It is a temporary file in the same directory, flushed to the disk and renamed. Missing parent
+    directories are created. Without ``durable`` nothing waits for the disk, and a power failure may
+    leave an empty file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("xb") as file:
-            file.write(data)
+            yield file
             file.flush()
             if durable:
                 os.fsync(file.fileno())
@@ -36,6 +39,15 @@ def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Replace ``path`` by ``data``; a reader always finds the whole old or the whole new file.
+
+    See :func:`whole_file`; of an OSError nothing is left behind.
+    """
+    with whole_file(path, durable=durable) as file:
+        file.write(data)
 
 
 def write_text(path: Path, text: str, *, durable: bool = True) -> None:

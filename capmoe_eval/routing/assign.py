@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from capmoe_eval.routing.capacity import TokenGroups, capacity, experts_per_rank
+from capmoe_eval.routing.capacity import capacity, experts_per_rank
+from capmoe_eval.routing.groups import TokenGroups
 from capmoe_eval.routing.method import Method
 
 # Shape suffixes: T counted tokens, E routed experts, K = top-k, A slots added to the top-k,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.assign import bucket_limits
-from capmoe_eval.routing.capacity import TokenGroups, group_tokens
+from capmoe_eval.routing.groups import TokenGroups, group_tokens
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.modality import image_bands
 from capmoe_eval.wrapper.ranks import ALONE, Ranks

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from capmoe_eval.routing.assign import Scores, _random_key
-from capmoe_eval.routing.capacity import TokenGroups, group_tokens
+from capmoe_eval.routing.groups import TokenGroups, group_tokens
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.reference import Problem
 

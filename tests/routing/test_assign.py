@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from capmoe_eval.routing.assign import Scores, assign, bucket_limits
-from capmoe_eval.routing.capacity import group_tokens
+from capmoe_eval.routing.groups import group_tokens
 from capmoe_eval.routing.method import METHODS, Method
 from capmoe_eval.routing.reference import assign_reference
 from tests.routing.problems import Case, cases, kept_pairs

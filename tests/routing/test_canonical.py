@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from capmoe_eval.routing.assign import Scores, assign
-from capmoe_eval.routing.capacity import group_tokens
+from capmoe_eval.routing.groups import group_tokens
 from capmoe_eval.routing.method import DEFAULTS, Method
 from capmoe_eval.routing.reference import assign_reference
 from tests.routing.problems import Case, kept_pairs

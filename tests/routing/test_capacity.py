@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capmoe_eval.routing.capacity import capacity, group_tokens
+from capmoe_eval.routing.capacity import capacity
+from capmoe_eval.routing.groups import group_tokens
 
 
 @pytest.mark.parametrize(

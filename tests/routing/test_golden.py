@@ -13,7 +13,7 @@ import torch
 
 from capmoe_eval.experiment.cell import method_label
 from capmoe_eval.routing.assign import Scores, assign
-from capmoe_eval.routing.capacity import group_tokens
+from capmoe_eval.routing.groups import group_tokens
 from capmoe_eval.routing.method import Method
 
 GOLDEN = Path(__file__).parent / "golden.txt"

@@ -17,7 +17,8 @@ from transformers.models.phi3.modeling_phi3 import Phi3Config, Phi3MLP
 from capmoe_eval.checks import choice
 from capmoe_eval.experiment.timings.schema import Shape
 from capmoe_eval.routing.assign import Scores, assign, expert_load
-from capmoe_eval.routing.capacity import BatchShare, experts_per_rank, group_tokens
+from capmoe_eval.routing.capacity import experts_per_rank
+from capmoe_eval.routing.groups import BatchShare, group_tokens
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.parallel.dispatch import Packed, combine_rows, pack
 

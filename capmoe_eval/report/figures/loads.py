@@ -1,16 +1,20 @@
-"""``python -m capmoe_eval.loads RECORD.json OUT.png``: a layer's expert load, asked and served."""
+"""``python -m capmoe_eval.loads``: expert loads of a record or of a trace, summed up and drawn."""
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import io
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from capmoe_eval.errors import UsageError, bad_choice, writing
 from capmoe_eval.experiment.application import run_command
-from capmoe_eval.experiment.arguments import INDEX, PATH, Parser
-from capmoe_eval.experiment.files import check_writable, write_bytes
+from capmoe_eval.experiment.arguments import COUNT, GAMMA, INDEX, PATH, Parser
+from capmoe_eval.experiment.files import check_writable, write_bytes, write_text
 from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.report.figures.pooling import busiest_first, busiest_layer, normalised
@@ -19,31 +23,89 @@ from capmoe_eval.report.figures.write import FORMATS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from capmoe_eval.serving.trace import Trace
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Draw a record's load and exit: 0 drawn, 2 bad input."""
+_RECORD = ".json"
+_STEP = 2048
+"""Tokens of a step where a trace does not say which forward computed a token."""
+
+ReadTrace = Callable[[Path, int | None], "Trace"]
+
+
+def main(read_trace: ReadTrace, arguments: Sequence[str] | None = None) -> None:
+    """Summarise a trace, or draw a record's load or a trace's, and exit: 0 done, 2 bad input.
+
+    ``read_trace`` reads a trace, given its path and the number of experts; some are files of torch,
+    which this room does not import.
+    """
     parser = Parser(prog="python -m capmoe_eval.loads", description=__doc__)
-    parser.add_argument("record", type=PATH)
-    parser.add_argument("out", type=PATH, help="a .png, .svg or .pdf file")
     parser.add_argument(
-        "--layer", type=INDEX, help="number of the MoE layer (default: the busiest)"
+        "source",
+        type=PATH,
+        help="a record (.json); or a trace: of this suite (.npz, .parquet), responses of vLLM "
+        "(.jsonl), a recording of SGLang (.pt), the directory of a workload of Megatron-LM",
+    )
+    parser.add_argument("out", type=PATH, nargs="?", help="a .png, .svg or .pdf file to draw")
+    parser.add_argument(
+        "--layer", type=INDEX, help="number of the MoE layer to draw (default: the busiest)"
+    )
+    of_traces = parser.add_argument_group("of a trace")
+    of_traces.add_argument("--json", type=PATH, help="a file for the summary of every layer")
+    of_traces.add_argument("--experts", type=COUNT, help="experts of a layer, for vLLM's responses")
+    of_traces.add_argument("--ranks", type=COUNT, help="expert-parallel ranks (default: its own)")
+    of_traces.add_argument("--gammas", type=GAMMA, nargs="+", help="capacity factors")
+    of_traces.add_argument(
+        "--step-tokens",
+        type=COUNT,
+        help=f"tokens of a step, where the trace does not say which are (default: {_STEP})",
     )
     given = parser.parse_args(arguments)
+    is_record = given.source.suffix == _RECORD and not given.source.is_dir()
 
-    def draw() -> int:
-        kind = given.out.suffix.lstrip(".") or "png"
+    def command() -> int:
+        for name in ("out", "json"):
+            if (path := getattr(given, name)) is not None:
+                check_writable(name, path.parent)
+        kind = "png" if given.out is None else given.out.suffix.lstrip(".") or "png"
         if kind not in FORMATS:
             raise bad_choice(f"{given.out}: format", kind, FORMATS)
-        check_writable("out", given.out.parent)
-        figure = draw_load(read_record(given.record), given.layer)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=kind, dpi=160)
-        with writing("out", given.out):
-            write_bytes(given.out, buffer.getvalue())
-        print(f"written: {given.out}")
+        if not is_record:
+            figure = _summarise(given, read_trace)
+        elif given.out is None:
+            raise UsageError("out: is required for a record; name a .png, .svg or .pdf file")
+        else:
+            figure = draw_load(read_record(given.source), given.layer)
+        if figure is not None:
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=kind, dpi=160)
+            with writing("out", given.out):
+                write_bytes(given.out, buffer.getvalue())
+            print(f"written: {given.out}")
         return 0
 
-    sys.exit(run_command(draw))
+    sys.exit(run_command(command))
+
+
+def _summarise(given: argparse.Namespace, read_trace: ReadTrace) -> Figure | None:
+    """Print the summary of a trace, write it if a file is named, and return its figure if one is."""
+    from capmoe_eval.report.figures.traces import draw_trace, text
+    from capmoe_eval.serving.summary import GAMMAS, summarise
+
+    trace = read_trace(given.source, given.experts)
+    assumed = None
+    if trace.expert_TLK is not None and (given.step_tokens or trace.step_T is None):
+        size = given.step_tokens or _STEP
+        trace = trace.in_steps(size)
+        assumed = f"assumed, {size} tokens in the order of the file (--step-tokens)"
+    summary = summarise(trace, sorted(given.gammas or GAMMAS), ranks=given.ranks)
+    figure = None if given.out is None else draw_trace(summary, given.layer)
+    print(text(summary, assumed))
+    if given.json is not None:
+        content = {"assumed_steps": assumed} | dataclasses.asdict(summary)
+        with writing("json", given.json):
+            write_text(given.json, json.dumps(content, indent=1) + "\n")
+        print(f"written: {given.json}")
+    return figure
 
 
 def draw_load(record: Record, layer: int | None = None) -> Figure:

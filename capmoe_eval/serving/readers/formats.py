@@ -1,0 +1,44 @@
+"""Read a trace of any kind; the path says which."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from capmoe_eval.errors import UsageError, shown
+from capmoe_eval.serving.readers.megatron import MANIFEST, read_megatron
+from capmoe_eval.serving.readers.sglang import read_sglang
+from capmoe_eval.serving.readers.vllm import read_vllm
+from capmoe_eval.serving.trace import Trace
+from capmoe_eval.serving.trace_file import SUFFIXES, load_trace
+
+
+def read_trace(path: Path, n_experts: int | None = None) -> Trace:
+    """Read a trace of ours, of vLLM, SGLang or Megatron-LM.
+
+    Args:
+        path: Ours (``.npz``, ``.parquet``), responses of vLLM (``.jsonl``), SGLang's recording
+            (``.pt``), or the directory of a workload of Megatron-LM.
+        n_experts: Routed experts E of a layer, which vLLM's responses do not say.
+
+    Raises:
+        UsageError: If there is no such file or it cannot be read as what its name says.
+    """
+    if not path.exists():
+        raise UsageError(f"{shown(path)}: no such file or directory; give the path of a trace")
+    if path.is_dir():
+        if not (path / MANIFEST).is_file():
+            raise UsageError(
+                f"{shown(path)}: a directory without {MANIFEST}; give a file, or the directory of "
+                "one workload of Megatron-LM"
+            )
+        return read_megatron(path)
+    if path.suffix in SUFFIXES:
+        return load_trace(path)
+    if path.suffix == ".jsonl":
+        return read_vllm(path, n_experts)
+    if path.suffix == ".pt":
+        return read_sglang(path, n_experts)
+    raise UsageError(
+        f"{shown(path)}: not the name of a trace; must end in {', '.join(SUFFIXES)} (ours), .jsonl "
+        "(responses of vLLM) or .pt (SGLang), or be a directory (Megatron-LM)"
+    )

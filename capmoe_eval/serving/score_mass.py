@@ -1,0 +1,52 @@
+"""Sum the gate scores that a capacity would drop, by who is kept."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from capmoe_eval.serving.trace import Array
+
+# Shape suffixes: T tokens of some steps, K = top-k, S steps, E experts, B = S·E buckets,
+# P = T·K pairs, X capacity factors, M keepers.
+
+KEEPERS = ("score", "order", "random")
+"""Who is kept: the highest scores, the first tokens, or anyone (then the expectation)."""
+
+
+def dropped_mass(
+    expert_TK: Array, score_TK: Array, load_SE: Array, limit_XS: Array
+) -> tuple[float, Array]:
+    """Return the scores of one layer's pairs, summed, and what of it is dropped [X, M].
+
+    Args:
+        expert_TK: Experts of the tokens, step by step.
+        score_TK: Their gate scores.
+        load_SE: Pairs of each expert in each step, which are those of ``expert_TK``.
+        limit_XS: The capacity of an expert in each step, by capacity factor.
+    """
+    n_steps, n_experts = load_SE.shape
+    top_k = expert_TK.shape[1]
+    step_T = np.repeat(np.arange(n_steps), load_SE.sum(axis=1) // top_k)
+    bucket_P = (step_T[:, None] * n_experts + expert_TK).ravel().astype(np.uint64) << np.uint64(32)
+    score_P = score_TK.astype(np.float32).ravel() + np.float32(0)  # + 0 makes 0 of -0
+    load_B = load_SE.ravel()
+    end_B = np.cumsum(load_B)
+    # One sort of integers: the bucket above, below it what falls with the score (bits of floats of
+    # at least 0 are in their order), or the place of the pair, which rises with the token.
+    bits_P = np.uint64(2**32 - 1) - score_P.view(np.uint32)
+    falling_P = np.uint32(2**32 - 1) - np.sort(bucket_P | bits_P).astype(np.uint32)
+    placed_P = np.sort(bucket_P | np.arange(len(score_P), dtype=np.uint64)).astype(np.uint32)
+    lost_XM = np.empty((len(limit_XS), len(KEEPERS)))
+    sums = [_running(falling_P.view(np.float32)), _running(score_P[placed_P])]
+    mass_B = sums[1][end_B] - sums[1][end_B - load_B]
+    for number, limit_S in enumerate(limit_XS):
+        kept_B = np.minimum(load_B, np.repeat(limit_S, n_experts))
+        first_dropped_B = end_B - load_B + kept_B
+        lost_XM[number, :2] = [(sum_P[end_B] - sum_P[first_dropped_B]).sum() for sum_P in sums]
+        lost_XM[number, 2] = (mass_B * (load_B - kept_B) / np.maximum(load_B, 1)).sum()
+    return float(sums[1][-1]), lost_XM
+
+
+def _running(score_P: Array) -> Array:
+    """Return the sums of the first 0, 1, … scores."""
+    return np.concatenate([[0.0], np.cumsum(score_P, dtype=np.float64)])

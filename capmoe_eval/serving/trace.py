@@ -1,0 +1,277 @@
+"""Define a trace: which experts the router chose for which token."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from capmoe_eval.errors import UsageError, shown
+
+# Shape suffixes: T tokens, L MoE layers, K = top-k, S steps (forwards), E routed experts.
+
+Array = npt.NDArray[Any]
+
+_AT_ONCE = 2**22  # (token, layer, k) pairs that are looked at together, so that memory is bounded
+
+
+class Steps(NamedTuple):
+    """Some consecutive steps of a trace."""
+
+    load_SLE: Array  # int64 [steps, L, E]: pairs that the router sent to each expert
+    tokens: slice  # their tokens; empty where a trace has counts alone
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """The router's choices, before any capacity: for every token, or only counted for every step.
+
+    Exactly one of ``expert_TLK`` and ``load_SLE`` is there. Arrays may be memory-mapped; they are
+    checked on creation, in bounded memory.
+
+    Raises:
+        UsageError: For arrays that cannot be; one line names the field, the value and the fix.
+    """
+
+    n_experts: int
+    """Routed experts E of a layer; shared experts are none of them."""
+    expert_TLK: Array | None = None
+    """Unsigned integers [T, L, K]: a token's experts, in the router's order, no expert twice."""
+    score_TLK: Array | None = None
+    """Floats [T, L, K]: the gate scores of those experts, at least 0."""
+    step_T: Array | None = None
+    """Integers [T]: the forward that computed a token, from 0, non-decreasing; None if unknown."""
+    request_T: Array | None = None
+    """Integers [T]: the request (or sequence) of a token; None if unknown."""
+    load_SLE: Array | None = None
+    """Integers [S, L, E]: pairs that each expert got in each step, where no more is known."""
+    top_k: int | None = None
+    """Experts K per token; with ``expert_TLK`` it is that array's, with counts None if unknown."""
+    layers: tuple[str, ...] = ()
+    """Names or numbers of the MoE layers [L]; by default their numbers from 0."""
+    model: str | None = None
+    source: str = "unknown"
+    """Origin in words, such as ``vllm`` or the path of a record."""
+    ranks: int | None = None
+    """Expert-parallel ranks R, each with E/R consecutive experts; None if unknown."""
+
+    def __post_init__(self) -> None:
+        if (self.expert_TLK is None) == (self.load_SLE is None):
+            raise UsageError(
+                "expert_TLK, load_SLE: a trace has exactly one of them: the experts of every token "
+                "or the counts of every step"
+            )
+        _check_whole("n_experts", self.n_experts)
+        for name in ("top_k", "ranks"):
+            if (value := getattr(self, name)) is not None:
+                _check_whole(name, value, self.n_experts)
+        if self.ranks is not None and self.n_experts % self.ranks:
+            raise UsageError(
+                f"ranks={self.ranks}: {self.n_experts} experts cannot be spread evenly; choose a "
+                f"divisor of {self.n_experts}"
+            )
+        if self.load_SLE is None:
+            self._check_tokens()
+        else:
+            self._check_counts(self.load_SLE)
+        n_layers = self._array.shape[1]
+        if not self.layers:
+            object.__setattr__(self, "layers", tuple(map(str, range(n_layers))))
+        if len(self.layers) != n_layers:
+            raise UsageError(f"layers: {len(self.layers)} names for {n_layers} layers; name each")
+
+    def _check_tokens(self) -> None:
+        ids = self.expert_TLK
+        assert ids is not None
+        if ids.ndim != 3 or not ids.size or ids.dtype.kind != "u":
+            raise UsageError(
+                f"expert_TLK: {ids.dtype} {list(ids.shape)}; must be unsigned integers [tokens, "
+                "layers, top-k], none of which is 0; see capmoe_eval.serving.trace.unsigned"
+            )
+        if self.top_k not in (None, ids.shape[2]):
+            raise UsageError(f"top_k={self.top_k}: expert_TLK has {ids.shape[2]} experts per token")
+        object.__setattr__(self, "top_k", int(ids.shape[2]))
+        _check_shape("score_TLK", self.score_TLK, ids.shape, "f")
+        for name in ("step_T", "request_T"):
+            _check_shape(name, getattr(self, name), ids.shape[:1], "ui")
+        for rows in self._rows():
+            _check_ids(ids[rows], self.n_experts, rows.start)
+            if self.score_TLK is not None:
+                _check_scores(self.score_TLK[rows], rows.start)
+        step_T = self.step_T
+        if step_T is not None and (int(step_T[0]) < 0 or (np.diff(step_T.astype("i8")) < 0).any()):
+            raise UsageError(
+                "step_T: must begin at 0 or above and never fall; sort the tokens by step"
+            )
+
+    def _check_counts(self, load_SLE: Array) -> None:
+        for name in ("score_TLK", "step_T", "request_T"):
+            if getattr(self, name) is not None:
+                raise UsageError(
+                    f"{name}: belongs to expert_TLK; counts alone have none, leave it out"
+                )
+        if load_SLE.ndim != 3 or not load_SLE.size or load_SLE.dtype.kind not in "ui":
+            raise UsageError(
+                f"load_SLE: {load_SLE.dtype} {list(load_SLE.shape)}; must be integers [steps, "
+                "layers, experts], none of which is 0"
+            )
+        if load_SLE.shape[2] != self.n_experts:
+            raise UsageError(
+                f"n_experts={self.n_experts}: load_SLE has {load_SLE.shape[2]} experts; set that"
+            )
+        if (lowest := load_SLE.min()) < 0:
+            raise UsageError(f"load_SLE={lowest}: a count must be at least 0")
+        if self.top_k is not None and (load_SLE.sum(axis=2) % self.top_k).any():
+            raise UsageError(
+                f"top_k={self.top_k}: a step's counts of a layer are no multiple of it; leave it "
+                "out if tokens have no fixed number of experts"
+            )
+
+    @property
+    def _array(self) -> Array:
+        array = self.load_SLE if self.expert_TLK is None else self.expert_TLK
+        assert array is not None
+        return array
+
+    @property
+    def n_layers(self) -> int:
+        """Number of MoE layers L."""
+        return int(self._array.shape[1])
+
+    @property
+    def n_tokens(self) -> int | None:
+        """Number of tokens T; None where counts alone are known, without K."""
+        tokens = self.tokens_per_step()
+        return None if tokens is None else int(tokens.sum())
+
+    @property
+    def n_steps(self) -> int:
+        """Number of steps S that have a token; 1 where the steps of tokens are unknown."""
+        return len(self._array) if self.expert_TLK is None else len(self._bounds()) - 1
+
+    def _rows(self, first: int = 0, last: int | None = None) -> Iterator[slice]:
+        """Yield slices of tokens of a bounded number of pairs."""
+        _, n_layers, top_k = self._array.shape
+        last = len(self._array) if last is None else last
+        size = max(_AT_ONCE // (n_layers * top_k), 1)
+        for start in range(first, last, size):
+            yield slice(start, min(start + size, last))
+
+    def _bounds(self) -> Array:
+        """Return the first token of each step, and the number of tokens [S + 1]."""
+        assert self.expert_TLK is not None
+        n_tokens = len(self.expert_TLK)
+        if self.step_T is None:
+            return np.array([0, n_tokens])
+        changes = np.flatnonzero(self.step_T[1:] != self.step_T[:-1]) + 1
+        return np.concatenate([[0], changes, [n_tokens]])
+
+    def tokens_per_step(self) -> Array | None:
+        """Return the tokens of every step, int64 [S]; None for counts without K."""
+        if self.expert_TLK is not None:
+            return np.diff(self._bounds())
+        assert self.load_SLE is not None
+        return None if self.top_k is None else self.load_SLE[:, 0].sum(axis=1) // self.top_k
+
+    def loads(self) -> Array:
+        """Return the pairs that each expert got, int64 [S, L, E]."""
+        return np.concatenate([part.load_SLE for part in self.by_steps()])
+
+    def by_steps(self) -> Iterator[Steps]:
+        """Yield the loads of consecutive steps in parts of bounded memory."""
+        size = max(_AT_ONCE // (self.n_layers * self.n_experts), 1)
+        if self.expert_TLK is None:
+            assert self.load_SLE is not None
+            for first in range(0, len(self.load_SLE), size):
+                yield Steps(self.load_SLE[first : first + size].astype(np.int64), slice(0, 0))
+            return
+        bounds = self._bounds()
+        first = 0
+        while first < len(bounds) - 1:
+            # At least one step, at most `size` of them, and not many more tokens than at once.
+            wanted = bounds[first] + max(_AT_ONCE // (self.n_layers * self._array.shape[2]), 1)
+            last = int(np.searchsorted(bounds, wanted, side="right")) - 1
+            last = min(max(last, first + 1), first + size)
+            tokens = slice(int(bounds[first]), int(bounds[last]))
+            yield Steps(self._count(bounds[first : last + 1]), tokens)
+            first = last
+
+    def _count(self, bounds: Array) -> Array:
+        """Return the loads of the steps between some bounds."""
+        assert self.expert_TLK is not None
+        shape = (len(bounds) - 1, self.n_layers, self.n_experts)
+        load = np.zeros(math.prod(shape), dtype=np.int64)
+        place_L1 = np.arange(shape[1])[:, None] * shape[2]
+        for rows in self._rows(int(bounds[0]), int(bounds[-1])):
+            step_T = np.searchsorted(bounds, np.arange(rows.start, rows.stop), side="right") - 1
+            place_TL1 = step_T[:, None, None] * (shape[1] * shape[2]) + place_L1
+            cells = (place_TL1 + self.expert_TLK[rows]).ravel()
+            first = int(step_T[0]) * shape[1] * shape[2]
+            counted = np.bincount(cells - first)
+            load[first : first + len(counted)] += counted
+        return load.reshape(shape)
+
+    def in_steps(self, tokens: int) -> Trace:
+        """Return the trace cut into steps of so many tokens, in the order of the file."""
+        if self.expert_TLK is None:
+            raise UsageError("step tokens: the trace has counts of steps; they cannot be cut anew")
+        return dataclasses.replace(self, step_T=np.arange(len(self.expert_TLK)) // tokens)
+
+
+def unsigned(ids: Array, field: str = "expert_TLK") -> Array:
+    """Return integers of at least 0 in the smallest unsigned type that holds them.
+
+    Raises:
+        UsageError: If one is negative or they are no integers.
+    """
+    if ids.dtype.kind not in "ui" or not ids.size:
+        raise UsageError(f"{field}: {ids.dtype} {list(ids.shape)}; must be integers, at least one")
+    if (lowest := int(ids.min())) < 0:
+        raise UsageError(f"{field}={lowest}: the number of an expert must be at least 0")
+    return ids.astype(np.min_scalar_type(int(ids.max())), copy=False)
+
+
+def _check_whole(field: str, value: object, most: int | None = None) -> None:
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not is_whole or value < 1 or (most is not None and value > most):  # type: ignore[operator]
+        bounds = "of at least 1" if most is None else f"from 1 to n_experts={most}"
+        raise UsageError(f"{field}={shown(value)}: must be a whole number {bounds}")
+
+
+def _check_shape(field: str, array: Array | None, shape: tuple[int, ...], kinds: str) -> None:
+    if array is not None and (array.shape != shape or array.dtype.kind not in kinds):
+        wanted = "floats" if kinds == "f" else "integers"
+        raise UsageError(
+            f"{field}: {array.dtype} {list(array.shape)}; must be {wanted} {list(shape)}, as "
+            "expert_TLK has them"
+        )
+
+
+def _check_ids(ids: Array, n_experts: int, first: int) -> None:
+    if (highest := int(ids.max())) >= n_experts:
+        raise UsageError(
+            f"expert_TLK={highest}: experts are numbered from 0 to {n_experts - 1}; set "
+            "n_experts to the routed experts of a layer"
+        )
+    ordered = np.sort(ids, axis=2)
+    if (twice := ordered[:, :, 1:] == ordered[:, :, :-1]).any():
+        token, layer, place = (int(number) for number in np.argwhere(twice)[0])
+        raise UsageError(
+            f"expert_TLK: token {first + token} has expert {ordered[token, layer, place]} twice in "
+            f"layer {layer}; a router chooses an expert once"
+        )
+
+
+def _check_scores(scores: Array, first: int) -> None:
+    fine = np.isfinite(scores) & (scores >= 0)
+    if not fine.all():
+        token, layer, place = (int(number) for number in np.argwhere(~fine)[0])
+        raise UsageError(
+            f"score_TLK={scores[token, layer, place]}: a gate score of token {first + token}, "
+            f"layer {layer}; must be finite and at least 0"
+        )

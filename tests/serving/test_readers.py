@@ -1,0 +1,232 @@
+"""What servers write is read as what they routed.
+
+Each file is written here from the layout that its reader cites.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.serving.readers.formats import read_trace
+
+# [T=5, L=2, K=2] of 6 experts: two tokens of a prompt, and the answer's.
+IDS = np.array(
+    [[[0, 3], [1, 2]], [[5, 1], [2, 0]], [[1, 0], [3, 4]], [[2, 1], [0, 1]], [[4, 5]] * 2]
+)
+
+
+def npy(ids: Any) -> str:
+    """Return the base64 of ids as an ``.npy`` file, as vLLM encodes them."""
+    buffer = io.BytesIO()
+    np.save(buffer, ids)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def lines(path: Path, *responses: Any) -> Path:
+    path.write_text("".join(json.dumps(response) + "\n" for response in responses))
+    return path
+
+
+def completion(routed: Any, **fields: Any) -> dict[str, Any]:
+    choice = {"index": 0, "text": "a", "finish_reason": "length", "routed_experts": routed}
+    return {"id": "cmpl-1", "object": "text_completion", "model": "m", "choices": [choice]} | fields
+
+
+def test_vllm_lists_with_the_prompt_beside_the_choices(tmp_path: Path) -> None:
+    aborted = completion(None, prompt_routed_experts=None)
+    two = completion(IDS[2:3].tolist(), prompt_routed_experts=IDS[:2].tolist())
+    two["choices"].append({"index": 1, "text": "b", "routed_experts": IDS[3:].tolist()})
+    cached = np.concatenate([np.full_like(IDS[:1], -1), IDS[1:2]])
+    again = completion(IDS[2:3].tolist(), prompt_routed_experts=cached.tolist())
+    trace = read_trace(lines(tmp_path / "out.jsonl", aborted, two, again), 6)
+    assert trace.expert_TLK is not None and trace.request_T is not None
+    np.testing.assert_array_equal(trace.expert_TLK, np.concatenate([IDS, IDS[1:3]]))
+    assert trace.request_T.tolist() == [1, 1, 1, 2, 2, 3, 3]
+    assert (trace.model, trace.top_k, trace.step_T, trace.score_TLK) == ("m", 2, None, None)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32"])
+def test_vllm_base64_of_prompt_and_answer(dtype: str, tmp_path: Path) -> None:
+    responses = (completion(npy(IDS.astype(dtype))), completion(npy(IDS[:2].astype(dtype))))
+    trace = read_trace(lines(tmp_path / "out.jsonl", *responses), 6)
+    assert trace.expert_TLK is not None and trace.request_T is not None
+    np.testing.assert_array_equal(trace.expert_TLK, np.concatenate([IDS, IDS[:2]]))
+    assert trace.expert_TLK.dtype == np.uint8
+    assert trace.request_T.tolist() == [0] * 5 + [1] * 2
+
+
+@pytest.mark.parametrize(
+    ("response", "said"),
+    [
+        (completion(None), "no response has routed_experts; .*--enable-return-routed-experts"),
+        (completion(npy(IDS.astype("f4"))), r"line 1: routed_experts: float32 \[5, 2, 2\]"),
+        (completion(npy(IDS[0])), r"line 1: routed_experts: int64 \[2, 2\]"),
+        (completion("bm8="), "line 1: routed_experts: "),
+        (completion(npy(np.array([None]))), "line 1: routed_experts: .*allow_pickle"),
+        (completion(npy(IDS + 1)), "expert_TLK=6: experts are numbered from 0 to 5"),
+        (completion([[[0, -1]], [[1, 2]]]), "token 0 lacks experts"),
+        ({"error": "no"}, "line 1: no response of vLLM"),
+    ],
+)
+def test_vllm_refuses_in_one_line(response: Any, said: str, tmp_path: Path) -> None:
+    path = lines(tmp_path / "out.jsonl", response)
+    with pytest.raises(UsageError, match=said) as refused:
+        read_trace(path, 6)
+    assert str(refused.value).startswith(str(path)) and "\n" not in str(refused.value)
+    with pytest.raises(UsageError, match="add --experts E"):
+        read_trace(path)
+
+
+def recording(**changes: Any) -> dict[str, Any]:
+    """Return what SGLang dumps in mode ``per_token``: 3 layers, the first dense; 8 places.
+
+    Physical experts 6 and 7 are copies of 0 and 1.
+    """
+    physical = torch.arange(8).repeat(3, 1)
+    physical[:, 6:] -= 6
+    records = []
+    for number, tokens in ((7, IDS[:2]), (9, IDS[2:])):  # the later pass stands first
+        ids = torch.full((3, len(tokens), 8), -1, dtype=torch.int32)
+        ids[1:, :, :2] = torch.from_numpy(tokens.transpose(1, 0, 2))
+        ids[2][ids[2] == 1] = 7
+        records.insert(
+            0,
+            {
+                "forward_pass_id": number,
+                "rank": 0,
+                "gatherer_key": "primary",
+                "input_ids": [1] * len(tokens),
+                "positions": [0] * len(tokens),
+                "extend_seq_lens": None,
+                "forward_mode": 1,
+                "topk_ids_of_layer": ids,
+                "misc_objects": [],
+                "global_physical_count": torch.stack(
+                    [torch.bincount(layer[layer >= 0], minlength=8) for layer in ids]
+                ),
+            },
+        )
+    return {"records": records, "last_physical_to_logical_map": physical} | changes
+
+
+def test_sglang_per_token(tmp_path: Path) -> None:
+    torch.save(recording(), tmp_path / "r.pt")
+    trace = read_trace(tmp_path / "r.pt")
+    assert trace.expert_TLK is not None and trace.step_T is not None
+    np.testing.assert_array_equal(trace.expert_TLK, IDS)
+    assert (trace.n_experts, trace.layers) == (6, ("1", "2"))
+    assert trace.step_T.tolist() == [0, 0, 1, 1, 1]
+    torch.save(recording(last_physical_to_logical_map=None), tmp_path / "r.pt")
+    with pytest.raises(UsageError, match="add --experts E"):
+        read_trace(tmp_path / "r.pt")
+    assert read_trace(tmp_path / "r.pt", 8).n_experts == 8
+
+
+def test_sglang_counts_of_both_modes_are_those_of_its_tokens(tmp_path: Path) -> None:
+    torch.save(recording(), tmp_path / "tokens.pt")
+    loads = read_trace(tmp_path / "tokens.pt").loads()
+    passes = recording()
+    for record in passes["records"]:
+        del record["topk_ids_of_layer"]
+    torch.save(passes, tmp_path / "passes.pt")
+    logical = torch.zeros((4, 3, 6), dtype=torch.int32)  # a buffer with two steps that are unused
+    logical[:2, 1:] = torch.from_numpy(loads)
+    stat = {"rank": 0, "logical_count": logical, "average_utilization_rate_over_window": None}
+    torch.save(stat, tmp_path / "stat.pt")
+    for name in ("passes.pt", "stat.pt"):
+        trace = read_trace(tmp_path / name)
+        np.testing.assert_array_equal(trace.loads(), loads)
+        assert (trace.expert_TLK, trace.layers, trace.n_tokens) == (None, ("1", "2"), None)
+
+
+def test_a_pickle_that_holds_more_than_tensors_is_refused_and_not_run(tmp_path: Path) -> None:
+    torch.save({"logical_count": Path("x")}, tmp_path / "r.pt")
+    with pytest.raises(UsageError, match="weights_only=True") as refused:
+        read_trace(tmp_path / "r.pt")
+    assert "\n" not in str(refused.value)
+    for content, said in (
+        ({"other": 1}, "neither logical_count nor records"),
+        ({"records": []}, "neither logical_count nor records"),
+        ({"logical_count": torch.zeros(2, 2, 4)}, "all are 0"),
+        ({"logical_count": [1]}, "unexpected layout"),
+        (recording(records=[{"forward_pass_id": 1}]), "unexpected layout"),
+    ):
+        torch.save(content, tmp_path / "r.pt")
+        with pytest.raises(UsageError, match=said):
+            read_trace(tmp_path / "r.pt")
+    (tmp_path / "r.pt").write_bytes(b"no")
+    with pytest.raises(UsageError, match=r"r\.pt"):
+        read_trace(tmp_path / "r.pt")
+
+
+def workload(path: Path, **changes: Any) -> Path:
+    """Write trace v1 of Megatron-LM's benchmark: the tokens of layer 0 of ``IDS``."""
+    (path / "tensors").mkdir(parents=True)
+    ids = torch.from_numpy(IDS[:, 0].astype("i8"))
+    gates = torch.tensor([[0.75, 0.25]]).expand(5, 2).contiguous()
+    tensors: dict[str, Any] = {}
+    source = torch.tensor([0, 0, 1, 1, 1], dtype=torch.int32)
+    all_ = {"token_ids": ids, "gates": gates, "source_rank": source, "expert_ids": ids}
+    for name, tensor in all_.items():
+        file = path / "tensors" / f"{name}.pt"
+        torch.save(tensor, file)
+        tensors[name] = {
+            "file": f"tensors/{name}.pt",
+            "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
+            "shape": list(tensor.shape),
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+        }
+    manifest = {
+        "schema_version": 1,
+        "producer_commit": "test",
+        "seed": 7,
+        "logical_layer_id": 0,
+        "step_id": 0,
+        "microbatch_id": 0,
+        "logical_num_tokens": 5,
+        "num_experts": 6,
+        "topk": 2,
+        "hidden_size": 8,
+        "world_size": 2,
+        "original_partition": "rank-major",
+        "workload_id": "W1_hot_expert_set",
+        "workload_checksum": "0",
+        "tensors": tensors,
+        "extra": {},
+    }
+    (path / "manifest.json").write_text(json.dumps(manifest | changes))
+    return path
+
+
+def test_megatron_trace(tmp_path: Path) -> None:
+    trace = read_trace(workload(tmp_path / "W1"))
+    assert trace.expert_TLK is not None and trace.score_TLK is not None
+    np.testing.assert_array_equal(trace.expert_TLK, IDS[:, :1])
+    assert (trace.n_experts, trace.n_steps) == (6, 1)
+    assert trace.score_TLK[:, 0].tolist() == [[0.75, 0.25]] * 5
+    with pytest.raises(UsageError, match="schema_version=2"):
+        read_trace(workload(tmp_path / "later", schema_version=2))
+    with pytest.raises(UsageError, match="top_k=3"):
+        read_trace(workload(tmp_path / "wide", topk=3))
+    torch.save(torch.zeros(5, 2), tmp_path / "W1/tensors/gates.pt")
+    with pytest.raises(UsageError, match=r"tensors\.gates: its SHA-256"):
+        read_trace(tmp_path / "W1")
+
+
+def test_a_path_that_is_no_trace_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("")
+    for path, said in ((tmp_path, "manifest.json"), (tmp_path / "a.csv", "must end in")):
+        with pytest.raises(UsageError, match=said):
+            read_trace(path)
+    with pytest.raises(UsageError, match="no such file"):
+        read_trace(tmp_path / "nowhere.npz")
