@@ -1,4 +1,4 @@
-"""``python -m capmoe_eval.loads SOURCE [OUT.png]``: expert loads of a record or a server's trace."""
+"""``python -m capmoe_eval.loads SOURCE [OUT.png]``: expert loads of a record or of a trace."""
 
 from collections.abc import Sequence
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment import inputs
 from capmoe_eval.experiment.configuration import Plan
+from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.processes import adopt_srun, process_count
 from capmoe_eval.experiment.record import Record, read_record
 
@@ -72,6 +73,36 @@ def finished_record(plan: Plan) -> Record | None:
             "or delete the old results"
         )
     return record
+
+
+def trace_path(plan: Plan) -> Path | None:
+    """Return the path of a cell's trace, that of its record below ``save_trace``; None for none."""
+    if plan.save_trace is None:
+        return None
+    return Path(plan.save_trace) / plan.path.relative_to(plan.root).with_suffix(".npz")
+
+
+def check_traces(plans: Sequence[Plan], finished: Mapping[Path, Record | None]) -> None:
+    """Refuse traces that would not be written.
+
+    Raises:
+        UsageError: For finished cells, which are not computed, and under ``parallel=ep``.
+    """
+    for plan in plans:
+        path = trace_path(plan)
+        if path is None:
+            continue
+        if plan.parallel == "ep":
+            raise UsageError(
+                "save_trace: under parallel=ep each process has a part of the tokens; leave "
+                "parallel=ep out, the routing is the same"
+            )
+        if finished[plan.path] is not None and not path.exists():
+            raise UsageError(
+                f"save_trace={plan.save_trace}: {plan.cell} is finished, and nothing would be "
+                "computed; add overwrite=true, or another results_dir="
+            )
+        check_writable("save_trace", Path(plan.save_trace or ""))
 
 
 def task_library(plans: Sequence[Plan]) -> TaskLibrary:

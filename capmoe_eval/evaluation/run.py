@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from capmoe_eval.errors import UnwritableError, UsageError, unwritable
 from capmoe_eval.evaluation.preparation import (
     check_processes,
+    check_traces,
     finished_record,
     sandbox_for,
     task_library,
@@ -75,6 +76,7 @@ def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
     directories = sorted({plan.path.parent for plan in plans})
     tidy(directories)
     finished = {plan.path: None if plan.overwrite else finished_record(plan) for plan in plans}
+    check_traces(plans, finished)
     absent = [number for number, plan in enumerate(plans) if finished[plan.path] is None]
     world = _world(plans)
     missing = [plans[number] for number in (absent if world is None else world.tell(absent))]
@@ -234,11 +236,21 @@ def _evaluate(
 ) -> Record | None:
     """Compute a cell and write its record, or return None if its reservation was lost meanwhile."""
     from capmoe_eval.evaluation.evaluate import evaluate
+    from capmoe_eval.evaluation.traces import recorder_for, write_trace
 
     plan = turn.plan
     inputs.check(plan.root, plan.cell, _origin(plan, lm, library))
     progress.start(plan.cell)
-    record = evaluate(plan.cell, lm, library, plan.source, root=plan.root, sandbox=sandbox)
+    record = evaluate(
+        plan.cell,
+        lm,
+        library,
+        plan.source,
+        root=plan.root,
+        sandbox=sandbox,
+        recorder=recorder_for(plan),
+    )
+    write_trace(plan, lm.meter)  # before the record, which says that the cell is finished
     if turn.reservation is not None:
         if not turn.reservation.held():
             return None

@@ -33,7 +33,16 @@ OmegaConf.register_new_resolver("capmoe.cache", lambda name: str(cache_directory
 OmegaConf.register_new_resolver("capmoe.beside", lambda path: str(Path(path).absolute().parent))
 
 _GRIDS = ("grid", "parts")
-_PLACEMENT = ("device", "device_map", "threads", "parallel", "overwrite", "allow_code_execution")
+_PLACEMENT = (
+    "device",
+    "device_map",
+    "threads",
+    "parallel",
+    "overwrite",
+    "allow_code_execution",
+    "save_trace",
+    "trace_tokens",
+)
 _NO_NAME = re.compile(r"[-+]?[\d.][\d._e]*|null|true|false", re.IGNORECASE)
 # The beginning of a word of the command line that sets a grid or one of its keys.
 _IN_A_GRID = re.compile(r"(grid|parts)[.=]")
@@ -52,6 +61,8 @@ class Plan:
     parallel: str = "none"  # or ``ep``: each process that ``torchrun`` started is a rank
     overwrite: bool = False  # a finished cell is computed again
     allow_code_execution: bool = False  # programs that the model writes may run, in a sandbox
+    save_trace: str | None = None  # directory for the trace of each cell that is computed
+    trace_tokens: int = 100_000  # of a trace, at most, up to the end of a forward
     note: str | None = None  # a caution about the model's numbers
 
     @property

@@ -77,6 +77,8 @@ SCHEMA: Final[dict[str, Check | dict[str, Check]]] = {
         lambda value: isinstance(value, bool) or value == CALIBRATE,
     ),
     "allow_code_execution": FLAG,
+    "save_trace": TEXT.or_null("null for none"),
+    "trace_tokens": whole(1),
     "shard": SHARD,
     "model": _MODEL,
     "profile": {"name": NAME},

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from capmoe_eval.routing.capacity import capacity, experts_per_rank
+from capmoe_eval.routing.capacity import capacity
 from capmoe_eval.serving.score_mass import KEEPERS, dropped_mass
-from capmoe_eval.serving.trace import Array, Trace
+from capmoe_eval.serving.trace import Array, Trace, check_ranks
 
 # Shape suffixes: S steps, L layers, E experts, R ranks, X capacity factors, M keepers.
 
@@ -95,7 +95,10 @@ def summarise(
     Raises:
         UsageError: If the experts cannot be spread evenly over the ranks.
     """
-    ranks = trace.ranks if ranks is None else ranks
+    if ranks is None:
+        ranks = trace.ranks
+    else:
+        check_ranks(ranks, trace.n_experts)
     sums = _Sums(trace, tuple(gammas), ranks, rounding)
     for part in trace.by_steps():
         sums.add(part.load_SLE, part.tokens)
@@ -121,7 +124,7 @@ class _Sums:
         self, trace: Trace, gammas: tuple[float, ...], ranks: int | None, rounding: str
     ) -> None:
         self._trace, self._gammas, self._rounding = trace, gammas, rounding
-        self._local = None if ranks is None else experts_per_rank(trace.n_experts, ranks)
+        self._local = None if ranks is None else trace.n_experts // ranks
         shape_LX = (trace.n_layers, len(gammas))
         self.load_LE = np.zeros((trace.n_layers, trace.n_experts), dtype=np.int64)
         self.kept_LX, self.slots_LX, self.fullest_LX = np.zeros((3, *shape_LX), dtype=np.int64)
@@ -202,7 +205,13 @@ class _Sums:
                 scores = dict(zip(KEEPERS, lost_M.tolist(), strict=True))
             waste = 1 - kept / slots if slots else None
             at.append(
-                AtGamma(gamma, 1 - kept / asked, waste, self._straggler(fullest, asked), scores)
+                AtGamma(
+                    gamma,
+                    (asked - kept) / (asked or 1),
+                    waste,
+                    self._straggler(fullest, asked),
+                    scores,
+                )
             )
         return LayerSummary(
             name=name,
@@ -217,9 +226,9 @@ class _Sums:
     def _straggler(self, fullest: int, asked: int) -> float | None:
         if self._local is None:
             return None
-        return fullest * (self._trace.n_experts // self._local) / asked
+        return fullest * (self._trace.n_experts // self._local) / (asked or 1)
 
     def _peak(self, kind: str, which: Array) -> Peak:
         total_L, highest_L, steps_L = self.peaks[kind]
-        steps = steps_L[which].sum()
+        steps = steps_L[which].sum() or 1
         return Peak(float(total_L[which].sum() / steps), float(highest_L[which].max()))

@@ -70,11 +70,8 @@ class Trace:
         for name in ("top_k", "ranks"):
             if (value := getattr(self, name)) is not None:
                 _check_whole(name, value, self.n_experts)
-        if self.ranks is not None and self.n_experts % self.ranks:
-            raise UsageError(
-                f"ranks={self.ranks}: {self.n_experts} experts cannot be spread evenly; choose a "
-                f"divisor of {self.n_experts}"
-            )
+        if self.ranks is not None:
+            check_ranks(self.ranks, self.n_experts)
         if self.load_SLE is None:
             self._check_tokens()
         else:
@@ -234,6 +231,15 @@ def unsigned(ids: Array, field: str = "expert_TLK") -> Array:
     if (lowest := int(ids.min())) < 0:
         raise UsageError(f"{field}={lowest}: the number of an expert must be at least 0")
     return ids.astype(np.min_scalar_type(int(ids.max())), copy=False)
+
+
+def check_ranks(ranks: int, n_experts: int) -> None:
+    """Refuse a number of ranks over which the experts cannot be spread evenly."""
+    if n_experts % ranks:
+        raise UsageError(
+            f"ranks={ranks}: {n_experts} experts cannot be spread evenly; choose a divisor of "
+            f"{n_experts}"
+        )
 
 
 def _check_whole(field: str, value: object, most: int | None = None) -> None:

@@ -192,6 +192,8 @@ class _ForwardHooks:
                 with torch.no_grad():  # not part of the graph of a backward pass
                     deviation = layer.gate.deviation(scores, weight_TK, topk_TK)
                 meter.note_router(topk_TK, deviation, weight_TK.dtype)
+                if self._meter.recorder is not None:
+                    self._meter.recorder.note(number, plan, scores)
             if method.is_stock:
                 if not again:
                     meter.note_scores(scores.score_TE)

@@ -18,6 +18,7 @@ from capmoe_eval.wrapper.modality import MODALITIES
 from capmoe_eval.wrapper.modality_meter import COUNTS
 from capmoe_eval.wrapper.plan import ForwardPlan
 from capmoe_eval.wrapper.ranks import ALONE
+from capmoe_eval.wrapper.recorder import Recorder
 
 # Shape suffixes: B sequences, S positions of the batch.
 
@@ -38,6 +39,7 @@ class Meter:
         self.kernel_agrees: dict[str, Any] = {"passed": None, "why": "not run"}
         self.real_tokens_BS: Tensor | None = None  # the mask of `real_tokens`
         self.is_aside = False  # whether forwards are left alone
+        self.recorder: Recorder | None = None  # keeps the router's choices, if they are asked for
         self._empty = {"uncounted": 0, "all_pads": 0}  # forwards in which no token counted
         self._expected_layers = expected_layers
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import capmoe_eval
+from capmoe_eval import loads as loads_command
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.progress import Progress
 from capmoe_eval.evaluation.run import run
@@ -60,7 +61,7 @@ def test_the_load_is_drawn_as_it_was_counted(records: list[Record], tmp_path: Pa
     assert sorted(served) == sorted(n / mean for n in layer.load_after)
     out = tmp_path / "load.svg"
     with pytest.raises(SystemExit) as done:
-        loads.main([str(records[1].path), str(out)])
+        loads_command.main([str(records[1].path), str(out)])
     assert done.value.code == 0 and "<svg" in out.read_text()
     with pytest.raises(UsageError, match="layer=9: the record has MoE layers 0 to 2"):
         loads.draw_load(records[1], 9)

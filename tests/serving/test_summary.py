@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -97,7 +99,7 @@ def test_counts_alone_give_the_same_without_scores(trace: Trace) -> None:
 @settings(max_examples=30, deadline=None)
 @given(traces())
 def test_more_capacity_drops_less_and_score_loses_least(trace: Trace) -> None:
-    total = summarise(trace, GAMMAS).total
+    total = summarise(trace, (*GAMMAS, math.inf)).total
     rates = [at.drop_rate for at in total.at]
     assert rates[0] == 1 and rates[-1] == 0 and rates == sorted(rates, reverse=True)
     for at in total.at:
@@ -114,5 +116,5 @@ def test_peaks_are_those_of_a_step_and_not_of_the_sum() -> None:
     assert layer.load == (2, 2)
     assert layer.expert_peak.mean == layer.expert_peak.max == layer.straggler == 2.0
     assert summarise(Trace(2, ids, ranks=2)).layers[0].straggler == 1.0
-    with pytest.raises(UsageError, match=r"^ep_size=3: 2 experts cannot be spread"):
+    with pytest.raises(UsageError, match=r"^ranks=3: 2 experts cannot be spread"):
         summarise(trace, ranks=3)

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import io
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -87,17 +88,20 @@ def main(read_trace: ReadTrace, arguments: Sequence[str] | None = None) -> None:
 
 
 def _summarise(given: argparse.Namespace, read_trace: ReadTrace) -> Figure | None:
-    """Print the summary of a trace, write it if a file is named, and return its figure if one is."""
+    """Print the summary of a trace, write it to ``--json``, and return its figure for ``out``."""
     from capmoe_eval.report.figures.traces import draw_trace, text
     from capmoe_eval.serving.summary import GAMMAS, summarise
 
+    gammas = sorted(given.gammas or GAMMAS)
+    if gammas[-1] == math.inf:
+        raise UsageError("gammas=inf: drops nothing; give numbers, for example --gammas 1 1.5 2")
     trace = read_trace(given.source, given.experts)
     assumed = None
     if trace.expert_TLK is not None and (given.step_tokens or trace.step_T is None):
         size = given.step_tokens or _STEP
         trace = trace.in_steps(size)
         assumed = f"assumed, {size} tokens in the order of the file (--step-tokens)"
-    summary = summarise(trace, sorted(given.gammas or GAMMAS), ranks=given.ranks)
+    summary = summarise(trace, gammas, ranks=given.ranks)
     figure = None if given.out is None else draw_trace(summary, given.layer)
     print(text(summary, assumed))
     if given.json is not None:

@@ -17,7 +17,9 @@ _GIVEN_BY_IDS = (
     "From the experts of tokens, or counts, alone: loads, peaks, stragglers, padding, and the drop "
     "rate, which is the same whoever is kept."
 )
-_WITHOUT_SCORES = "Not known without gate scores: which pairs 'score' drops, and the share of scores that is lost."
+_WITHOUT_SCORES = (
+    "Not known without gate scores: which pairs 'score' drops, and how much of the scores is lost."
+)
 _QUALITY = (
     "Not known from any trace: what the model's answers lose, and how later layers route after a "
     "drop; python -m capmoe_eval measures both on a model."
@@ -36,9 +38,8 @@ def text(summary: Summary, assumed: str | None = None) -> str:
         "load of the fullest over the mean, in a step",
         *_table(_peaks(summary)),
         "",
-        "under a capacity of ceil(γ·T·K/E) pairs per expert, T the tokens of a step; all layers"
-        if summary.rounding == "ceil"
-        else "under a capacity of floor(γ·T·K/E) pairs per expert, T the tokens of a step; all layers",
+        f"under a capacity of {summary.rounding}(γ·T·K/E) pairs per expert, T the tokens of a "
+        "step; all layers",
         *_table(_capacities(summary.total)),
         "",
         _GIVEN_BY_IDS,
@@ -120,10 +121,10 @@ def draw_trace(summary: Summary, layer: int | None = None) -> Figure:
     draw_asked(left, load, label="asked for by the router, all steps")
     peak = f"in a step: {chosen.expert_peak.mean:.1f} ×, at most {chosen.expert_peak.max:.1f} ×"
     left.axhline(1.0, color=style.BLACK, linewidth=0.7, linestyle="--")
-    left.set_title(f"layer {chosen.name}; {peak}")
+    left.set_title(f"{chosen.name}\n{peak}", fontsize=8)
     gammas = [at.gamma for at in chosen.at]
     curves: list[tuple[str, list[float | None]]] = [
-        (f"pairs, layer {chosen.name}", [at.drop_rate for at in chosen.at]),
+        (f"pairs, {chosen.name}", [at.drop_rate for at in chosen.at]),
         ("pairs, all layers", [at.drop_rate for at in summary.total.at]),
     ]
     for keeper in summary.total.at[0].dropped_score or ():
@@ -133,6 +134,6 @@ def draw_trace(summary: Summary, layer: int | None = None) -> Figure:
         right.plot(gammas, style.percent(shares), **style.line_look(index), label=label)
     style.gamma_axis(right, gammas)
     right.set(ylabel="dropped (%)", ylim=(0, None))
-    right.set_title(f"{summary.model or summary.source}: dropped at each capacity factor")
-    right.legend(frameon=False)
+    right.set_title(f"{summary.model or summary.source}: what a capacity drops", fontsize=8)
+    right.legend(frameon=False, fontsize=6)
     return figure

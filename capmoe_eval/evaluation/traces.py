@@ -1,0 +1,44 @@
+"""Write the trace of a run: the router's choices while a cell was computed."""
+
+from __future__ import annotations
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.preparation import trace_path
+from capmoe_eval.experiment.configuration import Plan
+from capmoe_eval.serving.trace import Trace
+from capmoe_eval.serving.trace_file import save_trace
+from capmoe_eval.wrapper.meter import Meter
+from capmoe_eval.wrapper.recorder import Recorder
+
+
+def recorder_for(plan: Plan) -> Recorder | None:
+    """Return a recorder for a cell whose trace is asked for."""
+    return None if plan.save_trace is None else Recorder(plan.trace_tokens)
+
+
+def write_trace(plan: Plan, meter: Meter) -> None:
+    """Write the trace of a cell that was computed under this meter, if one is asked for.
+
+    Raises:
+        UsageError: If no token was routed, or the file cannot be written.
+    """
+    path, recorder = trace_path(plan), meter.recorder
+    if path is None or recorder is None:
+        return
+    if not recorder.tokens:
+        raise UsageError(f"save_trace={plan.save_trace}: {plan.cell} routed no token")
+    cut = recorder.tokens < recorder.seen
+    part = f", the first {recorder.tokens} of {recorder.seen} tokens" if cut else ""
+    ids, scores, step_T = recorder.arrays()
+    ep_size = plan.cell.method.ep_size
+    trace = Trace(
+        n_experts=meter.layers[0].layer.n_experts,
+        expert_TLK=ids,
+        score_TLK=scores,
+        step_T=step_T,
+        layers=tuple(layer.layer.name for layer in meter.layers),
+        model=plan.cell.model.name,
+        source=f"capmoe_eval {plan.cell}{part}",
+        ranks=ep_size if ep_size > 1 else None,
+    )
+    save_trace(trace, path)

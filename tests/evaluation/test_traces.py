@@ -1,0 +1,62 @@
+"""The trace of a run is the routing that its record counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.run import run
+from capmoe_eval.routing.method import Method
+from capmoe_eval.serving.summary import summarise
+from capmoe_eval.serving.trace_file import load_trace
+from capmoe_eval.wrapper.plan import GAMMA_GRID
+from tests.evaluation.test_run import plan
+
+
+@pytest.mark.parametrize("method", [Method("baseline"), Method("score", 1.0)])
+def test_it_holds_what_the_record_counted(method: Method, tmp_path: Path) -> None:
+    traced = plan(tmp_path / "results", method, save_trace=str(tmp_path / "traces"))
+    plain = plan(tmp_path / "plain", method)
+    (record,), (without,) = run([traced]).records, run([plain]).records
+    assert record.path.name == without.path.name
+    assert (record.layers, record.value) == (without.layers, without.value)
+    assert not list((tmp_path / "plain").rglob("*.npz"))
+
+    trace = load_trace(
+        (tmp_path / "traces" / record.path.relative_to(tmp_path / "results")).with_suffix(".npz")
+    )
+    summary = summarise(trace, GAMMA_GRID)
+    assert (trace.model, trace.ranks) == (record.model, None)
+    assert trace.n_tokens == record.load.tokens
+    for layer, counted in zip(summary.layers, record.layers, strict=True):
+        assert layer.name == counted.name
+        assert list(layer.load) == counted.load_before
+        assert layer.expert_peak.max == pytest.approx(counted.peak.expert_before.max)
+        assert layer.expert_peak.mean == pytest.approx(counted.peak.expert_before.mean)
+        rates, wastes = [at.drop_rate for at in layer.at], [at.pad_waste for at in layer.at]
+        assert rates == pytest.approx(counted.grid.drop_rate, abs=1e-6)
+        assert wastes == [
+            w if w is None else pytest.approx(w, abs=1e-6) for w in counted.grid.pad_waste
+        ]
+    assert trace.score_TLK is not None
+    if method.is_stock:  # the scores are those of Figure 8, a token's highest first
+        means = np.sort(trace.score_TLK, axis=2)[:, :, ::-1].mean(axis=0)
+        for mean, counted in zip(means, record.layers, strict=True):
+            assert counted.score_by_rank is not None
+            assert mean.tolist() == pytest.approx(counted.score_by_rank[: len(mean)], abs=1e-5)
+
+
+def test_it_ends_with_the_forward_that_reaches_the_limit(tmp_path: Path) -> None:
+    places = {"save_trace": str(tmp_path / "traces"), "trace_tokens": 1}
+    asked = plan(tmp_path / "results", Method("baseline"), **places)
+    (record,) = run([asked]).records
+    (path,) = (tmp_path / "traces").rglob("*.npz")
+    trace = load_trace(path)
+    assert trace.n_steps == 1
+    assert trace.source.endswith(f"the first {trace.n_tokens} of {record.load.tokens} tokens")
+    path.unlink()
+    with pytest.raises(UsageError, match=r"^save_trace=.*is finished.*overwrite=true"):
+        run([asked])
