@@ -77,5 +77,6 @@ POSITIVE = _typed(
 SECONDS = _typed(
     float, Check("must be a finite number of at least 0", lambda number: 0 <= number < math.inf)
 )
+SHARE = _typed(float, Check("must be a number from 0 to 1", lambda number: 0 <= number <= 1))
 GAMMA = _typed(float, CAPACITY)
 PATH = _path
