@@ -105,7 +105,8 @@ def choose(settings: Sequence[Setting], budget: Budget) -> int | None:
     """Return the place of the recommended setting, or None if none is known to keep the budget.
 
     If a speedup is asked, it is the setting that loses least: one without loss before every
-    capacity, of these the one with the fewest copies; of capacities one whose loss is measured.
+    capacity, of these the simplest: with the fewest copies, and EPLB before LPLB; of capacities one
+    whose loss is measured.
     If only a loss is allowed, it is the fastest.
     """
     keeping = [number for number, setting in enumerate(settings) if budget.holds(setting)]
@@ -119,7 +120,9 @@ def _by_loss(setting: Setting, axis: Axis) -> tuple[float, ...]:
     if lost is None:  # then by what the trace says of it
         by_trace = setting.dropped_score
         return (2, setting.drop_rate if by_trace is None else by_trace, 0, -setting.speedup)
-    return (float(not setting.is_lossless), lost, setting.extra, -setting.speedup)
+    if setting.is_lossless:  # the simplest stand first
+        return (0, 0, setting.extra, 0)
+    return (1, lost, 0, -setting.speedup)
 
 
 def _by_speed(setting: Setting, axis: Axis) -> tuple[float, ...]:

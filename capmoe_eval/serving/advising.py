@@ -153,10 +153,11 @@ def _with_files(advice: Advice, trace: Trace | None) -> Advised:
     chosen = None if place is None else advice.settings[place]
     files: dict[str, ServerFile] = {}
     if trace is not None and (chosen is None or chosen.kind != "unchanged"):
-        slots = advice.experts_per_rank
+        slots, by_program = advice.experts_per_rank, False
         if chosen is not None and chosen.kind == "placement":
             slots = advice.n_experts // advice.ranks + round(chosen.extra) // advice.ranks
-        files |= placement_files(trace, advice.ranks, slots)
+            by_program = chosen.method.startswith("LPLB")
+        files |= placement_files(trace, advice.ranks, slots, by_program=by_program)
     if chosen is not None:
         files |= capacity_files(chosen)
     usages = {name: file.usage for name, file in files.items()}

@@ -31,21 +31,27 @@ def layer_numbers(names: tuple[str, ...]) -> tuple[int, ...]:
     return numbers if len(set(numbers)) == len(names) else tuple(range(len(names)))
 
 
-def placement_files(trace: Trace, ranks: int, slots: int) -> dict[str, ServerFile]:
-    """Return the files that balance without loss; they are planned on all steps of the trace."""
+def placement_files(
+    trace: Trace, ranks: int, slots: int, *, by_program: bool = False
+) -> dict[str, ServerFile]:
+    """Return the files that balance without loss; they are planned on all steps of the trace.
+
+    ``by_program`` asks for LPLB, which SGLang alone has; the others split evenly all the same.
+    """
+    note = "  # EPLB alone; this server has no LPLB" if by_program else ""
     load_LE = sum(part.load_SLE.sum(axis=0) for part in trace.by_steps())
     placement = plan_eplb(load_LE, ranks, slots)
     layers = layer_numbers(trace.layers)
     return {
         SGLANG: ServerFile(
             sglang.expert_location(load_LE, layers),
-            sglang.usage(SGLANG, ranks, placement.redundant),
+            sglang.usage(SGLANG, ranks, placement.redundant, by_program=by_program),
         ),
         TENSORRT_LLM: ServerFile(
             tensorrt_llm.load_balancer(placement, layers),
-            tensorrt_llm.usage(TENSORRT_LLM, ranks),
+            tensorrt_llm.usage(TENSORRT_LLM, ranks) + note,
         ),
-        VLLM: ServerFile(vllm.eplb_config(placement.redundant), vllm.usage(VLLM)),
+        VLLM: ServerFile(vllm.eplb_config(placement.redundant), vllm.usage(VLLM) + note),
     }
 
 

@@ -46,9 +46,13 @@ def expert_location(load_LE: Array, layers: Sequence[int]) -> str:
     return ExpertLocation(logical_count=count_LE.tolist()).model_dump_json() + "\n"
 
 
-def usage(file: str, ranks: int, redundant: int) -> str:
-    """Return how the server takes the file."""
+def usage(file: str, ranks: int, redundant: int, *, by_program: bool) -> str:
+    """Return how the server takes the file; ``by_program`` splits tokens by LPLB.
+
+    LPLB is pull request 24515, which takes few models, on GPUs of compute capability 9.0 and more.
+    """
     return (
         f"python -m sglang.launch_server … --ep-size {ranks} --ep-num-redundant-experts "
         f"{redundant} --init-expert-location {file}"
+        + (" --ep-dispatch-algorithm lp" if by_program else "")
     )
