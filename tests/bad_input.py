@@ -59,6 +59,9 @@ MAIN: Mapping[str, str] = {
     "overwrite='\"false\"'": FLAG,
     "allow_code_execution=yes": FLAG,
     "tasks=humaneval": "allow_code_execution=true",
+    "save_trace=file": f"save_trace=file: {WRITE}",
+    "save_trace=true": "save_trace=true: must be text",
+    **{f"trace_tokens={word}": "trace_tokens=" for word in ("0", "1.5", "null", "abc")},
     **{
         f"{knob}={word}": f"{knob}={word}: {FLAG}"
         for knob in ("protect_topk", "max_k", "count_padding")
@@ -366,6 +369,27 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "experiment=table1": "experiment=table1",
         "gama=1": "did you mean 'gamma'",
         "--nope": "--nope",
+    },
+    "advise": {
+        "": "required",
+        "example": "budget: nothing is asked",
+        "example --at-least-speedup 0": "--at-least-speedup=0",
+        "example --at-most-points -1": "--at-most-points=-1",
+        "example --at-most-points 1": "ranks: is not known",
+        "example --at-most-points 1 --ranks 0": "--ranks=0",
+        "example --at-most-points 1 --ranks 1": "ranks=1: one rank waits for no other",
+        "example --at-most-points 1 --ranks 5": "ranks=5: 32 experts",
+        "example --at-most-points 1 --ranks 8 --experts-per-rank 3": "give at least 4",
+        "example --at-most-points 1 --ranks 8 --link-share 2": "--link-share=2",
+        "example --at-most-points 1 --ranks 8 --gammas inf": "gammas=inf",
+        "example --at-most-points 1 --ranks 8 --gammas 0": "gammas=0",
+        "example --at-most-points 1 --ranks 8 --step-tokens 0": "--step-tokens=0",
+        "example --at-most-points 1 --ranks 8 --results nowhere": "no whole record of model",
+        "example --at-most-points 1 --ranks 8 --out file": WRITE,
+        "nowhere.npz --at-most-points 1": "no such file",
+        "record.json --at-most-points 1": "not the name of a trace",
+        ". --at-most-points 1": "manifest.json",
+        "example --nope": "--nope",
     },
     "loads": {
         "": "required",

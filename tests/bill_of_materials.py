@@ -83,6 +83,12 @@ PARTS = (
         "(arXiv 2003.04807); unchanged but for the file format",
     ),
     Part(
+        "capmoe_eval/serving/data/example.npz",
+        "Routing of `olmoe` on questions of the mini-world",
+        "Apache-2.0",
+        "recorded by this project",
+    ),
+    Part(
         "capmoe_eval/paper/data/*.[cj]s*",
         "Numbers that the paper prints or draws",
         "NOASSERTION",

@@ -20,6 +20,7 @@ HEAVY = ("torch", "transformers", "lm_eval", "datasets", "pandas", "matplotlib")
         "capmoe_eval.claims",
         "capmoe_eval.figures",
         "capmoe_eval.loads",
+        "capmoe_eval.advise",
         "capmoe_eval.site",
         "capmoe_eval.replication",
         "capmoe_eval.experiment.record",

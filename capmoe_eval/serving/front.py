@@ -130,7 +130,7 @@ def trace_settings(
         link_share: See :func:`speedup`.
 
     Raises:
-        UsageError: If the experts cannot be spread so.
+        UsageError: If the experts cannot be spread so, or the judged steps are empty.
     """
     balanced = _balanced(trace, ranks, slots, link_share)
     return balanced + _capacities(trace, gammas, ranks, balanced[0].straggler, link_share)
@@ -150,6 +150,8 @@ def check_deployment(n_experts: int, ranks: int, slots: int) -> None:
 
 def _balanced(trace: Trace, ranks: int, slots: int, link_share: float) -> list[Setting]:
     load_SLE = trace.loads()
+    if not load_SLE[len(load_SLE) // 2 :].any():
+        raise UsageError("load_SLE: the second half of the steps has no pair; record more traffic")
     extra = slots - trace.n_experts // ranks
     if len(load_SLE) < 2:  # nothing is left to judge a plan on
         home = contiguous(trace.n_layers, trace.n_experts, ranks)

@@ -92,6 +92,10 @@ def _advised(given: argparse.Namespace, read_trace: ReadTrace, reader: Reader | 
     from capmoe_eval.serving.summary import GAMMAS
     from capmoe_eval.serving.trace import in_known_steps
 
+    if given.at_most_points is None and given.at_least_speedup is None:
+        raise UsageError(
+            "budget: nothing is asked; give --at-most-points 0.5, --at-least-speedup 1.2, or both"
+        )
     budget = Budget(at_most_points=given.at_most_points, at_least_speedup=given.at_least_speedup)
     of_records = given.source.is_dir() and any(given.source.glob("*/*.json"))
     with as_file(files("capmoe_eval.serving") / "data" / "example.npz") as example:
