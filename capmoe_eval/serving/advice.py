@@ -36,7 +36,7 @@ class Budget(Part):
         points, gain = self.at_most_points, self.at_least_speedup
         return " and ".join(
             [
-                *([] if points is None else [f"at most {points:g} points lost"]),
+                *([] if points is None else [f"at most {_counted(points, 'point')} lost"]),
                 *([] if gain is None else [f"an expert step at least {gain:g}× as fast"]),
             ]
         )
@@ -161,7 +161,7 @@ def _price(setting: Setting) -> str:
     change = setting.change
     return (
         f"{drops} and changes accuracy by {change.effect:+.2f} [{change.low:+.2f}, "
-        f"{change.high:+.2f}] points on {len(change.tasks)} tasks"
+        f"{change.high:+.2f}] points on {_counted(len(change.tasks), 'task')}"
     ).replace("-", "−")
 
 
@@ -242,6 +242,10 @@ def telling(
             ]
         ),
     )
+
+
+def _counted(number: float, noun: str) -> str:
+    return f"{number:g} {noun}{'' if number == 1 else 's'}"
 
 
 def axis_words(axis: Axis) -> str:

@@ -129,7 +129,7 @@ def test_the_sentences() -> None:
     assert found.sentence == (
         "score γ=1 per expert: the fullest rank gets 1.00 instead of 1.00 times the mean load, so "
         "that the expert step is at most 1.50× as fast; it drops 10.0% of the pairs and changes "
-        "accuracy by −0.20 [−0.40, +0.00] points on 1 tasks; without loss EPLB reaches 1.10×."
+        "accuracy by −0.20 [−0.40, +0.00] points on 1 task; without loss EPLB reaches 1.10×."
     )
     found = recommend([HOME, lossless(1.4, 8), fast], budget)
     assert found.sentence.startswith(

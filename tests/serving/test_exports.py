@@ -116,7 +116,7 @@ def test_the_files_are_those_of_what_is_recommended() -> None:
     assert files.MEGATRON not in balanced
     assert json.loads(balanced[files.VLLM]) == {"num_redundant_experts": 4}
     fast = advised(at_least_speedup=2.5)
-    assert "--moe-expert-capacity-factor 0.5" in fast[files.MEGATRON]
+    assert "--moe-expert-capacity-factor 1.0" in fast[files.MEGATRON]
     assert advised(at_least_speedup=1.0) == {}  # nothing need change
     even = Trace(8, load_SLE=np.full((4, 1, 8), 5))
     assert advise_on_trace(even, (1.0,), Deployment(4), Budget(at_most_points=1.0)).files == {}

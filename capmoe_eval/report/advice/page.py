@@ -5,6 +5,7 @@ from __future__ import annotations
 from capmoe_eval.report.templates import render
 from capmoe_eval.report.templates.texts import ABSENT, shown
 from capmoe_eval.serving.advice import Advice, axis_words
+from capmoe_eval.serving.exports.files import MEGATRON
 from capmoe_eval.serving.front import Change, Setting, cost
 
 _HEADINGS = (
@@ -35,6 +36,7 @@ def content(advice: Advice) -> dict[str, object]:
     return {
         "advice": advice,
         "about": about(advice),
+        "remark": remark(advice),
         "headings": _HEADINGS,
         "front": sorted(
             (row for row in rows if row[1].is_on_front), key=lambda row: row[1].speedup
@@ -54,6 +56,16 @@ def about(advice: Advice) -> str:
         f"of {advice.n_experts} experts{top_k}; {advice.ranks} ranks, {advice.experts_per_rank} "
         f"experts on each with copies; {advice.link_share:.0%} of the expert step is the link. "
         f"Asked: {advice.budget}."
+    )
+
+
+def remark(advice: Advice) -> str:
+    """Return a sentence on a recommended capacity that no server has, or nothing."""
+    if advice.recommendation.kind != "capacity" or MEGATRON in advice.files:
+        return ""
+    return (
+        "No server takes it from a file: SGLang, TensorRT-LLM and vLLM have no capacity, and "
+        "Megatron-LM has one of score and of order, of each expert."
     )
 
 
@@ -115,7 +127,7 @@ def text(advice: Advice) -> str:
             about(advice),
             *steps,
             "",
-            advice.recommendation.sentence,
+            f"{advice.recommendation.sentence} {remark(advice)}".rstrip(),
             "",
             *table,
             "",
