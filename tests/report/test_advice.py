@@ -51,7 +51,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(command: str, monkeypatch: pytest.MonkeyPatch) -> int:
     _, _, module, *words = shlex.split(command)
     if module == "capmoe_eval":  # it would take minutes; its cells take every word of the command
-        sweep = [word.split(",") for word in words if word != "-m"]
+        keys = [word.split("=", 1) for word in words if word != "-m"]
+        sweep = [[f"{key}={value}" for value in values.split(",")] for key, values in keys]
         return 0 if all(planned(*each) for each in itertools.product(*sweep)) else 1
     monkeypatch.setattr("sys.argv", [module, *words])
     with pytest.raises(SystemExit) as done:
