@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
 
-from capmoe_eval.checks import CAPACITY, Check, whole
-from capmoe_eval.errors import shown
+from capmoe_eval.errors import CAPACITY, Check, shown, whole
 from capmoe_eval.experiment.timings.names import FOLDER
 
 

@@ -17,8 +17,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from capmoe_eval.checks import CAPACITY, FLAG, Check, choice, whole
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import CAPACITY, FLAG, Check, UsageError, choice, whole
 
 # The knobs beside gamma that have an effect on each method. The others are no part of its identity.
 _GROUPING = ("ep_size", "scope", "granularity", "rounding")
