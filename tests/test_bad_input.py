@@ -14,10 +14,11 @@ import pytest
 from lm_eval.tasks import manager
 
 from capmoe_eval import __main__ as main_command
-from capmoe_eval import adaptive, claims, figures, lm_eval, loads, replication, site, tables, tiny
+from capmoe_eval import advise, claims, figures, lm_eval, loads, replication, site, tables, tiny
 from capmoe_eval.bench import __main__ as bench
 from capmoe_eval.evaluation import loading
 from capmoe_eval.evaluation.tasks import task_manager
+from capmoe_eval.report import adaptive as adaptive_report
 from tests.bad_input import Row, rows
 
 COMMANDS: dict[str, Callable[[], object]] = {
@@ -28,7 +29,8 @@ COMMANDS: dict[str, Callable[[], object]] = {
     "replication": replication.main,
     "site": site.main,
     "loads": loads.main,
-    "adaptive": adaptive.main,
+    "adaptive": adaptive_report.main,
+    "advise": advise.main,
     "tiny": lambda: sys.exit(tiny.main()),
     "bench": bench.main,
     "lm_eval": lm_eval.main,

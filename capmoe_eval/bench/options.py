@@ -9,7 +9,7 @@ from string import Template
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from capmoe_eval.checks import choice
+from capmoe_eval.errors import choice
 from capmoe_eval.experiment import arguments
 from capmoe_eval.experiment.data_file import read_yaml
 from capmoe_eval.experiment.schema import DTYPES

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from capmoe_eval.checks import choice
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UsageError, choice
 from capmoe_eval.experiment.processes import process_rank
 from capmoe_eval.experiment.schema import DTYPES
 from capmoe_eval.experiment.timings.schema import Evaluation, Machine

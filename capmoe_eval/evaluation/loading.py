@@ -20,8 +20,7 @@ from transformers import (
     ProcessorMixin,
 )
 
-from capmoe_eval.checks import choice
-from capmoe_eval.errors import UsageError, bad_choice, first_line
+from capmoe_eval.errors import UsageError, bad_choice, choice, first_line
 from capmoe_eval.evaluation.image_lm import CapmoeMultimodalLM, reads_images
 from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.experiment.cell import ModelId

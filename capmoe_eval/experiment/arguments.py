@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
 
-from capmoe_eval.checks import CAPACITY, Check, whole
-from capmoe_eval.errors import shown
+from capmoe_eval.errors import CAPACITY, Check, shown, whole
 from capmoe_eval.experiment.timings.names import FOLDER
 
 
@@ -86,5 +85,6 @@ POSITIVE = _typed(
 SECONDS = _typed(
     float, Check("must be a finite number of at least 0", lambda number: 0 <= number < math.inf)
 )
+SHARE = _typed(float, Check("must be a number from 0 to 1", lambda number: 0 <= number <= 1))
 GAMMA = _typed(float, CAPACITY)
 PATH = _path

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from capmoe_eval.checks import FLAG, NAME, TEXT, Check, whole
-from capmoe_eval.errors import UsageError, shown
+from capmoe_eval.errors import FLAG, NAME, TEXT, Check, UsageError, shown, whole
 from capmoe_eval.experiment.names import gamma_label
 from capmoe_eval.routing.method import DEFAULTS, Method
 

@@ -17,8 +17,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
-from capmoe_eval.checks import NAME, choice
-from capmoe_eval.errors import NoModelError, UsageError, bad_choice, shown
+from capmoe_eval.errors import NAME, NoModelError, UsageError, bad_choice, choice, shown
 from capmoe_eval.experiment.cell import MODEL_FIELDS, TASK_FIELDS, Cell, ModelId, TaskId
 from capmoe_eval.experiment.datasource import DataSource, cache_directory, data_source
 from capmoe_eval.experiment.schema import SHARD, TASK_DEFAULTS, check_key

@@ -9,8 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from capmoe_eval.checks import CAPACITY, FLAG, NAME, TEXT, Check, choice, whole
-from capmoe_eval.errors import UsageError, shown
+from capmoe_eval.errors import CAPACITY, FLAG, NAME, TEXT, Check, UsageError, choice, shown, whole
 from capmoe_eval.experiment.cell import BERTSCORE, TASK_FIELDS, Cell, ModelId, TaskId, checks
 from capmoe_eval.experiment.datasource import EMBEDDED, HUB
 from capmoe_eval.experiment.processes import PARALLEL

@@ -1,4 +1,4 @@
-"""The command ``adaptive``: compare adaptive γ with static ones by the finished records."""
+"""``python -m capmoe_eval.report.adaptive``: compare adaptive γ with static factors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HEAD = (
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the comparison and exit: 0 done, 2 bad input."""
     parser = Parser(
-        prog="python -m capmoe_eval.adaptive",
+        prog="python -m capmoe_eval.report.adaptive",
         description="Compare adaptive γ with static ones by the records of experiment=adaptive.",
     )
     parser.add_argument("overrides", nargs="*", help="as for python -m capmoe_eval")
@@ -77,3 +77,7 @@ def _verdict(verdict: Verdict) -> str:
     if (found := verdict.accuracy) is not None:
         parts.append(f"accuracy {found.effect:+.2f} [{found.low:+.2f}, {found.high:+.2f}] points")
     return " ".join(parts)
+
+
+if __name__ == "__main__":
+    main()

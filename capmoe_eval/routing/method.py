@@ -19,8 +19,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from capmoe_eval.checks import CAPACITY, FLAG, SHARE, Check, choice, whole
-from capmoe_eval.errors import UsageError, shown
+from capmoe_eval.errors import CAPACITY, FLAG, SHARE, Check, UsageError, choice, shown, whole
 
 # The knobs beside gamma that have an effect on each method. The others are no part of its identity.
 _GROUPING = ("ep_size", "scope", "granularity", "rounding")

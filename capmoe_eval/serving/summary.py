@@ -117,6 +117,31 @@ def summarise(
     )
 
 
+def limits(
+    trace: Trace, gamma: float, asked_SL: Array, rounding: str = "ceil", experts: int = 1
+) -> Array:
+    """Return the capacity of so many experts together, in each step and layer [S, L].
+
+    Args:
+        trace: The trace, for E and K.
+        gamma: Capacity factor.
+        asked_SL: Pairs of each step and layer.
+        rounding: ``ceil`` or ``floor``.
+        experts: Experts that share a capacity: 1, or those of a device.
+    """
+    top_k = trace.top_k or 1
+    different, place_SL = np.unique(asked_SL, return_inverse=True)
+    found = [
+        capacity(
+            *(gamma, int(asked) // top_k, top_k, trace.n_experts),
+            rounding=rounding,
+            experts=experts,
+        )
+        for asked in different
+    ]
+    return np.array(found)[place_SL].reshape(asked_SL.shape)
+
+
 class _Sums:
     """Sums over the steps of a trace, by layer and capacity factor."""
 
@@ -143,7 +168,9 @@ class _Sums:
             rank_SLR = self._by_rank(load_SLE)
             self._note_peaks("rank", rank_SLR, asked_SL)
             self.fullest_L += rank_SLR.max(axis=2).sum(axis=0)
-        limit_XSL = np.stack([self._limits(gamma, asked_SL) for gamma in self._gammas])
+        limit_XSL = np.stack(
+            [limits(self._trace, gamma, asked_SL, self._rounding) for gamma in self._gammas]
+        )
         for number, limit_SL in enumerate(limit_XSL):
             kept_SLE = np.minimum(load_SLE, limit_SL[:, :, None])
             self.kept_LX[:, number] += kept_SLE.sum(axis=(0, 2))
@@ -167,16 +194,6 @@ class _Sums:
         total_L += peak_SL.sum(axis=0)
         np.maximum(highest_L, peak_SL.max(axis=0), out=highest_L)
         steps_L += busy_SL.sum(axis=0)
-
-    def _limits(self, gamma: float, asked_SL: Array) -> Array:
-        """Return the capacity of an expert in each step and layer."""
-        n_experts, top_k = self._trace.n_experts, self._trace.top_k or 1
-        different, place_SL = np.unique(asked_SL, return_inverse=True)
-        limits = [
-            capacity(gamma, int(asked) // top_k, top_k, n_experts, rounding=self._rounding)
-            for asked in different
-        ]
-        return np.array(limits)[place_SL].reshape(asked_SL.shape)
 
     def _note_scores(self, load_SLE: Array, tokens: slice, limit_XSL: Array) -> None:
         assert self._trace.expert_TLK is not None and self._trace.score_TLK is not None

@@ -17,6 +17,9 @@ from capmoe_eval.errors import UsageError, shown
 
 Array = npt.NDArray[Any]
 
+STEP_TOKENS = 2048
+"""Tokens of a step where a trace does not say which forward computed a token."""
+
 _AT_ONCE = 2**22  # (token, layer, k) pairs that are looked at together, so that memory is bounded
 
 
@@ -218,6 +221,24 @@ class Trace:
         if self.expert_TLK is None:
             raise UsageError("step tokens: the trace has counts of steps; they cannot be cut anew")
         return dataclasses.replace(self, step_T=np.arange(len(self.expert_TLK)) // tokens)
+
+
+def in_known_steps(trace: Trace, tokens: int | None = None) -> tuple[Trace, str | None]:
+    """Return a trace that has steps, and in words how tokens were put into them.
+
+    Args:
+        trace: The trace.
+        tokens: Tokens of a step, also where the trace has steps; by default :data:`STEP_TOKENS`
+            where it has none.
+
+    Raises:
+        UsageError: If counts should be cut anew.
+    """
+    if tokens is None and (trace.expert_TLK is None or trace.step_T is not None):
+        return trace, None
+    size = tokens or STEP_TOKENS
+    words = f"assumed, {size} tokens in the order of the file (--step-tokens)"
+    return trace.in_steps(size), words
 
 
 def unsigned(ids: Array, field: str = "expert_TLK") -> Array:

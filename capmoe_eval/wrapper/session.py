@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from capmoe_eval.checks import choice
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UsageError, choice
 from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.method import KNOBS, Method
 from capmoe_eval.wrapper.forward import ACTIVE, hooked

@@ -21,8 +21,7 @@ from capmoe_eval.bench.chaos.faults import FAULTS, Disk
 from capmoe_eval.bench.chaos.judge import Reference, Verdict
 from capmoe_eval.bench.chaos.sweep import STAGES, Sweep, watch
 from capmoe_eval.bench.rounds import CPU, finish, say
-from capmoe_eval.checks import choice
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UsageError, choice
 from capmoe_eval.evaluation.command import execute
 from capmoe_eval.evaluation.tasks import task_manager
 from capmoe_eval.experiment.application import run_command

@@ -14,8 +14,7 @@ from capmoe_eval.bench.ep.emulation import MACHINES, NODE, Machine
 from capmoe_eval.bench.ep.jobs import Job, free_job, study_jobs
 from capmoe_eval.bench.ep.measure import EMULATED, Bench
 from capmoe_eval.bench.rounds import dtype_name, measured_on, placement
-from capmoe_eval.checks import choice
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UsageError, choice
 from capmoe_eval.experiment.processes import process_count, process_rank
 from capmoe_eval.experiment.timings.schema import Comparison, Link, Study, Timing, Validation
 from capmoe_eval.experiment.timings.studies import Plan, find_studies

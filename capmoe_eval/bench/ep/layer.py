@@ -14,7 +14,7 @@ from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeFo
 from transformers.models.olmoe.modeling_olmoe import OlmoeExperts
 from transformers.models.phi3.modeling_phi3 import Phi3Config, Phi3MLP
 
-from capmoe_eval.checks import choice
+from capmoe_eval.errors import choice
 from capmoe_eval.experiment.timings.schema import Shape
 from capmoe_eval.routing.assign import assign
 from capmoe_eval.routing.capacity import experts_per_rank

@@ -22,8 +22,7 @@ import transformers
 
 from capmoe_eval.bench.gpu.items import ITEMS, Item, Setting, jsonable
 from capmoe_eval.bench.rounds import dtype_name, line, measured_on, placement, say
-from capmoe_eval.checks import choice
-from capmoe_eval.errors import UsageError, first_line
+from capmoe_eval.errors import UsageError, choice, first_line
 from capmoe_eval.evaluation.version import revision
 from capmoe_eval.experiment.timings.schema import Evaluation
 from capmoe_eval.experiment.timings.spread import Spread, Target

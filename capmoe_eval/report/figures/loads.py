@@ -20,6 +20,7 @@ from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.report.figures.pooling import busiest_first, busiest_layer, normalised
 from capmoe_eval.report.figures.write import FORMATS
+from capmoe_eval.serving.trace import STEP_TOKENS, in_known_steps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from capmoe_eval.serving.trace import Trace
 
 _RECORD = ".json"
-_STEP = 2048
-"""Tokens of a step where a trace does not say which forward computed a token."""
 
 ReadTrace = Callable[[Path, int | None], "Trace"]
 
@@ -58,7 +57,7 @@ def main(read_trace: ReadTrace, arguments: Sequence[str] | None = None) -> None:
     of_traces.add_argument(
         "--step-tokens",
         type=COUNT,
-        help=f"tokens of a step, where the trace does not say which are (default: {_STEP})",
+        help=f"tokens of a step, where the trace does not say which are (default: {STEP_TOKENS})",
     )
     given = parser.parse_args(arguments)
     is_record = given.source.suffix == _RECORD and not given.source.is_dir()
@@ -95,12 +94,7 @@ def _summarise(given: argparse.Namespace, read_trace: ReadTrace) -> Figure | Non
     gammas = sorted(given.gammas or GAMMAS)
     if gammas[-1] == math.inf:
         raise UsageError("gammas=inf: drops nothing; give numbers, for example --gammas 1 1.5 2")
-    trace = read_trace(given.source, given.experts)
-    assumed = None
-    if trace.expert_TLK is not None and (given.step_tokens or trace.step_T is None):
-        size = given.step_tokens or _STEP
-        trace = trace.in_steps(size)
-        assumed = f"assumed, {size} tokens in the order of the file (--step-tokens)"
+    trace, assumed = in_known_steps(read_trace(given.source, given.experts), given.step_tokens)
     summary = summarise(trace, gammas, ranks=given.ranks)
     figure = None if given.out is None else draw_trace(summary, given.layer)
     print(text(summary, assumed))

@@ -19,10 +19,11 @@ from capmoe_eval.experiment.configuration import load_models, profile_name
 from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.record import VERDICTS
 from capmoe_eval.experiment.results import Reader, read_results
+from capmoe_eval.report.advice import command as advice
 from capmoe_eval.report.claims import command as claims
 from capmoe_eval.report.figures import command as figures
 from capmoe_eval.report.replication import command as replication
-from capmoe_eval.report.site import page
+from capmoe_eval.report.site import page, serving
 from capmoe_eval.report.site.claims import claims_page
 from capmoe_eval.report.site.efficiency import efficiency_page
 from capmoe_eval.report.site.figures import figures_page
@@ -49,6 +50,7 @@ _OF_OTHERS: Final[_Pages] = {
     page.FIGURES: figures_page,
     page.IMAGES: images_page,
     page.EFFICIENCY: efficiency_page,
+    page.SERVING: serving.serving_page,
     page.CLAIMS: claims_page,
 }
 
@@ -86,6 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             beside.append(_start(drawn, reader))
             read_results(Path(str(config.results_dir)), reader)
             beside.append(_start(judged, reader))
+            place = serving.folder(given.out, profile_name(config))
+            asked = serving.example_words(Path(str(config.results_dir)), place)
+            beside.append(_start([(_advise, asked)], reader))
         inventory = take_inventory(given.overrides, given.bench, reader)
         if given.replication:
             inventory = dataclasses.replace(inventory, verdicts=given.replication)
@@ -109,6 +114,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return 0
 
     sys.exit(run_command(report))
+
+
+def _advise(words: Sequence[str], reader: Reader) -> None:
+    from capmoe_eval.serving.trace_file import load_trace
+
+    advice.main(lambda path, _: load_trace(path), words, reader)
 
 
 def _start(parts: _Parts, reader: Reader) -> BaseProcess:

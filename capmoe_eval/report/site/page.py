@@ -27,6 +27,7 @@ TABLES: Final = "site/tables.html"
 FIGURES: Final = "site/figures.html"
 IMAGES: Final = "site/images.html"
 EFFICIENCY: Final = "site/efficiency.html"
+SERVING: Final = "site/serving.html"
 CLAIMS: Final = "site/claims.html"
 RECORDS: Final = "site/records.html"
 CELLS: Final = "site/cells"
@@ -37,6 +38,7 @@ _NAVIGATION: Final = (
     (FIGURES, "Figures"),
     (IMAGES, "Images"),
     (EFFICIENCY, "Efficiency"),
+    (SERVING, "Serving"),
     (CLAIMS, "Claims"),
     (RECORDS, "Records"),
 )

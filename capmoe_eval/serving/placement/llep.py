@@ -22,8 +22,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from capmoe_eval.checks import choice, whole
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UsageError, choice, whole
 from capmoe_eval.serving.placement.layout import Counts, checked_pairs, contiguous
 
 # Shape suffixes: X rows (layers of steps), E experts, R ranks, O rows with tokens left.

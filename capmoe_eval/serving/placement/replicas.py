@@ -10,8 +10,7 @@ from typing import Final, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
-from capmoe_eval.checks import choice
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UsageError, choice
 from capmoe_eval.serving.placement.layout import Amounts, Counts, Placement, checked_pairs
 
 # Shape suffixes: S steps, L layers, E experts, R ranks, P = R·N slots, V variables: the slots of

@@ -1,0 +1,146 @@
+"""``python -m capmoe_eval.advise``: advise on a deployment, from a trace or from records."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from capmoe_eval.errors import UsageError, writing
+from capmoe_eval.experiment.application import run_command
+from capmoe_eval.experiment.arguments import COUNT, GAMMA, PATH, POSITIVE, SECONDS, SHARE, Parser
+from capmoe_eval.experiment.files import check_writable, write_text
+from capmoe_eval.experiment.results import Reader
+from capmoe_eval.report.advice.names import EXAMPLE, JSON, PAGE
+
+if TYPE_CHECKING:
+    from capmoe_eval.serving.advising import Advised
+    from capmoe_eval.serving.trace import Trace
+
+ReadTrace = Callable[[Path, int | None], "Trace"]
+
+
+def main(
+    read_trace: ReadTrace, arguments: Sequence[str] | None = None, reader: Reader | None = None
+) -> None:
+    """Advise, write the files, and exit: 0 done, also where nothing is recommended; 2 bad input.
+
+    ``read_trace`` reads a trace, given its path and the number of experts; some are files of torch,
+    which this room does not import.
+    """
+    given = _parser().parse_args(arguments)
+
+    def command() -> int:
+        check_writable("--out", given.out)
+        advised = _advised(given, read_trace, reader)
+        from capmoe_eval.report.advice.page import text
+
+        write(advised, given.out)
+        print(text(advised.advice))
+        names = (PAGE, JSON, *advised.files)
+        print(f"\nwritten: {', '.join(str(given.out / name) for name in names)}")
+        return 0
+
+    sys.exit(run_command(command))
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="python -m capmoe_eval.advise", description=__doc__)
+    parser.add_argument(
+        "source",
+        type=PATH,
+        help="a trace, as python -m capmoe_eval.loads takes it; or the records of a model: "
+        f"results/PROFILE/MODEL; or {EXAMPLE}, the trace in this package",
+    )
+    asked = parser.add_argument_group("budget, at least one of")
+    asked.add_argument("--at-most-points", type=SECONDS, help="points of accuracy that may be lost")
+    asked.add_argument(
+        "--at-least-speedup", type=POSITIVE, help="of the expert step of a layer, such as 1.2"
+    )
+    served = parser.add_argument_group("deployment")
+    served.add_argument("--ranks", type=COUNT, help="expert-parallel ranks (default: the trace's)")
+    served.add_argument(
+        "--experts-per-rank", type=COUNT, help="experts on a rank with copies (default: E/R + 1)"
+    )
+    served.add_argument(
+        "--link-share",
+        type=SHARE,
+        default=0.0,
+        help="share of the expert step's time that the link takes, from 0 to 1 (default: 0)",
+    )
+    quality = parser.add_argument_group("accuracy")
+    quality.add_argument("--results", type=PATH, help="results directory with records of the model")
+    quality.add_argument("--model", help="its name there (default: the trace's)")
+    traces = parser.add_argument_group("of a trace")
+    traces.add_argument("--gammas", type=GAMMA, nargs="+", help="capacity factors")
+    traces.add_argument("--experts", type=COUNT, help="experts of a layer, for vLLM's responses")
+    traces.add_argument("--step-tokens", type=COUNT, help="tokens of a step, if the trace has none")
+    parser.add_argument(
+        "--out", type=PATH, default=Path("advice"), help="directory (default: %(default)s)"
+    )
+    return parser
+
+
+def _advised(given: argparse.Namespace, read_trace: ReadTrace, reader: Reader | None) -> Advised:
+    from capmoe_eval.serving.advice import Budget
+    from capmoe_eval.serving.advising import Deployment, advise_on_records, advise_on_trace
+    from capmoe_eval.serving.quality import Quality, read_records
+    from capmoe_eval.serving.summary import GAMMAS
+    from capmoe_eval.serving.trace import in_known_steps
+
+    if given.at_most_points is None and given.at_least_speedup is None:
+        raise UsageError(
+            "budget: nothing is asked; give --at-most-points 0.5, --at-least-speedup 1.2, or both"
+        )
+    budget = Budget(at_most_points=given.at_most_points, at_least_speedup=given.at_least_speedup)
+    of_records = given.source.is_dir() and any(given.source.glob("*/*.json"))
+    with as_file(files("capmoe_eval.serving") / "data" / "example.npz") as example:
+        source = example if str(given.source) == EXAMPLE else given.source
+        trace = None if of_records else read_trace(source, given.experts)
+    ranks = given.ranks or (None if trace is None else trace.ranks)
+    if ranks is None:
+        raise UsageError("ranks: is not known; give the expert-parallel ranks, such as --ranks 8")
+    deployment = Deployment(ranks, given.experts_per_rank, given.link_share)
+    if trace is None:
+        source = given.source.resolve()
+        records = read_records(source.parent, source.name, reader)
+        return advise_on_records(Quality(records, ranks), deployment, budget)
+    if given.model is not None:
+        trace = dataclasses.replace(trace, model=given.model)
+    trace, assumed = in_known_steps(trace, given.step_tokens)
+    quality = None
+    if given.results is not None:
+        if trace.model is None:
+            raise UsageError("model: the trace names none; give its name in the records by --model")
+        quality = Quality(read_records(given.results, trace.model, reader), ranks)
+    return advise_on_trace(
+        trace,
+        sorted(given.gammas or GAMMAS),
+        deployment,
+        budget,
+        quality=quality,
+        assumed_steps=assumed,
+        results=str(given.results or "results/mine"),
+    )
+
+
+def write(advised: Advised, out: Path) -> None:
+    """Write the page, the JSON and the files for servers; those of an earlier advice are deleted.
+
+    Raises:
+        UsageError: If a file cannot be written.
+    """
+    from capmoe_eval.report.advice.page import to_html
+    from capmoe_eval.serving.exports.files import SERVER_FILES
+
+    texts = {PAGE: to_html(advised.advice), JSON: advised.advice.model_dump_json(indent=1) + "\n"}
+    with writing("--out", out):
+        for name in SERVER_FILES:
+            if name not in advised.files:
+                (out / name).unlink(missing_ok=True)
+        for name, content in (texts | advised.files).items():
+            write_text(out / name, content)

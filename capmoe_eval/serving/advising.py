@@ -1,0 +1,167 @@
+"""Advise on a trace, with records of its model if there are any, or on records alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.serving.advice import Advice, Budget, recommend, telling, unknown
+from capmoe_eval.serving.exports.files import ServerFile, capacity_files, placement_files
+from capmoe_eval.serving.front import (
+    Setting,
+    axis_of,
+    check_deployment,
+    trace_settings,
+    with_front,
+)
+from capmoe_eval.serving.quality import Quality
+from capmoe_eval.serving.trace import Trace
+
+
+class Deployment(NamedTuple):
+    """How a model is served."""
+
+    ranks: int
+    experts_per_rank: int | None = None  # with copies; None for one copy more than without any
+    link_share: float = 0.0  # of the expert step's time: see `serving.front.speedup`
+
+
+class Advised(NamedTuple):
+    """An advice and the files for servers."""
+
+    advice: Advice
+    files: dict[str, str]  # texts by name
+
+
+def advise_on_trace(
+    trace: Trace,
+    gammas: Sequence[float],
+    deployment: Deployment,
+    budget: Budget,
+    *,
+    quality: Quality | None = None,
+    assumed_steps: str | None = None,
+    results: str = "results/mine",
+) -> Advised:
+    """Return the advice on a trace.
+
+    Args:
+        trace: The trace, which has steps.
+        gammas: Capacity factors.
+        deployment: The ranks and what is on them.
+        budget: What is asked.
+        quality: The accuracy of the trace's model by records; None if there are none.
+        assumed_steps: How tokens were put into steps, if that was assumed.
+        results: The results directory that the commands of the advice name.
+
+    Raises:
+        UsageError: For another deployment than can be, or γ=∞.
+    """
+    check_gammas(gammas)
+    ranks, slots, link_share = deployment
+    slots = trace.n_experts // ranks + 1 if slots is None else slots
+    check_deployment(trace.n_experts, ranks, slots)
+    settings = trace_settings(trace, gammas, ranks, slots, link_share)
+    if quality is not None:
+        settings = quality.completed(settings)
+    advice = _advice(
+        settings,
+        budget,
+        {
+            "source": trace.source,
+            "model": trace.model,
+            "basis": "trace",
+            "n_experts": trace.n_experts,
+            "top_k": trace.top_k,
+            "layers": trace.n_layers,
+            "ranks": ranks,
+            "experts_per_rank": slots,
+            "steps": trace.n_steps,
+            "assumed_steps": assumed_steps,
+            "link_share": link_share,
+            "unknown": unknown(
+                settings,
+                basis="trace",
+                has_scores=trace.score_TLK is not None,
+                steps=trace.n_steps,
+            ),
+            "commands": telling(settings, budget, model=trace.model, ranks=ranks, results=results),
+        },
+    )
+    return _with_files(advice, trace)
+
+
+def advise_on_records(quality: Quality, deployment: Deployment, budget: Budget) -> Advised:
+    """Return the advice on a model's records alone.
+
+    Raises:
+        UsageError: If none of them has a capacity over so many ranks.
+    """
+    ranks, _, link_share = deployment
+    layers = quality.records[0].layers
+    local = layers[0].n_experts // max(ranks, 1)
+    check_deployment(layers[0].n_experts, ranks, local)
+    settings = quality.settings(link_share)
+    advice = _advice(
+        settings,
+        budget,
+        {
+            "source": f"{len(quality.records)} records",
+            "model": quality.records[0].model,
+            "basis": "records",
+            "n_experts": layers[0].n_experts,
+            "top_k": layers[0].top_k,
+            "layers": len(layers),
+            "ranks": ranks,
+            "experts_per_rank": local,
+            "steps": max(record.load.forwards for record in quality.records),
+            "link_share": link_share,
+            "unknown": unknown(settings, basis="records", has_scores=False, steps=1),
+        },
+    )
+    return _with_files(advice, None)
+
+
+def check_gammas(gammas: Sequence[float]) -> None:
+    """Refuse γ=∞ and γ=0, of which nothing can be advised."""
+    for gamma in gammas:
+        if not 0 < gamma < math.inf:
+            raise UsageError(
+                f"gammas={gamma:g}: must be finite and above 0, for example --gammas 1 1.5 2"
+            )
+
+
+def _advice(settings: Sequence[Setting], budget: Budget, about: dict[str, object]) -> Advice:
+    axis = axis_of(settings)
+    marked = with_front(settings, axis)
+    return Advice.model_validate(
+        about
+        | {
+            "budget": budget,
+            "axis": axis,
+            "settings": marked,
+            "recommendation": recommend(marked, budget),
+        }
+    )
+
+
+def _with_files(advice: Advice, trace: Trace | None) -> Advised:
+    """Return an advice with its files: the recommended placement, or that which was asked for."""
+    place = advice.recommendation.setting
+    chosen = None if place is None else advice.settings[place]
+    files: dict[str, ServerFile] = {}
+    if trace is not None and (chosen is None or chosen.kind != "unchanged"):
+        slots, by_program = advice.experts_per_rank, False
+        if chosen is not None and chosen.kind == "placement":
+            slots = advice.n_experts // advice.ranks + round(chosen.extra) // advice.ranks
+            by_program = chosen.method.startswith("LPLB")
+        files |= placement_files(trace, advice.ranks, slots, by_program=by_program)
+    if chosen is not None:
+        files |= capacity_files(chosen)
+    usages = {name: file.usage for name, file in files.items()}
+    return Advised(
+        advice.model_copy(update={"files": usages}),
+        {name: file.text for name, file in files.items()},
+    )

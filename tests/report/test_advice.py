@@ -1,0 +1,128 @@
+"""The command of an advice: what it prints, writes and shows; and every command of its page."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shlex
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from capmoe_eval import advise, loads
+from capmoe_eval.report.advice.page import to_html
+from capmoe_eval.report.site import serving
+from capmoe_eval.report.site.inventory import Inventory
+from capmoe_eval.report.site.page import SERVING, Address
+from capmoe_eval.serving.advice import Advice
+from capmoe_eval.serving.exports.files import SERVER_FILES, SGLANG, TENSORRT_LLM, VLLM
+from tests.records import planned
+from tests.serving.test_readers import completion, lines
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+COMMANDS = sorted(set(re.findall(r"^    (python -m capmoe_eval[. ].*)$", PAGE, re.MULTILINE)))
+MAINS = {
+    "capmoe_eval.advise": advise.main,
+    "capmoe_eval.loads": loads.main,
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with what the commands of the page name, as a user's would be."""
+    import torch
+
+    generator = np.random.default_rng(0)
+    experts = np.argsort(generator.random((5000, 2, 128)), axis=2)[:, :, :8]
+    lines(tmp_path / "responses.jsonl", completion(experts.tolist()))
+    (tmp_path / "results").symlink_to(ROOT / "results")
+    (tmp_path / "capmoe_eval").symlink_to(ROOT / "capmoe_eval")
+    recorded = {"logical_count": torch.from_numpy(generator.integers(1, 9, (4, 3, 16)))}
+    torch.save(recorded, tmp_path / "expert_distribution_recorder_1.pt")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(command: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    _, _, module, *words = shlex.split(command)
+    if module == "capmoe_eval":  # it would take minutes; its cells take every word of the command
+        keys = [word.split("=", 1) for word in words if word != "-m"]
+        sweep = [[f"{key}={value}" for value in values.split(",")] for key, values in keys]
+        return 0 if all(planned(*each) for each in itertools.product(*sweep)) else 1
+    monkeypatch.setattr("sys.argv", [module, *words])
+    with pytest.raises(SystemExit) as done:
+        MAINS[module]()
+    return int(done.value.code or 0)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_of_the_page_runs(
+    command: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = command.replace(
+        "/tmp/expert_distribution_recorder_*", "expert_distribution_recorder_1"
+    )
+    assert run(command, monkeypatch) == 0, capsys.readouterr().err
+    printed = capsys.readouterr().out
+    if "advise example" in command:  # then the page shows what it prints
+        shown = [line for line in printed.splitlines() if not line.startswith("written")]
+        assert [line for line in shown if line.strip() and f"    {line}\n" not in PAGE] == []
+    if "advise" in command:
+        advice = Advice.model_validate_json((place / "advice" / "advice.json").read_text())
+        assert advice.recommendation.sentence in printed
+        assert all((place / "advice" / name).is_file() for name in advice.files)
+
+
+def test_there_are_commands_of_each_kind() -> None:
+    assert {shlex.split(command)[2] for command in COMMANDS} == {"capmoe_eval", *MAINS}
+    assert len(COMMANDS) >= 7
+
+
+class Tags(HTMLParser):
+    """Collects what a page would load from elsewhere, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.loaded += [value or "" for name, value in attrs if name in ("href", "src")]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_needs_nothing_besides_and_the_site_shows_the_same(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = serving.example_words(Path("results/nowhere"), serving.folder(Path(), "zoo"))
+    command = shlex.join(["python", "-m", "capmoe_eval.advise", *words, "--gammas", "0.5", "1"])
+    address = Address(SERVING)
+    assert "Not written yet" in serving.serving_page(Inventory("zoo"), address)
+    assert run(command, monkeypatch) == 0
+    out = place / "zoo" / "advice"
+    assert {path.name for path in out.iterdir()} >= {SGLANG, TENSORRT_LLM, VLLM}
+    advice = Advice.model_validate_json((out / "advice.json").read_text())
+    page = (out / "advice.html").read_text()
+    assert page == to_html(advice)
+    alone, site = Tags(page), Tags(serving.serving_page(Inventory("zoo"), address))
+    assert alone.loaded == []
+    for said in (advice.recommendation.sentence, *advice.unknown, "score γ=0.5 per device"):
+        assert said in alone.text and said in site.text
+    assert f"../zoo/advice/{VLLM}" in site.loaded
+    balanced = yaml.safe_load((out / TENSORRT_LLM).read_text())["num_slots"]
+    assert json.loads((out / VLLM).read_text()) == {"num_redundant_experts": balanced - 32}
+    # What an earlier advice wrote and this one does not is gone.
+    again = command.replace("--at-least-speedup=1.5", "--at-least-speedup=1.0")
+    assert run(again, monkeypatch) == 0
+    assert not any((out / name).exists() for name in SERVER_FILES)
+    (out / "advice.json").write_text("{}")
+    assert "cannot be read" in serving.serving_page(Inventory("zoo"), address)
+    capsys.readouterr()
