@@ -81,13 +81,13 @@ def _status(command: Callable[[], int | None]) -> int:
     except EOFError as error:
         return _say(f"a question was asked, and none is answered here: {error}")
     except OSError as error:
+        if (line := _hydra_line(error)) is not None:  # a missing option is an error of files, too
+            return _say(line)
         if os.environ.get("CAPMOE_DEBUG"):
             raise
         return _say(f"{shown(error.filename or 'a file')}: {error.strerror or error}")
     except Exception as error:
-        # One of Hydra's needs Hydra, which a benchmark on a machine with torch alone lacks.
-        line = _hydra_line(error) if "hydra" in sys.modules else None
-        if line is None:
+        if (line := _hydra_line(error)) is None:
             raise
         return _say(line)
 
@@ -147,6 +147,8 @@ def _say(mistake: str) -> int:
 
 def _hydra_line(error: Exception) -> str | None:
     """Return the error line for an exception of Hydra; None for any other."""
+    if "hydra" not in sys.modules:  # a machine with torch alone, for a benchmark, lacks it
+        return None
     from hydra.errors import HydraException, MissingConfigException
     from omegaconf.errors import OmegaConfBaseException
 
