@@ -65,7 +65,10 @@ def _of_model(model: str, given: argparse.Namespace) -> Iterator[Balance]:
     """Yield what each method makes of a model's routing, on each task and with stale plans."""
     ranks = int(load_option("model", model).ep_size)
     words = [f"model={model}", f"tasks=[{','.join(given.tasks)}]", "method=baseline", "shuffle=0"]
-    words += [f"batch_size={given.batch}", f"limit={'null' if given.limit is None else given.limit}"]
+    words += [
+        f"batch_size={given.batch}",
+        f"limit={'null' if given.limit is None else given.limit}",
+    ]
     planned = plans(composed(words))
     first = planned[0]
     lm = load_lm(first.cell.model, Placement("cpu", None, first.threads), given.batch)

@@ -332,7 +332,7 @@ class Faults(Part):
 
 
 class Balance(Part):
-    """What one method makes of the loads of ranks, as `serving.placement.outcome.Summary` has it."""
+    """One method's loads of ranks; numbers as `serving.placement.outcome.Summary` has them."""
 
     model: str
     ranks: Positive
