@@ -21,7 +21,7 @@ from capmoe_eval.evaluation.loading import Placement, load_lm
 from capmoe_eval.evaluation.tasks import TaskLibrary, ready
 from capmoe_eval.experiment.configuration import Plan, load_option, plans
 from capmoe_eval.experiment.selection import composed
-from capmoe_eval.experiment.timings.schema import Balance
+from capmoe_eval.experiment.timings.schema import Balance, Steps
 from capmoe_eval.experiment.timings.spread import Spread, Target
 from capmoe_eval.routing.capacity import capacity
 from capmoe_eval.routing.method import Method
@@ -36,7 +36,10 @@ from capmoe_eval.wrapper.recorder import Recorder
 
 GAMMAS: Final = (2.0, 1.5, 1.0)
 """Capacity factors of Token Drop beside the balancing methods."""
-_LEAST: Final = {"prompts": 16, "decode steps": 1}  # tokens that LLEP moves weights for
+_LEAST: Final[dict[Steps, int]] = {
+    "prompts": 16,
+    "decode steps": 1,
+}  # tokens that LLEP moves weights for
 _TOKENS: Final = 10**9  # of a trace: all
 # What decode steps route is recorded under a method that bounds them; this one never binds.
 _STEPS: Final = Method("score", 1000.0, decode="only")
@@ -47,7 +50,7 @@ class Routed:
     """The pairs of each expert in every step and layer, while a task's documents were asked."""
 
     task: str
-    steps: str  # ``prompts``, or ``decode steps`` of a task whose answers are generated
+    steps: Steps
     top_k: int
     load_SLE: Counts
 
@@ -113,7 +116,7 @@ def record_routing(plan: Plan, lm: CapmoeLM, library: TaskLibrary) -> Routed:
             f"--limit={cell.limit}: {cell.task.name} makes {trace.n_steps} steps of "
             f"{cell.batch_size} sequences; at least 4 are needed, half of them to plan on"
         )
-    steps = "decode steps" if generated else "prompts"
+    steps: Steps = "decode steps" if generated else "prompts"
     return Routed(cell.task.name, steps, ids_TLK.shape[2], trace.loads())
 
 
@@ -129,7 +132,8 @@ def outcomes(planned_on: Routed, judged_on: Routed, ranks: int) -> list[Outcome]
     balanced = compare(np.concatenate([before_SLE[:steps], judged_SLE]), ranks, settings=least)
     if planned_on.task != judged_on.task:
         return [one for one in balanced if one.method.startswith(("EPLB", "LPLB"))]
-    home = contiguous(*judged_SLE.shape[1:], ranks)
+    _, layers, n_experts = judged_SLE.shape
+    home = contiguous(layers, n_experts, ranks)
     return balanced + [
         judge(
             f"Token Drop γ={gamma:g}",

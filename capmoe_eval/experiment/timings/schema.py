@@ -331,6 +331,10 @@ class Faults(Part):
         return sum(map(len, lists)) + self.computed_by_two + self.stuck
 
 
+Steps = Literal["prompts", "decode steps"]
+"""Forwards whose loads are balanced: decode steps, of a task whose answers are generated."""
+
+
 class Balance(Part):
     """One method's loads of ranks; numbers as `serving.placement.outcome.Summary` has them."""
 
@@ -338,7 +342,7 @@ class Balance(Part):
     ranks: Positive
     planned_on: str  # task
     judged_on: str
-    of: Literal["prompts", "decode steps"]
+    of: Steps
     steps: Positive  # that were judged
     method: str
     straggler: Amount

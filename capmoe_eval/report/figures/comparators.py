@@ -106,10 +106,11 @@ def _point(
     if effect.unpaired or effect.comparison is None:
         return next(iter(effect.unpaired.values()), "nothing to compare")
     method, lost = records[0].cell.method, effect.comparison
+    knobs = method.identity()
     before, after = (mean_load(records, tasks, f"activated_{when}") for when in ("before", "after"))
     return {
         "line": _label(records[0]),
-        **{name: getattr(method, name) for name in _SETTINGS},
+        **{name: knobs.get(name) for name in _SETTINGS},
         "ranks": method.ep_size,
         "lost": lost.effect,
         "low": lost.low,

@@ -192,7 +192,6 @@ def test_nothing_to_draw_is_an_error_of_that_figure_alone(
         ("v1_fig7", 3, []),
         ("companions", 4, []),
         ("decode", 3, []),
-        ("comparators", 17, []),
         ("fig7", 1, []),
         ("images_text", 2, []),
         ("images_position", 3, []),
