@@ -12,7 +12,7 @@ from capmoe_eval.experiment.timings.names import EVALUATIONS, FOLDER
 from capmoe_eval.paper.printed import DEPLOYMENTS, deployment
 
 if TYPE_CHECKING:
-    from capmoe_eval.experiment.timings.schema import Evaluation, Run, Study
+    from capmoe_eval.experiment.timings.schema import Balance, Evaluation, Run, Study
 
 _File = TypeVar("_File")
 
@@ -50,6 +50,11 @@ class Bench:
     studies: tuple[Study, ...] = ()  # whole files, in the order of their names
     evaluations: tuple[Evaluation, ...] = ()  # whole files of the other benchmarks
     broken: tuple[str, ...] = ()  # the error of each other file, one line each
+
+    @property
+    def balances(self) -> list[Balance]:
+        """What balancing without loss gave."""
+        return [row for file in self.evaluations for row in file.balances]
 
     def broken_of(self, study: str) -> list[str]:
         """Return what is wrong with the files of a study that cannot be read."""

@@ -16,6 +16,7 @@ EVALUATIONS: Final = MappingProxyType(
         "decision": "the routing decision against the layer, and against Algorithms 1 and 2",
         "suite": "the suite against one lm-eval process per cell and task",
         "answers": "generated answers in other batches",
+        "placement": "balancing without loss against a capacity, on recorded routing",
         "gpu": "what a GPU must show: decisions, full-size speed, the paper's studies",
         "cells": "time and memory over documents and cells",
         "chaos": "sweeps that are killed at random moments, against one that is not",

@@ -26,7 +26,7 @@ from capmoe_eval.experiment.checked import (
     from_json,
 )
 from capmoe_eval.experiment.files import write_text
-from capmoe_eval.experiment.record_part import Amount, Count, Part, Positive
+from capmoe_eval.experiment.record_part import Amount, Count, Part, Positive, Share
 from capmoe_eval.experiment.timings.names import DROPLESS, bench_command, evaluation_command
 from capmoe_eval.experiment.timings.spread import Spread, Target
 from capmoe_eval.experiment.timings.studies import STUDIES
@@ -331,6 +331,30 @@ class Faults(Part):
         return sum(map(len, lists)) + self.computed_by_two + self.stuck
 
 
+Steps = Literal["prompts", "decode steps"]
+"""Forwards whose loads are balanced: decode steps, of a task whose answers are generated."""
+
+
+class Balance(Part):
+    """One method's loads of ranks; numbers as `serving.placement.outcome.Summary` has them."""
+
+    model: str
+    ranks: Positive
+    planned_on: str  # task
+    judged_on: str
+    of: Steps
+    steps: Positive  # that were judged
+    method: str
+    straggler: Amount
+    worst: Amount
+    active: Amount
+    active_fullest: Amount
+    extra: Amount
+    moved: Amount
+    redirected: Share
+    drop_rate: Share
+
+
 class Evaluation(File):
     """The file of a benchmark of the evaluation; beside its targets it says what it likes."""
 
@@ -343,6 +367,7 @@ class Evaluation(File):
     targets: Annotated[tuple[Target, ...], Field(min_length=1)]
     rehearsal: str | None = None  # what the file says of itself where it is about no GPU
     faults: dict[str, Faults] = Field(default_factory=dict)  # of `chaos`, by kind
+    balances: tuple[Balance, ...] = ()  # of `placement`
 
     @property
     def name(self) -> str:

@@ -52,11 +52,13 @@ class Spec:
     # module, and with it matplotlib, is imported when the figure is made.
     measured_by: str
     drawn_by: str
-    # Of records: parts of ``conf/experiment/figures.yaml``; of these some tasks, or all; and the
-    # place (from 0) in ``profile.figures.models`` of the one model that is shown, or all models.
+    # Of records: parts of an experiment of ``conf/experiment/``; of these some tasks, or all; and
+    # the place (from 0) in ``profile.figures.models`` of the one model shown, or all models.
+    experiment: str = "figures"
     parts: Sequence[str] = ()
     tasks: Sequence[str] = ()
     model: int | None = None
+    has_balances: bool = False  # the benchmark ``placement`` is shown beside them
     # Of a study: one run of each model or all runs of one file, and the models that there should
     # be; empty where any will do.
     study: str = ""

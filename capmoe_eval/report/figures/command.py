@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
         def sources(spec: Spec) -> Sources:
             if spec.study:
                 return gather_study(spec, bench(), experiment.profile)
-            return gather(spec, experiment)
+            return gather(spec, experiment, bench() if spec.has_balances else None)
 
         def draw(spec: Spec) -> None:
             found = sources(spec)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.experiment.commands import sweeps
@@ -21,6 +22,10 @@ from capmoe_eval.experiment.selection import composed, refuse_experiment
 from capmoe_eval.report.figures.catalogue import Sources, Spec, because
 from capmoe_eval.report.figures.pooling import by_key
 
+if TYPE_CHECKING:
+    from capmoe_eval.experiment.timings.schema import Balance
+    from capmoe_eval.paper.benchmarks import Bench
+
 
 @dataclass(frozen=True, kw_only=True)
 class FigureRecords(Sources):
@@ -29,6 +34,7 @@ class FigureRecords(Sources):
     records: Mapping[str, Sequence[Record]]  # by part; only those that are there and whole
     models: Mapping[str, str]  # titles by their keys
     tasks: Mapping[str, str]  # titles by their keys
+    balances: Sequence[Balance] = ()  # of a figure that shows a benchmark beside its records
 
     @property
     def model(self) -> str:
@@ -51,24 +57,37 @@ class FigureRecords(Sources):
 
 
 class FigurePlans:
-    """The composed experiment ``figures``; its parts are planned once, when first asked for.
+    """A composed experiment; its parts are planned once, when first asked for.
 
     Args:
         overrides: As for ``python -m capmoe_eval``: ``profile=zoo``, ``limit=100``.
         reader: Reads the records.
+        experiment: Its name.
 
     Raises:
         UsageError: If ``experiment=`` is among them.
     """
 
-    def __init__(self, overrides: Sequence[str] = (), reader: Reader | None = None) -> None:
+    def __init__(
+        self,
+        overrides: Sequence[str] = (),
+        reader: Reader | None = None,
+        experiment: str = "figures",
+    ) -> None:
         refuse_experiment(overrides)
         self.overrides = overrides
-        self.config = composed(["experiment=figures", *overrides])
+        self.config = composed([f"experiment={experiment}", *overrides])
         grids(self.config)
         self.profile = profile_name(self.config)
         self.reader = reader or Reader()
         self._plans: dict[str, list[Plan]] = {}
+        self._experiments = {experiment: self}
+
+    def of(self, experiment: str) -> FigurePlans:
+        """Return the plans of an experiment on the same command line."""
+        if experiment not in self._experiments:
+            self._experiments[experiment] = FigurePlans(self.overrides, self.reader, experiment)
+        return self._experiments[experiment]
 
     def plan(self, part: str) -> list[Plan]:
         """Return the plans of one part.
@@ -80,20 +99,26 @@ class FigurePlans:
             if part not in self.config.parts:
                 raise bad_choice("parts", part, [str(name) for name in self.config.parts])
             config = self.config.copy()
-            config.grid, config.parts = {}, {part: self.config.parts[part]}
+            config.parts = {part: self.config.parts[part]}
             self._plans[part] = plans(config)
         return self._plans[part]
 
 
-def gather(spec: Spec, experiment: FigurePlans) -> FigureRecords:
+def gather(spec: Spec, experiment: FigurePlans, bench: Bench | None = None) -> FigureRecords:
     """Return the records of a figure.
 
     A record that lies there and belongs to none of the figure's cells is not looked at. One that
     cannot be read is left out, named in a note and counted as missing.
 
+    Args:
+        spec: The figure.
+        experiment: The plans of some experiment on the command line, whichever the figure shows.
+        bench: Files of benchmarks, for a figure that shows one beside its records.
+
     Raises:
         UsageError: If the profile does not name the model that the figure shows.
     """
+    experiment = experiment.of(spec.experiment)
     chosen = {part: _chosen(spec, experiment, part) for part in spec.parts}
     planned = {plan.path: plan for listed in chosen.values() for plan in listed}
     there = ((path, plan.root) for path, plan in planned.items() if path.exists())
@@ -121,6 +146,7 @@ def gather(spec: Spec, experiment: FigurePlans) -> FigureRecords:
         },
         models=titles,
         tasks={name: str(experiment.config.tasks[name].title) for name in tasks},
+        balances=bench.balances if bench else (),
     )
 
 

@@ -33,10 +33,11 @@ FORMATS = ("svg", "pdf", "png", "json")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Plausible records of every planned cell of the default profile."""
     root = tmp_path_factory.mktemp("figures") / "results"
-    experiment = FigurePlans([f"results_dir={root}"])
-    for part in experiment.config.parts:
-        for plan in experiment.plan(str(part)):
-            plausible(plan.cell, root).write()
+    figures = FigurePlans([f"results_dir={root}"])
+    for experiment in (figures, figures.of("comparators")):
+        for part in experiment.config.parts:
+            for plan in experiment.plan(str(part)):
+                plausible(plan.cell, root).write()
     files.write_all(root.parent / "bench")
     return root
 
@@ -87,6 +88,7 @@ def test_the_paper_has_these_figures() -> None:
         "images_text",
         "images_position",
         "decode",
+        "comparators",
         "granularity",
         "placement",
         "skew",
@@ -219,8 +221,8 @@ def test_the_commands_measure_exactly_what_is_missing(
             for overrides in product(*swept):
                 config = compose("config", overrides=list(overrides))
                 found |= {plan.path for plan in plans(config)}
-    experiment = FigurePlans(words)
     spec = get_figure(name)
+    experiment = FigurePlans(words).of(spec.experiment)
     assert found == {
         plan.path
         for part in spec.parts

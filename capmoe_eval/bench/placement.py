@@ -1,0 +1,165 @@
+"""Benchmark `placement`: what balancing without loss gives, on the routing of trained models."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from capmoe_eval.bench.options import check_names
+from capmoe_eval.bench.rounds import CPU, finish, say
+from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.evaluate import evaluate
+from capmoe_eval.evaluation.lm import CapmoeLM
+from capmoe_eval.evaluation.loading import Placement, load_lm
+from capmoe_eval.evaluation.tasks import TaskLibrary, ready
+from capmoe_eval.experiment.configuration import Plan, load_option, plans
+from capmoe_eval.experiment.selection import composed
+from capmoe_eval.experiment.timings.schema import Balance, Steps
+from capmoe_eval.experiment.timings.spread import Spread, Target
+from capmoe_eval.routing.capacity import capacity
+from capmoe_eval.routing.method import Method
+from capmoe_eval.serving.placement.comparison import compare, halves
+from capmoe_eval.serving.placement.layout import Counts, contiguous
+from capmoe_eval.serving.placement.llep import LeastLoaded
+from capmoe_eval.serving.placement.outcome import Outcome, judge
+from capmoe_eval.serving.trace import Trace
+from capmoe_eval.wrapper.recorder import Recorder
+
+# Shape suffixes: S steps, L layers, E experts.
+
+GAMMAS: Final = (2.0, 1.5, 1.0)
+"""Capacity factors of Token Drop beside the balancing methods."""
+_LEAST: Final[dict[Steps, int]] = {
+    "prompts": 16,
+    "decode steps": 1,
+}  # tokens that LLEP moves weights for
+_TOKENS: Final = 10**9  # of a trace: all
+# What decode steps route is recorded under a method that bounds them; this one never binds.
+_STEPS: Final = Method("score", 1000.0, decode="only")
+
+
+@dataclasses.dataclass(frozen=True)
+class Routed:
+    """The pairs of each expert in every step and layer, while a task's documents were asked."""
+
+    task: str
+    steps: Steps
+    top_k: int
+    load_SLE: Counts
+
+
+def run(given: argparse.Namespace) -> None:
+    """Record the routing, balance it, print the stragglers and write ``placement.json``."""
+    for model in given.models:
+        check_names(model, given.tasks)
+    found = [row for model in given.models for row in _of_model(model, given)]
+    targets = [_target(row) for row in found]
+    finish(given, CPU, targets, ("models", "tasks", "batch", "limit"), balances=tuple(found))
+
+
+def _of_model(model: str, given: argparse.Namespace) -> Iterator[Balance]:
+    """Yield what each method makes of a model's routing, on each task and with stale plans."""
+    ranks = int(load_option("model", model).ep_size)
+    words = [f"model={model}", f"tasks=[{','.join(given.tasks)}]", "method=baseline", "shuffle=0"]
+    words += [
+        f"batch_size={given.batch}",
+        f"limit={'null' if given.limit is None else given.limit}",
+    ]
+    planned = plans(composed(words))
+    first = planned[0]
+    lm = load_lm(first.cell.model, Placement("cpu", None, first.threads), given.batch)
+    lm.quiet = True
+    library, routed = TaskLibrary(), []
+    for plan in planned:
+        say(f"placement: {model}, {plan.cell.task.name}")
+        routed.append(record_routing(plan, lm, library))
+    for planned_on, judged_on in itertools.product(routed, routed):
+        if planned_on.steps == judged_on.steps:
+            for outcome in outcomes(planned_on, judged_on, ranks):
+                yield Balance(
+                    model=model,
+                    ranks=ranks,
+                    planned_on=planned_on.task,
+                    judged_on=judged_on.task,
+                    of=judged_on.steps,
+                    steps=len(outcome.asked_SL),
+                    method=outcome.method,
+                    **outcome.summary()._asdict(),
+                )
+
+
+def record_routing(plan: Plan, lm: CapmoeLM, library: TaskLibrary) -> Routed:
+    """Return what a model routes, without a limit, while it answers a task.
+
+    Raises:
+        UsageError: If it answers in fewer than two batches.
+    """
+    cell, source = plan.cell, ready(plan.source)
+    tasks = library.get(cell.task.lm_eval, source, cell.task.dataset)["tasks"].values()
+    generated = any(task.OUTPUT_TYPE == "generate_until" for task in tasks)
+    if generated:
+        cell = dataclasses.replace(cell, method=_STEPS)
+    recorder = Recorder(_TOKENS)
+    with tempfile.TemporaryDirectory() as scratch:  # where the record would lie
+        record = evaluate(cell, lm, library, source, root=Path(scratch), recorder=recorder)
+    ids_TLK, _, step_T = recorder.arrays()
+    trace = Trace(n_experts=record.layers[0].n_experts, expert_TLK=ids_TLK, step_T=step_T)
+    if trace.n_steps < 4:
+        raise UsageError(
+            f"--limit={cell.limit}: {cell.task.name} makes {trace.n_steps} steps of "
+            f"{cell.batch_size} sequences; at least 4 are needed, half of them to plan on"
+        )
+    steps: Steps = "decode steps" if generated else "prompts"
+    return Routed(cell.task.name, steps, ids_TLK.shape[2], trace.loads())
+
+
+def outcomes(planned_on: Routed, judged_on: Routed, ranks: int) -> list[Outcome]:
+    """Return what each method gives on the second half of one routing, planned on the first of one.
+
+    Where both are not the same, the plan is stale: then only methods that plan are judged.
+    """
+    before_SLE, after_SLE = halves(planned_on.load_SLE)[0], halves(judged_on.load_SLE)[1]
+    steps = min(len(before_SLE), len(after_SLE))
+    judged_SLE = after_SLE[:steps]
+    least = LeastLoaded(least=_LEAST[judged_on.steps])
+    balanced = compare(np.concatenate([before_SLE[:steps], judged_SLE]), ranks, settings=least)
+    if planned_on.task != judged_on.task:
+        return [one for one in balanced if one.method.startswith(("EPLB", "LPLB"))]
+    _, layers, n_experts = judged_SLE.shape
+    home = contiguous(layers, n_experts, ranks)
+    return balanced + [
+        judge(
+            f"Token Drop γ={gamma:g}",
+            np.minimum(judged_SLE, capacities(judged_SLE, gamma, judged_on.top_k)),
+            home,
+            asked_SLE=judged_SLE,
+        )
+        for gamma in GAMMAS
+    ]
+
+
+def capacities(load_SLE: Counts, gamma: float, top_k: int) -> Counts:
+    """Return the capacity of an expert in every step [S, 1, 1], all its tokens being one group."""
+    n_experts = load_SLE.shape[2]
+    tokens: Sequence[int] = (load_SLE[:, 0].sum(axis=1) // top_k).tolist()
+    limits = [capacity(gamma, count, top_k, n_experts) for count in tokens]
+    return np.array(limits, dtype=np.int64)[:, None, None]
+
+
+def _target(row: Balance) -> Target:
+    """Return a row's straggler factor as a number of the efficiency page."""
+    plan = "" if row.planned_on == row.judged_on else f", planned on {row.planned_on}"
+    dropped = f", {100 * row.drop_rate:.1f} % dropped" if row.drop_rate else ", nothing dropped"
+    what = (
+        f"Fullest of {row.ranks} ranks over the mean load before any drop, mean over layers and "
+        f"{row.steps} steps ({row.of}) that were not planned on{dropped}"
+    )
+    spread = Spread(row.straggler, row.straggler, row.straggler)
+    return Target(f"{row.model}, {row.judged_on}{plan}: {row.method}", what, spread)
