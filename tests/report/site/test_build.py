@@ -147,7 +147,7 @@ def test_a_record_page(site: Site) -> None:
     (found,) = (
         r
         for r in site.inventory.records
-        if (r.task, r.method, r.gamma, r.seed) == ("piqa", "random", 1.0, 0)
+        if (r.task, r.method, r.factor, r.seed) == ("piqa", "random", 1.0, 0)
     )
     text = site.text(page.cell_path(found))
     # 36 − 5 · (3 − 1) = 26 of 40; √(0.65 · 0.35 / 39) = 0.0764.
