@@ -21,7 +21,7 @@ from capmoe_eval.evaluation.loading import Placement, load_lm
 from capmoe_eval.evaluation.tasks import TaskLibrary, ready
 from capmoe_eval.experiment.configuration import Plan, load_option, plans
 from capmoe_eval.experiment.selection import composed
-from capmoe_eval.experiment.timings.schema import Balance, Steps
+from capmoe_eval.experiment.timings.findings import Balance, Steps
 from capmoe_eval.experiment.timings.spread import Spread, Target
 from capmoe_eval.routing.capacity import capacity
 from capmoe_eval.routing.method import Method

@@ -12,7 +12,8 @@ from capmoe_eval.experiment.timings.names import EVALUATIONS, FOLDER
 from capmoe_eval.paper.printed import DEPLOYMENTS, deployment
 
 if TYPE_CHECKING:
-    from capmoe_eval.experiment.timings.schema import Balance, Evaluation, Run, Study
+    from capmoe_eval.experiment.timings.findings import Balance
+    from capmoe_eval.experiment.timings.schema import Evaluation, Run, Study
 
 _File = TypeVar("_File")
 

@@ -28,7 +28,7 @@ from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.configuration import Plan, plans
 from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.experiment.selection import composed
-from capmoe_eval.experiment.timings.schema import Faults
+from capmoe_eval.experiment.timings.findings import Faults
 from capmoe_eval.experiment.timings.spread import Spread, Target
 
 KILLS: Final = 200

@@ -23,7 +23,7 @@ from capmoe_eval.report.figures.catalogue import Sources, Spec, because
 from capmoe_eval.report.figures.pooling import by_key
 
 if TYPE_CHECKING:
-    from capmoe_eval.experiment.timings.schema import Balance
+    from capmoe_eval.experiment.timings.findings import Balance
     from capmoe_eval.paper.benchmarks import Bench
 
 

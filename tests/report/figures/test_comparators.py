@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.timings.schema import Balance
+from capmoe_eval.experiment.timings.findings import Balance
 from capmoe_eval.paper.statistics import compare
 from capmoe_eval.report.figures.comparators import draw_comparators, measure_comparators
 from capmoe_eval.report.figures.evidence import FigureRecords
