@@ -31,7 +31,7 @@ from capmoe_eval.experiment.selection import composed
 from capmoe_eval.experiment.timings.findings import Faults
 from capmoe_eval.experiment.timings.spread import Spread, Target
 
-KILLS: Final = 200
+KILLS: Final = 200.0
 """Kills that are wanted in all."""
 _GRID: Final = (
     "grid.model=[tiny_olmoe,tiny_mixtral]",
@@ -305,9 +305,9 @@ def _targets(found: dict[str, Faults]) -> list[Target]:
             "or wrong, files left over, cells computed by two at a time, and ends that are not as "
             "documented"
         )
-        targets.append(Target(f"{kind}: wrong", what, _one(faults.problems), 0, False, unit=""))
+        targets.append(Target(f"{kind}: wrong", what, _one(faults.problems), 0.0, False, unit=""))
     return targets
 
 
 def _one(count: int) -> Spread:
-    return Spread(count, count, count)
+    return Spread.of([float(count)])
