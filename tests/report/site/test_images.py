@@ -49,8 +49,8 @@ def test_it_has_tables_figures_and_verdicts(tmp_path: Path) -> None:
     text = shown(taken, tmp_path)
     for key in images.TABLES:
         assert text.count(f'<section id="{key}"') == 1
-    record = next(r for r in taken.records if r.cell.method.modality == "text_first")
-    assert f'href="{Address(page.IMAGES).to(page.cell_path(record))}"' in text
+    record = next(r for r in taken.records if "text_first" in r.label)
+    assert f'href="{Address(page.IMAGES).to_record(record)}"' in text
     assert ">1500.0</a>" in text
     assert '<span class="badge not-shown">not shown</span> (l) images &amp; first' in text
     assert "of text</summary>" not in text
