@@ -75,7 +75,7 @@ def test_every_kind_of_page_works_without_network(tab: Tab, site: Site) -> None:
         page = tab.open(path)
         assert page.locator("h1").count() == 1
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
-    assert len(kinds) == 7 and len(tab.requests) > 10
+    assert len(kinds) == 8 and len(tab.requests) > 10
 
 
 def test_a_click_sorts(tab: Tab) -> None:
