@@ -96,7 +96,7 @@ def run(given: argparse.Namespace) -> None:
     _check_room(sizes[-1], statistics.fmean(lengths))
     counts: list[int] = []
     spent: dict[str, list[Spent]] = {}
-    index: dict[int, Any] = {}
+    index: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="capmoe-scale-") as scratch:
         root = Path(scratch, "results/zoo")
         tables = _copy_tables(given.results, root)
@@ -113,7 +113,7 @@ def run(given: argparse.Namespace) -> None:
             for command, one in zip(commands, map(min, zip(*tries, strict=True)), strict=True):
                 spent.setdefault(command.name, []).append(one)
                 say(f"  {command.name}: {one.seconds:.1f} s, {one.memory:.0f} MiB")
-            index[len(cells)] = json.loads(spent["frame"][-1].said)
+            index[str(len(cells))] = json.loads(spent["frame"][-1].said)
             shutil.rmtree(root.parent / "site", ignore_errors=True)
             shutil.rmtree(root.parent / "queue", ignore_errors=True)
     finish(
