@@ -104,5 +104,5 @@ def _changed(side: str, found: Mapping[Batches, Mapping[Any, str]], first: Batch
                 f"Share of {len(texts)} answers under {side} that differ in {batches} and {first}"
             )
             name = f"{side}: {batches}"
-            targets.append(Target(name, what, Spread(share, share, share), unit="share"))
+            targets.append(Target(name, what, Spread.of([share]), unit="share"))
     return targets

@@ -161,5 +161,5 @@ def _target(row: Balance) -> Target:
         f"Fullest of {row.ranks} ranks over the mean load before any drop, mean over layers and "
         f"{row.steps} steps ({row.of}) that were not planned on{dropped}"
     )
-    spread = Spread(row.straggler, row.straggler, row.straggler)
+    spread = Spread.of([row.straggler])
     return Target(f"{row.model}, {row.judged_on}{plan}: {row.method}", what, spread)

@@ -247,7 +247,7 @@ def _targets(counts: Sequence[int], spent: dict[str, list[Spent]]) -> Iterator[T
             f"{name}: a record's cost, many over few",
             f"Processor time that a record adds to {about}: {1000 * costs[-1]:.2f} ms of "
             f"{last:,}, over {1000 * costs[0]:.2f} ms of {first:,}",
-            _one(costs[-1] / costs[0]),
+            Spread.of([costs[-1] / costs[0]]),
             _FLAT,
             at_least=False,
         )
@@ -256,7 +256,7 @@ def _targets(counts: Sequence[int], spent: dict[str, list[Spent]]) -> Iterator[T
             f"{name}: memory of a record",
             f"Highest memory of {about} with {last:,} records, {spent[name][-1].memory:,.0f} MiB, "
             f"less that with {first:,}, for each record",
-            _one(1024 * added),
+            Spread.of([1024 * added]),
             unit="KiB",
         )
     tables = spent["tables"]
@@ -264,11 +264,7 @@ def _targets(counts: Sequence[int], spent: dict[str, list[Spent]]) -> Iterator[T
         "tables: many records over few",
         f"Processor time of rendering Table 2 beside {counts[-1]:,} other records, "
         f"{tables[-1].seconds:.1f} s, over that beside {counts[1]:,}",
-        _one(tables[-1].seconds / tables[1].seconds),
+        Spread.of([tables[-1].seconds / tables[1].seconds]),
         _FLAT,
         at_least=False,
     )
-
-
-def _one(value: float) -> Spread:
-    return Spread(value, value, value)

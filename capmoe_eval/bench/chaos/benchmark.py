@@ -296,7 +296,7 @@ def _targets(found: dict[str, Faults]) -> list[Target]:
     total = sum(faults.kills for faults in found.values())
     by_command = sum(faults.of_commands for faults in found.values())
     what = f"Kills in all: {total - by_command} of forks, {by_command} of command lines"
-    targets = [Target("kills", what, _one(total), KILLS, unit="")]
+    targets = [Target("kills", what, Spread.of([float(total)]), KILLS, unit="")]
     for kind, faults in found.items():
         stages = ", ".join(f"{stage} {count}" for stage, count in faults.stages.items())
         what = (
@@ -305,9 +305,7 @@ def _targets(found: dict[str, Faults]) -> list[Target]:
             "or wrong, files left over, cells computed by two at a time, and ends that are not as "
             "documented"
         )
-        targets.append(Target(f"{kind}: wrong", what, _one(faults.problems), 0.0, False, unit=""))
+        targets.append(
+            Target(f"{kind}: wrong", what, Spread.of([float(faults.problems)]), 0.0, False, unit="")
+        )
     return targets
-
-
-def _one(count: int) -> Spread:
-    return Spread.of([float(count)])
