@@ -56,19 +56,19 @@ def outside(script: str) -> str:
     return done.stdout
 
 
-def left() -> list[int]:
-    """Return the processes of these tests' sandboxes."""
+def left() -> list[psutil.Process]:
+    """Return the processes of these tests' sandboxes; any may have ended since."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if str(MARK) in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process.pid)
+                found.append(process)
     return found
 
 
 def gone() -> bool:
     """Return whether the processes of these tests' sandboxes end without further ado."""
-    return psutil.wait_procs([psutil.Process(pid) for pid in left()], timeout=10)[1] == []
+    return psutil.wait_procs(left(), timeout=10)[1] == []
 
 
 def test_a_program_runs_and_its_output_and_status_are_known(sandbox: Sandbox) -> None:
@@ -81,9 +81,9 @@ def test_a_program_runs_and_its_output_and_status_are_known(sandbox: Sandbox) ->
 
 def test_namespaces_capabilities_and_user_are_its_own(sandbox: Sandbox) -> None:
     with sandbox.started("import time\ntime.sleep(600)"):
-        while not (inside := [p for p in left() if "python" in psutil.Process(p).name()]):
+        while not (inside := [p for p in left() if "python" in p.name()]):
             pass
-        place, own = Path(f"/proc/{inside[0]}"), Path("/proc/self")
+        place, own = Path(f"/proc/{inside[0].pid}"), Path("/proc/self")
         for kind in ("user", "pid", "net", "mnt", "ipc", "uts"):
             assert (place / "ns" / kind).readlink() != (own / "ns" / kind).readlink(), kind
         lines = (line.split() for line in (place / "status").read_text().splitlines())
