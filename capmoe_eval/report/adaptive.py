@@ -60,7 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _outcome(outcome: Outcome) -> str:
     static = outcome.static_straggler
-    beside = "beyond the static ones" if static is None else f"static {static:.3f}"
+    beside = "beyond the static ones"
+    if static is not None and outcome.apart is not None:
+        beside = f"static {static:.3f} (of two, {100 * outcome.apart:.1f} % of drops apart)"
     lost = points(outcome)
     scores = "no static γ with this straggler factor" if lost is None else f"{lost:+.2f} points"
     return (

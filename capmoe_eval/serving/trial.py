@@ -53,8 +53,9 @@ def between(wanted: float, values: Sequence[float]) -> Between | None:
 def least(wanted: float, drops: Sequence[float], stragglers: Sequence[float]) -> float | None:
     """Return what a convex curve through all points is at least at a value between two of them.
 
-    It is above the lines through the two points before, and through the two points after, drawn on.
-    None where the value is beyond all points, or no such line is known.
+    It is above the lines through the two points before, and through the two points after, drawn on;
+    where these are above the line between its neighbours, points are not convex, and that one
+    counts. None where the value is beyond all points, or no such line is known.
     """
     curve = dict(sorted(zip(drops, stragglers, strict=True)))
     if wanted in curve:
@@ -63,9 +64,12 @@ def least(wanted: float, drops: Sequence[float], stragglers: Sequence[float]) ->
     after = [point for point in curve.items() if point[0] > wanted]
     if not before or not after:
         return None
-    lines = [line for line in (before[-2:], after[:2]) if len(line) == 2]
-    values = [y0 + (wanted - x0) * (y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in lines]
-    return max(values, default=None)
+    lines = [before[-1:] + after[:1], before[-2:], after[:2]]
+    chord, *beside = (
+        y0 + (wanted - x0) * (y1 - y0) / (x1 - x0)
+        for (x0, y0), (x1, y1) in (line for line in lines if len(line) == 2)
+    )
+    return min(chord, max(beside)) if beside else None
 
 
 def straggler(record: Record) -> float:
@@ -89,6 +93,7 @@ class Outcome(NamedTuple):
     straggler: float
     static_straggler: float | None  # of the static γ with as many drops; None beyond the curve
     static_least: float | None  # the same, if the curve between its points were lowest
+    apart: float | None  # how much the two static γ around it differ in drops
     scores: Paired | None  # against the static γ with the same straggler factor
 
     @property
@@ -183,6 +188,7 @@ def _outcome(record: Record, rule: Adaptive, static: Sequence[Record]) -> Outcom
         straggler(record),
         None if by_drops is None else by_drops.mix(stragglers),
         least(record.load.drop_rate, drops, stragglers),
+        None if by_drops is None else drops[by_drops.above] - drops[by_drops.below],
         None if by_straggler is None else _paired(record, static, by_straggler),
     )
 

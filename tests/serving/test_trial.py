@@ -57,6 +57,9 @@ def test_the_least_is_on_the_lines_beside_a_gap() -> None:
     assert least(0.3, [0.1, 0.2, 0.4, 0.8], [3.0, 2.0, 1.5, 1.3]) == pytest.approx(1.55)
     assert least(0.3, [0.1, 0.2, 0.4], [3.0, 2.0, 1.5]) == pytest.approx(1.0)
     assert least(0.2, [0.1, 0.2, 0.4], [3.0, 2.0, 1.5]) == 2.0
+    assert least(0.3, [0.2, 0.4, 0.6], [2.0, 1.5, 0.0]) == 1.75, (
+        "not convex: between its neighbours"
+    )
     assert least(0.3, [0.2, 0.4], [2.0, 1.5]) is None, "no line beside it is known"
     assert least(0.5, [0.1, 0.2, 0.4], [3.0, 2.0, 1.5]) is None
 
@@ -74,7 +77,7 @@ def outcome(
         paired = Paired((("a", "b"),), np.array(scores), np.full(len(scores), 0.5))
     static = None if gain is None else 2.0 - gain
     lowest = None if static is None else static - 0.5
-    return Outcome(model, task, Adaptive(budget, kind), 0.1, 2.0, static, lowest, paired)
+    return Outcome(model, task, Adaptive(budget, kind), 0.1, 2.0, static, lowest, 0.1, paired)
 
 
 def test_a_verdict_counts_each_model_once() -> None:

@@ -27,7 +27,8 @@ from capmoe_eval.serving.trial import (
     verdicts,
 )
 
-_KINDS: Final = {"pairs": style.VERMILLION, "scores": style.BLUE}
+# Scores are filled, and stand at the right of a budget: no colour stands alone.
+_KINDS: Final = {"pairs": (style.VERMILLION, "white"), "scores": (style.BLUE, style.BLUE)}
 _ALL: Final = "all"
 
 
@@ -115,7 +116,7 @@ def draw_adaptive(numbers: Numbers) -> Figure:
     panels[2].set_ylabel("points at equal straggler factor:\nadaptive − static")
     for axes in panels:
         axes.grid()
-    style.legend_below(figure, *panels, columns=4)
+    style.legend_below(figure, *panels, columns=3)
     return figure
 
 
@@ -128,9 +129,9 @@ def _draw_curve(axes: Axes, model: Numbers, marker: str) -> None:
         marker=marker,
         markersize=2.5,
         linewidth=0.7,
-        label=f"{model['model']}, static",
+        label=model["model"],
     )
-    for kind, colour in _KINDS.items():
+    for kind, (colour, face) in _KINDS.items():
         own = [point for point in model["adaptive"] if point["budget_of"] == kind]
         axes.plot(
             style.percent(column(own, "drop_rate")),
@@ -138,7 +139,7 @@ def _draw_curve(axes: Axes, model: Numbers, marker: str) -> None:
             color=colour,
             marker=marker,
             markersize=4,
-            markerfacecolor="none",
+            markerfacecolor=face,
             linestyle="",
         )
 
@@ -148,7 +149,7 @@ def _draw_differences(
 ) -> None:
     """Draw the mean of each budget with its interval, and small the models' own."""
     places = list(dict.fromkeys(row["budget"] for row in budgets))
-    for shift, (kind, colour) in zip((-0.17, 0.17), _KINDS.items(), strict=True):
+    for shift, (kind, (colour, face)) in zip((-0.17, 0.17), _KINDS.items(), strict=True):
         own = [row for row in budgets if row["budget_of"] == kind]
         for number, model in enumerate(models):
             known = [row for row in own if model in row[f"{what}_of_models"]]
@@ -171,8 +172,9 @@ def _draw_differences(
             middle,
             whiskers(middle, low, high),
             color=colour,
-            marker="_",
-            markersize=6,
+            marker="o",
+            markersize=4,
+            markerfacecolor=face,
             linestyle="",
             linewidth=1,
             capsize=2,
