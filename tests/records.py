@@ -259,27 +259,37 @@ def write_all(found: Sequence[Plan], correct: Callable[[Cell], Sequence[int]]) -
     return [plan.path for plan in found]
 
 
+def calibrated(gammas: Sequence[float]) -> dict[str, Any]:
+    """What a record of gamma=adaptive says of its calibration."""
+    chosen = {"drop_rate": 0.1, "dropped_scores": 0.05, "straggler": 2.0}
+    return {"file": "calibration/one.json", "checksum": "0" * 64, "gammas": gammas, **chosen}
+
+
 def plausible(of: Cell, root: Path, *, experts: int = 32, depth: int = 4) -> Record:
     """A record that looks like a real one: seeded by the cell's own identity."""
     rng = random.Random(f"{of.model.name} {of.task.name}")
     method = of.method
     gamma = 8.0 if method.gamma is None else method.gamma
+    gammas = [gamma] * depth
+    if method.budget is not None:
+        gammas = [2 - 3 * method.budget + number / 4 for number in range(depth)]
     top_k = max(1, experts // 8)
     layers = []
     for number in range(depth):
         weights = [math.exp(rng.gauss(0, 0.9)) for _ in range(experts)]
         before = [int(8000 * top_k * w / sum(weights)) + 1 for w in weights]
         mean = sum(before) / experts
-        cap = math.ceil(gamma * mean)
+        cap = math.ceil(gammas[number] * mean)
         after = [min(n, cap) for n in before]
         if method.name in ("expanded_drop", "token_reroute"):
             more = 1.0 if method.candidates == "global" else 0.3 + 0.03 * method.m
             after = [n + int(more * 0.8 * (cap - n)) for n in after]
         falling = [math.exp(-0.35 * rank) + 0.02 for rank in range(experts)]
         scores = [s / sum(falling) for s in falling] if method.name == "baseline" else None
-        layers.append(
-            layer(before, after, top_k=top_k, scores=scores, name=f"model.layers.{number}.mlp")
-        )
+        name = f"model.layers.{number}.mlp"
+        layers.append(layer(before, after, top_k=top_k, scores=scores, name=name))
+        if method.budget is not None:
+            layers[-1]["gamma"] = gammas[number]
     drop = sum(one["drop_rate"] for one in layers) / depth
     cost = {"score": 0.25, "expanded_drop": 0.2, "order": 0.9, "reverse_order": 0.8, "random": 0.6}
     own = random.Random(of.digest)
@@ -295,6 +305,7 @@ def plausible(of: Cell, root: Path, *, experts: int = 32, depth: int = 4) -> Rec
         value=max(0.25, value),
         stderr=0.02,
         load={"drop_rate": drop, **dict.fromkeys(_PEAKS, peak)},
+        **({} if method.budget is None else {"calibration": calibrated(gammas)}),
     )
     return of_images(found) if of.task.images else found
 

@@ -12,13 +12,15 @@ from capmoe_eval.experiment.configuration import profile_name
 from capmoe_eval.experiment.names import gamma_number
 from capmoe_eval.experiment.selection import finished, refuse_experiment
 from capmoe_eval.routing.method import Adaptive
-from capmoe_eval.serving.trial import Outcome, Verdict, outcomes, verdicts
+from capmoe_eval.serving.trial import Outcome, Verdict, outcomes, points, primary, verdicts
 
 _HEAD = (
     "Adaptive γ minus a static γ, with 95 % intervals. Straggler factors (the fullest expert or "
-    "rank over the mean load before drops) at equal drop rate, over models and tasks; points of "
-    "accuracy at equal straggler factor, over documents. The static γ is interpolated between two "
-    "of the grid."
+    "rank over the mean load before drops) at equal drop rate; points of accuracy at equal "
+    "straggler factor. The static γ is interpolated between two of the grid, which flatters the "
+    "adaptive one; `at worst` is the mean if between these two the static curve were as low as a "
+    "convex one can be. The verdict is of all budgets of pairs; all else describes, and nothing is "
+    "corrected for the number of comparisons."
 )
 
 
@@ -44,10 +46,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(_HEAD)
         for outcome in compared:
             print(_outcome(outcome))
-        for verdict in verdicts(compared):
+        judged = verdicts(compared)
+        for verdict in judged:
             print(_verdict(verdict))
         missing = len(found.plans) - len(found.records)
         print(f"{missing} of {len(found.plans)} evaluations are missing")
+        if (last := primary(judged)) is not None:
+            print(f"Verdict: {last}")
         return 0
 
     sys.exit(run_command(report))
@@ -55,16 +60,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _outcome(outcome: Outcome) -> str:
     static = outcome.static_straggler
-    beside = "beyond the static ones" if static is None else f"static {static:.3f}"
-    points = (
-        "no static γ with this straggler factor"
-        if outcome.scores is None
-        else f"{100 * float(outcome.scores.differences.mean()):+.2f} points"
-    )
+    beside = "beyond the static ones"
+    if static is not None and outcome.apart is not None:
+        beside = f"static {static:.3f} (of two, {100 * outcome.apart:.1f} % of drops apart)"
+    lost = points(outcome)
+    scores = "no static γ with this straggler factor" if lost is None else f"{lost:+.2f} points"
     return (
         f"{outcome.model} {outcome.task} {gamma_number(outcome.rule)} of {outcome.rule.budget_of}: "
         f"{100 * outcome.drop_rate:.1f} % dropped, straggler {outcome.straggler:.3f}, {beside}; "
-        f"{points}"
+        f"{scores}"
     )
 
 
@@ -73,9 +77,15 @@ def _verdict(verdict: Verdict) -> str:
     name = "all budgets" if budget is None else gamma_number(Adaptive(budget, kind))
     parts = [f"{name} of {kind}, {verdict.cells} models and tasks:"]
     if verdict.straggler is not None:
-        parts.append("straggler {:+.3f} [{:+.3f}, {:+.3f}]".format(*verdict.straggler))
+        parts.append("straggler {:+.3f} [{:+.3f}, {:+.3f}] over models".format(*verdict.straggler))
+    if verdict.straggler_most is not None:
+        parts.append(f"(at worst {verdict.straggler_most:+.3f})")
     if (found := verdict.accuracy) is not None:
         parts.append(f"accuracy {found.effect:+.2f} [{found.low:+.2f}, {found.high:+.2f}] points")
+        parts.append("over documents")
+    if verdict.accuracy_over_models is not None:
+        _, low, high = verdict.accuracy_over_models
+        parts.append(f"([{low:+.2f}, {high:+.2f}] over models)")
     return " ".join(parts)
 
 

@@ -3,7 +3,12 @@
 A static γ that drops exactly as much as an adaptive setting is hardly ever on the grid. It is
 interpolated: of the two static settings around the wanted value, each counts by its nearness (a
 named choice; it is also what a server would get that used either at random). That holds for
-straggler factors and, document by document, for scores.
+straggler factors and, document by document, for scores. Straggler factors fall ever more slowly as
+drops rise, so that the interpolation flatters the adaptive choice; :func:`least` says by how much
+at most.
+
+The cells of a model share its routers. So models are the units of chance of an interval, and tasks
+and budgets are averaged before; of accuracy there is one over documents, too.
 """
 
 from __future__ import annotations
@@ -45,6 +50,28 @@ def between(wanted: float, values: Sequence[float]) -> Between | None:
     return Between(low, high, (wanted - values[low]) / span if span else 0.0)
 
 
+def least(wanted: float, drops: Sequence[float], stragglers: Sequence[float]) -> float | None:
+    """Return what a convex curve through all points is at least at a value between two of them.
+
+    It is above the lines through the two points before, and through the two points after, drawn on;
+    where these are above the line between its neighbours, points are not convex, and that one
+    counts. None where the value is beyond all points, or no such line is known.
+    """
+    curve = dict(sorted(zip(drops, stragglers, strict=True)))
+    if wanted in curve:
+        return curve[wanted]
+    before = [point for point in curve.items() if point[0] < wanted]
+    after = [point for point in curve.items() if point[0] > wanted]
+    if not before or not after:
+        return None
+    lines = [before[-1:] + after[:1], before[-2:], after[:2]]
+    chord, *beside = (
+        y0 + (wanted - x0) * (y1 - y0) / (x1 - x0)
+        for (x0, y0), (x1, y1) in (line for line in lines if len(line) == 2)
+    )
+    return min(chord, max(beside)) if beside else None
+
+
 def straggler(record: Record) -> float:
     """Return a record's straggler factor: after drops, the mean over its layers.
 
@@ -65,17 +92,59 @@ class Outcome(NamedTuple):
     drop_rate: float
     straggler: float
     static_straggler: float | None  # of the static γ with as many drops; None beyond the curve
+    static_least: float | None  # the same, if the curve between its points were lowest
+    apart: float | None  # how much the two static γ around it differ in drops
     scores: Paired | None  # against the static γ with the same straggler factor
+
+    @property
+    def gain(self) -> float | None:
+        """Return the straggler factor minus the static one with as many drops."""
+        return None if self.static_straggler is None else self.straggler - self.static_straggler
+
+
+class Interval(NamedTuple):
+    """A mean and its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
 
 
 class Verdict(NamedTuple):
-    """The outcomes of one budget, or of all of its kind."""
+    """The outcomes of one budget, or of all of its kind: adaptive minus static."""
 
     budget_of: str
     budget: float | None
     cells: int  # models times tasks, of those on the static curve
-    straggler: tuple[float, float, float] | None  # adaptive minus static: mean and 95 % interval
-    accuracy: Comparison | None  # adaptive minus static, in points
+    static: float | None  # the mean of the static straggler factors
+    straggler: Interval | None  # at equal drops, over models
+    straggler_most: float | None  # the mean if the static curve were lowest between its points
+    accuracy: Comparison | None  # in points at equal straggler factors, over documents
+    accuracy_over_models: Interval | None  # the same, over models
+
+    def __str__(self) -> str:
+        """Say what was found and no more."""
+        if self.straggler is None:
+            return "No difference in straggler factors is known of two models."
+        said = (
+            f"At equal drops the straggler factor changes by {_signed(self.straggler, 3)}, of "
+            f"{self.static:.2f}: {_shown(self.straggler)}."
+        )
+        if self.accuracy is not None:
+            of = Interval(self.accuracy.effect, self.accuracy.low, self.accuracy.high)
+            said += f" At equal straggler factors accuracy changes by {_signed(of, 2)} points."
+        return said
+
+
+def _signed(found: Interval, digits: int) -> str:
+    mean, low, high = (f"{value:+.{digits}f}".replace("-", "−") for value in found)
+    return f"{mean} [{low}, {high}]"
+
+
+def _shown(found: Interval) -> str:
+    if found.high < 0:
+        return "a gain is shown"
+    return "a loss is shown" if found.low > 0 else "no gain is shown"
 
 
 def outcomes(records: Iterable[Record]) -> list[Outcome]:
@@ -108,7 +177,8 @@ def _is_static(record: Record, adaptive: Record) -> bool:
 
 def _outcome(record: Record, rule: Adaptive, static: Sequence[Record]) -> Outcome:
     stragglers = [straggler(one) for one in static]
-    by_drops = between(record.load.drop_rate, [one.load.drop_rate for one in static])
+    drops = [one.load.drop_rate for one in static]
+    by_drops = between(record.load.drop_rate, drops)
     by_straggler = between(straggler(record), stragglers)
     return Outcome(
         record.model,
@@ -117,6 +187,8 @@ def _outcome(record: Record, rule: Adaptive, static: Sequence[Record]) -> Outcom
         record.load.drop_rate,
         straggler(record),
         None if by_drops is None else by_drops.mix(stragglers),
+        least(record.load.drop_rate, drops, stragglers),
+        None if by_drops is None else drops[by_drops.above] - drops[by_drops.below],
         None if by_straggler is None else _paired(record, static, by_straggler),
     )
 
@@ -143,16 +215,15 @@ def verdicts(found: Sequence[Outcome]) -> list[Verdict]:
     return judged
 
 
+def primary(judged: Iterable[Verdict]) -> Verdict | None:
+    """Return the verdict that was chosen before the trial: of all budgets of pairs."""
+    return next((one for one in judged if (one.budget_of, one.budget) == ("pairs", None)), None)
+
+
 def _verdict(budget_of: str, budget: float | None, found: Sequence[Outcome]) -> Verdict:
-    """Return a verdict; of several budgets, each model and task counts by its mean over them."""
-    gains = _by_cell(
-        found,
-        lambda one: (
-            None
-            if one.static_straggler is None
-            else np.array([one.straggler - one.static_straggler])
-        ),
-    )
+    """Return a verdict; each model and task counts by its mean over budgets."""
+    on_curve = [one for one in found if one.static_straggler is not None]
+    gains = by_model(on_curve, lambda one: one.gain)
     scores = _by_cell(found, lambda one: None if one.scores is None else one.scores.units)
     models: dict[str, dict[str, Paired]] = {}
     for (model, task), units in scores.items():
@@ -166,10 +237,41 @@ def _verdict(budget_of: str, budget: float | None, found: Sequence[Outcome]) -> 
     return Verdict(
         budget_of,
         budget,
-        len(gains),
-        mean_interval([float(gain[0]) for gain in gains.values()]),
+        len({(one.model, one.task) for one in on_curve}),
+        _mean(by_model(on_curve, lambda one: one.static_straggler)),
+        mean_interval(list(gains.values())),
+        _mean(by_model(on_curve, lambda one: _minus(one.straggler, one.static_least))),
         compare(pooled) if pooled else None,
+        mean_interval(list(by_model(found, points).values())),
     )
+
+
+def points(outcome: Outcome) -> float | None:
+    """Return an outcome's accuracy minus that of the static γ, in points."""
+    return None if outcome.scores is None else 100 * float(outcome.scores.differences.mean())
+
+
+def _mean(models: Mapping[str, float]) -> float | None:
+    return math.fsum(models.values()) / len(models) if models else None
+
+
+def _minus(first: float, second: float | None) -> float | None:
+    return None if second is None else first - second
+
+
+def by_model(
+    found: Sequence[Outcome], value: Callable[[Outcome], float | None]
+) -> Mapping[str, float]:
+    """Return each model's mean of a quantity: over budgets, then over tasks."""
+
+    def of(outcome: Outcome) -> Floats | None:
+        own = value(outcome)
+        return None if own is None else np.array([own])
+
+    groups: dict[str, list[float]] = {}
+    for (model, _), own in _by_cell(found, of).items():
+        groups.setdefault(model, []).append(float(own[0]))
+    return {model: math.fsum(values) / len(values) for model, values in groups.items()}
 
 
 def _by_cell(
@@ -183,13 +285,13 @@ def _by_cell(
     return {cell: np.mean(values, axis=0) for cell, values in groups.items()}
 
 
-def mean_interval(values: Sequence[float]) -> tuple[float, float, float] | None:
-    """Return the mean of some values and both ends of its 95 % t interval; None without two."""
+def mean_interval(values: Sequence[float]) -> Interval | None:
+    """Return the mean of some values and its 95 % t interval; None without two."""
     from scipy.special import stdtrit
 
     n = len(values)
     if n < 2:
         return None
-    mean = math.fsum(values) / n
+    middle = math.fsum(values) / n
     half = float(stdtrit(n - 1, 0.975)) * float(np.std(values, ddof=1)) / math.sqrt(n)
-    return mean, mean - half, mean + half
+    return Interval(middle, middle - half, middle + half)

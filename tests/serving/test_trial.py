@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +11,16 @@ from hypothesis import strategies as st
 
 from capmoe_eval.paper.pairing import Paired
 from capmoe_eval.routing.method import Adaptive
-from capmoe_eval.serving.trial import Outcome, between, mean_interval, verdicts
+from capmoe_eval.serving.trial import (
+    Outcome,
+    between,
+    by_model,
+    least,
+    mean_interval,
+    points,
+    primary,
+    verdicts,
+)
 
 SHARES = st.lists(st.floats(0, 1).map(lambda x: round(x, 3)), min_size=1, max_size=6, unique=True)
 
@@ -28,29 +39,83 @@ def test_it_interpolates_between_neighbours(values: list[float], wanted: float) 
     assert found.mix(others) == pytest.approx(known)
 
 
-def outcome(task: str, budget: float, gain: float | None, scores: list[float] | None) -> Outcome:
+@given(SHARES, st.floats(0, 1))
+def test_no_convex_curve_is_lower_than_the_least(drops: list[float], wanted: float) -> None:
+    def curve(x: float) -> float:
+        return (x - 1) ** 2
+
+    found = least(wanted, drops, [curve(x) for x in drops])
+    if found is not None:
+        assert found <= curve(wanted) + 1e-9
+        at = between(wanted, drops)
+        assert at is not None and found <= at.mix([curve(x) for x in drops]) + 1e-9
+    elif len(drops) > 2:
+        assert not min(drops) <= wanted <= max(drops)
+
+
+def test_the_least_is_on_the_lines_beside_a_gap() -> None:
+    assert least(0.3, [0.1, 0.2, 0.4, 0.8], [3.0, 2.0, 1.5, 1.3]) == pytest.approx(1.55)
+    assert least(0.3, [0.1, 0.2, 0.4], [3.0, 2.0, 1.5]) == pytest.approx(1.0)
+    assert least(0.2, [0.1, 0.2, 0.4], [3.0, 2.0, 1.5]) == 2.0
+    assert least(0.3, [0.2, 0.4, 0.6], [2.0, 1.5, 0.0]) == 1.75, (
+        "not convex: between its neighbours"
+    )
+    assert least(0.3, [0.2, 0.4], [2.0, 1.5]) is None, "no line beside it is known"
+    assert least(0.5, [0.1, 0.2, 0.4], [3.0, 2.0, 1.5]) is None
+
+
+def outcome(
+    model: str,
+    task: str,
+    budget: float,
+    gain: float | None,
+    scores: list[float] | None,
+    kind: Literal["pairs", "scores"] = "pairs",
+) -> Outcome:
     paired = None
     if scores is not None:
         paired = Paired((("a", "b"),), np.array(scores), np.full(len(scores), 0.5))
     static = None if gain is None else 2.0 - gain
-    return Outcome("olmoe", task, Adaptive(budget, "pairs"), 0.1, 2.0, static, paired)
+    lowest = None if static is None else static - 0.5
+    return Outcome(model, task, Adaptive(budget, kind), 0.1, 2.0, static, lowest, 0.1, paired)
 
 
-def test_a_verdict_counts_each_model_and_task_once() -> None:
+def test_a_verdict_counts_each_model_once() -> None:
     found = [
-        outcome("obqa", 0.1, -0.2, [1, 1, 0, 1]),
-        outcome("obqa", 0.2, -0.4, [1, 0, 0, 1]),
-        outcome("piqa", 0.1, 0.1, [0, 0, 1, 0]),
-        outcome("piqa", 0.2, None, None),
+        outcome("olmoe", "obqa", 0.1, -0.2, [1, 1, 0, 1]),
+        outcome("olmoe", "obqa", 0.2, -0.4, [1, 0, 0, 1]),
+        outcome("olmoe", "piqa", 0.1, 0.1, [0, 0, 1, 0]),
+        outcome("olmoe", "piqa", 0.2, None, None),
+        outcome("mixtral", "obqa", 0.1, 0.2, [1, 1, 1, 1]),
+        outcome("mixtral", "obqa", 0.1, 5.0, None, "scores"),
     ]
-    low, high, both = verdicts(found)
+    low, high, both, *_ = judged = verdicts(found)
+    assert primary(judged) is both
     assert (low.budget, high.budget, both.budget) == (0.1, 0.2, None)
-    assert (low.cells, high.cells, both.cells) == (2, 1, 2)
-    assert high.straggler is None, "one cell has no interval"
-    assert low.straggler is not None and low.straggler[0] == pytest.approx(-0.05)
-    assert both.straggler is not None and both.straggler[0] == pytest.approx((-0.3 + 0.1) / 2)
-    assert low.accuracy is not None and low.accuracy.effect == pytest.approx((25 - 25) / 2)
-    assert both.accuracy is not None and both.accuracy.effect == pytest.approx((12.5 - 25) / 2)
+    assert (low.cells, high.cells, both.cells) == (3, 1, 3)
+    assert high.straggler is None, "one model has no interval"
+    assert low.straggler is not None and low.straggler.mean == pytest.approx((-0.05 + 0.2) / 2)
+    gains = (-0.3 + 0.1) / 2, 0.2
+    assert both.straggler is not None and both.straggler.mean == pytest.approx(sum(gains) / 2)
+    assert both.straggler == pytest.approx(mean_interval(gains)), "models are the units"
+    assert both.straggler_most == pytest.approx(both.straggler.mean + 0.5)
+    # By document the two models are one, then tasks count equally.
+    assert both.accuracy is not None and both.accuracy.effect == pytest.approx((31.25 - 25) / 2)
+    models = ((12.5 - 25) / 2, 50.0)
+    assert both.accuracy_over_models == pytest.approx(mean_interval(models))
+    assert by_model(found[:4], points) == {"olmoe": pytest.approx(models[0])}
+
+
+@pytest.mark.parametrize(
+    ("gains", "words"),
+    [((-0.3, -0.31), "a gain is shown"), ((-0.3, 0.1), "no gain"), ((0.3, 0.31), "a loss")],
+)
+def test_the_words_follow_the_interval(gains: tuple[float, float], words: str) -> None:
+    found = [outcome(name, "obqa", 0.1, gain, None) for name, gain in zip("ab", gains, strict=True)]
+    last = primary(verdicts(found))
+    assert last is not None and words in str(last)
+    interval = mean_interval(gains)
+    assert interval is not None and f"{interval.mean:+.3f}".replace("-", "−") in str(last)
 
 
 def test_the_interval_is_students() -> None:

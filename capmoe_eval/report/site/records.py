@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from capmoe_eval.experiment.cell import Cell, checks
 from capmoe_eval.experiment.commands import DIRECTORY, cell_command, override
-from capmoe_eval.experiment.names import gamma_label, gamma_suffix, gamma_text
+from capmoe_eval.experiment.names import gamma_label, gamma_number, gamma_suffix, gamma_text
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.site import page
 from capmoe_eval.report.site.brief import Brief
@@ -157,11 +157,18 @@ def record_page(record: Record, profile: str, others: Relatives, address: Addres
         again=_AGAIN,
         directory=DIRECTORY,
         layers=[(layer, _bars(layer)) for layer in record.layers],
+        gammas=_gammas(record),
         proofs=_proofs(record.proofs),
         identity="\n".join(_lines(record.cell.identity())),
         provenance="\n".join(_lines(record.capmoe["provenance"])),
         file=address.link_to_file(record.path, record.path.as_posix()),
     )
+
+
+def _gammas(record: Record) -> list[tuple[str, float]]:
+    """Return each layer's γ and its place among all; nothing where all layers have the same."""
+    own = [float(layer.gamma) for layer in record.layers if layer.gamma is not None]
+    return [(gamma_number(gamma), gamma_order(gamma_number(gamma))) for gamma in own]
 
 
 _HEIGHT: Final = 480

@@ -29,6 +29,7 @@ from capmoe_eval.report.site.names import gamma_filter, method_filter
 from capmoe_eval.report.site.overview import overview_page
 from capmoe_eval.report.site.page import Address, natural
 from capmoe_eval.report.site.records import record_page, relatives
+from capmoe_eval.routing.method import Method
 from capmoe_eval.site import main
 from tests import records
 from tests.experiment.timings import files
@@ -181,6 +182,26 @@ def test_a_page_shows_the_nearest_seeds_and_counts_the_others(
     assert re.findall(r">seed (\d+)</a>", text) == [str(n) for n in shown]
     # 30 and 31 of 40, in turn.
     assert "and 79 more; mean of all 100: 76.25 %" in text
+
+
+def test_layers_with_their_own_factor_show_it(tmp_path: Path) -> None:
+    layers = [records.layer(name=f"layers.{n}", gamma=gamma) for n, gamma in enumerate((0.75, 2.5))]
+    adaptive = Method("score", "adaptive", budget=0.1)  # type: ignore[arg-type]
+    one, by_hand = (
+        records.record_of(method, root=tmp_path, parts={"layers": layers} | parts)
+        for method, parts in (
+            (adaptive, {"calibration": records.calibrated([0.75, 2.5])}),
+            (Method("score", layer_gammas=(0.75, 2.5)), {}),
+        )
+    )
+    for found in (one, by_hand):
+        text = page_of([found], 0)
+        assert '<th scope="col" class="number">γ</th>' in text
+        for name, gamma in (("layers.0", "0.75"), ("layers.1", "2.5")):
+            cell = f'<td class="number" data-value="{gamma}">{gamma}</td>'
+            assert re.search(f'{name}</th><td><svg.*?</svg></td>{cell}<td class="number"', text)
+    same = records.record_of(Method("score", 1.0), root=tmp_path)
+    assert '"number">γ</th>' not in page_of([same], 0)
 
 
 def test_a_page_does_not_grow_with_the_number_of_seeds(tmp_path: Path) -> None:
