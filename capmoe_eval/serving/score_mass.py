@@ -1,4 +1,4 @@
-"""Sum the gate scores that a capacity would drop, by who is kept."""
+"""Sum the gate scores that a capacity would drop, by who is kept, and count who still computes."""
 
 from __future__ import annotations
 
@@ -50,3 +50,31 @@ def dropped_mass(
 def _running(score_P: Array) -> Array:
     """Return the sums of the first 0, 1, … scores."""
     return np.concatenate([[0.0], np.cumsum(score_P, dtype=np.float64)])
+
+
+def active_copies(
+    slot_TK: Array, score_TK: Array | None, load_SR: Array, limit_XS: Array, slots: int
+) -> Array:
+    """Return the copies of experts that keep a pair under capacities of devices [X].
+
+    They are summed over the steps of one layer.
+
+    Args:
+        slot_TK: The slots that compute the pairs of the tokens, step by step.
+        score_TK: Their gate scores, of which a device keeps the highest, of equal ones the first;
+            None to keep the first pairs.
+        load_SR: Pairs of each device in each step.
+        limit_XS: The capacity of a device in each step, by capacity factor.
+        slots: Slots of a device.
+    """
+    n_steps, n_ranks = load_SR.shape
+    step_P = np.repeat(np.arange(n_steps), load_SR.sum(axis=1))
+    bucket_P = step_P * n_ranks + slot_TK.ravel() // slots
+    keys = (bucket_P,) if score_TK is None else (-score_TK.ravel(), bucket_P)
+    order_P = np.lexsort(keys)
+    load_B = load_SR.ravel()
+    place_P = np.arange(len(order_P)) - np.repeat(load_B.cumsum() - load_B, load_B)
+    # A copy computes if the first of its pairs is kept.
+    first_SN = np.full((n_steps, n_ranks * slots), len(order_P))
+    np.minimum.at(first_SN, (step_P[order_P], slot_TK.ravel()[order_P]), place_P)
+    return np.array([np.count_nonzero(first_SN < limit_S[:, None]) for limit_S in limit_XS])

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from capmoe_eval.serving.advice import Budget
 from capmoe_eval.serving.advising import Deployment, advise_on_trace
 from capmoe_eval.serving.exports import files, megatron, sglang, tensorrt_llm, vllm
-from capmoe_eval.serving.front import Setting
 from capmoe_eval.serving.placement.eplb import plan_eplb
+from capmoe_eval.serving.settings import Setting
 from capmoe_eval.serving.trace import Trace
 from tests.serving.test_front import skewed
 

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from capmoe_eval.serving.front import Setting
+from capmoe_eval.serving.settings import Setting
 
 POLICIES = {"score": "probs", "order": "position"}
 """Megatron's names of the methods that it has."""
@@ -60,6 +60,7 @@ def capacity_arguments(setting: Setting) -> str | None:
     """Return the arguments of a setting, or None if Megatron-LM has no such capacity."""
     policy = POLICIES.get(setting.method)
     plain = setting.granularity == "expert" and not setting.knobs
+    plain = plain and setting.layer_gammas is None  # it takes one γ for all layers
     if setting.kind != "capacity" or policy is None or not plain:
         return None
     factor = {"moe-expert-capacity-factor": setting.gamma, "moe-token-drop-policy": policy}
