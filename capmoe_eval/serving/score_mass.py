@@ -74,7 +74,7 @@ def active_copies(
     order_P = np.lexsort(keys)
     load_B = load_SR.ravel()
     place_P = np.arange(len(order_P)) - np.repeat(load_B.cumsum() - load_B, load_B)
-    # A copy computes if the first of its pairs is kept.
-    first_SN = np.full((n_steps, n_ranks * slots), len(order_P))
+    # A copy computes if the first of its pairs is kept; one without a pair never does.
+    first_SN = np.full((n_steps, n_ranks * slots), np.iinfo(np.int64).max)
     np.minimum.at(first_SN, (step_P[order_P], slot_TK.ravel()[order_P]), place_P)
     return np.array([np.count_nonzero(first_SN < limit_S[:, None]) for limit_S in limit_XS])

@@ -139,10 +139,10 @@ def limits(
     top_k, slots = trace.top_k or 1, slots or experts
     different, place_SL = np.unique(asked_SL, return_inverse=True)
     found = [
-        min(
-            # γ·n·(T·K)/E of all pairs, whichever token they are of.
-            capacity(gamma, asked, 1, trace.n_experts, rounding=rounding, experts=experts),
-            slots * (asked // top_k),
+        # γ·n·T·K/E, and at most a pair for each slot and token.
+        capacity(
+            *(gamma, slots * (asked // top_k), experts * top_k, slots * trace.n_experts),
+            rounding=rounding,
         )
         for asked in different.tolist()
     ]

@@ -79,15 +79,14 @@ def slots_in_turn(expert_P: Counts, step_P: Counts, placement: Placement, layer:
     slots_E = placement.replicas_LE[layer]
     by_expert_P = np.argsort(placement.expert_LP[layer], kind="stable")  # an expert's slots in turn
     first_E = slots_E.cumsum() - slots_E
-    if not placement.redundant:
-        slot_P: Counts = by_expert_P[first_E[expert_P]]
-        return slot_P
-    group_P = step_P * placement.n_experts + expert_P
-    order_P = np.argsort(group_P, kind="stable")
-    size_G = np.bincount(group_P)
-    turn_P = np.empty(len(group_P), dtype=np.int64)
-    turn_P[order_P] = np.arange(len(group_P)) - (size_G.cumsum() - size_G)[group_P[order_P]]
-    slot_P = by_expert_P[first_E[expert_P] + turn_P % slots_E[expert_P]]
+    turn_P: Counts | int = 0
+    if placement.redundant:
+        group_P = step_P * placement.n_experts + expert_P
+        order_P = np.argsort(group_P, kind="stable")
+        size_G = np.bincount(group_P)
+        turn_P = np.empty(len(group_P), dtype=np.int64)
+        turn_P[order_P] = np.arange(len(group_P)) - (size_G.cumsum() - size_G)[group_P[order_P]]
+    slot_P: Counts = by_expert_P[first_E[expert_P] + turn_P % slots_E[expert_P]]
     return slot_P
 
 
