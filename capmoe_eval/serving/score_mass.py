@@ -28,13 +28,12 @@ def dropped_mass(
     top_k = expert_TK.shape[1]
     step_T = np.repeat(np.arange(n_steps), load_SE.sum(axis=1) // top_k)
     bucket_P = (step_T[:, None] * n_experts + expert_TK).ravel().astype(np.uint64) << np.uint64(32)
-    score_P = score_TK.astype(np.float32).ravel() + np.float32(0)  # + 0 makes 0 of -0
+    score_P = score_TK.astype(np.float32).ravel()
     load_B = load_SE.ravel()
     end_B = np.cumsum(load_B)
-    # One sort of integers: the bucket above, below it what falls with the score (bits of floats of
-    # at least 0 are in their order), or the place of the pair, which rises with the token.
-    bits_P = np.uint64(2**32 - 1) - score_P.view(np.uint32)
-    falling_P = np.uint32(2**32 - 1) - np.sort(bucket_P | bits_P).astype(np.uint32)
+    # One sort of integers: the bucket above, below it what falls with the score, or the place of
+    # the pair, which rises with the token.
+    falling_P = np.uint32(2**32 - 1) - np.sort(bucket_P | _falling(score_P)).astype(np.uint32)
     placed_P = np.sort(bucket_P | np.arange(len(score_P), dtype=np.uint64)).astype(np.uint32)
     lost_XM = np.empty((len(limit_XS), len(KEEPERS)))
     sums = [_running(falling_P.view(np.float32)), _running(score_P[placed_P])]
@@ -45,6 +44,12 @@ def dropped_mass(
         lost_XM[number, :2] = [(sum_P[end_B] - sum_P[first_dropped_B]).sum() for sum_P in sums]
         lost_XM[number, 2] = (mass_B * (load_B - kept_B) / np.maximum(load_B, 1)).sum()
     return float(sums[1][-1]), lost_XM
+
+
+def _falling(score: Array) -> Array:
+    """Return 32 bits of each score [P] that fall where it rises, as uint64."""
+    bits_P = (score.astype(np.float32).ravel() + np.float32(0)).view(np.uint32)  # makes 0 of -0
+    return np.uint64(2**32 - 1) - bits_P  # bits of floats of at least 0 are in their order
 
 
 def _running(score_P: Array) -> Array:
@@ -69,12 +74,16 @@ def active_copies(
     """
     n_steps, n_ranks = load_SR.shape
     step_P = np.repeat(np.arange(n_steps), load_SR.sum(axis=1))
-    bucket_P = step_P * n_ranks + slot_TK.ravel() // slots
-    keys = (bucket_P,) if score_TK is None else (-score_TK.ravel(), bucket_P)
-    order_P = np.lexsort(keys)
+    slot_P, bucket_P = slot_TK.ravel(), step_P * n_ranks + slot_TK.ravel() // slots
+    bucket_P = bucket_P.astype(np.min_scalar_type(load_SR.size))  # short integers sort faster
+    order_P: Array = np.arange(len(slot_P), dtype=np.uint64)
+    if score_TK is not None:
+        order_P = np.sort(_falling(score_TK) << np.uint64(32) | order_P).astype(np.uint32)
+    order_P = order_P[np.argsort(bucket_P[order_P], kind="stable")]
     load_B = load_SR.ravel()
     place_P = np.arange(len(order_P)) - np.repeat(load_B.cumsum() - load_B, load_B)
     # A copy computes if the first of its pairs is kept; one without a pair never does.
     first_SN = np.full((n_steps, n_ranks * slots), np.iinfo(np.int64).max)
-    np.minimum.at(first_SN, (step_P[order_P], slot_TK.ravel()[order_P]), place_P)
+    copy_P = step_P * (n_ranks * slots) + slot_P
+    np.minimum.at(first_SN.ravel(), copy_P[order_P], place_P)
     return np.array([np.count_nonzero(first_SN < limit_S[:, None]) for limit_S in limit_XS])

@@ -16,7 +16,12 @@ import numpy as np
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.serving.activated import activated_by_oea
-from capmoe_eval.serving.capacities import CapacitySums, capacity_sums, layer_factors
+from capmoe_eval.serving.capacities import (
+    CapacitySums,
+    Factors,
+    capacity_sums,
+    layer_factors,
+)
 from capmoe_eval.serving.placement.comparison import compare, halves
 from capmoe_eval.serving.placement.eplb import plan_eplb
 from capmoe_eval.serving.placement.layout import Counts, Placement, contiguous
@@ -61,8 +66,8 @@ def trace_settings(
 ) -> list[Setting]:
     """Return all settings on a trace.
 
-    They are in the order: unchanged; balanced without loss; static capacities for each keeper;
-    a γ for each layer; capacities on EPLB's placements; OEA.
+    They are in the order: unchanged; balanced without loss; capacities on the placement in blocks,
+    with one γ for each keeper and with a γ for each layer; those on EPLB's placements; OEA.
 
     Args:
         trace: The trace.
@@ -88,14 +93,13 @@ def trace_settings(
     before = _Before(_straggler(outcomes[0]), outcomes[0].summary().active, link_share)
     capacities = _Capacities(judged_part(trace), gammas, home, before)
     settings = [before.balanced(outcome) for outcome in outcomes]
-    settings += capacities.static(home, KEEPERS)
+    settings += capacities.in_blocks(planned_SLE)
     if planned_SLE is not None:
-        settings += capacities.by_layer(planned_SLE)
         expected_LE = planned_SLE.sum(axis=0)
         for more in sorted({0, extra}):
             placement = plan_eplb(expected_LE, ranks, slots - extra + more)
             if not np.array_equal(placement.expert_LRN, home.expert_LRN):
-                settings += capacities.static(placement, _BEST)
+                settings += capacities.on(placement)
     return settings + [
         Setting(
             kind="activation",
@@ -156,41 +160,52 @@ class _Capacities:
     home: Placement
     before: _Before
 
-    def static(self, placement: Placement, keepers: Sequence[str]) -> Iterator[Setting]:
-        """Yield the settings of one γ for all layers, on a placement."""
-        about: dict[str, Any] = {}
-        if placement is not self.home:
-            copies = f"+{placement.redundant}" if placement.redundant else ""
-            about = {
-                "placement": f"EPLB{copies}",
-                "extra": float(placement.redundant),
-                "set_up": float(placement.moved_from(self.home).mean()),
-            }
-        factor_XL = [[gamma] * placement.layers for gamma in self.gammas]
-        for granularity in _granularities(placement):
-            sums = capacity_sums(self.trace, factor_XL, placement, granularity, keepers)
-            for gamma, found in zip(self.gammas, sums, strict=True):
-                named = {"gamma": float(gamma), "granularity": granularity}
-                for keeper in keepers:
-                    yield self._setting(keeper, found, about | named)
+    def in_blocks(self, planned_SLE: Counts | None) -> Iterator[Setting]:
+        """Yield the settings on the placement in blocks: one γ for all layers, or one for each.
 
-    def by_layer(self, planned_SLE: Counts) -> Iterator[Setting]:
-        """Yield the settings of a γ for each layer, on the placement in blocks."""
+        Those of each layer are planned on other loads; without such there are none.
+        """
         for granularity in _granularities(self.home):
-            planned = layer_factors(
-                planned_SLE, self.trace.top_k, self.gammas, self.home, granularity
-            )
-            chosen = {
-                gamma: factors
-                for gamma, factors in zip(self.gammas, planned, strict=True)
-                if factors is not None and len(set(factors)) > 1
-            }
-            if not chosen:
-                continue
-            sums = capacity_sums(self.trace, list(chosen.values()), self.home, granularity, _BEST)
-            for (gamma, factors), found in zip(chosen.items(), sums, strict=True):
-                named = {"matched": float(gamma), "layer_gammas": tuple(map(float, factors))}
-                yield self._setting(_BEST[0], found, named | {"granularity": granularity})
+            found = [self._static(gamma) for gamma in self.gammas]
+            if planned_SLE is not None:
+                planned = layer_factors(
+                    planned_SLE, self.trace.top_k, self.gammas, self.home, granularity
+                )
+                found += [
+                    ({"matched": float(gamma), "layer_gammas": tuple(factors)}, factors)
+                    for gamma, factors in zip(self.gammas, planned, strict=True)
+                    if factors is not None and len(set(factors)) > 1
+                ]
+            yield from self._settings(found, self.home, granularity, KEEPERS)
+
+    def on(self, placement: Placement) -> Iterator[Setting]:
+        """Yield the settings of one γ for all layers on a placement of EPLB."""
+        copies = f"+{placement.redundant}" if placement.redundant else ""
+        about = {
+            "placement": f"EPLB{copies}",
+            "extra": float(placement.redundant),
+            "set_up": float(placement.moved_from(self.home).mean()),
+        }
+        for granularity in _granularities(placement):
+            found = [(named | about, each) for named, each in map(self._static, self.gammas)]
+            yield from self._settings(found, placement, granularity, _BEST)
+
+    def _static(self, gamma: float) -> tuple[dict[str, Any], Factors]:
+        return {"gamma": float(gamma)}, [gamma] * self.home.layers
+
+    def _settings(
+        self,
+        chosen: Sequence[tuple[dict[str, Any], Factors]],
+        placement: Placement,
+        granularity: Granularity,
+        keepers: Sequence[str],
+    ) -> Iterator[Setting]:
+        """Yield the settings of some factors, with what is known of them, for each keeper."""
+        factor_XL = [factors for _, factors in chosen]
+        sums = capacity_sums(self.trace, factor_XL, placement, granularity, keepers)
+        for (named, _), found in zip(chosen, sums, strict=True):
+            for keeper in _BEST if "layer_gammas" in named else keepers:
+                yield self._setting(keeper, found, named | {"granularity": granularity})
 
     def _setting(self, keeper: str, sums: CapacitySums, about: dict[str, Any]) -> Setting:
         return Setting.model_validate(
