@@ -304,7 +304,9 @@ def telling(
 ) -> tuple[str, ...]:
     """Return the commands that would measure what the answers lose, where nobody has."""
     wanted = budget.at_least_speedup or 1.0
-    open_ = [s for s in settings if s.kind == "capacity" and s.change is None]
+    open_ = [
+        s for s in settings if s.kind == "capacity" and s.placement is None and s.change is None
+    ]
     fast = {s.gamma for s in open_ if s.reached >= wanted and s.granularity == "expert"}
     gammas = sorted(gamma for gamma in fast if gamma is not None)[-3:]
     if not gammas or any(setting.change is not None for setting in settings):
