@@ -282,8 +282,8 @@ def unknown(
         )
     if basis == "trace" and any(setting.kind == "activation" for setting in settings):
         lines.append(
-            "Loads after OEA: where a token goes instead depends on scores that no trace has. The "
-            "activated experts are exact."
+            "Loads after OEA: where a token goes instead depends on scores that no trace has. Its "
+            "activated experts are exact where the trace has a token’s experts best first."
         )
     if by_records := sum(setting.loads == "records" for setting in settings[1:]) * (
         basis == "trace"

@@ -322,6 +322,25 @@ def test_records_give_paired_quality_to_the_settings_that_they_are_of(tmp_path: 
         read_records(tmp_path, "mad")
 
 
+def test_oea_has_its_experts_from_the_trace_and_its_accuracy_from_records(tmp_path: Path) -> None:
+    written(tmp_path)
+    ids = np.argsort(np.random.default_rng(2).random((40, 2, 8)), axis=2)[:, :, :3]
+    trace = Trace(8, expert_TLK=ids.astype(np.uint8), step_T=np.arange(40) // 10, model="made")
+    quality = Quality(read_records(tmp_path, "made"), 4)
+    advice = advised(trace, Budget(at_most_points=20.0), quality).advice
+    found = {one.title: one for one in advice.settings if one.method == "oea"}
+    assert list(found) == ["oea k0=1 renormalize=after", "oea k0=2", "oea k0=1 decode=only"]
+    known, unmeasured, of_decoding = found.values()
+    # Records that bound every forward are the trace's; those of decoding have steps of their own.
+    assert [one.loads for one in found.values()] == ["trace", "trace", "records"]
+    assert known.change is not None and known.change.effect == pytest.approx(-7.5)
+    assert unmeasured.change is None and of_decoding.active == 6.0
+    assert known.active is not None and unmeasured.active is not None
+    assert known.active <= unmeasured.active <= advice.settings[0].active  # type: ignore[operator]
+    assert (known.straggler, known.speedup, known.dropped_score) == (None, None, None)
+    assert not known.is_on_front and any("Loads after OEA" in line for line in advice.unknown)
+
+
 def test_records_alone_are_a_basis_too(tmp_path: Path) -> None:
     written(tmp_path)
     quality = Quality(read_records(tmp_path, "made"), 4)
