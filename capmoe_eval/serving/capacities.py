@@ -98,19 +98,13 @@ class _Counts:
         keepers: Sequence[str],
     ) -> None:
         self._trace, self._factors, self._placement = trace, factor_XL, placement
-        self._of_devices, self._keepers = granularity == "device", keepers
+        self._of_devices = granularity == "device"
         assert self._of_devices or not placement.redundant
         shape = (len(factor_XL), placement.layers)
         self._asked_L = np.zeros(placement.layers, dtype=np.int64)
         self._kept_XL, self._slots_XL, self._fullest_XL = np.zeros((3, *shape), dtype=np.int64)
-        ordered = [keeper for keeper in keepers if keeper != "random"]
-        if trace.score_TLK is None:
-            ordered = [keeper for keeper in ordered if keeper != "score"]
-        if not self._of_devices:
-            ordered = list(keepers)  # whoever is kept, an expert keeps a pair
-        elif trace.expert_TLK is None:
-            ordered = []
-        self._active_X = {keeper: np.zeros(len(factor_XL), dtype=np.int64) for keeper in ordered}
+        known = _known(trace, keepers) if self._of_devices else keepers
+        self._active_X = {keeper: np.zeros(len(factor_XL), dtype=np.int64) for keeper in known}
         self._mass, self._lost_XM = 0.0, np.zeros((len(factor_XL), len(KEEPERS)))
         self._steps = 0
 
@@ -182,6 +176,15 @@ class _Counts:
             )
             for number in range(len(self._factors))
         ]
+
+
+def _known(trace: Trace, keepers: Sequence[str]) -> list[str]:
+    """Return the keepers of which a trace says what experts a device keeps pairs of.
+
+    An expert with a capacity of its own keeps a pair, whoever it is.
+    """
+    has = {"order": trace.expert_TLK is not None, "score": trace.score_TLK is not None}
+    return [keeper for keeper in keepers if has.get(keeper, False)]
 
 
 def _pairs(trace: Trace, tokens: slice, layer: int) -> tuple[Array, Array | None]:
