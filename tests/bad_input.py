@@ -402,6 +402,7 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "example --at-most-points 1 --ranks 5": "ranks=5: 32 experts",
         "example --at-most-points 1 --ranks 8 --experts-per-rank 3": "give at least 4",
         "example --at-most-points 1 --ranks 8 --link-share 2": "--link-share=2",
+        "example --at-most-points 1 --ranks 8 --expert-bytes 0": "--expert-bytes=0",
         "example --at-most-points 1 --ranks 8 --gammas inf": "gammas=inf",
         "example --at-most-points 1 --ranks 8 --gammas 0": "gammas=0",
         "example --at-most-points 1 --ranks 8 --step-tokens 0": "--step-tokens=0",

@@ -41,7 +41,7 @@ def run(given: argparse.Namespace) -> None:
         raise UsageError(f"tokens={given.tokens}: must be a multiple of ranks={given.ranks}")
     shapes = [find_shape(name, "shapes") for name in given.shapes]
     for shape in shapes:
-        experts_per_rank(shape.n_experts, given.ranks)
+        experts_per_rank(shape.n_experts, given.ranks, "ranks")
     device, dtype = placement(given)
     targets, more = measure(given, shapes, device, dtype)
     finish(given, device, targets, ("tokens", "ranks"), **more)

@@ -41,16 +41,21 @@ def capacity(
     return min(max(rounded, 0), experts * tokens)
 
 
-def experts_per_rank(n_experts: int, ep_size: int) -> int:
+def experts_per_rank(n_experts: int, ranks: int, field: str = "ep_size") -> int:
     """Return E/R, the number of experts on a rank.
 
+    Args:
+        n_experts: Routed experts E.
+        ranks: Ranks R.
+        field: The name of the ranks where they were given, for the error.
+
     Raises:
-        UsageError: If the experts cannot be spread evenly over the emulated ranks.
+        UsageError: If the experts cannot be spread evenly over the ranks.
     """
-    if n_experts % ep_size:
+    if ranks < 1 or n_experts % ranks:
         fits = [r for r in range(1, n_experts + 1) if n_experts % r == 0]
         raise UsageError(
-            f"ep_size={ep_size}: {n_experts} experts cannot be spread evenly over {ep_size} ranks; "
+            f"{field}={ranks}: {n_experts} experts cannot be spread evenly over {ranks} ranks; "
             f"choose one of {', '.join(map(str, fits))}"
         )
-    return n_experts // ep_size
+    return n_experts // ranks

@@ -10,8 +10,10 @@ from pydantic import Field, model_validator
 
 from capmoe_eval.experiment.configuration import options
 from capmoe_eval.experiment.names import gamma_number
-from capmoe_eval.serving.front import Axis, Part, Setting, axis_of, cost
+from capmoe_eval.serving.front import Axis, axis_of, comparable, cost
+from capmoe_eval.serving.settings import Change, Part, Setting
 
+_EQUAL = 1e-9  # speedups that are no different
 _WORDS = {
     "points": "points of accuracy",
     "scores": "the dropped share of the gate scores",
@@ -45,12 +47,14 @@ class Budget(Part):
         """Return whether a setting is known to keep the budget.
 
         A loss is kept to where the whole 95 % interval is; a capacity whose loss nobody measured
-        keeps to none. Transfers in every step are not charged, so that their speedup is not known.
+        keeps to none. Of settings that cannot be compared no speedup is known here.
         """
-        if setting.kind == "transfers":
+        if self.at_least_speedup is not None and setting.reached < self.at_least_speedup:
             return False
-        if self.at_least_speedup is not None and setting.speedup < self.at_least_speedup:
-            return False
+        return self.allows(setting)
+
+    def allows(self, setting: Setting) -> bool:
+        """Return whether a setting is known to lose no more than may be lost."""
         if self.at_most_points is None or setting.is_lossless:
             return True
         return setting.change is not None and setting.change.low >= -self.at_most_points
@@ -67,7 +71,7 @@ class Recommendation(Part):
 class Advice(Part):
     """An advice: what was asked, every setting, the recommended one, and what is not known."""
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     source: str
     model: str | None
     basis: Literal["trace", "records"]
@@ -79,10 +83,12 @@ class Advice(Part):
     steps: Annotated[int, Field(ge=1)]
     assumed_steps: str | None = None  # how tokens were put into steps, where the trace does not say
     link_share: Annotated[float, Field(ge=0, le=1)]
+    expert_bytes: Annotated[int, Field(ge=1)] | None = None  # of the weights of one expert
     budget: Budget
     axis: Axis
     settings: Annotated[tuple[Setting, ...], Field(min_length=1, strict=False)]
     recommendation: Recommendation
+    activation: str = ""  # of the experts whose weights a step reads, in a sentence or two
     unknown: Annotated[tuple[str, ...], Field(strict=False)] = ()
     commands: Annotated[tuple[str, ...], Field(strict=False)] = ()  # that would tell
     files: dict[str, str] = Field(default={})  # for servers: how each is used
@@ -100,12 +106,14 @@ class Advice(Part):
 def choose(settings: Sequence[Setting], budget: Budget) -> int | None:
     """Return the place of the recommended setting, or None if none is known to keep the budget.
 
+    It is one of those that can be compared.
+
     If a speedup is asked, it is the setting that loses least: one without loss before every
     capacity, of these the simplest: with the fewest copies, and EPLB before LPLB; of capacities one
     whose loss is measured.
     If only a loss is allowed, it is the fastest.
     """
-    keeping = [number for number, setting in enumerate(settings) if budget.holds(setting)]
+    keeping = [number for number in comparable(settings) if budget.holds(settings[number])]
     order = _by_loss if budget.at_least_speedup is not None else _by_speed
     axis = axis_of(settings)
     return min(keeping, key=lambda number: (*order(settings[number], axis), number), default=None)
@@ -115,36 +123,36 @@ def _by_loss(setting: Setting, axis: Axis) -> tuple[float, ...]:
     lost = cost(setting, axis)
     if lost is None:  # then by what the trace says of it
         by_trace = setting.dropped_score
-        return (2, setting.drop_rate if by_trace is None else by_trace, 0, -setting.speedup)
+        return (2, setting.drop_rate if by_trace is None else by_trace, 0, -setting.reached)
     if setting.is_lossless:  # the simplest stand first
         return (0, 0, setting.extra, 0)
-    return (1, lost, 0, -setting.speedup)
+    return (1, lost, 0, -setting.reached)
 
 
 def _by_speed(setting: Setting, axis: Axis) -> tuple[float, ...]:
-    return (-setting.speedup, *_by_loss(setting, axis))
+    return (-setting.reached, *_by_loss(setting, axis))
 
 
 def recommend(settings: Sequence[Setting], budget: Budget) -> Recommendation:
     """Return the recommended setting with its reason in one sentence."""
     place = choose(settings, budget)
-    lossless = [s for s in settings if s.is_lossless and s.kind != "transfers"]
-    best = max(lossless, key=lambda setting: setting.speedup)
+    known = [settings[number] for number in comparable(settings)]
+    best = max((one for one in known if one.is_lossless), key=lambda setting: setting.reached)
     if place is None:
-        return Recommendation(kind="none", setting=None, sentence=_none(settings, budget, best))
+        return Recommendation(kind="none", setting=None, sentence=_none(known, budget, best))
     chosen = settings[place]
     if not chosen.is_lossless:
         sentence = (
             f"{chosen.title}: the fullest rank gets {chosen.straggler:.2f} instead of "
             f"{settings[0].straggler:.2f} times the mean load, so that the expert step is at most "
-            f"{chosen.speedup:.2f}× as fast; {_price(chosen)}; without loss {best.title} reaches "
-            f"{best.speedup:.2f}×."
+            f"{chosen.reached:.2f}× as fast; {_price(chosen)}; without loss {best.title} reaches "
+            f"{best.reached:.2f}×.{_by_layer(chosen)}{_gentler(known, chosen)}"
         )
         return Recommendation(kind="capacity", setting=place, sentence=sentence)
     if chosen.kind == "unchanged":
         sentence = f"Nothing need change: as it is served, it keeps the budget ({budget})."
     else:
-        reached = f"{chosen.title} makes the expert step at most {chosen.speedup:.2f}× as fast"
+        reached = f"{chosen.title} makes the expert step at most {chosen.reached:.2f}× as fast"
         copies = f"{chosen.extra:g} copies of experts in a layer" if chosen.extra else "no copies"
         sentence = (
             f"Balancing without loss reaches this, no capacity is needed: {reached}, with {copies}."
@@ -158,31 +166,93 @@ def _price(setting: Setting) -> str:
         drops += f" with {setting.dropped_score:.1%} of the gate scores"
     if setting.change is None:
         return f"{drops}, and what the answers lose is not known"
-    change = setting.change
+    return f"{drops} and changes accuracy by {_changed(setting.change)}"
+
+
+def _changed(change: Change) -> str:
     return (
-        f"{drops} and changes accuracy by {change.effect:+.2f} [{change.low:+.2f}, "
-        f"{change.high:+.2f}] points on {_counted(len(change.tasks), 'task')}"
+        f"{change.effect:+.2f} [{change.low:+.2f}, {change.high:+.2f}] points on "
+        f"{_counted(len(change.tasks), 'task')}"
     ).replace("-", "−")
 
 
-def _none(settings: Sequence[Setting], budget: Budget, best: Setting) -> str:
-    capacities = [setting for setting in settings if setting.kind == "capacity"]
-    fast = [s for s in capacities if s.speedup >= (budget.at_least_speedup or 0)]
+def _by_layer(setting: Setting) -> str:
+    if setting.layer_gammas is None:
+        return ""
+    return f" The γ of its layers: {', '.join(f'{gamma:g}' for gamma in setting.layer_gammas)}."
+
+
+def _gentler(known: Sequence[Setting], chosen: Setting) -> str:
+    """Return in a sentence what drops least of as fast settings whose loss is not measured."""
+    if chosen.change is None:
+        return ""
+    others = [one for one in known if one.kind == "capacity" and one.change is None]
+    as_fast = [one for one in others if one.reached >= chosen.reached - _EQUAL]
+    least = min(as_fast, key=lambda one: (one.drop_rate, one.extra), default=chosen)
+    if least.drop_rate >= chosen.drop_rate:
+        return ""
+    return (
+        f" As fast, {least.title} drops {least.drop_rate:.1%}; what the answers lose under it is "
+        "not measured."
+    )
+
+
+def _none(known: Sequence[Setting], budget: Budget, best: Setting) -> str:
+    capacities = [setting for setting in known if not setting.is_lossless]
+    fast = [s for s in capacities if s.reached >= (budget.at_least_speedup or 0)]
     unmeasured = sum(setting.change is None for setting in fast)
     told = f"None: no setting is known to keep the budget ({budget})"
-    reach = f"; without loss {best.title} reaches {best.speedup:.2f}×"
+    reach = f"; without loss {best.title} reaches {best.reached:.2f}×"
     if not fast:
-        fastest = max(capacities, key=lambda setting: setting.speedup, default=best)
-        return f"{told}: the fastest, {fastest.title}, reaches {fastest.speedup:.2f}×{reach}."
+        fastest = max(capacities, key=lambda setting: setting.reached, default=best)
+        return f"{told}: the fastest, {fastest.title}, reaches {fastest.reached:.2f}×{reach}."
     lost = f", and of {unmeasured} of them the loss is not measured" if unmeasured else ""
     return f"{told}: {len(fast)} capacities are fast enough{lost}{reach}."
+
+
+def activation(settings: Sequence[Setting], budget: Budget) -> str:
+    """Return how many experts a step activates, and what activates fewest within the budget.
+
+    Of settings by records, the share of the experts that the same batches activate without them is
+    compared; it counts if their loss is known to keep the budget of points.
+    """
+    lines = []
+    home = settings[0]
+    if home.active is not None:
+        told = [
+            f"{one.active:.1f} with {one.knobs.split()[0]}"
+            for one in settings
+            if one.kind == "activation" and one.loads == "trace"
+        ]
+        by_oea = f"; by OEA {', '.join(told)}" if told else ""
+        lines.append(
+            f"Activated experts in a layer of a step: {home.active:.1f} as served{by_oea}."
+        )
+    if budget.at_most_points is None:
+        return " ".join(lines)
+    within = f"within at most {_counted(budget.at_most_points, 'point')} lost"
+    fewer = [
+        (share, one)
+        for one in settings
+        if (share := one.active_share) is not None and share < 1 and budget.allows(one)
+    ]
+    if fewer:
+        share, one = min(fewer, key=lambda found: found[0])
+        whose = "" if one.loads == "trace" else " in the records’ batches"
+        lines.append(
+            f"Fewest {within}: {one.title}, {share:.0%} of those before{whose}"
+            + ("." if one.change is None else f", changing accuracy by {_changed(one.change)}.")
+        )
+    elif any(one.active is not None for one in settings):
+        lines.append(f"No setting is known to activate fewer {within}.")
+    return " ".join(lines)
 
 
 def unknown(
     settings: Sequence[Setting], *, basis: str, has_scores: bool, steps: int
 ) -> tuple[str, ...]:
     """Return, in sentences, what cannot be known from what was given."""
-    capacities = [setting for setting in settings if setting.kind == "capacity"]
+    capacities = [s for s in (settings[n] for n in comparable(settings)) if not s.is_lossless]
     without = sum(setting.change is None for setting in capacities)
     lines = []
     if basis == "trace" and not has_scores:
@@ -202,13 +272,25 @@ def unknown(
         )
     if basis == "records":
         lines.append(
-            "What balancing without loss gives: records hold loads that are summed over forwards; "
-            "a trace (save_trace=DIR) has them step by step."
+            "What balancing without loss gives, or a capacity on another placement: records hold "
+            "loads that are summed over forwards; a trace (save_trace=DIR) has them step by step."
         )
     elif steps < 2:
         lines.append(
             "What a placement gives: the trace has one step, and a plan is judged on other steps "
             "than it is made on."
+        )
+    if basis == "trace" and any(setting.kind == "activation" for setting in settings):
+        lines.append(
+            "Loads after OEA: where a token goes instead depends on scores that no trace has. Its "
+            "activated experts are exact where the trace has a token’s experts best first."
+        )
+    if by_records := sum(setting.loads == "records" for setting in settings[1:]) * (
+        basis == "trace"
+    ):
+        lines.append(
+            f"Loads of {by_records} settings of records alone on this traffic: the page has those "
+            "of the records’ own batches, and they are not on the front."
         )
     lines.append(
         "Times: a speedup here is a bound for the expert step of a layer, by the stated share of "
@@ -222,8 +304,10 @@ def telling(
 ) -> tuple[str, ...]:
     """Return the commands that would measure what the answers lose, where nobody has."""
     wanted = budget.at_least_speedup or 1.0
-    open_ = [s for s in settings if s.kind == "capacity" and s.change is None]
-    fast = {s.gamma for s in open_ if s.speedup >= wanted and s.granularity == "expert"}
+    open_ = [
+        s for s in settings if s.kind == "capacity" and s.placement is None and s.change is None
+    ]
+    fast = {s.gamma for s in open_ if s.reached >= wanted and s.granularity == "expert"}
     gammas = sorted(gamma for gamma in fast if gamma is not None)[-3:]
     if not gammas or any(setting.change is not None for setting in settings):
         return ()

@@ -7,17 +7,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.serving.advice import Advice, Budget, recommend, telling, unknown
+from capmoe_eval.serving.advice import Advice, Budget, activation, recommend, telling, unknown
 from capmoe_eval.serving.exports.files import ServerFile, capacity_files, placement_files
-from capmoe_eval.serving.front import (
-    Setting,
-    axis_of,
-    check_deployment,
-    trace_settings,
-    with_front,
-)
+from capmoe_eval.serving.front import axis_of, with_front
 from capmoe_eval.serving.quality import Quality
+from capmoe_eval.serving.settings import Setting
 from capmoe_eval.serving.trace import Trace
+from capmoe_eval.serving.trace_settings import check_deployment, trace_settings
 
 
 class Deployment(NamedTuple):
@@ -25,7 +21,8 @@ class Deployment(NamedTuple):
 
     ranks: int
     experts_per_rank: int | None = None  # with copies; None for one copy more than without any
-    link_share: float = 0.0  # of the expert step's time: see `serving.front.speedup`
+    link_share: float = 0.0  # of the expert step's time: see `serving.settings.speedup`
+    expert_bytes: int | None = None  # of the weights of one expert
 
 
 class Advised(NamedTuple):
@@ -60,12 +57,12 @@ def advise_on_trace(
         UsageError: For another deployment than can be, or γ=∞.
     """
     check_gammas(gammas)
-    ranks, slots, link_share = deployment
+    ranks, slots, link_share, expert_bytes = deployment
     slots = trace.n_experts // ranks + 1 if slots is None else slots
     check_deployment(trace.n_experts, ranks, slots)
     settings = trace_settings(trace, gammas, ranks, slots, link_share)
     if quality is not None:
-        settings = quality.completed(settings)
+        settings = quality.completed(settings, link_share)
     advice = _advice(
         settings,
         budget,
@@ -81,6 +78,7 @@ def advise_on_trace(
             "steps": trace.n_steps,
             "assumed_steps": assumed_steps,
             "link_share": link_share,
+            "expert_bytes": expert_bytes,
             "unknown": unknown(
                 settings,
                 basis="trace",
@@ -99,7 +97,7 @@ def advise_on_records(quality: Quality, deployment: Deployment, budget: Budget) 
     Raises:
         UsageError: If none of them has a capacity over so many ranks.
     """
-    ranks, _, link_share = deployment
+    ranks, _, link_share, expert_bytes = deployment
     layers = quality.records[0].layers
     local = layers[0].n_experts // max(ranks, 1)
     check_deployment(layers[0].n_experts, ranks, local)
@@ -118,6 +116,7 @@ def advise_on_records(quality: Quality, deployment: Deployment, budget: Budget) 
             "experts_per_rank": local,
             "steps": max(record.load.forwards for record in quality.records),
             "link_share": link_share,
+            "expert_bytes": expert_bytes,
             "unknown": unknown(settings, basis="records", has_scores=False, steps=1),
         },
     )
@@ -143,6 +142,7 @@ def _advice(settings: Sequence[Setting], budget: Budget, about: dict[str, object
             "axis": axis,
             "settings": marked,
             "recommendation": recommend(marked, budget),
+            "activation": activation(marked, budget),
         }
     )
 
@@ -154,7 +154,7 @@ def _with_files(advice: Advice, trace: Trace | None) -> Advised:
     files: dict[str, ServerFile] = {}
     if trace is not None and (chosen is None or chosen.kind != "unchanged"):
         slots, by_program = advice.experts_per_rank, False
-        if chosen is not None and chosen.kind == "placement":
+        if chosen is not None and (chosen.kind == "placement" or chosen.placement is not None):
             slots = advice.n_experts // advice.ranks + round(chosen.extra) // advice.ranks
             by_program = chosen.method.startswith("LPLB")
         files |= placement_files(trace, advice.ranks, slots, by_program=by_program)

@@ -7,15 +7,18 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import Reader, record_paths
 from capmoe_eval.paper.evidence import Evidence, Side
 from capmoe_eval.routing.method import DEFAULTS, Method
-from capmoe_eval.serving.front import UNCHANGED, Change, Setting, speedup
+from capmoe_eval.serving.score_mass import KEEPERS
+from capmoe_eval.serving.settings import UNCHANGED, Change, Setting, speedup
 
 _BASELINE = Side(method="baseline")
+_SHARED = ("granularity", "count_padding", "decode", "renormalize")  # knobs of many methods
 
 
 def read_records(root: Path, model: str, reader: Reader | None = None) -> tuple[Record, ...]:
@@ -74,21 +77,49 @@ class Quality:
         tasks = self._evidence.find(side, self._model).values()
         return [record for records in tasks for record in records]
 
-    def completed(self, settings: Sequence[Setting]) -> list[Setting]:
-        """Return settings, capacities with their change of accuracy where records have it."""
-        return [
-            setting
-            if setting.kind != "capacity" or setting.gamma is None or setting.granularity is None
-            else setting.model_copy(
-                update={
-                    "change": self.change(setting.method, setting.gamma, setting.granularity),
-                }
-            )
-            for setting in settings
+    def completed(self, settings: Sequence[Setting], link_share: float) -> list[Setting]:
+        """Return settings of a trace with their change of accuracy where records have it.
+
+        After them come the settings of records alone, whose loads no trace tells, such as Token
+        Reroute's, with those of the records' own batches.
+
+        A record's capacity of each expert drops the same on every placement, that of a device does
+        not: it is of the placement in blocks. A γ for each layer is of no record.
+        """
+        found = [self._completed(setting) for setting in settings]
+        told = {setting.title for setting in found}
+        others = [
+            one.setting
+            for method in self._methods()
+            if method.name not in KEEPERS and (one := self._recorded(method, link_share))
         ]
+        return [*found, *(setting for setting in others if setting.title not in told)]
+
+    def _completed(self, setting: Setting) -> Setting:
+        if setting.kind == "activation":
+            return self._of_prompts(setting)
+        is_blocks = setting.placement is None or setting.granularity == "expert"
+        if setting.kind != "capacity" or setting.gamma is None or not is_blocks:
+            return setting
+        assert setting.granularity is not None
+        change = self.change(setting.method, setting.gamma, setting.granularity)
+        return setting.model_copy(update={"change": change})
+
+    def _of_prompts(self, setting: Setting) -> Setting:
+        """Return a setting of OEA with the change of accuracy of records that bound all forwards.
+
+        Weights after it (``renormalize``) change no expert: the first such record is taken.
+        """
+        for method in self._methods():
+            is_same = method.name == setting.method and f"k0={method.k0}" == setting.knobs
+            if is_same and method.decode == DEFAULTS["decode"]:
+                change = self._change(self._side(method))
+                if change is not None:
+                    return setting.model_copy(update={"change": change, "knobs": _knobs(method)})
+        return setting
 
     def settings(self, link_share: float) -> list[Setting]:
-        """Return the settings that records alone have: unchanged, and each of their capacities.
+        """Return the settings that records alone have: unchanged, and each of their methods.
 
         Straggler factors are means over the layers and forwards of the records' own batches; that
         before is of the same records.
@@ -96,52 +127,98 @@ class Quality:
         Raises:
             UsageError: If no record has a capacity over so many ranks.
         """
-        methods = {
-            dataclasses.replace(record.cell.method, seed=0)
-            for record in self.records
-            if record.gamma
-            and math.isfinite(record.gamma)  # with 0 there is nothing to speed up
-            and record.cell.method.ep_size == self._ranks
-        }
-        found = [
-            setting
-            for method in sorted(methods, key=lambda method: repr(method.identity()))
-            if (setting := self._setting(method, link_share)) is not None
-        ]
-        if not found:
+        found = [one for method in self._methods() if (one := self._recorded(method, link_share))]
+        before = [one.before for one in found if one.before is not None]
+        if not before:
             sizes = sorted({record.cell.method.ep_size for record in self.records})
             raise UsageError(
                 f"ranks={self._ranks}: no record of {self._model} has a capacity over so many "
                 f"ranks; they have ep_size {', '.join(map(str, sizes))}"
             )
-        before = fmean(unchanged for _, unchanged in found)
-        home = Setting(kind="unchanged", method=UNCHANGED, straggler=before, speedup=1.0)
-        return [home, *(setting for setting, _ in found)]
+        home = Setting(
+            kind="unchanged",
+            method=UNCHANGED,
+            loads="records",
+            straggler=fmean(before),
+            speedup=1.0,
+        )
+        return [home, *(one.setting for one in found)]
 
-    def _setting(self, method: Method, link_share: float) -> tuple[Setting, float] | None:
-        """Return the setting of a method, and the straggler factor before it."""
-        assert method.gamma is not None
+    def _methods(self) -> list[Method]:
+        """Return the methods of the records that are of so many ranks, or of no ranks at all.
+
+        Seeds are one.
+        """
+        methods = {
+            dataclasses.replace(record.cell.method, seed=0)
+            for record in self.records
+            if not record.cell.method.is_stock
+        }
+        return sorted(filter(self._is_served, methods), key=lambda one: repr(one.identity()))
+
+    def _is_served(self, method: Method) -> bool:
+        if method.bound is None:  # the experts of a batch are chosen for all ranks together
+            return method.ep_size == self._ranks or method.granularity == "expert"
+        # With γ=0 there is nothing to speed up.
+        is_finite = bool(method.gamma) and method.gamma != math.inf
+        return method.ep_size == self._ranks and is_finite
+
+    def _recorded(self, method: Method, link_share: float) -> _Recorded | None:
+        """Return the setting of a method by its records' own batches, or None without records."""
         side = self._side(method)
         records = self._found(side)
         if not records:
             return None
-        layers = [layer for record in records for layer in record.layers]
-        before = fmean(layer.peak.device_before.mean for layer in layers)
-        after = fmean(layer.peak.device_after.mean for layer in layers)
         drop_rate = fmean(record.load.drop_rate for record in records)
         wastes = [record.load.pad_waste for record in records if record.load.pad_waste is not None]
-        named = ("method", "gamma", "granularity", "ep_size", "seed")
-        others = {k: v for k, v in method.identity().items() if k not in named}
-        setting = Setting(
-            kind="capacity",
-            method=method.name,
-            gamma=method.gamma,
-            granularity="device" if method.granularity == "device" else "expert",
-            knobs=" ".join(f"{k}={shown(v)}" for k, v in others.items() if v != DEFAULTS[k]),
-            straggler=after,
-            speedup=speedup(after, before, drop_rate, link_share),
-            drop_rate=drop_rate,
-            pad_waste=fmean(wastes) if wastes else None,
-            change=self._change(side),
-        )
-        return setting, before
+        actives = [
+            (record.load.activated_before, record.load.activated_after)
+            for record in records
+            if record.load.activated_before is not None and record.load.activated_after is not None
+        ]
+        fields = {
+            "kind": "activation" if method.bound is None else "capacity",
+            "method": method.name,
+            "gamma": method.gamma,
+            "granularity": None if method.bound is None else method.granularity,
+            "knobs": _knobs(method),
+            "loads": "records",
+            "drop_rate": drop_rate,
+            "pad_waste": fmean(wastes) if wastes else None,
+            "change": self._change(side),
+        }
+        if len(actives) == len(records):  # older ones did not count them
+            before, after = (fmean(values) for values in zip(*actives, strict=True))
+            fields |= {"active": after, "active_before": before}
+        straggler = None
+        if method.ep_size == self._ranks:
+            layers = [layer for record in records for layer in record.layers]
+            straggler = fmean(layer.peak.device_before.mean for layer in layers)
+            after = fmean(layer.peak.device_after.mean for layer in layers)
+            pairs = sum(layer.assignments for layer in layers)
+            sent = 1 - drop_rate + sum(layer.added for layer in layers) / pairs
+            fields |= {
+                "straggler": after,
+                "speedup": speedup(after, straggler, sent, link_share),
+            }
+        return _Recorded(Setting.model_validate(fields), straggler)
+
+
+class _Recorded(NamedTuple):
+    """A setting by records."""
+
+    setting: Setting
+    before: float | None  # straggler factor of the unchanged model on the same batches
+
+
+def _knobs(method: Method) -> str:
+    """Return a method's knobs beside its capacity as words, without those at their defaults.
+
+    What bounds the activated experts is always said.
+    """
+    capacity = ("method", "gamma", "ep_size", "seed", *(("granularity",) if method.bound else ()))
+    others = {k: v for k, v in method.identity().items() if k not in capacity}
+    named = {k: v for k, v in others.items() if method.bound is None and k not in _SHARED}
+    return " ".join(
+        f"{k}={shown(v)}" for k, v in (named | others).items() if k in named or v != DEFAULTS[k]
+    )

@@ -10,6 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+Placed = Sequence[Sequence[int]]
+"""The experts in the slots of every rank."""
+
+
+def in_blocks(n_experts: int, ranks: int) -> Placed:
+    """Return the placement in blocks: each rank has its E/R consecutive experts."""
+    local = n_experts // ranks
+    return [list(range(rank * local, (rank + 1) * local)) for rank in range(ranks)]
+
 
 @dataclass(frozen=True)
 class StepCounts:
@@ -19,7 +28,8 @@ class StepCounts:
     slots: int
     fullest_before: int  # pairs of the fullest rank
     fullest_after: int
-    dropped_score: dict[str, float]
+    dropped_score: dict[str, float]  # by keeper
+    active: dict[str, int]  # copies of experts that compute; random has no definite one
 
 
 def count_step(
@@ -28,34 +38,62 @@ def count_step(
     *,
     gamma: float,
     n_experts: int,
-    ranks: int,
+    placed: Placed,
+    of_devices: bool = False,
     rounding: str = "ceil",
-    size: int = 1,
 ) -> StepCounts:
     """Count what is dropped of the tokens of a step, token by token.
 
-    ``experts[t]`` are the experts of token t, ``scores[t]`` their gate scores. So many (``size``)
-    consecutive experts share a capacity; a token's pairs come in the order of their experts.
+    ``experts[t]`` are the experts of token t, ``scores[t]`` their gate scores. A token's pairs come
+    in the order of their experts. An expert's first pair goes to its first slot, the next to its
+    next, and in turn again. A capacity is of every slot of every rank, or (``of_devices``) of every
+    rank, whose slots share it; ``placed`` has one slot for each expert in the first case.
     """
-    exact = Fraction(repr(gamma)) * size * len(experts) * len(experts[0]) / n_experts
+    n_experts_bound = n_experts // len(placed) if of_devices else 1
+    exact = Fraction(repr(gamma)) * n_experts_bound * len(experts) * len(experts[0]) / n_experts
     whole = math.ceil(exact) if rounding == "ceil" else math.floor(exact)
-    limit = min(whole, size * len(experts))
-    before, after = [0] * ranks, [0] * ranks
+    limit = min(whole, (len(placed[0]) if of_devices else 1) * len(experts))
+    slots = [(rank, slot) for rank, held in enumerate(placed) for slot in range(len(held))]
+    pairs: dict[tuple[int, int], list[tuple[int, float]]] = {slot: [] for slot in slots}
+    turns, number = [0] * n_experts, 0
+    for chosen, given in zip(experts, scores, strict=True):
+        for expert, score in sorted(zip(chosen, given, strict=True)):
+            own = [(rank, slot) for rank, slot in slots if placed[rank][slot] == expert]
+            pairs[own[turns[expert] % len(own)]].append((number, score))
+            turns[expert] += 1
+            number += 1
+    buckets = [
+        [(*pair, slot) for slot in slots if slot[0] == rank for pair in pairs[slot]]
+        for rank in range(len(placed))
+    ]
+    before = [len(bucket) for bucket in buckets]
+    if not of_devices:
+        buckets = [[(*pair, slot) for pair in pairs[slot]] for slot in slots]
+    after = [0] * len(placed)
     dropped, lost = 0, {"score": 0.0, "order": 0.0, "random": 0.0}
-    for bucket in range(n_experts // size):
-        in_order = [
-            score
-            for chosen, given in zip(experts, scores, strict=True)
-            for each, score in sorted(zip(chosen, given, strict=True))
-            if each // size == bucket
-        ]
-        load = len(in_order)
-        kept = min(load, limit)
-        rank = bucket * size // (n_experts // ranks)
-        before[rank] += load
-        after[rank] += kept
-        dropped += load - kept
-        lost["order"] += sum(in_order[kept:])
-        lost["score"] += sum(sorted(in_order, reverse=True)[kept:])
-        lost["random"] += sum(in_order) * (load - kept) / load if load else 0.0
-    return StepCounts(dropped, limit * (n_experts // size), max(before), max(after), lost)
+    active: dict[str, set[tuple[int, int]]] = {"score": set(), "order": set()}
+    for bucket in buckets:
+        kept = min(len(bucket), limit)
+        dropped += len(bucket) - kept
+        in_order = sorted(bucket)
+        by_score = sorted(in_order, key=lambda pair: -pair[1])  # of equal scores the first
+        for keeper, ordered in (("order", in_order), ("score", by_score)):
+            lost[keeper] += sum(score for _, score, _ in ordered[kept:])
+            active[keeper] |= {slot for _, _, slot in ordered[:kept]}
+        if bucket:
+            after[bucket[0][2][0]] += kept
+            mass = sum(score for _, score, _ in bucket)
+            lost["random"] += mass * (len(bucket) - kept) / len(bucket)
+    copies = {keeper: len(found) for keeper, found in active.items()}
+    return StepCounts(dropped, limit * len(buckets), max(before), max(after), lost, copies)
+
+
+def count_activated(experts: Sequence[Sequence[int]], k0: int) -> tuple[int, int]:
+    """Count the experts that OEA activates for the tokens of a step, and the pairs outside them.
+
+    ``experts[t]`` are the experts of token t, the best first. Those among the k0 best of any token
+    are activated; every other pair of the router is not computed.
+    """
+    activated = {expert for chosen in experts for expert in chosen[:k0]}
+    lost = sum(expert not in activated for chosen in experts for expert in chosen)
+    return len(activated), lost

@@ -1,4 +1,4 @@
-"""Sum the gate scores that a capacity would drop, by who is kept."""
+"""Sum the gate scores that a capacity would drop, by who is kept, and count who still computes."""
 
 from __future__ import annotations
 
@@ -28,13 +28,12 @@ def dropped_mass(
     top_k = expert_TK.shape[1]
     step_T = np.repeat(np.arange(n_steps), load_SE.sum(axis=1) // top_k)
     bucket_P = (step_T[:, None] * n_experts + expert_TK).ravel().astype(np.uint64) << np.uint64(32)
-    score_P = score_TK.astype(np.float32).ravel() + np.float32(0)  # + 0 makes 0 of -0
+    score_P = score_TK.astype(np.float32).ravel()
     load_B = load_SE.ravel()
     end_B = np.cumsum(load_B)
-    # One sort of integers: the bucket above, below it what falls with the score (bits of floats of
-    # at least 0 are in their order), or the place of the pair, which rises with the token.
-    bits_P = np.uint64(2**32 - 1) - score_P.view(np.uint32)
-    falling_P = np.uint32(2**32 - 1) - np.sort(bucket_P | bits_P).astype(np.uint32)
+    # One sort of integers: the bucket above, below it what falls with the score, or the place of
+    # the pair, which rises with the token.
+    falling_P = np.uint32(2**32 - 1) - np.sort(bucket_P | _falling(score_P)).astype(np.uint32)
     placed_P = np.sort(bucket_P | np.arange(len(score_P), dtype=np.uint64)).astype(np.uint32)
     lost_XM = np.empty((len(limit_XS), len(KEEPERS)))
     sums = [_running(falling_P.view(np.float32)), _running(score_P[placed_P])]
@@ -47,6 +46,44 @@ def dropped_mass(
     return float(sums[1][-1]), lost_XM
 
 
+def _falling(score: Array) -> Array:
+    """Return 32 bits of each score [P] that fall where it rises, as uint64."""
+    bits_P = (score.astype(np.float32).ravel() + np.float32(0)).view(np.uint32)  # makes 0 of -0
+    return np.uint64(2**32 - 1) - bits_P  # bits of floats of at least 0 are in their order
+
+
 def _running(score_P: Array) -> Array:
     """Return the sums of the first 0, 1, … scores."""
     return np.concatenate([[0.0], np.cumsum(score_P, dtype=np.float64)])
+
+
+def active_copies(
+    slot_TK: Array, score_TK: Array | None, load_SR: Array, limit_XS: Array, slots: int
+) -> Array:
+    """Return the copies of experts that keep a pair under capacities of devices [X].
+
+    They are summed over the steps of one layer.
+
+    Args:
+        slot_TK: The slots that compute the pairs of the tokens, step by step.
+        score_TK: Their gate scores, of which a device keeps the highest, of equal ones the first;
+            None to keep the first pairs.
+        load_SR: Pairs of each device in each step.
+        limit_XS: The capacity of a device in each step, by capacity factor.
+        slots: Slots of a device.
+    """
+    n_steps, n_ranks = load_SR.shape
+    step_P = np.repeat(np.arange(n_steps), load_SR.sum(axis=1))
+    slot_P, bucket_P = slot_TK.ravel(), step_P * n_ranks + slot_TK.ravel() // slots
+    bucket_P = bucket_P.astype(np.min_scalar_type(load_SR.size))  # short integers sort faster
+    order_P: Array = np.arange(len(slot_P), dtype=np.uint64)
+    if score_TK is not None:
+        order_P = np.sort(_falling(score_TK) << np.uint64(32) | order_P).astype(np.uint32)
+    order_P = order_P[np.argsort(bucket_P[order_P], kind="stable")]
+    load_B = load_SR.ravel()
+    place_P = np.arange(len(order_P)) - np.repeat(load_B.cumsum() - load_B, load_B)
+    # A copy computes if the first of its pairs is kept; one without a pair never does.
+    first_SN = np.full((n_steps, n_ranks * slots), np.iinfo(np.int64).max)
+    copy_P = step_P * (n_ranks * slots) + slot_P
+    np.minimum.at(first_SN.ravel(), copy_P[order_P], place_P)
+    return np.array([np.count_nonzero(first_SN < limit_S[:, None]) for limit_S in limit_XS])

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from capmoe_eval.routing.capacity import capacity
+from capmoe_eval.routing.capacity import capacity, experts_per_rank
 from capmoe_eval.serving.score_mass import KEEPERS, dropped_mass
-from capmoe_eval.serving.trace import Array, Trace, check_ranks
+from capmoe_eval.serving.trace import Array, Trace
 
 # Shape suffixes: S steps, L layers, E experts, R ranks, X capacity factors, M keepers.
 
@@ -98,7 +98,7 @@ def summarise(
     if ranks is None:
         ranks = trace.ranks
     else:
-        check_ranks(ranks, trace.n_experts)
+        experts_per_rank(trace.n_experts, ranks, "ranks")
     sums = _Sums(trace, tuple(gammas), ranks, rounding)
     for part in trace.by_steps():
         sums.add(part.load_SLE, part.tokens)
@@ -118,26 +118,33 @@ def summarise(
 
 
 def limits(
-    trace: Trace, gamma: float, asked_SL: Array, rounding: str = "ceil", experts: int = 1
+    trace: Trace,
+    gamma: float,
+    asked_SL: Array,
+    rounding: str = "ceil",
+    experts: int = 1,
+    slots: int | None = None,
 ) -> Array:
     """Return the capacity of so many experts together, in each step and layer [S, L].
 
     Args:
         trace: The trace, for E and K.
         gamma: Capacity factor.
-        asked_SL: Pairs of each step and layer.
+        asked_SL: Pairs of each step and layer, or of each step of one layer [S].
         rounding: ``ceil`` or ``floor``.
-        experts: Experts that share a capacity: 1, or those of a device.
+        experts: Experts that share a capacity: 1, or those of a device, E/R.
+        slots: What they have slots for, each of which computes a token at most once; more than
+            ``experts`` where a device holds copies.
     """
-    top_k = trace.top_k or 1
+    top_k, slots = trace.top_k or 1, slots or experts
     different, place_SL = np.unique(asked_SL, return_inverse=True)
     found = [
+        # γ·n·T·K/E, and at most a pair for each slot and token.
         capacity(
-            *(gamma, int(asked) // top_k, top_k, trace.n_experts),
+            *(gamma, slots * (asked // top_k), experts * top_k, slots * trace.n_experts),
             rounding=rounding,
-            experts=experts,
         )
-        for asked in different
+        for asked in different.tolist()
     ]
     return np.array(found)[place_SL].reshape(asked_SL.shape)
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from capmoe_eval.errors import UsageError, shown
+from capmoe_eval.routing.capacity import experts_per_rank
 
 # Shape suffixes: T tokens, L MoE layers, K = top-k, S steps (forwards), E routed experts.
 
@@ -74,7 +75,7 @@ class Trace:
             if (value := getattr(self, name)) is not None:
                 _check_whole(name, value, self.n_experts)
         if self.ranks is not None:
-            check_ranks(self.ranks, self.n_experts)
+            experts_per_rank(self.n_experts, self.ranks, "ranks")
         if self.load_SLE is None:
             self._check_tokens()
         else:
@@ -252,15 +253,6 @@ def unsigned(ids: Array, field: str = "expert_TLK") -> Array:
     if (lowest := int(ids.min())) < 0:
         raise UsageError(f"{field}={lowest}: the number of an expert must be at least 0")
     return ids.astype(np.min_scalar_type(int(ids.max())), copy=False)
-
-
-def check_ranks(ranks: int, n_experts: int) -> None:
-    """Refuse a number of ranks over which the experts cannot be spread evenly."""
-    if n_experts % ranks:
-        raise UsageError(
-            f"ranks={ranks}: {n_experts} experts cannot be spread evenly; choose a divisor of "
-            f"{n_experts}"
-        )
 
 
 def _check_whole(field: str, value: object, most: int | None = None) -> None:

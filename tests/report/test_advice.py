@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import re
@@ -14,13 +15,15 @@ import pytest
 import yaml
 
 from capmoe_eval import advise, loads
-from capmoe_eval.report.advice.page import to_html
+from capmoe_eval.report.advice.page import content, text, to_html
 from capmoe_eval.report.site import serving
 from capmoe_eval.report.site.inventory import Inventory
 from capmoe_eval.report.site.page import SERVING, Address
-from capmoe_eval.serving.advice import Advice
+from capmoe_eval.serving.advice import Advice, Budget
+from capmoe_eval.serving.advising import Deployment, advise_on_trace
 from capmoe_eval.serving.exports.files import SERVER_FILES, SGLANG, TENSORRT_LLM, VLLM
 from tests.records import planned
+from tests.serving.test_front import skewed
 from tests.serving.test_readers import completion, lines
 
 ROOT = Path(__file__).parents[2]
@@ -126,3 +129,23 @@ def test_the_page_needs_nothing_besides_and_the_site_shows_the_same(
     (out / "advice.json").write_text("{}")
     assert "cannot be read" in serving.serving_page(Inventory("zoo"), address)
     capsys.readouterr()
+
+
+def test_the_front_names_who_is_kept_once_and_the_page_has_what_it_leaves_out() -> None:
+    asked = Budget(at_least_speedup=1.2)
+    one_step = dataclasses.replace(skewed(), load_SLE=skewed().load_SLE[:1])  # type: ignore[index]
+    lines = text(advise_on_trace(one_step, (0.5, 1.0), Deployment(4), asked).advice).splitlines()
+    ties = [line.split("  ")[0] for line in lines if "γ=0.5 per device" in line]
+    assert ties == ["score, order, random γ=0.5 per device"]
+    deployment = Deployment(4, expert_bytes=3_000_000)
+    advice = advise_on_trace(skewed(), (0.5, 1.0), deployment, asked).advice
+    assert advice.activation and advice.activation in text(advice).splitlines()
+    shown = content(advice)
+    headings = [name for name, _ in shown["headings"]]  # type: ignore[attr-defined]
+    place = headings.index("weights sent once in a layer, MB") - 1
+    cells = {one.title: own for _, one, own in shown["rows"]}  # type: ignore[attr-defined]
+    placed = next(one for one in advice.settings if one.placement == "EPLB+4")
+    assert cells[placed.title][place] == (f"{placed.set_up * 3:.3g}", placed.set_up)
+    assert placed.set_up > 0 and placed.title in to_html(advice)
+    layered = next(one for one in advice.settings if one.layer_gammas is not None)
+    assert f"γ {', '.join(map(str, layered.layer_gammas or ()))}" in to_html(advice)

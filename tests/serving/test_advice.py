@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.routing.method import Method
-from capmoe_eval.serving.advice import Advice, Budget, choose, recommend
+from capmoe_eval.serving.advice import Advice, Budget, activation, choose, recommend
 from capmoe_eval.serving.advising import (
     Advised,
     Deployment,
     advise_on_records,
     advise_on_trace,
 )
-from capmoe_eval.serving.front import Change, Setting
 from capmoe_eval.serving.quality import Quality, read_records
+from capmoe_eval.serving.settings import Change, Setting
 from capmoe_eval.serving.trace import Trace
 from tests import records
 from tests.serving.test_front import skewed
@@ -67,6 +67,12 @@ def menus(draw: st.DrawFn) -> list[Setting]:
     for _ in range(draw(st.integers(0, 3))):
         kind = draw(st.sampled_from(("placement", "placement", "transfers")))
         menu.append(lossless(draw(few), draw(st.sampled_from((0.0, 8.0))), kind))
+    if draw(st.booleans()):  # whose speedup nobody knows, or of other loads
+        unknown = capacity(1.4, 0.2)
+        menu += [
+            unknown.model_copy(update={"kind": "activation", "speedup": None, "straggler": None}),
+            unknown.model_copy(update={"loads": "records"}),
+        ]
     for _ in range(draw(st.integers(0, 5))):
         effect = draw(st.sampled_from((None, 0.2, 0.0, -0.3, -0.5, -2.0)))
         drop_rate = draw(st.sampled_from((0.1, 0.3)))
@@ -91,6 +97,8 @@ def test_the_choice_is_what_a_search_finds(menu: list[Setting], budget: Budget) 
     least, most = budget.at_least_speedup or 0.0, budget.at_most_points
     allowed = []
     for number, one in enumerate(menu):
+        if one.speedup is None or one.loads == "records":
+            continue
         slow = one.speedup < least
         lossy = one.kind == "capacity"
         proven = one.change is not None and most is not None and one.change.low >= -most
@@ -145,6 +153,60 @@ def test_the_sentences() -> None:
     assert recommend([HOME], Budget(at_least_speedup=1.0)).sentence.startswith("Nothing need")
 
 
+def test_a_capacity_is_recommended_beside_one_that_drops_less_and_nobody_measured() -> None:
+    budget = Budget(at_most_points=0.5, at_least_speedup=1.3)
+    placed = capacity(1.5, None, drop_rate=0.04).model_copy(
+        update={"placement": "EPLB+8", "granularity": "device"}
+    )
+    chosen = capacity(1.5, -0.2, 0.2)
+    told = " As fast, score γ=1 per device on EPLB+8 drops 4.0%; what the answers lose under it is "
+    assert told in recommend([HOME, chosen, placed], budget).sentence
+    slower = placed.model_copy(update={"speedup": 1.4})
+    more = placed.model_copy(update={"drop_rate": 0.2})
+    assert "As fast" not in recommend([HOME, chosen, slower, more], budget).sentence
+    # The γ of layers are in the sentence; no server takes them, and the titles are too short.
+    layered = chosen.model_copy(update={"gamma": None, "matched": 1.0, "layer_gammas": (0.5, 1.25)})
+    found = recommend([HOME, layered], budget)
+    assert found.sentence.startswith("score γ by layer ≈1 per expert: the fullest rank")
+    assert found.sentence.endswith(" The γ of its layers: 0.5, 1.25.")
+
+
+def test_activated_experts_are_compared_within_the_budget_of_points() -> None:
+    home = HOME.model_copy(update={"active": 30.0, "active_before": 30.0})
+    oea = Setting(
+        kind="activation",
+        method="oea",
+        knobs="k0=1",
+        active=15.0,
+        active_before=30.0,
+        drop_rate=0.2,
+    )
+    within = Budget(at_most_points=0.5)
+    assert activation([HOME], within) == ""  # nothing is known, so nothing is said
+    assert activation([home, oea], Budget(at_least_speedup=1.2)) == (
+        "Activated experts in a layer of a step: 30.0 as served; by OEA 15.0 with k0=1."
+    )
+    # Its loss is not known, so that it keeps to no budget of points.
+    assert activation([home, oea], within).endswith(
+        "No setting is known to activate fewer within at most 0.5 points lost."
+    )
+    record = oea.model_copy(
+        update={
+            "method": "xshare",
+            "loads": "records",
+            "active": 9.0,
+            "active_before": 12.0,
+            "change": capacity(1.0, -0.2, 0.2).change,
+        }
+    )
+    assert activation([home, oea, record], within).endswith(
+        "Fewest within at most 0.5 points lost: xshare k0=1, 75% of those before in the records’ "
+        "batches, changing accuracy by −0.20 [−0.40, +0.00] points on 1 task."
+    )
+    dear = record.model_copy(update={"active": 6.0, "change": capacity(1.0, -0.7).change})
+    assert "xshare k0=1, 75%" in activation([home, record, dear], within)
+
+
 def advised(trace: Trace, budget: Budget, quality: Quality | None = None) -> Advised:
     return advise_on_trace(trace, (0.5, 1.0, 2.0), Deployment(4), budget, quality=quality)
 
@@ -192,6 +254,11 @@ def written(root: Path) -> None:
         Method("score", 1.0, ep_size=4): 26,
         Method("order", 1.0, ep_size=4): 10,
         Method("expanded_drop", 1.0, ep_size=4): 28,
+        Method("oea", k0=1, renormalize="after"): 27,
+        Method("oea", k0=1, decode="only"): 29,
+        Method("xshare", granularity="device", ep_size=4): 30,
+        Method("xshare", granularity="device", ep_size=2): 30,  # of other ranks
+        Method("score", 1.0, ep_size=2): 30,
     }
     for method, right in rights.items():
         peak = {
@@ -204,7 +271,9 @@ def written(root: Path) -> None:
             )
         }
         layer = records.layer([16, 8, 4, 4, 0, 0, 0, 0], peak=peak)
-        load = {"drop_rate": 0.0 if method.gamma is None else 0.25}
+        load: dict[str, float] = {"drop_rate": 0.0 if method.gamma is None else 0.25}
+        if method.bounds_activation:
+            load |= {"activated_before": 8.0, "activated_after": 6.0}
         correct = [1] * right + [0] * (40 - right)
         records.record(cell(method), root, correct, load=load, layers=[layer]).write()
 
@@ -215,19 +284,61 @@ def test_records_give_paired_quality_to_the_settings_that_they_are_of(tmp_path: 
     budget = Budget(at_least_speedup=1.6, at_most_points=30.0)
     advice = advised(skewed(), budget, quality).advice
     changes = {s.title: s.change for s in advice.settings if s.change is not None}
+    # A capacity of experts drops the same on every placement, one of devices does not; the last
+    # ones are of records alone.
+    of_records = {
+        "expanded drop γ=1 per expert": -5.0,
+        "oea k0=1 decode=only": -2.5,
+        "oea k0=1 renormalize=after": -7.5,
+        "xshare k0=1 expert_budget=0.5 granularity=device": 0.0,
+    }
     assert {title: change.effect for title, change in changes.items()} == pytest.approx(
-        {"score γ=1 per expert": -10.0, "order γ=1 per expert": -50.0}
+        {
+            "score γ=1 per expert": -10.0,
+            "score γ=1 per expert on EPLB": -10.0,
+            "order γ=1 per expert": -50.0,
+        }
+        | of_records
     )
+    others = {one.title: one for one in advice.settings if one.loads == "records"}
+    assert set(others) == set(of_records)
+    assert not any(one.is_on_front for one in others.values())
+    straggling = others["expanded drop γ=1 per expert"]
+    assert (straggling.straggler, straggling.speedup, straggling.active) == (1.25, 1.6, None)
+    unranked = others["oea k0=1 decode=only"]  # its records are of one rank
+    assert (unranked.straggler, unranked.speedup) == (None, None)
+    assert (unranked.active, unranked.active_before) == (6.0, 8.0)
+    assert others["xshare k0=1 expert_budget=0.5 granularity=device"].straggler == 1.25
+    assert any("Loads of 4 settings of records alone" in line for line in advice.unknown)
     change = changes["score γ=1 per expert"]
     assert (change.documents, change.tasks, change.drop_rate) == (40, ("piqa",), 0.25)
     assert change.low < -10.0 < change.high
     assert advice.axis == "points" and advice.commands == ()
     assert any("of which no records" in line for line in advice.unknown)
     # With other ranks the records say nothing.
-    other = Quality(read_records(tmp_path, "made"), 2)
+    other = Quality(read_records(tmp_path, "made"), 8)
     assert other.change("score", 1.0, "expert") is None
     with pytest.raises(UsageError, match="no whole record of model mad; it has made"):
         read_records(tmp_path, "mad")
+
+
+def test_oea_has_its_experts_from_the_trace_and_its_accuracy_from_records(tmp_path: Path) -> None:
+    written(tmp_path)
+    ids = np.argsort(np.random.default_rng(2).random((40, 2, 8)), axis=2)[:, :, :3]
+    trace = Trace(8, expert_TLK=ids.astype(np.uint8), step_T=np.arange(40) // 10, model="made")
+    quality = Quality(read_records(tmp_path, "made"), 4)
+    advice = advised(trace, Budget(at_most_points=20.0), quality).advice
+    found = {one.title: one for one in advice.settings if one.method == "oea"}
+    assert list(found) == ["oea k0=1 renormalize=after", "oea k0=2", "oea k0=1 decode=only"]
+    known, unmeasured, of_decoding = found.values()
+    # Records that bound every forward are the trace's; those of decoding have steps of their own.
+    assert [one.loads for one in found.values()] == ["trace", "trace", "records"]
+    assert known.change is not None and known.change.effect == pytest.approx(-7.5)
+    assert unmeasured.change is None and of_decoding.active == 6.0
+    assert known.active is not None and unmeasured.active is not None
+    assert known.active <= unmeasured.active <= advice.settings[0].active  # type: ignore[operator]
+    assert (known.straggler, known.speedup, known.dropped_score) == (None, None, None)
+    assert not known.is_on_front and any("Loads after OEA" in line for line in advice.unknown)
 
 
 def test_records_alone_are_a_basis_too(tmp_path: Path) -> None:
@@ -237,17 +348,21 @@ def test_records_alone_are_a_basis_too(tmp_path: Path) -> None:
     assert [setting.title for setting in advice.settings] == [
         "the placement in blocks",
         "expanded drop γ=1 per expert",
+        "oea k0=1 decode=only",
+        "oea k0=1 renormalize=after",
         "order γ=1 per expert",
         "score γ=1 per expert",
+        "xshare k0=1 expert_budget=0.5 granularity=device",
     ]
     assert advice.settings[0].straggler == 2.0
-    assert {setting.speedup for setting in advice.settings[1:]} == {1.6}
+    assert {setting.speedup for setting in advice.settings[1:]} == {1.6, None}
     chosen = advice.settings[advice.recommendation.setting or 0]
-    assert chosen.method == "expanded_drop" and chosen.change is not None
-    assert chosen.change.effect == pytest.approx(-5.0)
+    assert chosen.method == "xshare" and chosen.change is not None
+    assert chosen.change.effect == pytest.approx(0.0)
+    assert advice.activation.startswith("Fewest within at most 20 points lost: ")
     assert any("balancing without loss" in line for line in advice.unknown)
-    with pytest.raises(UsageError, match="they have ep_size 1, 4"):
-        advise_on_records(Quality(quality.records, 2), Deployment(2), Budget(at_most_points=1.0))
+    with pytest.raises(UsageError, match="they have ep_size 1, 2, 4"):
+        advise_on_records(Quality(quality.records, 8), Deployment(8), Budget(at_most_points=1.0))
 
 
 def test_gammas_that_say_nothing_are_refused() -> None:

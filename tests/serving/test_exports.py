@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -12,8 +13,8 @@ from pydantic import ValidationError
 from capmoe_eval.serving.advice import Budget
 from capmoe_eval.serving.advising import Deployment, advise_on_trace
 from capmoe_eval.serving.exports import files, megatron, sglang, tensorrt_llm, vllm
-from capmoe_eval.serving.front import Setting
 from capmoe_eval.serving.placement.eplb import plan_eplb
+from capmoe_eval.serving.settings import Setting
 from capmoe_eval.serving.trace import Trace
 from tests.serving.test_front import skewed
 
@@ -83,6 +84,8 @@ def test_megatron_has_score_and_order_of_each_expert() -> None:
         capacity("random"),
         capacity("score", "device"),
         capacity("score", "expert", "count_padding=true"),
+        capacity().model_copy(update={"placement": "EPLB"}),
+        capacity().model_copy(update={"gamma": None, "layer_gammas": (1.0, 1.5)}),
         Setting(kind="unchanged", method="contiguous", straggler=1.0, speedup=1.0),
     ):
         assert megatron.capacity_arguments(other) is None
@@ -116,7 +119,12 @@ def test_the_files_are_those_of_what_is_recommended() -> None:
     assert files.MEGATRON not in balanced
     assert json.loads(balanced[files.VLLM]) == {"num_redundant_experts": 4}
     fast = advised(at_least_speedup=2.5)
-    assert "--moe-expert-capacity-factor 1.0" in fast[files.MEGATRON]
+    # A capacity on EPLB's placement: its servers take the placement, and Megatron-LM has none.
+    assert json.loads(fast[files.VLLM]) == {"num_redundant_experts": 4}
+    assert files.MEGATRON not in fast
+    two = dataclasses.replace(trace, load_SLE=trace.load_SLE[:1])  # type: ignore[index]
+    unplanned = advise_on_trace(two, (1.0,), Deployment(8), Budget(at_least_speedup=2.0)).files
+    assert "--moe-expert-capacity-factor 1.0" in unplanned[files.MEGATRON]
     assert advised(at_least_speedup=1.0) == {}  # nothing need change
     even = Trace(8, load_SLE=np.full((4, 1, 8), 5))
     assert advise_on_trace(even, (1.0,), Deployment(4), Budget(at_most_points=1.0)).files == {}

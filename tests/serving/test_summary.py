@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.serving import trace as trace_module
-from capmoe_eval.serving.reference import count_step
+from capmoe_eval.serving.reference import count_step, in_blocks
 from capmoe_eval.serving.score_mass import KEEPERS
 from capmoe_eval.serving.summary import summarise
 from capmoe_eval.serving.trace import Trace
@@ -56,7 +56,7 @@ def test_it_is_what_loops_count(trace: Trace, rounding: str, at_once: int) -> No
                     trace.score_TLK[trace.step_T == step, layer].tolist(),
                     gamma=at.gamma,
                     n_experts=trace.n_experts,
-                    ranks=trace.ranks or 1,
+                    placed=in_blocks(trace.n_experts, trace.ranks or 1),
                     rounding=rounding,
                 )
                 for step in np.unique(trace.step_T)

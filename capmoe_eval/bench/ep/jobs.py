@@ -102,7 +102,7 @@ def free_job(given: argparse.Namespace, processes: int | None) -> Job:
         raise UsageError(
             f"ranks={given.ranks}: torchrun started {processes} processes; leave it out"
         )
-    experts_per_rank(shape.n_experts, ranks)
+    experts_per_rank(shape.n_experts, ranks, "ranks")
     batches = []
     for tokens in given.tokens:
         fits = tokens % given.prompt == 0

@@ -94,7 +94,7 @@ def random_experts(setting: LayerSetting, rank: int) -> nn.Module:
     """Return a rank's E/R experts: transformers' own module, with random weights."""
     shape = setting.shape
     config = OlmoeConfig(
-        num_experts=experts_per_rank(shape.n_experts, setting.ranks),
+        num_experts=experts_per_rank(shape.n_experts, setting.ranks, "ranks"),
         hidden_size=shape.hidden,
         intermediate_size=shape.intermediate,
     )

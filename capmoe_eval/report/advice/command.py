@@ -72,6 +72,11 @@ def _parser() -> Parser:
         default=0.0,
         help="share of the expert step's time that the link takes, from 0 to 1 (default: 0)",
     )
+    served.add_argument(
+        "--expert-bytes",
+        type=COUNT,
+        help="bytes of one expert's weights, so that the page has what is sent in MB",
+    )
     quality = parser.add_argument_group("accuracy")
     quality.add_argument("--results", type=PATH, help="results directory with records of the model")
     quality.add_argument("--model", help="its name there (default: the trace's)")
@@ -104,7 +109,7 @@ def _advised(given: argparse.Namespace, read_trace: ReadTrace, reader: Reader | 
     ranks = given.ranks or (None if trace is None else trace.ranks)
     if ranks is None:
         raise UsageError("ranks: is not known; give the expert-parallel ranks, such as --ranks 8")
-    deployment = Deployment(ranks, given.experts_per_rank, given.link_share)
+    deployment = Deployment(ranks, given.experts_per_rank, given.link_share, given.expert_bytes)
     if trace is None:
         source = given.source.resolve()
         records = read_records(source.parent, source.name, reader)

@@ -6,21 +6,23 @@ from capmoe_eval.report.templates import render
 from capmoe_eval.report.templates.texts import ABSENT, shown
 from capmoe_eval.serving.advice import Advice, axis_words
 from capmoe_eval.serving.exports.files import MEGATRON
-from capmoe_eval.serving.front import Change, Setting, cost
+from capmoe_eval.serving.front import comparable, cost
+from capmoe_eval.serving.settings import Change, Setting
 
 _HEADINGS = (
-    ("setting", ""),
-    ("fullest rank over the mean", "number"),
-    ("speedup of the expert step, at most", "number"),
-    ("pairs dropped", "number"),
-    ("gate scores dropped", "number"),
-    ("padding", "number"),
-    ("accuracy, points", "number"),
-    ("95 % interval", "number"),
-    ("tasks (documents)", "number"),
-    ("pairs dropped there", "number"),
-    ("copies of experts in a layer", "number"),
-    ("weights sent in a layer and step", "number"),
+    "fullest rank over the mean",
+    "speedup of the expert step, at most",
+    "pairs dropped",
+    "gate scores dropped",
+    "padding",
+    "experts active in a layer and step",
+    "accuracy, points",
+    "95 % interval",
+    "tasks (documents)",
+    "pairs dropped there",
+    "copies of experts in a layer",
+    "weights sent once in a layer",
+    "weights sent in a layer and step",
 )
 
 
@@ -32,14 +34,19 @@ def to_html(advice: Advice) -> str:
 def content(advice: Advice) -> dict[str, object]:
     """Return what the templates show of an advice."""
     place = advice.recommendation.setting
-    rows = [(number == place, one, _cells(one)) for number, one in enumerate(advice.settings)]
+    size = advice.expert_bytes
+    rows = [(number == place, one, _cells(one, size)) for number, one in enumerate(advice.settings)]
+    sent = "" if size is None else ", MB"
     return {
         "advice": advice,
         "about": about(advice),
         "remark": remark(advice),
-        "headings": _HEADINGS,
+        "headings": [
+            ("setting", ""),
+            *((name + sent * name.startswith("weights"), "number") for name in _HEADINGS),
+        ],
         "front": sorted(
-            (row for row in rows if row[1].is_on_front), key=lambda row: row[1].speedup
+            (row for row in rows if row[1].is_on_front), key=lambda row: row[1].reached
         ),
         "rows": rows,
         "axis": axis_words(advice.axis),
@@ -65,21 +72,24 @@ def remark(advice: Advice) -> str:
         return ""
     return (
         "No server takes it from a file: SGLang, TensorRT-LLM and vLLM have no capacity, and "
-        "Megatron-LM has one of score and of order, of each expert."
+        "Megatron-LM has one of score and of order, of each expert in blocks, one γ for all layers."
     )
 
 
-def _cells(setting: Setting) -> list[tuple[str, float | None]]:
-    """Return the numbers of a setting as text and value."""
+def _cells(setting: Setting, expert_bytes: int | None) -> list[tuple[str, float | None]]:
+    """Return the numbers of a setting as text and value; weights in MB, if their size is known."""
+    megabytes = 1.0 if expert_bytes is None else expert_bytes / 1e6
     return [
         (shown(setting.straggler, "{:.2f}"), setting.straggler),
         (shown(setting.speedup, "{:.2f}×"), setting.speedup),
         (shown(setting.drop_rate, "{:.1%}"), setting.drop_rate),
         (shown(setting.dropped_score, "{:.1%}"), setting.dropped_score),
         (shown(setting.pad_waste, "{:.1%}"), setting.pad_waste),
+        (shown(setting.active, "{:.1f}"), setting.active),
         *_accuracy(setting.change),
         (shown(setting.extra, "{:.3g}"), setting.extra),
-        (shown(setting.moved, "{:.3g}"), setting.moved),
+        (shown(setting.set_up * megabytes, "{:.3g}"), setting.set_up),
+        (shown(setting.moved * megabytes, "{:.3g}"), setting.moved),
     ]
 
 
@@ -97,19 +107,9 @@ def _accuracy(change: Change | None) -> list[tuple[str, float | None]]:
 
 def text(advice: Advice) -> str:
     """Return the advice as lines: the recommendation, the front, and what is not known."""
-    front = [setting for setting in advice.settings if setting.is_on_front]
     rows = [
-        ["front", "fullest/mean", "speedup ≤", "dropped", axis_words(advice.axis)],
-        *(
-            [
-                one.title,
-                f"{one.straggler:.2f}",
-                f"{one.speedup:.2f}×",
-                f"{one.drop_rate:.1%}",
-                _cost(one, advice),
-            ]
-            for one in sorted(front, key=lambda setting: setting.speedup)
-        ),
+        ["front", "fullest/mean", "speedup ≤", "dropped", "active", axis_words(advice.axis)],
+        *_front_rows(advice),
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = [
@@ -130,6 +130,7 @@ def text(advice: Advice) -> str:
             f"{advice.recommendation.sentence} {remark(advice)}".rstrip(),
             "",
             *table,
+            *(["", advice.activation] if advice.activation else []),
             "",
             "Not known:",
             *(f"- {line}" for line in advice.unknown),
@@ -140,6 +141,30 @@ def text(advice: Advice) -> str:
             ),
         ]
     )
+
+
+def _front_rows(advice: Advice) -> list[list[str]]:
+    """Return the rows of the front, one for settings that differ in who is kept alone."""
+    names: dict[tuple[str, ...], list[str]] = {}
+    front = (setting for setting in advice.settings if setting.is_on_front)
+    for one in sorted(front, key=lambda setting: setting.reached):
+        cells = (
+            shown(one.straggler, "{:.2f}"),
+            shown(one.speedup, "{:.2f}×"),
+            shown(one.drop_rate, "{:.1%}"),
+            shown(one.active, "{:.1f}"),
+            _cost(one, advice),
+        )
+        key = one.name if one.is_lossless else one.bound
+        names.setdefault((key, *cells), []).append(one.title)
+    return [
+        [titles[0] if len(titles) == 1 else f"{_either(titles)} {key}", *cells]
+        for (key, *cells), titles in names.items()
+    ]
+
+
+def _either(titles: list[str]) -> str:
+    return ", ".join(title.split(" γ")[0] for title in titles)
 
 
 def _cost(setting: Setting, advice: Advice) -> str:
@@ -157,17 +182,17 @@ _WIDTH, _HEIGHT, _LEFT, _TOP = 560, 260, 44, 8
 def _picture(advice: Advice) -> dict[str, object]:
     """Return the places of all settings of known cost in a picture of speedup and cost."""
     known = [
-        (setting, found)
-        for setting in advice.settings
-        if setting.kind != "transfers" and (found := cost(setting, advice.axis)) is not None
+        (advice.settings[number], found)
+        for number in comparable(advice.settings)
+        if (found := cost(advice.settings[number], advice.axis)) is not None
     ]
-    most = max((setting.speedup for setting, _ in known), default=1.0)
-    least = min((setting.speedup for setting, _ in known), default=1.0)
+    most = max((setting.reached for setting, _ in known), default=1.0)
+    least = min((setting.reached for setting, _ in known), default=1.0)
     dearest = max((found for _, found in known), default=0.0) or 1.0
     span = (most - least) or 1.0
 
     def place(setting: Setting, found: float) -> tuple[float, float]:
-        across = _LEFT + _WIDTH * (setting.speedup - least) / span
+        across = _LEFT + _WIDTH * (setting.reached - least) / span
         return round(across, 1), round(_TOP + _HEIGHT * (1 - found / dearest), 1)
 
     points = [(*place(setting, found), setting) for setting, found in known]

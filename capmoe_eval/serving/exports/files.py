@@ -6,8 +6,8 @@ import re
 from typing import NamedTuple
 
 from capmoe_eval.serving.exports import megatron, sglang, tensorrt_llm, vllm
-from capmoe_eval.serving.front import Setting
 from capmoe_eval.serving.placement.eplb import plan_eplb
+from capmoe_eval.serving.settings import Setting
 from capmoe_eval.serving.trace import Trace
 
 SGLANG = "sglang_expert_location.json"

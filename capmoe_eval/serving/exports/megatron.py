@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from capmoe_eval.serving.front import Setting
+from capmoe_eval.serving.settings import Setting
 
 POLICIES = {"score": "probs", "order": "position"}
 """Megatron's names of the methods that it has."""
@@ -59,8 +59,10 @@ def read_arguments(line: str) -> Arguments:
 def capacity_arguments(setting: Setting) -> str | None:
     """Return the arguments of a setting, or None if Megatron-LM has no such capacity."""
     policy = POLICIES.get(setting.method)
-    plain = setting.granularity == "expert" and not setting.knobs
-    if setting.kind != "capacity" or policy is None or not plain:
+    of_experts = setting.kind == "capacity" and setting.granularity == "expert"
+    # It takes one γ for all layers, of experts in blocks.
+    is_plain = setting.layer_gammas is None and setting.placement is None and not setting.knobs
+    if policy is None or not of_experts or not is_plain:
         return None
     factor = {"moe-expert-capacity-factor": setting.gamma, "moe-token-drop-policy": policy}
     return Arguments.model_validate(factor).line() + "\n"

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.routing.capacity import experts_per_rank
 
 # Shape suffixes: S steps, L layers, E experts, R ranks, N slots of a rank, P = R·N slots.
 
@@ -97,13 +98,8 @@ def contiguous(layers: int, n_experts: int, ranks: int) -> Placement:
     Raises:
         UsageError: If E does not divide by R.
     """
-    if ranks < 1 or n_experts % ranks:
-        fits = [r for r in range(1, n_experts + 1) if n_experts % r == 0]
-        raise UsageError(
-            f"ranks={ranks}: {n_experts} experts cannot be spread evenly; choose one of "
-            f"{', '.join(map(str, fits))}"
-        )
-    expert_RN = np.arange(n_experts, dtype=np.int64).reshape(ranks, -1)
+    local = experts_per_rank(n_experts, ranks, "ranks")
+    expert_RN = np.arange(n_experts, dtype=np.int64).reshape(ranks, local)
     return Placement(np.tile(expert_RN, (layers, 1, 1)), n_experts)
 
 

@@ -47,11 +47,47 @@ def split_tokens(load_SLE: ArrayLike, placement: Placement, split: Split) -> Amo
             f"load_SLE has shape {load_SLE.shape}: the placement has {placement.layers} layers of "
             f"{placement.n_experts} experts; give loads of the same"
         )
+    if not placement.redundant:  # every expert has one slot
+        by_slot_SLP = _by_slot(load_SLE.astype(np.float64), placement)
+        return by_slot_SLP if split.endswith("shares") else by_slot_SLP.astype(np.int64)
     by_program = split in ("lp_shares", "lp")
     tokens_SLP = _program(load_SLE, placement) if by_program else _equal(load_SLE, placement)
     if split in ("equal_shares", "lp_shares"):
         return tokens_SLP
     return _whole(tokens_SLP, load_SLE, placement)
+
+
+def rank_loads(load_SLE: ArrayLike, placement: Placement) -> Counts:
+    """Return the pairs that each rank computes [S, L, R], if replicas take whole tokens in turn."""
+    tokens_SLP = split_tokens(load_SLE, placement, "round_robin")
+    by_rank: Counts = tokens_SLP.reshape(*tokens_SLP.shape[:2], placement.ranks, -1).sum(axis=3)
+    return by_rank
+
+
+def slots_in_turn(expert_P: Counts, step_P: Counts, placement: Placement, layer: int) -> Counts:
+    """Return the slot that computes each pair [P] of a layer, if replicas take pairs in turn.
+
+    The i-th pair of an expert in a step goes to its (i mod n)-th slot, of n from the first rank to
+    the last: which pairs that are, ``round_robin`` leaves open, and how many is the same.
+
+    Args:
+        expert_P: The expert of every pair, in the order of the tokens.
+        step_P: The step of every pair, from 0, non-decreasing.
+        placement: The placement.
+        layer: The layer.
+    """
+    slots_E = placement.replicas_LE[layer]
+    by_expert_P = np.argsort(placement.expert_LP[layer], kind="stable")  # an expert's slots in turn
+    first_E = slots_E.cumsum() - slots_E
+    turn_P: Counts | int = 0
+    if placement.redundant:
+        group_P = step_P * placement.n_experts + expert_P
+        order_P = np.argsort(group_P, kind="stable")
+        size_G = np.bincount(group_P)
+        turn_P = np.empty(len(group_P), dtype=np.int64)
+        turn_P[order_P] = np.arange(len(group_P)) - (size_G.cumsum() - size_G)[group_P[order_P]]
+    slot_P: Counts = by_expert_P[first_E[expert_P] + turn_P % slots_E[expert_P]]
+    return slot_P
 
 
 def _by_slot(values_SLE: Amounts, placement: Placement) -> Amounts:

@@ -148,7 +148,7 @@ def test_a_records_layer_gives_experts_and_loads(
     ("words", "line"),
     [
         (["--shape", "smal"], "shape=smal: did you mean 'small'?"),
-        (["--ranks", "3"], "ep_size=3: 64 experts cannot be spread evenly"),
+        (["--ranks", "3"], "ranks=3: 64 experts cannot be spread evenly"),
         (["--peaks", "9"], "peak=9: with 64 experts and 8 per token"),
         (["--methods", "scre"], "method=scre: did you mean 'score'?"),
         (["--repeats", "0"], "--repeats=0: must be a whole number"),

@@ -1,0 +1,122 @@
+"""Define the settings that an advice weighs: what each is, and what is known of it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Amount = Annotated[float, Field(ge=0)]
+Granularity = Literal["expert", "device"]
+UNCHANGED = "contiguous"
+
+
+class Part(BaseModel):
+    """A part of an advice: values of other types, further fields and NaN are refused."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Change(Part):
+    """The accuracy under a setting minus that of the unlimited model, on the same documents."""
+
+    effect: float  # points, tasks counting equally
+    low: float  # of its 95 % interval over documents
+    high: float
+    documents: Annotated[int, Field(ge=1)]
+    tasks: Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
+    drop_rate: Share  # of the pairs in the records, which have batches of their own
+
+
+class Setting(Part):
+    """A way to serve, with its loads on a trace or in records."""
+
+    # ``transfers``: weights of experts are sent in every step (LLEP), which is not charged here.
+    # ``activation``: the experts that compute are bounded, and not their loads (OEA, XShare).
+    kind: Literal["unchanged", "placement", "transfers", "capacity", "activation"]
+    method: str
+    gamma: Amount | None = None
+    layer_gammas: Annotated[tuple[Amount, ...], Field(strict=False)] | None = None
+    matched: Amount | None = None  # with layer_gammas: the γ that drops as much where it is planned
+    granularity: Granularity | None = None
+    placement: str | None = None  # that a capacity is on; None for the one in blocks
+    knobs: str = ""  # further ones, as words
+    loads: Literal["trace", "records"] = "trace"  # that the numbers are of
+    straggler: Amount | None = None
+    """Pairs of the fullest rank over a rank's mean before any drop, both summed over steps. None
+    where a trace cannot tell it, and in records of one rank."""
+    speedup: Amount | None = None
+    """See :func:`speedup`: a bound for the expert step of a layer, never of the whole model."""
+    drop_rate: Share = 0.0  # of the router's pairs, also where a token gets other experts instead
+    pad_waste: Share | None = None  # of the slots of a fixed capacity
+    dropped_score: Share | None = None  # share of the gate scores; None where they are not known
+    active: Amount | None = None
+    """Copies of experts that compute in a layer of a step, over all ranks, mean: weights that are
+    read. None where it is not known who is kept."""
+    active_before: Amount | None = None  # the same of the unchanged model on the same loads
+    extra: Amount = 0.0  # copies of experts in memory, in a layer
+    moved: Amount = 0.0  # weights of experts sent in a layer of a step
+    set_up: Amount = 0.0  # weights of experts sent once in a layer
+    change: Change | None = None  # None where no records have it, and where nothing is dropped
+    is_on_front: bool = False
+
+    @property
+    def is_lossless(self) -> bool:
+        """True if every pair is computed."""
+        return self.kind not in ("capacity", "activation")
+
+    @property
+    def reached(self) -> float:
+        """The speedup, 0 where it is not known."""
+        return self.speedup or 0.0
+
+    @property
+    def active_share(self) -> float | None:
+        """Experts that compute over those of the unchanged model, or None."""
+        if self.active is None or not self.active_before:
+            return None
+        return self.active / self.active_before
+
+    @property
+    def name(self) -> str:
+        """The method in words, without its capacity."""
+        return "the placement in blocks" if self.kind == "unchanged" else self.method
+
+    @property
+    def bound(self) -> str:
+        """The capacity in words, such as ``γ=1.5 per expert``; empty without one."""
+        words = []
+        if self.gamma is not None:
+            words.append(f"γ={self.gamma:g}")
+        if self.matched is not None:
+            words.append(f"γ by layer ≈{self.matched:g}")
+        if self.granularity is not None:
+            words.append(f"per {self.granularity}")
+        if self.placement is not None:
+            words.append(f"on {self.placement}")
+        return " ".join([*words, *([self.knobs] if self.knobs else [])])
+
+    @property
+    def title(self) -> str:
+        """Its name in a few words, such as ``score γ=1.5 per expert``."""
+        if self.is_lossless:
+            return self.name
+        return f"{self.method.replace('_', ' ')} {self.bound}".rstrip()
+
+
+def speedup(straggler: float, unchanged: float, sent: float, link_share: float) -> float:
+    """Return the bound on the speedup of a layer's expert step.
+
+    The step's time is taken as a part that follows the fullest rank, and a part, ``link_share`` of
+    the time before, that follows the pairs that are sent at all. Launches, gathering, attention and
+    transfers of weights are left out, so the whole model gains less.
+
+    Args:
+        straggler: Straggler factor of the setting.
+        unchanged: Straggler factor before.
+        sent: Pairs that are sent over those before: 1 without drops.
+        link_share: Share of the expert step's time that the link takes before, from 0 to 1.
+    """
+    after = (1 - link_share) * straggler / unchanged + link_share * sent
+    return 1 / max(after, 1e-9)
