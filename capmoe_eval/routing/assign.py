@@ -64,6 +64,7 @@ def assign(
     image_T: Tensor | None = None,
     stream: tuple[int, int] = (0, 0),
     counts: Tensor | None = None,
+    calibrated: Tensor | None = None,
 ) -> Assignment:
     """Decide which (token, expert) pairs of the T counted tokens are kept.
 
@@ -77,6 +78,7 @@ def assign(
     ``stream`` is (layer, forward number): with the method's seed it determines ``random``.
     ``counts`` are the :func:`batch_counts` of the whole batch, where ``scores`` are one process's
     part of it.
+    ``calibrated`` is what a calibration measured of the layer; no method of this module needs it.
 
     Raises:
         UsageError: If E cannot be spread evenly over ``method.ep_size`` ranks.

@@ -312,6 +312,11 @@ class Method:
         return self.gamma if self.layer_gammas is None else self.layer_gammas
 
     @property
+    def calibration(self) -> str | None:
+        """The kind of calibration that the method needs before it runs; None if it needs none."""
+        return "factor_curves" if self.budget is not None else None
+
+    @property
     def is_capped(self) -> bool:
         """True if a capacity may bind: not where γ is ∞ in every layer."""
         return self.bound is not None and self.gamma != math.inf

@@ -217,6 +217,7 @@ class _ForwardHooks:
                 image_T=None if images is None else images.image_T,
                 stream=(number, plan.number),
                 counts=counts,
+                calibrated=meter.calibrated,
             )
             changed_T = assignment.changed_T(layer.top_k)
             # A layer waits for its device here and nowhere else.
@@ -237,14 +238,20 @@ class _ForwardHooks:
 
     def _experts_hook(self, number: int, meter: LayerMeter) -> Callable[..., None]:
         signature = inspect.signature(type(meter.layer.experts).forward)
-        index_name = list(signature.parameters)[2]  # (self, hidden, index, weights)
+        hidden_name, index_name = list(signature.parameters)[1:3]  # (self, hidden, index, weights)
 
         def hook(experts: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             plan = self._running_plan(number, "experts")
             if plan is self._last or not plan.constrained:
                 return
-            index_NS = signature.bind(experts, *args, **kwargs).arguments[index_name]
+            called = signature.bind(experts, *args, **kwargs).arguments
+            index_NS = called[index_name]
             meter.note_experts(index_NS, plan)
+            if self._meter.recorder is not None:
+                groups, hidden_NH = plan.groups_on(index_NS.device), called[hidden_name]
+                everyone = groups.every_row_counts
+                hidden_TH = hidden_NH if everyone else hidden_NH.index_select(0, groups.rows_T)
+                self._meter.recorder.note_hidden(number, plan, hidden_TH)
 
         return hook
 

@@ -57,8 +57,9 @@ _BREACHES = {
 class LayerMeter:
     """Sums over the constrained forwards of one layer, kept on the layer's device."""
 
-    def __init__(self, layer: MoeLayer, method: Method) -> None:
+    def __init__(self, layer: MoeLayer, method: Method, calibrated: Tensor | None = None) -> None:
         self.layer = layer
+        self.calibrated = calibrated  # what a calibration measured of the layer, for the method
         self.forwards = 0
         # Largest deviation of the recipe's weights from the router's; None before any forward.
         self.deviation: Tensor | None = None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from capmoe_eval.errors import UsageError, choice
 from capmoe_eval.routing.capacity import experts_per_rank
@@ -26,6 +26,7 @@ def capacity_aware(
     gamma: float | None = None,
     *,
     verify: bool = True,
+    calibrated: Sequence[Tensor] | None = None,
     **knobs: Any,
 ) -> Iterator[Meter]:
     """Run a transformers MoE model under a capacity; restore it on exit, also on an exception.
@@ -43,6 +44,7 @@ def capacity_aware(
             ``xshare``, nor where ``layer_gammas`` has one for each MoE layer.
         verify: Prove on entry, by a few small forwards, that γ=∞ gives the model's own logits, and
             that the experts kernel computes the kept pairs as the stock kernel does.
+        calibrated: What a calibration measured of each MoE layer, where the method needs that.
         **knobs: The other fields of :class:`Method`: ep_size, scope, candidates, m, protect_topk,
             max_k, rounds, granularity, rounding, count_padding, decode, renormalize, modality,
             seed, k0, expert_budget, layer_gammas.
@@ -77,7 +79,7 @@ def capacity_aware(
             f"ep_size={chosen.ep_size}: the model's experts are spread over {ranks.size} "
             f"processes, each of which is a rank; set ep_size={ranks.size}"
         )
-    meter = Meter(layers, chosen, expected_moe_layers(model.config))
+    meter = Meter(layers, chosen, expected_moe_layers(model.config), calibrated)
     layer_count = meter.proofs()["every_layer_hooked"]
     if not layer_count["passed"]:
         raise UsageError(
