@@ -217,7 +217,7 @@ class _ForwardHooks:
                 image_T=None if images is None else images.image_T,
                 stream=(number, plan.number),
                 counts=counts,
-                calibrated=meter.calibrated,
+                calibrated=meter.calibrated_on(topk_TK.device),
             )
             changed_T = assignment.changed_T(layer.top_k)
             # A layer waits for its device here and nowhere else.
@@ -277,8 +277,13 @@ def _combine_weights(
 
     The router's own pairs keep the router's own weights, bit for bit; an added pair gets its score
     over the same denominator. With ``renormalize="after"``, where the family normalises, the rows
-    that changed are normalised over their kept pairs.
+    that changed are normalised over their kept pairs. Where weights move with the tokens, a pair
+    has the sum of those that it takes.
     """
+    if assignment.slot_TK is not None:
+        slots = torch.arange(assignment.index_TS.shape[1], device=weight_TK.device)
+        taken_TKS = (assignment.slot_TK[:, :, None] == slots) * weight_TK[:, :, None].float()
+        return taken_TKS.sum(dim=1).to(weight_TK.dtype)
     index_TS, keep_TS = assignment.index_TS, assignment.keep_TS
     n_added = index_TS.shape[1] - layer.top_k
     anew = method.renormalize == "after" and layer.gate.recipe.normalises
