@@ -14,7 +14,7 @@ from capmoe_eval.wrapper.recorder import Observer
 
 # Shape suffixes: T tokens, H hidden size, E experts.
 
-_AT_ONCE = 256  # tokens whose outputs of all experts are in memory
+_AT_ONCE = 256  # tokens that every expert computes in one call
 
 
 class SimilarityMeter(Observer):
@@ -25,20 +25,30 @@ class SimilarityMeter(Observer):
 
     def __init__(self, layers: Sequence[MoeLayer], limit: int) -> None:
         self.layers, self._limit = layers, limit
-        self.tokens = [0 for _ in layers]  # compared so far, of each layer
+        self.tokens = [0 for _ in layers]  # taken so far, of each layer
+        self._waiting: list[list[Tensor]] = [[] for _ in layers]  # a decode step has few tokens
         self._products: list[Tensor | float] = [0.0 for _ in layers]
 
     def note_hidden(self, layer: int, plan: ForwardPlan, hidden_TH: Tensor) -> None:
-        """Add the inner products of the experts' outputs on the tokens of a forward."""
-        of = self.layers[layer]
+        """Take the tokens of a forward."""
         hidden_TH = hidden_TH.detach()[: self._limit - self.tokens[layer]]
         self.tokens[layer] += len(hidden_TH)
+        self._waiting[layer].append(hidden_TH.clone())
+        if sum(map(len, self._waiting[layer])) >= _AT_ONCE:
+            self._compare(layer)
+
+    def _compare(self, layer: int) -> None:
+        """Add the inner products of the experts' outputs on the tokens that wait."""
+        hidden_TH, self._waiting[layer] = torch.cat(self._waiting[layer]), []
         for some_TH in hidden_TH.split(_AT_ONCE):
-            output_ED = torch.stack(list(_outputs(of, some_TH))).flatten(1)
+            output_ED = torch.stack(list(_outputs(self.layers[layer], some_TH))).flatten(1)
             self._products[layer] = self._products[layer] + output_ED @ output_ED.T
 
     def similarities(self) -> list[Tensor]:
         """Return the similarity of the experts of every layer [E, E], in float64."""
+        for layer, waiting in enumerate(self._waiting):
+            if waiting:
+                self._compare(layer)
         return [frobenius_similarity(torch.as_tensor(product)) for product in self._products]
 
 
