@@ -40,7 +40,7 @@ class SimilarityMeter(Observer):
     def _compare(self, layer: int) -> None:
         """Add the inner products of the experts' outputs on the tokens that wait."""
         hidden_TH, self._waiting[layer] = torch.cat(self._waiting[layer]), []
-        for some_TH in hidden_TH.split(_AT_ONCE):
+        for some_TH in torch.split(hidden_TH, _AT_ONCE):
             output_ED = torch.stack(list(_outputs(self.layers[layer], some_TH))).flatten(1)
             self._products[layer] = self._products[layer] + output_ED @ output_ED.T
 
