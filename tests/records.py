@@ -86,6 +86,9 @@ def layer(
     }
 
 
+CALIBRATED = {"file": "m/calibration/one.json", "checksum": "0" * 64}
+
+
 def record(
     of: Cell,
     root: Path = Path("results"),
@@ -169,6 +172,7 @@ def record(
             "data_fingerprint": None,
             **(provenance or {}),
         },
+        **({"calibration": CALIBRATED} if of.method.calibration == "expert_similarity" else {}),
         **parts,
     }
     # As read from a file: numbers and lists as JSON has them.
