@@ -86,6 +86,10 @@ def layer(
     }
 
 
+_NO_MORE = (None, "factor_curves")  # kinds of which a record says nothing, or more than a file
+CALIBRATED = {"file": "m/calibration/one.json", "checksum": "0" * 64}
+
+
 def record(
     of: Cell,
     root: Path = Path("results"),
@@ -169,6 +173,7 @@ def record(
             "data_fingerprint": None,
             **(provenance or {}),
         },
+        **({"calibration": CALIBRATED} if of.method.calibration not in _NO_MORE else {}),
         **parts,
     }
     # As read from a file: numbers and lists as JSON has them.

@@ -151,10 +151,15 @@ class Grid(Part):
 
 
 class Calibrated(Part):
+    """The calibration that a method ran by."""
+
+    file: str  # below the results directory
+    checksum: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class ChosenFactors(Calibrated):
     """The capacity factors that a calibration chose, and what they did to its own documents."""
 
-    file: str  # of the calibration, below the results directory
-    checksum: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     gammas: Annotated[list[Amount], Field(min_length=1)]  # of every layer
     drop_rate: Share  # mean over layers, of the calibration's documents without other drops
     dropped_scores: Share

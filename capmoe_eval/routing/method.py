@@ -4,8 +4,8 @@ Every method has three independent parts: the *candidates* of a token (its top-k
 rank's experts, the next ``m`` by score, or all experts), the *bound* (what has a capacity in each
 group of tokens: nothing, each expert, or each device), and the order in which a unit that exceeds
 its bound *keeps* pairs, where one modality may come behind the other. Expert Drop has no bound and
-drops all pairs of some experts; Token Reroute repeats the three parts in rounds; OEA and XShare
-bound the experts that a batch activates, whatever their load.
+drops all pairs of some experts; Token Reroute repeats the three parts in rounds; OEA, XShare and
+SERE bound the experts that a batch activates, whatever their load.
 
 Settings that give the same computation on every model and input are one method, in its *canonical
 form*, so that a cell is computed once and found under each of its settings.
@@ -37,8 +37,10 @@ _EFFECTIVE: dict[str, tuple[str, ...]] = {
     "token_reroute": (*_BOUNDED, "rounds"),
     "oea": (*_COMMON, "k0"),
     "xshare": ("ep_size", "granularity", *_COMMON, "k0", "expert_budget"),
+    "sere": ("count_padding", "decode", "k0", "min_similarity"),
 }
-_BY_BATCH = ("expert_drop", "oea", "xshare")
+_BOUNDS_ACTIVATION = ("oea", "xshare", "sere")
+_BY_BATCH = ("expert_drop", *_BOUNDS_ACTIVATION)
 _WITHOUT_GAMMA = ("baseline", *_BY_BATCH)
 # The knobs that still have an effect at γ=0, where no expert computes anything, and at γ=∞, where
 # nothing is bounded. At γ=0 ep_size and count_padding stay, because the loads of devices and the
@@ -56,6 +58,10 @@ ADAPTIVE: Final = "adaptive"
 def _is_budget(value: Any) -> bool:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return is_number and 0 < value < 1
+
+
+def _is_similarity(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
 
 
 def _are_factors(value: Any) -> bool:
@@ -93,6 +99,11 @@ KNOBS: dict[str, Check] = {
     "seed": whole(0, 2**63 - 1),
     "k0": whole(0),
     "expert_budget": SHARE,
+    "min_similarity": Check(
+        "must be a number of at least 0 (above 1 no expert is similar enough), for example "
+        "min_similarity=0.3",
+        _is_similarity,
+    ),
 }
 """The check of each knob beside gamma."""
 
@@ -145,9 +156,11 @@ class Method:
     renormalize: str = "before"
     modality: str = "uniform"  # image_first, text_first: these tokens are dropped first (§5.3)
     seed: int = 0  # of random
-    k0: int = 1  # each token's best experts that OEA and XShare put into the batch's set first
+    # Each token's best experts that OEA and XShare put into the batch's set first; SERE's primary.
+    k0: int = 1
     # XShare: the most experts that a batch activates, as a share of all, or of each rank's.
     expert_budget: float = 0.5
+    min_similarity: float = 0.3  # SERE: below it an expert keeps its own tokens (ρ)
     layer_gammas: tuple[float, ...] | None = None  # γ of each MoE layer; None for one gamma
     budget: float | None = None  # of gamma=adaptive: the share that may be dropped
     budget_of: str = "pairs"  # of what it is a share: pairs, or scores, their gate scores
@@ -160,8 +173,12 @@ class Method:
             self._set("granularity", "device")
             self._set("name", "score")
         self._set("expert_budget", float(self.expert_budget))
-        if self.name == "oea" and self.k0 == 0:
-            raise UsageError("k0=0: with OEA every token keeps its best expert; set k0=1 or more")
+        self._set("min_similarity", float(self.min_similarity) + 0.0)
+        if self.name in ("oea", "sere") and self.k0 == 0:
+            title = self.name.upper()
+            raise UsageError(
+                f"k0=0: with {title} every token keeps its best expert; set k0=1 or more"
+            )
         if self.granularity == "device" and self.ep_size == 1 and self.name == "xshare":
             self._set("granularity", "expert")  # the one rank has all experts
         self._check_factor()
@@ -226,6 +243,8 @@ class Method:
     def _canonical_name(self) -> str:
         """Return the simplest method with the same decisions on every model and every input."""
         if self.name == "xshare" and self.expert_budget == 1:
+            return "baseline"
+        if self.name == "sere" and self.min_similarity > 1:  # which no similarity is
             return "baseline"
         one_round = self.name == "token_reroute" and self.rounds == 1
         if self.gamma is None:
@@ -292,7 +311,7 @@ class Method:
     @property
     def bounds_activation(self) -> bool:
         """True if the method bounds the experts that a batch activates, and not their load."""
-        return self.name in ("oea", "xshare")
+        return self.name in _BOUNDS_ACTIVATION
 
     @property
     def decides_by_batch(self) -> bool:
@@ -310,6 +329,13 @@ class Method:
         if self.budget is not None:
             return Adaptive(self.budget, self.budget_of)
         return self.gamma if self.layer_gammas is None else self.layer_gammas
+
+    @property
+    def calibration(self) -> str | None:
+        """The kind of calibration that the method needs before it runs; None if it needs none."""
+        if self.budget is not None:
+            return "factor_curves"
+        return "expert_similarity" if self.name == "sere" else None
 
     @property
     def is_capped(self) -> bool:

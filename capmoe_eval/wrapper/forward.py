@@ -217,6 +217,7 @@ class _ForwardHooks:
                 image_T=None if images is None else images.image_T,
                 stream=(number, plan.number),
                 counts=counts,
+                calibrated=meter.calibrated_on(topk_TK.device),
             )
             changed_T = assignment.changed_T(layer.top_k)
             # A layer waits for its device here and nowhere else.
@@ -237,14 +238,20 @@ class _ForwardHooks:
 
     def _experts_hook(self, number: int, meter: LayerMeter) -> Callable[..., None]:
         signature = inspect.signature(type(meter.layer.experts).forward)
-        index_name = list(signature.parameters)[2]  # (self, hidden, index, weights)
+        hidden_name, index_name = list(signature.parameters)[1:3]  # (self, hidden, index, weights)
 
         def hook(experts: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             plan = self._running_plan(number, "experts")
             if plan is self._last or not plan.constrained:
                 return
-            index_NS = signature.bind(experts, *args, **kwargs).arguments[index_name]
+            called = signature.bind(experts, *args, **kwargs).arguments
+            index_NS = called[index_name]
             meter.note_experts(index_NS, plan)
+            if self._meter.recorder is not None:
+                groups, hidden_NH = plan.groups_on(index_NS.device), called[hidden_name]
+                everyone = groups.every_row_counts
+                hidden_TH = hidden_NH if everyone else hidden_NH.index_select(0, groups.rows_T)
+                self._meter.recorder.note_hidden(number, plan, hidden_TH)
 
         return hook
 
@@ -270,8 +277,14 @@ def _combine_weights(
 
     The router's own pairs keep the router's own weights, bit for bit; an added pair gets its score
     over the same denominator. With ``renormalize="after"``, where the family normalises, the rows
-    that changed are normalised over their kept pairs.
+    that changed are normalised over their kept pairs. Where weights move with the tokens, a pair
+    has the sum of those that it takes.
     """
+    if assignment.slot_TK is not None:
+        slots = torch.arange(assignment.index_TS.shape[1], device=weight_TK.device)
+        taken_TKS = weight_TK[:, :, None].where(assignment.slot_TK[:, :, None] == slots, 0)
+        exact = torch.promote_types(weight_TK.dtype, torch.float32)
+        return taken_TKS.sum(dim=1, dtype=exact).to(weight_TK.dtype)
     index_TS, keep_TS = assignment.index_TS, assignment.keep_TS
     n_added = index_TS.shape[1] - layer.top_k
     anew = method.renormalize == "after" and layer.gate.recipe.normalises

@@ -50,7 +50,12 @@ METHODS = [
     Method("oea", k0=1),
     Method("xshare", k0=1, expert_budget=0.75),
     Method("xshare", k0=0, expert_budget=0.5, granularity="device", ep_size=2),
+    Method("sere", k0=1, min_similarity=0.3),
 ]
+# Of the four experts, for SERE.
+SIMILARITY = torch.tensor(
+    [[1.0, 0.2, 0.4, 0.3], [0.2, 1.0, 0.6, 0.1], [0.4, 0.6, 1.0, 0.7], [0.3, 0.1, 0.7, 1.0]]
+)
 
 
 def draw(method: Method) -> list[str]:
@@ -60,7 +65,7 @@ def draw(method: Method) -> list[str]:
     groups = group_tokens(
         torch.ones(3, 2, dtype=torch.bool), ep_size=method.ep_size, scope=method.scope
     )
-    assignment = assign(scores, method, groups)
+    assignment = assign(scores, method, groups, calibrated=SIMILARITY)
     grid = [["."] * 4 for _ in PERCENT]
     for token, own in enumerate(scores.topk_TK.tolist()):
         for expert in own:
