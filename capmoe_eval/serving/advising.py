@@ -79,6 +79,7 @@ def advise_on_trace(
             "ranks": ranks,
             "experts_per_rank": slots,
             "steps": trace.n_steps,
+            "decode_steps": trace.decode_steps,
             "assumed_steps": assumed_steps,
             "link_share": link_share,
             "unknown": unknown(
@@ -86,6 +87,7 @@ def advise_on_trace(
                 basis="trace",
                 has_scores=trace.score_TLK is not None,
                 steps=trace.n_steps,
+                knows_kinds=trace.decode_S is not None,
             ),
             "commands": telling(settings, budget, model=trace.model, ranks=ranks, results=results),
         },

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SUFFIXES = (".npz", ".parquet")
-_ARRAYS = ("expert_TLK", "score_TLK", "step_T", "request_T", "load_SLE")
+_ARRAYS = ("expert_TLK", "score_TLK", "step_T", "request_T", "load_SLE", "decode_S")
 _ABOUT = ("n_experts", "top_k", "layers", "model", "source", "ranks")
 _SCHEMA = 1
 
@@ -37,6 +37,8 @@ def save_trace(trace: Trace, path: Path, *, compress: bool = False) -> None:
     arrays = {name: array for name in _ARRAYS if (array := getattr(trace, name)) is not None}
     with writing("trace", path), whole_file(path) as file:
         if path.suffix == ".parquet":
+            if (decode_rows := trace.decode_rows()) is not None:
+                arrays["decode_S"] = decode_rows
             _frame(arrays, about).to_parquet(file)
         else:
             write = np.savez_compressed if compress else np.savez
@@ -49,7 +51,7 @@ def _frame(arrays: dict[str, Array], about: dict[str, Any]) -> pd.DataFrame:
     n_layers = len(about["layers"])
     columns: dict[str, Array] = {}
     for name, array in arrays.items():
-        if name in ("step_T", "request_T"):
+        if array.ndim == 1:
             columns[name[:-2]] = np.repeat(array, n_layers)
         else:
             columns["layer"] = np.tile(np.arange(n_layers), len(array))
@@ -128,4 +130,8 @@ def _read_parquet(path: Path) -> dict[str, Any]:
     for name in ("step_T", "request_T"):
         if name[:-2] in frame:
             content[name] = frame[name[:-2]].to_numpy()[::n_layers]
+    if "decode" in frame:
+        decode_rows = frame["decode"].to_numpy()[::n_layers]
+        steps = content.get("step_T", np.arange(len(decode_rows)))
+        content["decode_S"] = decode_rows[np.diff(steps, prepend=-1) != 0]
     return content

@@ -37,6 +37,8 @@ class CurveMeter:
     waits for its fullest unit, in units of a balanced dropless layer.
     """
 
+    every_forward = False  # it counts what a capacity would concern
+
     def __init__(self, layers: list[MoeLayer], method: Method, gammas: tuple[float, ...]) -> None:
         self._layers, self._gammas = layers, gammas
         device = method.granularity == "device"

@@ -7,6 +7,7 @@ from capmoe_eval.report.templates.texts import ABSENT, shown
 from capmoe_eval.serving.advice import Advice, axis_words
 from capmoe_eval.serving.exports.files import MEGATRON
 from capmoe_eval.serving.front import Change, Setting, cost
+from capmoe_eval.serving.trace import steps_in_words
 
 _HEADINGS = (
     ("setting", ""),
@@ -49,7 +50,9 @@ def content(advice: Advice) -> dict[str, object]:
 
 def about(advice: Advice) -> str:
     """Return what the advice is on, in one sentence."""
-    steps = f"{advice.steps:,} steps" if advice.basis == "trace" else "their own batches"
+    steps = "their own batches"
+    if advice.basis == "trace":
+        steps = steps_in_words(advice.steps, advice.decode_steps)
     top_k = "" if advice.top_k is None else f", top-{advice.top_k}"
     return (
         f"{advice.model or 'unknown model'} ({advice.source}): {steps}, {advice.layers} MoE layers "

@@ -20,7 +20,7 @@ from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.report.figures.pooling import busiest_first, busiest_layer, normalised
 from capmoe_eval.report.figures.write import FORMATS
-from capmoe_eval.serving.trace import STEP_TOKENS, in_known_steps
+from capmoe_eval.serving.trace import KINDS, STEP_TOKENS, in_known_steps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,6 +59,7 @@ def main(read_trace: ReadTrace, arguments: Sequence[str] | None = None) -> None:
         type=COUNT,
         help=f"tokens of a step, where the trace does not say which are (default: {STEP_TOKENS})",
     )
+    of_traces.add_argument("--only", choices=KINDS, help="take the steps of one kind")
     given = parser.parse_args(arguments)
     is_record = given.source.suffix == _RECORD and not given.source.is_dir()
 
@@ -94,7 +95,8 @@ def _summarise(given: argparse.Namespace, read_trace: ReadTrace) -> Figure | Non
     gammas = sorted(given.gammas or GAMMAS)
     if gammas[-1] == math.inf:
         raise UsageError("gammas=inf: drops nothing; give numbers, for example --gammas 1 1.5 2")
-    trace, assumed = in_known_steps(read_trace(given.source, given.experts), given.step_tokens)
+    trace = read_trace(given.source, given.experts)
+    trace, assumed = in_known_steps(trace, given.step_tokens, given.only)
     summary = summarise(trace, gammas, ranks=given.ranks)
     figure = None if given.out is None else draw_trace(summary, given.layer)
     print(text(summary, assumed))
