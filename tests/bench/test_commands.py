@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, OlmoeForCausalLM
 from capmoe_eval.bench import answers, placement, scale, suite
 from capmoe_eval.bench import generate as generation
 from capmoe_eval.bench.__main__ import main
+from capmoe_eval.bench.child import Command, Spent
 from capmoe_eval.bench.forward import SIDES
 from capmoe_eval.evaluation.provenance import weights_hash
 from capmoe_eval.evaluation.tasks import TaskLibrary, ready
@@ -212,16 +213,16 @@ def test_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No process is started here: what it would read is read."""
     read: list[int] = []
 
-    def linear(command: scale.Command) -> scale.Spent:
+    def linear(command: Command) -> Spent:
         if command.name == "frame":
             found = read_results(Path(command.words[2]))
             assert found.broken == ()
             read.append(len(found.records))
             assert command.expected == f'"rows": {read[-1]},'
         count = max(map(int, re.findall(r"\d+", command.expected)), default=0)
-        return scale.Spent(3 + 1e-3 * count ** (2 if command.name == "site" else 1), 99, "{}")
+        return Spent(3 + 1e-3 * count ** (2 if command.name == "site" else 1), 99, "{}", 0)
 
-    monkeypatch.setattr(scale, "_spend", linear)
+    monkeypatch.setattr(scale, "spend", linear)
     status, content = bench(tmp_path, "scale", "--records", "300", "400", "--repeats", "1")
     assert status == 0
     tables = content["others"]
