@@ -48,10 +48,10 @@ def spend(command: Command) -> Spent:
     """
     python = [sys.executable, "-c", _MEASURED, sys.executable, *command.words]
     done = subprocess.run(python, capture_output=True, text=True, check=False)
-    if done.returncode or command.expected not in done.stdout:
-        last = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
-        raise UsageError(f"{command.name}: said {last!r}, and not {command.expected!r}")
     said, _, numbers = done.stdout.rstrip().rpartition("\n")
+    if done.returncode or command.expected not in f"{said}\n":
+        last = (done.stderr.strip() or said.strip() or "nothing").splitlines()[-1]
+        raise UsageError(f"{command.name}: said {last!r}, and not {command.expected!r}")
     seconds, memory, elapsed = map(float, numbers.split())
     return Spent(seconds, memory, said, elapsed)
 

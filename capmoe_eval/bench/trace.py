@@ -26,6 +26,8 @@ from capmoe_eval.serving.trace_file import save_trace
 
 _SECONDS: Final = 60.0  # in which a million tokens × 48 layers should be summed up
 _GIGABYTES: Final = 2.0
+_LOADS: Final = "capmoe_eval.loads"
+_ADVISE: Final = "capmoe_eval.advise"
 _DECODED: Final = 32  # tokens of a step of decoding
 _ANSWER: Final = 512  # tokens of a response
 
@@ -35,8 +37,7 @@ class _File(NamedTuple):
 
     write: Callable[[Path], None]
     name: str
-    tokens: int
-    commands: dict[str, list[str]]  # words beside the file's path, by the name of the case
+    commands: dict[str, list[str]]  # module and options, by the name of the case
 
 
 def run(given: argparse.Namespace) -> None:
@@ -48,17 +49,15 @@ def run(given: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="capmoe-trace-", dir=place) as scratch:
         for file in _files(given):
             path = Path(scratch, file.name)
-            say(f"trace: {file.name}, {file.tokens:,} tokens")
+            say(f"trace: {file.name}, {given.tokens:,} tokens")
             file.write(path)
             for case, words in file.commands.items():
-                command = _command(case, path, file.tokens, words)
-                spent = spend(command)
+                spent = spend(_command(case, path, given.tokens, words))
                 say(f"  {case}: {spent.elapsed:.1f} s, {spent.memory:.0f} MiB")
-                size = path.stat().st_size
-                cases[case] = _costs(spent) | {"tokens": file.tokens, "file_bytes": size}
+                cases[case] = _costs(spent) | {"file_bytes": path.stat().st_size}
                 targets += _targets(case, cases[case], given)
             path.unlink()
-    options = ("tokens", "few", "layers", "experts", "top_k")
+    options = ("tokens", "layers", "experts", "top_k")
     finish(given, CPU, targets, options, ranks=RANKS, cases=cases)
 
 
@@ -69,62 +68,58 @@ def _check(given: argparse.Namespace, place: Path) -> None:
         raise UsageError(f"--top-k={given.top_k}: must be at most --experts={given.experts}")
     if not place.is_dir():
         raise UsageError(f"--dir={place}: no such directory; make it, or leave --dir out")
-    pairs = max(given.tokens, given.few) * given.layers * given.top_k
+    pairs = given.tokens * given.layers * given.top_k
     # Beside an expert in one byte (two, of more than 256) a gate score in two.
     needed = pairs * (np.min_scalar_type(given.experts - 1).itemsize + 2) / 1e9
     check_room(f"--tokens={given.tokens}", needed, place, "take fewer, or name another --dir")
 
 
 def _files(given: argparse.Namespace) -> Iterator[_File]:
-    """Yield the traces; of the formats that are larger on the disk, ``--few`` tokens."""
-    loads = ["-m", "capmoe_eval.loads"]
+    """Yield the traces."""
 
-    def save(tokens: int, **parts: bool) -> Callable[[Path], None]:
-        return lambda path: save_trace(made_trace(given, tokens, **parts), path)
+    def save(path: Path) -> None:
+        save_trace(made_trace(given), path)
 
     yield _File(
-        save(given.tokens),
+        save,
         "experts.npz",
-        given.tokens,
         {
-            f"steps of {STEP_TOKENS:,}": loads,
-            f"steps of {_DECODED}": [*loads, "--step-tokens", str(_DECODED)],
-            "advise": ["-m", "capmoe_eval.advise", "--at-least-speedup", "1.2"],
+            f"steps of {STEP_TOKENS:,}": [_LOADS],
+            f"steps of {_DECODED}": [_LOADS, "--step-tokens", str(_DECODED)],
+            "advise": [_ADVISE, "--at-least-speedup", "1.2"],
         },
     )
     yield _File(
-        save(given.tokens, has_scores=True),
+        lambda path: save_trace(made_trace(given, has_scores=True), path),
         "scores.npz",
-        given.tokens,
-        {"with scores": loads},
+        {"with scores": [_LOADS]},
     )
-    yield _File(save(given.few), "experts.parquet", given.few, {"parquet": loads})
-    responses = {"vLLM": [*loads, "--experts", str(given.experts)]}
+    yield _File(save, "experts.parquet", {"parquet": [_LOADS]})
     yield _File(
-        lambda path: write_responses(made_trace(given, given.few), path),
+        lambda path: write_responses(made_trace(given), path),
         "responses.jsonl",
-        given.few,
-        responses,
+        {"vLLM": [_LOADS, "--experts", str(given.experts)]},
     )
 
 
 def _command(case: str, path: Path, tokens: int, words: list[str]) -> Command:
     """Return the command of a case; it has to say that it has read every token, or every step."""
-    size = _DECODED if str(_DECODED) in words else STEP_TOKENS
+    size = _DECODED if "--step-tokens" in words else STEP_TOKENS
     steps = f"{math.ceil(tokens / size):,} steps"
-    python, *options = [*words[:2], str(path), "--ranks", str(RANKS), *words[2:]]
-    if "capmoe_eval.advise" in words:
-        return Command(case, [python, *options, "--out", str(path.parent / "advice")], steps)
-    return Command(case, [python, *options], f"{tokens:,} tokens, {steps}")
+    module, *options = words
+    python = ["-m", module, str(path), "--ranks", str(RANKS), *options]
+    if module == _ADVISE:
+        return Command(case, [*python, "--out", str(path.parent / "advice")], steps)
+    return Command(case, python, f"{tokens:,} tokens, {steps}")
 
 
-def made_trace(given: argparse.Namespace, tokens: int, *, has_scores: bool = False) -> Trace:
+def made_trace(given: argparse.Namespace, *, has_scores: bool = False) -> Trace:
     """Draw a trace in which every layer has experts that are more popular than others.
 
     A token's first expert is drawn towards the popular ones, the others follow at equal distances
     in the order of popularity. The steps have :data:`STEP_TOKENS` tokens.
     """
-    generator = np.random.default_rng(0)
+    generator, tokens = np.random.default_rng(0), given.tokens
     shape = (tokens, given.layers, given.top_k)
     expert_TLK = np.empty(shape, dtype=np.min_scalar_type(given.experts - 1))
     score_TLK = np.empty(shape, dtype=np.float16) if has_scores else None
@@ -168,25 +163,19 @@ def _costs(spent: Spent) -> dict[str, Any]:
 
 
 def _targets(case: str, cost: dict[str, Any], given: argparse.Namespace) -> Iterator[Target]:
-    """Yield a case's numbers; the targets are those of a whole trace that is summed up."""
-    is_asked = cost["tokens"] == given.tokens and case != "advise"
-    does = "advises on" if case == "advise" else "reads and sums up"
+    """Yield a case's numbers; the targets are those of a trace that is summed up."""
+    is_advice = case == "advise"
+    does = "advise, which advises on" if is_advice else "loads, which reads and sums up"
     what = (
-        f"python -m capmoe_eval.{'advise' if case == 'advise' else 'loads'}, which {does} "
-        f"{cost['tokens']:,} tokens × {given.layers} layers (E={given.experts}, K={given.top_k}, "
-        f"{cost['file_bytes'] / 1e6:,.0f} MB): "
+        f"python -m capmoe_eval.{does} {given.tokens:,} tokens × {given.layers} layers "
+        f"(E={given.experts}, K={given.top_k}, {cost['file_bytes'] / 1e6:,.0f} MB)"
     )
-    for key, about, unit, most in (
-        ("seconds", "seconds from start to end", "s", _SECONDS),
-        ("cpu_seconds", "seconds of processor time", "s", None),
-        ("memory_gb", "highest memory", "GB", _GIGABYTES),
+    for key, name, about, unit, most in (
+        ("seconds", "time", "from start to end", "s", _SECONDS),
+        ("cpu_seconds", "processor time", "processor time", "s", None),
+        ("memory_gb", "memory", "highest memory", "GB", _GIGABYTES),
     ):
-        names = {"seconds": "time", "cpu_seconds": "processor time", "memory_gb": "memory"}
+        ratio, target = Spread.of([cost[key]]), None if is_advice else most
         yield Target(
-            f"{case}: {names[key]}",
-            what + about,
-            Spread.of([cost[key]]),
-            most if is_asked else None,
-            at_least=False,
-            unit=unit,
+            f"{case}: {name}", f"{what}: {about}", ratio, target, at_least=False, unit=unit
         )

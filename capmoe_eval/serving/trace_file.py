@@ -12,7 +12,7 @@ import numpy as np
 
 from capmoe_eval.errors import UsageError, bad_choice, first_line, shown, writing
 from capmoe_eval.experiment.files import whole_file
-from capmoe_eval.serving.trace import Array, Trace
+from capmoe_eval.serving.trace import Array, Trace, unsigned
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,7 +54,7 @@ def _frame(arrays: dict[str, Array], about: dict[str, Any]) -> pd.DataFrame:
         if array.ndim == 1:
             columns[name[:-2]] = np.repeat(array, n_layers)
         else:
-            columns["layer"] = np.tile(np.arange(n_layers), len(array))
+            columns["layer"] = np.tile(unsigned(np.arange(n_layers)), len(array))
             flat = array.reshape(-1, array.shape[2])
             columns |= {f"{name[:-4]}_{place}": flat[:, place] for place in range(flat.shape[1])}
     frame = pd.DataFrame(columns)
@@ -71,14 +71,28 @@ def load_trace(path: Path) -> Trace:
     check_suffix(path)
     try:
         content = _read_npz(path) if path.suffix == ".npz" else _read_parquet(path)
-        about = content.pop("about")
-        if about.pop("schema") != _SCHEMA:
-            raise UsageError("schema: the file is of another version of this suite; update it")
-        return Trace(**content | about | {"layers": tuple(about["layers"])})
+        return Trace(**content | _described(content.pop("about")))
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
-        raise UsageError(f"{path}: not a trace of this suite ({first_line(error)})") from error
+        raise UsageError(
+            f"{path}: not a whole trace of this suite ({first_line(error)}); give a file that "
+            "save_trace=DIR wrote, or copy it again"
+        ) from error
+
+
+def _described(about: Any) -> dict[str, Any]:
+    """Return the fields of a trace that are no arrays."""
+    if not isinstance(about, dict) or not isinstance(about.get("layers"), (list, tuple)):
+        raise ValueError("about has no list of layers")
+    newer = about.keys() - {"schema", *_ABOUT}
+    if about["schema"] != _SCHEMA or newer:
+        raise UsageError(
+            f"{min(newer, default='schema')}: the file is of another version of this suite; "
+            "update it"
+        )
+    fields = {name: about[name] for name in about if name != "schema"}
+    return fields | {"layers": tuple(about["layers"])}
 
 
 def check_suffix(path: Path) -> None:

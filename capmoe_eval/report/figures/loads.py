@@ -67,13 +67,25 @@ def main(read_trace: ReadTrace, arguments: Sequence[str] | None = None) -> None:
         for name in ("out", "json"):
             if (path := getattr(given, name)) is not None:
                 check_writable(name, path.parent)
+        if (
+            given.out is not None
+            and given.out.is_file()
+            and given.out.suffix == given.source.suffix
+        ):
+            raise UsageError(
+                f"out={given.out}: is no picture but, like {given.source}, a trace; give one trace "
+                "at a time"
+            )
         kind = "png" if given.out is None else given.out.suffix.lstrip(".") or "png"
         if kind not in FORMATS:
             raise bad_choice(f"{given.out}: format", kind, FORMATS)
         if not is_record:
             figure = _summarise(given, read_trace)
         elif given.out is None:
-            raise UsageError("out: is required for a record; name a .png, .svg or .pdf file")
+            raise UsageError(
+                "out: is required for a record; name a .png, .svg or .pdf file (responses of vLLM "
+                "are a trace if their name ends in .jsonl)"
+            )
         else:
             figure = draw_load(read_record(given.source), given.layer)
         if figure is not None:
