@@ -55,7 +55,7 @@ def first_line(error: Exception) -> str:
 
     Of a ``KeyError`` that is the key, which is said to be missing.
     """
-    if isinstance(error, KeyError) and str(error.args[0]).isidentifier():
+    if isinstance(error, KeyError) and error.args and str(error.args[0]).isidentifier():
         return f"{error.args[0]} is missing"
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 

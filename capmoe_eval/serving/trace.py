@@ -25,7 +25,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 STEP_TOKENS = 2048
 """Tokens of a step where a trace does not say which forward computed a token."""
 
-_AT_ONCE = 2**20  # pairs of a token and an expert that are looked at together: few for the caches
+_AT_ONCE = 2**20  # pairs of a token and an expert that are looked at together: few, for the caches
 
 
 class Steps(NamedTuple):

@@ -141,7 +141,7 @@ def test_steps_of_one_kind() -> None:
 def test_a_file_that_is_no_trace_is_refused(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_bytes(b"PK\x03\x04 half")
-    with pytest.raises(UsageError, match=r"not a trace of this suite|choose one of"):
+    with pytest.raises(UsageError, match=r"not a whole trace of this suite|choose one of"):
         load_trace(path)
     np.savez(tmp_path / "b.npz", about=np.array([object()], dtype=object))
     with pytest.raises(UsageError, match="allow_pickle=False"):

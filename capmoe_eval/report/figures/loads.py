@@ -67,11 +67,8 @@ def main(read_trace: ReadTrace, arguments: Sequence[str] | None = None) -> None:
         for name in ("out", "json"):
             if (path := getattr(given, name)) is not None:
                 check_writable(name, path.parent)
-        if (
-            given.out is not None
-            and given.out.is_file()
-            and given.out.suffix == given.source.suffix
-        ):
+        is_second = given.out is not None and given.out.suffix == given.source.suffix
+        if is_second and not is_record:  # the shell made several files of a *
             raise UsageError(
                 f"out={given.out}: is no picture but, like {given.source}, a trace; give one trace "
                 "at a time"
