@@ -51,7 +51,12 @@ def shown(value: object) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an exception's message, or its kind where it says nothing."""
+    """Return the first line of an exception's message, or its kind where it says nothing.
+
+    Of a ``KeyError`` that is the key, which is said to be missing.
+    """
+    if isinstance(error, KeyError) and error.args and str(error.args[0]).isidentifier():
+        return f"{error.args[0]} is missing"
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 

@@ -1,14 +1,20 @@
 """Inputs that cannot be, as data: a command, its words, and what its one line must say.
 
 Words are split as a shell does. They run in a directory that has an empty ``file``, a directory
-``truncated`` and one ``columns`` in hub layout whose OpenBookQA is cut off or lacks a column, and
-``record.json``, which is no record.
+``truncated`` and one ``columns`` in hub layout whose OpenBookQA is cut off or lacks a column,
+``record.json``, which is no record, and ``traces`` (:func:`write_traces`).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
 
 
 class Row(NamedTuple):
@@ -415,6 +421,8 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "example --at-most-points 1 --ranks 8 --step-tokens 0": "--step-tokens=0",
         "example --at-most-points 1 --ranks 8 --results nowhere": "no whole record of model",
         "example --at-most-points 1 --ranks 8 --out file": WRITE,
+        "example --at-most-points 1 --ranks 8 --only decode": "the trace has no such step",
+        "traces/recorded --at-most-points 1 --ranks 8": "give one of them, such as",
         "nowhere.npz --at-most-points 1": "no such file",
         "record.json --at-most-points 1": "not the name of a trace",
         ". --at-most-points 1": "manifest.json",
@@ -427,6 +435,29 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "file out.png": "not the name of a trace",
         "nowhere.npz": "no such file",
         ". out.png": "manifest.json",
+        "traces/cut.npz": "not a whole trace of this suite",
+        "traces/other.npz": "about is not a file in the archive",
+        "traces/later.npz": "field: the file is of another version of this suite",
+        "traces/cut.parquet": "not a whole trace of this suite",
+        "traces/other.parquet": "layers is missing",
+        "traces/cut.pt": "no whole file of torch.save",
+        "traces/text.pt": "it begins with other bytes",
+        "traces/other.pt": "has neither logical_count nor records",
+        "traces/flat.pt": "logical_count: [8]; must be [steps, layers, experts]",
+        "traces/empty.jsonl --experts 8": "is empty; give a JSON response",
+        "traces/empty.jsonl": "add --experts E",
+        "traces/cut.jsonl --experts 8": "line 1: not a whole JSON object",
+        "traces/chat.jsonl --experts 8": "--enable-return-routed-experts",
+        "traces/words.jsonl --experts 8": "line 1: no response of vLLM with choices",
+        "traces/ragged.jsonl --experts 8": "tokens differ in their layers or in their top-k",
+        "traces/number.jsonl --experts 8": "int64 []; must be integers",
+        "traces/recorded": "a directory with 2 files of a server; give one of them, such as",
+        "traces/recorded/0.pt traces/recorded/1.pt": "give one trace at a time",
+        "traces/recorded/0.pt --experts 16": "experts=16: traces/recorded/0.pt has 8",
+        "traces/recorded/0.pt --only decode": "does not say which steps are prompts",
+        "traces/recorded/0.pt --only promts": "--only",
+        "traces/recorded/0.pt --step-tokens 32": "step tokens: the trace has counts of steps",
+        "traces/workload": "no trace of Megatron-LM (tensors is missing)",
         "trace.npz out.bmp": "bmp",
         "trace.npz --json file/out.json": WRITE,
         "trace.npz --ranks 0": "--ranks=0",
@@ -566,6 +597,36 @@ LM_EVAL: Mapping[str, str] = {
     "run --model capmoe --tasks nosuch --model_args pretrained=/no/such": "nosuch",
     "run --model capmo --tasks piqa": "capmo",
 }
+
+
+def write_traces(place: Path) -> None:
+    """Write traces that are cut off, of another kind or of a server, below a directory."""
+    for name in ("recorded", "workload"):
+        (place / name).mkdir(parents=True)
+    np.savez(place / "other.npz", a=np.arange(3))
+    about = {"schema": 1, "n_experts": 4, "layers": ["0"], "field": 1}
+    np.savez(place / "later.npz", about=np.array(json.dumps(about)), load_SLE=np.ones((1, 1, 4)))
+    pd.DataFrame({"a": [1]}).to_parquet(place / "other.parquet")
+    for number in range(2):
+        counted = {"logical_count": torch.ones(2, 3, 8, dtype=torch.int64)}
+        torch.save(counted, place / f"recorded/{number}.pt")
+    torch.save({"logical_count": torch.ones(8)}, place / "flat.pt")
+    torch.save({"weight": torch.ones(8)}, place / "other.pt")
+    for kind in ("npz", "parquet", "pt"):
+        path = place / f"other.{kind}"
+        (place / f"cut.{kind}").write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    responses = {
+        "empty": "",
+        "cut": '{"choices": [{"routed_experts": [[[0, 1',
+        "chat": '{"choices": [{"message": {"content": "a"}}]}',
+        "words": '{"choices": ["a"]}',
+        "ragged": '{"choices": [{"routed_experts": [[[0, 1], [1]]]}]}',
+        "number": '{"choices": [{"routed_experts": 5}]}',
+    }
+    for name, text in responses.items():
+        (place / f"{name}.jsonl").write_text(text)
+    (place / "text.pt").write_text("a")
+    (place / "workload/manifest.json").write_text('{"schema_version": 1}')
 
 
 def rows() -> Iterator[Row]:

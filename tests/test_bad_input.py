@@ -19,7 +19,7 @@ from capmoe_eval.bench import __main__ as bench
 from capmoe_eval.evaluation import loading
 from capmoe_eval.evaluation.tasks import task_manager
 from capmoe_eval.report import adaptive as adaptive_report
-from tests.bad_input import Row, rows
+from tests.bad_input import Row, rows, write_traces
 
 COMMANDS: dict[str, Callable[[], object]] = {
     "main": main_command.main,
@@ -47,6 +47,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, hub: Path) -> Path:
     place = tmp_path_factory.mktemp("place")
     (place / "file").write_text("")
     (place / "record.json").write_text("{}")
+    write_traces(place / "traces")
     for name in ("truncated", "columns", "unlisted"):
         shutil.copytree(hub / OBQA, place / name / OBQA)
     for path in (place / "truncated").rglob("*.parquet"):

@@ -24,7 +24,6 @@ from capmoe_eval.experiment.selection import composed
 from capmoe_eval.experiment.timings.findings import Balance, Steps
 from capmoe_eval.experiment.timings.spread import Spread, Target
 from capmoe_eval.routing.capacity import capacity
-from capmoe_eval.routing.method import Method
 from capmoe_eval.serving.placement.comparison import compare, halves
 from capmoe_eval.serving.placement.layout import Counts, contiguous
 from capmoe_eval.serving.placement.llep import LeastLoaded
@@ -41,8 +40,6 @@ _LEAST: Final[dict[Steps, int]] = {
     "decode steps": 1,
 }  # tokens that LLEP moves weights for
 _TOKENS: Final = 10**9  # of a trace: all
-# What decode steps route is recorded under a method that bounds them; this one never binds.
-_STEPS: Final = Method("score", 1000.0, decode="only")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,20 +101,23 @@ def record_routing(plan: Plan, lm: CapmoeLM, library: TaskLibrary) -> Routed:
     cell, source = plan.cell, ready(plan.source)
     tasks = library.get(cell.task.lm_eval, source, cell.task.dataset)["tasks"].values()
     generated = any(task.OUTPUT_TYPE == "generate_until" for task in tasks)
-    if generated:
-        cell = dataclasses.replace(cell, method=_STEPS)
     recorder = Recorder(_TOKENS)
     with tempfile.TemporaryDirectory() as scratch:  # where the record would lie
         record = evaluate(cell, lm, library, source, root=Path(scratch), recorder=recorder)
-    ids_TLK, _, step_T = recorder.arrays()
-    trace = Trace(n_experts=record.layers[0].n_experts, expert_TLK=ids_TLK, step_T=step_T)
+    recorded = recorder.recorded()
+    trace = Trace(
+        n_experts=record.layers[0].n_experts,
+        expert_TLK=recorded.expert_TLK,
+        step_T=recorded.step_T,
+        decode_S=recorded.decode_S,
+    ).only("decode" if generated else "prompts")
     if trace.n_steps < 4:
         raise UsageError(
             f"--limit={cell.limit}: {cell.task.name} makes {trace.n_steps} steps of "
             f"{cell.batch_size} sequences; at least 4 are needed, half of them to plan on"
         )
     steps: Steps = "decode steps" if generated else "prompts"
-    return Routed(cell.task.name, steps, ids_TLK.shape[2], trace.loads())
+    return Routed(cell.task.name, steps, recorded.expert_TLK.shape[2], trace.loads())
 
 
 def outcomes(planned_on: Routed, judged_on: Routed, ranks: int) -> list[Outcome]:

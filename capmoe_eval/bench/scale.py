@@ -8,14 +8,13 @@ import json
 import math
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from capmoe_eval.bench.child import Command, Spent, check_room, spend
 from capmoe_eval.bench.rounds import CPU, finish, say
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.configuration import Plan, plans
@@ -50,16 +49,6 @@ told["look"] = clock() - began
 told["bytes"] = os.path.getsize(sys.argv[2])
 print(json.dumps(told))
 """
-# A process's peak memory counts what its parent has when it starts it: a small one measures.
-_MEASURED: Final = """
-import subprocess, sys
-from resource import RUSAGE_CHILDREN, getrusage
-status = subprocess.call(sys.argv[1:])
-spent = getrusage(RUSAGE_CHILDREN)
-mib = spent.ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
-print(spent.ru_utime + spent.ru_stime, mib)
-sys.exit(status)
-"""
 # Every cell of a grid of which nothing is finished: reserved, and released as it is.
 _QUEUE: Final = """
 import sys
@@ -70,22 +59,6 @@ print(sum(turn.reservation is not None for turn in Queue(plans(composed(sys.argv
 """
 
 
-class Command(NamedTuple):
-    """What reads a results directory."""
-
-    name: str
-    words: list[str]  # after ``python``
-    expected: str  # it says this if it has read everything
-
-
-class Spent(NamedTuple):
-    """The cost of a command."""
-
-    seconds: float  # of processor time
-    memory: float  # MiB, at most
-    said: str
-
-
 def run(given: argparse.Namespace) -> None:
     """Make the records, time what reads them, print the costs and write ``scale.json``."""
     sizes = sorted(set(given.records))
@@ -93,7 +66,8 @@ def run(given: argparse.Namespace) -> None:
         raise UsageError(f"--records={sizes[0]}: must be at least two sizes")
     bases = _bases(given.results)
     lengths = [path.stat().st_size for _, path in itertools.chain(*bases.values())]
-    _check_room(sizes[-1], statistics.fmean(lengths))
+    needed = 1.3 * sizes[-1] * statistics.fmean(lengths) / 1e9
+    check_room(f"--records={sizes[-1]}", needed, tempfile.gettempdir(), "take fewer, or set TMPDIR")
     counts: list[int] = []
     spent: dict[str, list[Spent]] = {}
     index: dict[str, Any] = {}
@@ -109,7 +83,7 @@ def run(given: argparse.Namespace) -> None:
             repeats = given.repeats if size <= _SMALL else 1
             commands = list(_commands(words, root, len(cells), tables))
             with ThreadPoolExecutor(given.jobs) as pool:
-                tries = [list(pool.map(_spend, commands)) for _ in range(repeats)]
+                tries = [list(pool.map(spend, commands)) for _ in range(repeats)]
             for command, one in zip(commands, map(min, zip(*tries, strict=True)), strict=True):
                 spent.setdefault(command.name, []).append(one)
                 say(f"  {command.name}: {one.seconds:.1f} s, {one.memory:.0f} MiB")
@@ -148,17 +122,6 @@ def _bases(results: Path) -> dict[tuple[str, str], list[tuple[Record, Path]]]:
             "of the embedded models"
         )
     return found
-
-
-def _check_room(records: int, length: float) -> None:
-    """Refuse a directory that the disk has no room for (UsageError)."""
-    place = tempfile.gettempdir()
-    needed, free = 1.3 * records * length / 1e9, shutil.disk_usage(place).free / 1e9
-    if needed > free:
-        raise UsageError(
-            f"--records={records}: needs {needed:.1f} GB in {place}, which has {free:.1f}; take "
-            "fewer, or set TMPDIR"
-        )
 
 
 def _copy_tables(results: Path, root: Path) -> int:
@@ -212,18 +175,6 @@ def _commands(words: list[str], root: Path, records: int, tables: int) -> Iterat
     yield Command("tables", table, "written: ")
     site = ["-m", "capmoe_eval.site", f"--out={out / 'site'}", *place]
     yield Command("site", site, f"profile zoo: {all_} records")
-
-
-def _spend(command: Command) -> Spent:
-    """Run a command in a process of its own; UsageError if it does not say what is expected."""
-    python = [sys.executable, "-c", _MEASURED, sys.executable, *command.words]
-    done = subprocess.run(python, capture_output=True, text=True, check=False)
-    if done.returncode or command.expected not in done.stdout:
-        last = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
-        raise UsageError(f"{command.name}: said {last!r}, and not {command.expected!r}")
-    said, _, numbers = done.stdout.rstrip().rpartition("\n")
-    seconds, memory = map(float, numbers.split())
-    return Spent(seconds, memory, said)
 
 
 def _targets(counts: Sequence[int], spent: dict[str, list[Spent]]) -> Iterator[Target]:

@@ -90,17 +90,12 @@ def check_traces(plans: Sequence[Plan], missing: Collection[Path]) -> None:
         missing: Paths of the records that it is to compute.
 
     Raises:
-        UsageError: For finished cells, which are not computed, and under ``parallel=ep``.
+        UsageError: For finished cells, which are not computed.
     """
     for plan in plans:
         path = trace_path(plan)
         if path is None:
             continue
-        if plan.parallel == "ep":
-            raise UsageError(
-                "save_trace: under parallel=ep each process has a part of the tokens; leave "
-                "parallel=ep out, the routing is the same"
-            )
         if plan.path not in missing and not path.exists():
             raise UsageError(
                 f"save_trace={plan.save_trace}: {plan.cell} is finished, and nothing would be "

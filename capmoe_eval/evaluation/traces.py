@@ -8,7 +8,7 @@ from capmoe_eval.experiment.configuration import Plan
 from capmoe_eval.serving.trace import Trace
 from capmoe_eval.serving.trace_file import save_trace
 from capmoe_eval.wrapper.meter import Meter
-from capmoe_eval.wrapper.recorder import Recorder
+from capmoe_eval.wrapper.recorder import Recorder, merged
 
 
 def recorder_for(plan: Plan) -> Recorder | None:
@@ -19,23 +19,28 @@ def recorder_for(plan: Plan) -> Recorder | None:
 def write_trace(plan: Plan, meter: Meter) -> None:
     """Write the trace of a cell that was computed under this meter, if one is asked for.
 
+    Processes that share the model call it together; what each has recorded becomes one file.
+
     Raises:
         UsageError: If no token was routed, or the file cannot be written.
     """
     path, recorder = trace_path(plan), meter.recorder
     if path is None or not isinstance(recorder, Recorder):
         return
-    if not recorder.tokens:
+    if not recorder.tokens:  # in no process
         raise UsageError(f"save_trace={plan.save_trace}: {plan.cell} routed no token")
     cut = recorder.tokens < recorder.seen
     part = f", the first {recorder.tokens} of {recorder.seen} tokens" if cut else ""
-    ids, scores, step_T = recorder.arrays()
+    if not (parts := meter.ranks.collect(recorder.recorded())):
+        return  # the first process writes
+    recorded = merged(parts)
     ep_size = plan.cell.method.ep_size
     trace = Trace(
         n_experts=meter.layers[0].layer.n_experts,
-        expert_TLK=ids,
-        score_TLK=scores,
-        step_T=step_T,
+        expert_TLK=recorded.expert_TLK,
+        score_TLK=recorded.score_TLK,
+        step_T=recorded.step_T,
+        decode_S=recorded.decode_S,
         layers=tuple(layer.layer.name for layer in meter.layers),
         model=plan.cell.model.name,
         source=f"capmoe_eval {plan.cell}{part}",

@@ -23,7 +23,7 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Assignment, Scores, assignment, ranked_experts
 
 # Shape suffixes: T counted tokens, E routed experts, K = top-k, U units that have a budget (all
-# experts, or the experts of each rank).
+# experts, or the experts of each rank), P = T·K slots.
 
 SCORE_UNIT = 2.0**-40
 """Scores are added as whole multiples of this, so that their sum does not depend on the order."""
@@ -56,7 +56,8 @@ def batch_demand(scores: Scores, k0: int) -> Tensor:
     gate scores. Processes that share a batch add their demands.
     """
     wanted_E = torch.zeros(scores.score_TE.shape[1], dtype=torch.long, device=scores.topk_TK.device)
-    wanted_E[scores.topk_TK[best_own(scores, k0)]] = 1
+    is_best_P = best_own(scores, k0).long().reshape(-1)
+    wanted_E = wanted_E.scatter_reduce(0, scores.topk_TK.reshape(-1), is_best_P, "amax")
     units_TE = (scores.score_TE.double() / SCORE_UNIT).long()
     return torch.stack([wanted_E, units_TE.sum(dim=0)])
 

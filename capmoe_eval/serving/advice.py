@@ -81,6 +81,7 @@ class Advice(Part):
     ranks: Annotated[int, Field(ge=2)]
     experts_per_rank: Annotated[int, Field(ge=1)]
     steps: Annotated[int, Field(ge=1)]
+    decode_steps: Annotated[int, Field(ge=0)] | None = None  # None where a trace does not say
     assumed_steps: str | None = None  # how tokens were put into steps, where the trace does not say
     link_share: Annotated[float, Field(ge=0, le=1)]
     expert_bytes: Annotated[int, Field(ge=1)] | None = None  # of the weights of one expert
@@ -249,7 +250,12 @@ def activation(settings: Sequence[Setting], budget: Budget) -> str:
 
 
 def unknown(
-    settings: Sequence[Setting], *, basis: str, has_scores: bool, steps: int
+    settings: Sequence[Setting],
+    *,
+    basis: str,
+    has_scores: bool,
+    steps: int,
+    knows_kinds: bool = False,
 ) -> tuple[str, ...]:
     """Return, in sentences, what cannot be known from what was given."""
     capacities = [s for s in (settings[n] for n in comparable(settings)) if not s.is_lossless]
@@ -259,6 +265,11 @@ def unknown(
         lines.append(
             "Which pairs score would drop, and with how much of the gate scores: the trace has no "
             "gate scores. The drop rate is exact all the same, whoever is kept."
+        )
+    if basis == "trace" and not knows_kinds:
+        lines.append(
+            "Which steps are of prompts and which of decoding: the trace does not say, and all are "
+            "judged together."
         )
     if without == len(capacities):
         lines.append(

@@ -69,6 +69,8 @@ class Summary:
     ranks: int | None
     tokens: int | None
     steps: int
+    decode_steps: int | None
+    """Those of them that decode; None where the kind of steps is not known."""
     rounding: str
     total: LayerSummary
     layers: tuple[LayerSummary, ...]
@@ -111,6 +113,7 @@ def summarise(
         ranks=ranks,
         tokens=trace.n_tokens,
         steps=trace.n_steps,
+        decode_steps=trace.decode_steps,
         rounding=rounding,
         total=sums.layer(np.arange(trace.n_layers), "all layers"),
         layers=tuple(layers),

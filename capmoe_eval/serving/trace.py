@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +19,14 @@ from capmoe_eval.routing.capacity import experts_per_rank
 
 Array = npt.NDArray[Any]
 
+Kind = Literal["prompts", "decode"]
+"""What a step computes: tokens of prompts, or one token for each running request."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
 STEP_TOKENS = 2048
 """Tokens of a step where a trace does not say which forward computed a token."""
 
-_AT_ONCE = 2**22  # (token, layer, k) pairs that are looked at together, so that memory is bounded
+_AT_ONCE = 2**20  # pairs of a token and an expert that are looked at together: few, for the caches
 
 
 class Steps(NamedTuple):
@@ -54,6 +59,8 @@ class Trace:
     """Integers [T]: the request (or sequence) of a token; None if unknown."""
     load_SLE: Array | None = None
     """Integers [S, L, E]: pairs that each expert got in each step, where no more is known."""
+    decode_S: Array | None = None
+    """Booleans [S]: True for a step of decoding, False for one of prompts; None if unknown."""
     top_k: int | None = None
     """Experts K per token; with ``expert_TLK`` it is that array's, with counts None if unknown."""
     layers: tuple[str, ...] = ()
@@ -80,6 +87,7 @@ class Trace:
             self._check_tokens()
         else:
             self._check_counts(self.load_SLE)
+        self._check_kinds()
         n_layers = self._array.shape[1]
         if not self.layers:
             object.__setattr__(self, "layers", tuple(map(str, range(n_layers))))
@@ -133,6 +141,18 @@ class Trace:
                 "out if tokens have no fixed number of experts"
             )
 
+    def _check_kinds(self) -> None:
+        kinds = self.decode_S
+        if kinds is None:
+            return
+        if self.expert_TLK is not None and self.step_T is None:
+            raise UsageError("decode_S: says the kind of steps, which need step_T")
+        if kinds.shape != (self.n_steps,) or kinds.dtype.kind != "b":
+            raise UsageError(
+                f"decode_S: {kinds.dtype} {list(kinds.shape)}; must be booleans [{self.n_steps}], "
+                "one for each step that has a token"
+            )
+
     @property
     def _array(self) -> Array:
         array = self.load_SLE if self.expert_TLK is None else self.expert_TLK
@@ -154,6 +174,39 @@ class Trace:
     def n_steps(self) -> int:
         """Number of steps S that have a token; 1 where the steps of tokens are unknown."""
         return len(self._array) if self.expert_TLK is None else len(self._bounds()) - 1
+
+    @property
+    def decode_steps(self) -> int | None:
+        """Number of steps of decoding; None where the kind of steps is not known."""
+        return None if self.decode_S is None else int(self.decode_S.sum())
+
+    def decode_rows(self) -> Array | None:
+        """Return whether each token (with counts alone each step) is of decoding, booleans."""
+        if self.decode_S is None or self.expert_TLK is None:
+            return self.decode_S
+        return np.repeat(self.decode_S, np.diff(self._bounds()))
+
+    def only(self, kind: Kind) -> Trace:
+        """Return the steps of one kind, in memory.
+
+        Raises:
+            UsageError: If the trace does not say the kind of its steps, or has none of this.
+        """
+        decode_rows = self.decode_rows()
+        if decode_rows is None or self.decode_S is None:
+            raise UsageError(
+                f"only={kind}: the trace does not say which steps are prompts and which decode "
+                "steps; record it with save_trace=DIR, or leave --only out"
+            )
+        is_of_kind_S = self.decode_S == (kind == "decode")
+        if is_of_kind_S.all():
+            return self
+        if not is_of_kind_S.any():
+            raise UsageError(f"only={kind}: the trace has no such step; leave --only out")
+        rows = decode_rows == (kind == "decode")
+        arrays = ("expert_TLK", "score_TLK", "step_T", "request_T", "load_SLE")
+        parts = {name: array[rows] for name in arrays if (array := getattr(self, name)) is not None}
+        return dataclasses.replace(self, **parts, decode_S=self.decode_S[is_of_kind_S])
 
     def _rows(self, first: int = 0, last: int | None = None) -> Iterator[slice]:
         """Yield slices of tokens of a bounded number of pairs."""
@@ -221,25 +274,52 @@ class Trace:
         """Return the trace cut into steps of so many tokens, in the order of the file."""
         if self.expert_TLK is None:
             raise UsageError("step tokens: the trace has counts of steps; they cannot be cut anew")
-        return dataclasses.replace(self, step_T=np.arange(len(self.expert_TLK)) // tokens)
+        step_T, kinds = np.arange(len(self.expert_TLK)) // tokens, self.decode_S
+        if kinds is not None:
+            if kinds.any() != kinds.all():
+                raise UsageError(
+                    "step tokens: the trace has prompts and decode steps, which would be mixed; "
+                    "add --only prompts or --only decode"
+                )
+            kinds = np.full(int(step_T[-1]) + 1, kinds[0])
+        return dataclasses.replace(self, step_T=step_T, decode_S=kinds)
 
 
-def in_known_steps(trace: Trace, tokens: int | None = None) -> tuple[Trace, str | None]:
+def in_known_steps(
+    trace: Trace, tokens: int | None = None, only: Kind | None = None
+) -> tuple[Trace, str | None]:
     """Return a trace that has steps, and in words how tokens were put into them.
 
     Args:
         trace: The trace.
         tokens: Tokens of a step, also where the trace has steps; by default :data:`STEP_TOKENS`
             where it has none.
+        only: The kind of steps that is taken; by default both.
 
     Raises:
-        UsageError: If counts should be cut anew.
+        UsageError: If counts, or steps of both kinds, should be cut anew, or the kind of steps is
+            asked for and not known.
     """
+    if only is not None:
+        trace = trace.only(only)
     if tokens is None and (trace.expert_TLK is None or trace.step_T is not None):
         return trace, None
     size = tokens or STEP_TOKENS
     words = f"assumed, {size} tokens in the order of the file (--step-tokens)"
     return trace.in_steps(size), words
+
+
+def steps_in_words(steps: int, decode_steps: int | None) -> str:
+    """Return a number of steps, and of which kind they are where that is known."""
+    words = f"{steps:,} steps"
+    if decode_steps is None:
+        return words
+    if decode_steps in (0, steps):
+        return f"{words} of {'decoding' if decode_steps else 'prompts'}"
+    return (
+        f"{words}, {steps - decode_steps:,} of prompts and {decode_steps:,} of decoding together "
+        "(--only prompts, --only decode)"
+    )
 
 
 def unsigned(ids: Array, field: str = "expert_TLK") -> Array:
@@ -277,13 +357,14 @@ def _check_ids(ids: Array, n_experts: int, first: int) -> None:
             f"expert_TLK={highest}: experts are numbered from 0 to {n_experts - 1}; set "
             "n_experts to the routed experts of a layer"
         )
-    ordered = np.sort(ids, axis=2)
-    if (twice := ordered[:, :, 1:] == ordered[:, :, :-1]).any():
-        token, layer, place = (int(number) for number in np.argwhere(twice)[0])
-        raise UsageError(
-            f"expert_TLK: token {first + token} has expert {ordered[token, layer, place]} twice in "
-            f"layer {layer}; a router chooses an expert once"
-        )
+    id_KTL = np.ascontiguousarray(np.moveaxis(ids, 2, 0))  # to compare is much faster than to sort
+    for one_TL, other_TL in itertools.combinations(id_KTL, 2):
+        if (twice_TL := one_TL == other_TL).any():
+            token, layer = (int(number) for number in np.argwhere(twice_TL)[0])
+            raise UsageError(
+                f"expert_TLK: token {first + token} has expert {one_TL[token, layer]} twice in "
+                f"layer {layer}; a router chooses an expert once"
+            )
 
 
 def _check_scores(scores: Array, first: int) -> None:

@@ -12,13 +12,13 @@ import numpy as np
 
 from capmoe_eval.errors import UsageError, bad_choice, first_line, shown, writing
 from capmoe_eval.experiment.files import whole_file
-from capmoe_eval.serving.trace import Array, Trace
+from capmoe_eval.serving.trace import Array, Trace, unsigned
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SUFFIXES = (".npz", ".parquet")
-_ARRAYS = ("expert_TLK", "score_TLK", "step_T", "request_T", "load_SLE")
+_ARRAYS = ("expert_TLK", "score_TLK", "step_T", "request_T", "load_SLE", "decode_S")
 _ABOUT = ("n_experts", "top_k", "layers", "model", "source", "ranks")
 _SCHEMA = 1
 
@@ -37,6 +37,8 @@ def save_trace(trace: Trace, path: Path, *, compress: bool = False) -> None:
     arrays = {name: array for name in _ARRAYS if (array := getattr(trace, name)) is not None}
     with writing("trace", path), whole_file(path) as file:
         if path.suffix == ".parquet":
+            if (decode_rows := trace.decode_rows()) is not None:
+                arrays["decode_S"] = decode_rows
             _frame(arrays, about).to_parquet(file)
         else:
             write = np.savez_compressed if compress else np.savez
@@ -49,10 +51,10 @@ def _frame(arrays: dict[str, Array], about: dict[str, Any]) -> pd.DataFrame:
     n_layers = len(about["layers"])
     columns: dict[str, Array] = {}
     for name, array in arrays.items():
-        if name in ("step_T", "request_T"):
+        if array.ndim == 1:
             columns[name[:-2]] = np.repeat(array, n_layers)
         else:
-            columns["layer"] = np.tile(np.arange(n_layers), len(array))
+            columns["layer"] = np.tile(unsigned(np.arange(n_layers)), len(array))
             flat = array.reshape(-1, array.shape[2])
             columns |= {f"{name[:-4]}_{place}": flat[:, place] for place in range(flat.shape[1])}
     frame = pd.DataFrame(columns)
@@ -69,14 +71,28 @@ def load_trace(path: Path) -> Trace:
     check_suffix(path)
     try:
         content = _read_npz(path) if path.suffix == ".npz" else _read_parquet(path)
-        about = content.pop("about")
-        if about.pop("schema") != _SCHEMA:
-            raise UsageError("schema: the file is of another version of this suite; update it")
-        return Trace(**content | about | {"layers": tuple(about["layers"])})
+        return Trace(**content | _described(content.pop("about")))
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
-        raise UsageError(f"{path}: not a trace of this suite ({first_line(error)})") from error
+        raise UsageError(
+            f"{path}: not a whole trace of this suite ({first_line(error)}); give a file that "
+            "save_trace=DIR wrote, or copy it again"
+        ) from error
+
+
+def _described(about: Any) -> dict[str, Any]:
+    """Return the fields of a trace that are no arrays."""
+    if not isinstance(about, dict) or not isinstance(about.get("layers"), (list, tuple)):
+        raise ValueError("about has no list of layers")
+    newer = about.keys() - {"schema", *_ABOUT}
+    if about["schema"] != _SCHEMA or newer:
+        raise UsageError(
+            f"{min(newer, default='schema')}: the file is of another version of this suite; "
+            "update it"
+        )
+    fields = {name: about[name] for name in about if name != "schema"}
+    return fields | {"layers": tuple(about["layers"])}
 
 
 def check_suffix(path: Path) -> None:
@@ -128,4 +144,8 @@ def _read_parquet(path: Path) -> dict[str, Any]:
     for name in ("step_T", "request_T"):
         if name[:-2] in frame:
             content[name] = frame[name[:-2]].to_numpy()[::n_layers]
+    if "decode" in frame:
+        decode_rows = frame["decode"].to_numpy()[::n_layers]
+        steps = content.get("step_T", np.arange(len(decode_rows)))
+        content["decode_S"] = decode_rows[np.diff(steps, prepend=-1) != 0]
     return content

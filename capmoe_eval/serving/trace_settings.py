@@ -39,14 +39,15 @@ def judged_part(trace: Trace) -> Trace:
     if trace.n_steps < 2:
         return trace
     middle = trace.n_steps // 2
+    kinds = None if trace.decode_S is None else trace.decode_S[middle:]
     if trace.load_SLE is not None:
-        return dataclasses.replace(trace, load_SLE=trace.load_SLE[middle:])
+        return dataclasses.replace(trace, load_SLE=trace.load_SLE[middle:], decode_S=kinds)
     tokens_S = trace.tokens_per_step()
     assert tokens_S is not None
     first = int(tokens_S[:middle].sum())
     arrays = ("expert_TLK", "score_TLK", "step_T", "request_T")
     later = {name: array[first:] for name in arrays if (array := getattr(trace, name)) is not None}
-    return dataclasses.replace(trace, **later)
+    return dataclasses.replace(trace, **later, decode_S=kinds)
 
 
 def check_deployment(n_experts: int, ranks: int, slots: int) -> None:

@@ -64,8 +64,10 @@ class _ForwardHooks:
         self._expected = [(layer, part) for layer in layers for part in ("router", "experts")]
         self._plan: ForwardPlan | None = None
         self._last: ForwardPlan | None = None  # the forward that a backward pass may recompute
-        # Without a capacity a decode step needs no count of its tokens.
-        self.generation = Generation(follows_finished=meter.method.decode != "unconstrained")
+        # Without a capacity a decode step needs no count of its tokens, unless they are recorded.
+        self.generation = Generation(
+            lambda: meter.method.decode != "unconstrained" or meter.records_every_forward
+        )
 
     def install(self) -> Iterator[Any]:
         """Register the hooks and yield their handles."""
@@ -174,7 +176,8 @@ class _ForwardHooks:
             again = plan is self._last
             if kept_pairs:
                 experts.capmoe_untouched = True
-            if not plan.constrained:
+            recorder = None if again else self._meter.recorder
+            if not plan.constrained and not self._meter.records_every_forward:
                 return None
             logits_NE, weight_NK, topk_NK = output
             groups = plan.groups_on(topk_NK.device)
@@ -188,6 +191,10 @@ class _ForwardHooks:
                 for part in (logits_NE, weight_NK, topk_NK)
             )
             scores = layer.gate.scores(logits_TE, topk_TK)
+            if recorder is not None:
+                recorder.note(number, plan, scores)
+            if not plan.constrained:
+                return None
             if again and not torch.equal(plan.choices[number], topk_TK):
                 raise EnforcementError(
                     f"{layer.name}: the backward pass computes another forward again than the last "
@@ -198,8 +205,6 @@ class _ForwardHooks:
                 with torch.no_grad():  # not part of the graph of a backward pass
                     deviation = layer.gate.deviation(scores, weight_TK, topk_TK)
                 meter.note_router(topk_TK, deviation, weight_TK.dtype)
-                if self._meter.recorder is not None:
-                    self._meter.recorder.note(number, plan, scores)
             if method.is_stock:
                 if not again:
                     meter.note_scores(scores.score_TE)

@@ -30,10 +30,11 @@ class Generation:
     """Follows the generations of a model.
 
     Args:
-        follows_finished: Whether the steps say which sequences have finished.
+        follows_finished: Whether the steps of a generation that begins now say which sequences have
+            finished.
     """
 
-    def __init__(self, *, follows_finished: bool = False) -> None:
+    def __init__(self, follows_finished: Callable[[], bool] = lambda: False) -> None:
         self._running = 0
         self._next: Step | None = None
         self._follows_finished = follows_finished
@@ -51,8 +52,7 @@ class Generation:
             if hasattr(model, "generate"):
                 _replace(stack, model, "generate", self._generate)
                 _replace(stack, model, "prepare_inputs_for_generation", self._prepare)
-                if self._follows_finished:
-                    _replace(stack, model, "_get_stopping_criteria", self._criteria)
+                _replace(stack, model, "_get_stopping_criteria", self._criteria)
             yield
 
     def _generate(self, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -76,7 +76,9 @@ class Generation:
     ) -> Any:
         criteria = stock(generation_config, *args, **kwargs)
         # A beam that finishes leaves the search: those that are computed are live.
-        return criteria if generation_config.num_beams > 1 else _Followed(criteria, self._finish)
+        if generation_config.num_beams > 1 or not self._follows_finished():
+            return criteria
+        return _Followed(criteria, self._finish)
 
     def _finish(self, done_B: Tensor) -> None:
         before_B = self._finished_B

@@ -52,6 +52,11 @@ class Meter:
         self._empty = {"uncounted": 0, "all_pads": 0}  # forwards in which no token counted
         self._expected_layers = expected_layers
 
+    @property
+    def records_every_forward(self) -> bool:
+        """True if forwards without a capacity are recorded, too."""
+        return self.recorder is not None and self.recorder.every_forward
+
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Run the forwards of a ``with`` block without a capacity, and neither count nor check."""

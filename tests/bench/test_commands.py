@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import io
 import json
 import math
 import re
@@ -13,16 +16,22 @@ import pytest
 from lm_eval.tasks import TaskManager
 from transformers import AutoModelForCausalLM, OlmoeForCausalLM
 
-from capmoe_eval.bench import answers, placement, scale, suite
+from capmoe_eval import advise, loads
+from capmoe_eval.bench import answers, placement, scale, suite, trace
 from capmoe_eval.bench import generate as generation
 from capmoe_eval.bench.__main__ import main
+from capmoe_eval.bench.child import Command, Spent, spend
 from capmoe_eval.bench.forward import SIDES
+from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.provenance import weights_hash
 from capmoe_eval.evaluation.tasks import TaskLibrary, ready
 from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.experiment.results import read_results
 from capmoe_eval.experiment.timings.schema import read_evaluation
+from capmoe_eval.serving.summary import summarise
 from capmoe_eval.zoo.recipes import trained_model
+
+ROOT = Path(__file__).parents[2]
 
 
 def bench(out: Path, *words: str) -> tuple[int, dict[str, Any]]:
@@ -212,16 +221,16 @@ def test_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No process is started here: what it would read is read."""
     read: list[int] = []
 
-    def linear(command: scale.Command) -> scale.Spent:
+    def linear(command: Command) -> Spent:
         if command.name == "frame":
             found = read_results(Path(command.words[2]))
             assert found.broken == ()
             read.append(len(found.records))
             assert command.expected == f'"rows": {read[-1]},'
         count = max(map(int, re.findall(r"\d+", command.expected)), default=0)
-        return scale.Spent(3 + 1e-3 * count ** (2 if command.name == "site" else 1), 99, "{}")
+        return Spent(3 + 1e-3 * count ** (2 if command.name == "site" else 1), 99, "{}", 0)
 
-    monkeypatch.setattr(scale, "_spend", linear)
+    monkeypatch.setattr(scale, "spend", linear)
     status, content = bench(tmp_path, "scale", "--records", "300", "400", "--repeats", "1")
     assert status == 0
     tables = content["others"]
@@ -229,6 +238,58 @@ def test_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     growth = {t["name"].partition(":")[0]: t for t in content["targets"] if t["target"] == 1.5}
     assert growth["run"]["ratio"]["median"] == pytest.approx(1) and growth["run"]["met"]
     assert not growth["site"]["met"], "its cost is quadratic"
+
+
+def test_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands run in this process: each reads its trace and says how much it has read."""
+    commands = {"capmoe_eval.loads": loads.main, "capmoe_eval.advise": advise.main}
+
+    def here(command: Command) -> Spent:
+        _, module, *words = command.words
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said), pytest.raises(SystemExit) as done:
+            commands[module](words)
+        assert not done.value.code and command.expected in said.getvalue(), command
+        return Spent(1.0, 3000.0, "", 61.0)
+
+    monkeypatch.setattr(trace, "spend", here)
+    few = ["--tokens", "2100", "--layers", "2", "--experts", "32", "--top-k", "4"]
+    status, content = bench(tmp_path / "out", "trace", *few, "--dir", str(tmp_path))
+    assert status == 0
+    cases = ["steps of 2,048", "steps of 32", "advise", "with scores", "parquet", "vLLM"]
+    assert sorted(content["cases"]) == sorted(cases)
+    met = {target["name"]: target["met"] for target in content["targets"]}
+    asked = [f"{case}: {of}" for case in cases if case != "advise" for of in ("time", "memory")]
+    assert {name for name, is_met in met.items() if is_met is False} == set(asked)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"], "the traces are removed"
+
+
+def test_a_made_trace_is_uneven() -> None:
+    sizes = argparse.Namespace(tokens=3000, layers=2, experts=16, top_k=4)
+    made = trace.made_trace(sizes, has_scores=True)
+    assert summarise(made).total.expert_peak.mean > 1.3
+    assert made.score_TLK is not None and (np.diff(made.score_TLK, axis=2) <= 0).all()
+
+
+def test_a_process_is_measured() -> None:
+    words = ["-c", "import time; held = b'a' * 10**8; time.sleep(0.2); print('read', len(held))"]
+    spent = spend(Command("held", words, "100000000"))
+    assert spent.said == "read 100000000"
+    assert 96 < spent.memory < 160 and spent.elapsed > 0.2 > spent.seconds
+    with pytest.raises(UsageError, match="held: said 'read 100000000', and not 'written'"):
+        spend(Command("held", words, "written"))
+
+
+def test_the_page_of_traces_has_the_committed_numbers() -> None:
+    content = json.loads((ROOT / "results/bench/trace.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs/serving.md").read_text(encoding="utf-8")
+    rows = [
+        f"| {case} | {cost['file_bytes'] / 1e6:,.0f} MB | {cost['seconds']:.1f} | "
+        f"{cost['cpu_seconds']:.1f} | {cost['memory_gb']:.2f} GB |\n"
+        for case, cost in content["cases"].items()
+    ]
+    assert [row for row in rows if row not in page] == []
+    assert (content["tokens"], content["layers"]) == (1_000_000, 48)
 
 
 def check_plain(given: dict[str, str]) -> None:
@@ -273,6 +334,10 @@ def check_plain(given: dict[str, str]) -> None:
         (["scale", "--records", "5"], "--records=5: must be at least two sizes"),
         (["scale", "--records", "5", "99999999999"], "--records=99999999999: needs "),
         (["scale", "--results", "results/bench"], "has no record of model=zoo_olmoe tasks="),
+        (["trace", "--experts", "12"], "--experts=12: must be a multiple of 8"),
+        (["trace", "--top-k", "129"], "--top-k=129: must be at most --experts=128"),
+        (["trace", "--dir", "nowhere"], "--dir=nowhere: no such directory"),
+        (["trace", "--tokens", "99999999999"], "--tokens=99999999999: needs "),
         (["suite", "--rounds", "0"], "--rounds=0: must be a whole number of at least 1"),
         (["suite", "--tasks", "obq"], "did you mean 'obqa'"),
     ],

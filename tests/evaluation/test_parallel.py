@@ -7,11 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from capmoe_eval.__main__ import main
 from capmoe_eval.experiment import application
 from capmoe_eval.experiment.results import record_paths
+from capmoe_eval.serving.trace_file import load_trace
 from capmoe_eval.zoo.synthetic.models import tiny_model
 from capmoe_eval.zoo.synthetic.tokenizer import tiny_tokenizer
 from tests.wrapper.parallel.processes import run_nodes
@@ -22,6 +24,7 @@ WORDS = [
     "ep_size=2",
     "batch_size=5",
     "limit=2",
+    "trace_tokens=850",  # the first decode steps of GSM8K
     "+parts.choices={method: [score,expanded_drop,expert_drop,random], tasks: [obqa],gamma: [1.0]}",
     "+parts.written={gamma: [1.0], method: [score], tasks: [gsm8k]}",
     "+parts.adaptive={method: [score], tasks: [obqa], gamma: [adaptive], budget: [0.2]}",
@@ -83,7 +86,7 @@ def spread(
     """The records of two nodes under torchrun, of one command after the other, and their words."""
     root = tmp_path_factory.mktemp("spread")
     lines = [
-        [*words, f"results_dir={root / name}", "parallel=ep"]
+        [*words, f"results_dir={root / name}", f"save_trace={root}/traces/{name}", "parallel=ep"]
         for name, words in (("embedded", WORDS), ("directory", from_directory))
     ]
     said = run_nodes(["-m", "tests.wrapper.parallel.commands", json.dumps(lines)], 2, timeout=180)
@@ -99,9 +102,11 @@ def test_two_nodes_give_the_records_of_one_process(
     root, said = spread
     assert "6 computed, 0 finished before, 0 failed" in said[0]
     assert said[1] == "", "rank 1 speaks, too"
-    assert not run_here(monkeypatch, *WORDS, f"results_dir={tmp_path}")
+    alone = [f"results_dir={tmp_path / 'records'}", f"save_trace={tmp_path / 'traces'}"]
+    assert not run_here(monkeypatch, *WORDS, *alone)
     capsys.readouterr()
-    ours, theirs = records(root / "embedded"), records(tmp_path)
+    compare_traces(root / "traces/embedded", tmp_path / "traces")
+    ours, theirs = records(root / "embedded"), records(tmp_path / "records")
     assert ours.keys() == theirs.keys() and len(ours) == 6
     for path, record in ours.items():
         assert without_origin(record) == without_origin(theirs[path]), path
@@ -112,6 +117,19 @@ def test_two_nodes_give_the_records_of_one_process(
     # What is finished stays: the same cells, whoever computed them.
     assert not run_here(monkeypatch, *WORDS, f"results_dir={root / 'embedded'}")
     assert "0 computed, 6 finished before" in capsys.readouterr().out
+
+
+def compare_traces(ours: Path, theirs: Path) -> None:
+    """The tokens of both ranks are one trace, in the order of one process."""
+    names = [sorted(str(path.relative_to(at)) for path in at.rglob("*")) for at in (ours, theirs)]
+    assert names[0] == names[1] and sum(name.endswith(".npz") for name in names[0]) == 6
+    for name in (name for name in names[0] if name.endswith(".npz")):
+        spread, whole = load_trace(ours / name), load_trace(theirs / name)
+        for field in ("expert_TLK", "step_T", "decode_S"):
+            np.testing.assert_array_equal(getattr(spread, field), getattr(whole, field), name)
+        np.testing.assert_allclose(spread.score_TLK, whole.score_TLK, rtol=1e-3, atol=1e-6)
+        assert (spread.source, spread.layers) == (whole.source, whole.layers)
+        assert bool(whole.decode_steps) == ("gsm8k" in name)
 
 
 def test_a_model_from_a_directory_is_read_in_parts(

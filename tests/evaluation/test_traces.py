@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.run import run
+from capmoe_eval.experiment.cell import TaskId
+from capmoe_eval.experiment.record import Record
 from capmoe_eval.routing.method import Method
 from capmoe_eval.serving.summary import summarise
 from capmoe_eval.serving.trace_file import load_trace
 from capmoe_eval.wrapper.plan import GAMMA_GRID
 from tests.evaluation.test_run import plan
+
+GSM8K = TaskId(
+    "gsm8k", "gsm8k", "openai/gsm8k", "exact_match", filter="flexible-extract", fewshot=0
+)
 
 
 @pytest.mark.parametrize("method", [Method("baseline"), Method("score", 1.0)])
@@ -47,6 +56,46 @@ def test_it_holds_what_the_record_counted(method: Method, tmp_path: Path) -> Non
         for mean, counted in zip(means, record.layers, strict=True):
             assert counted.score_by_rank is not None
             assert mean.tolist() == pytest.approx(counted.score_by_rank[: len(mean)], abs=1e-5)
+
+
+def test_it_has_every_decode_step_whatever_the_method_concerns(tmp_path: Path) -> None:
+    """Under a method that bounds decode steps and never binds, the record counts them, too."""
+    methods = {
+        "prompts": Method("baseline"),
+        "both": Method("score", 1000.0, decode="constrained"),
+    }
+    traces, records = {}, {}
+    for name, method in methods.items():
+        asked = plan(tmp_path / name, method, save_trace=str(tmp_path / name / "traces"))
+        cell = dataclasses.replace(asked.cell, task=GSM8K)
+        (records[name],) = run([dataclasses.replace(asked, cell=cell)]).records
+        (path,) = (tmp_path / name / "traces").rglob("*.npz")
+        traces[name] = load_trace(path)
+    for name, trace in traces.items():
+        for field in ("expert_TLK", "step_T", "decode_S"):
+            np.testing.assert_array_equal(getattr(trace, field), getattr(traces["both"], field))
+        np.testing.assert_allclose(trace.score_TLK, traces["both"].score_TLK, rtol=1e-4)
+        decode = records["both"].load.decode
+        assert decode is not None
+        assert trace.decode_steps == records["both"].load.decode_forwards
+        only = trace.only("decode")
+        assert only.n_tokens == decode.live * trace.decode_steps
+        assert only.n_tokens < 2 * trace.decode_steps, "no answer ends before the others"
+        concerned = {"prompts": trace.only("prompts"), "both": trace}[name]
+        for layer, counted in enumerate(records[name].layers):
+            assert concerned.loads().sum(axis=0)[layer].tolist() == counted.load_before
+    asked = plan(tmp_path / "plain", Method("baseline"))
+    cell = dataclasses.replace(asked.cell, task=GSM8K)
+    (plain,) = run([dataclasses.replace(asked, cell=cell)]).records
+    assert without_time(plain) == without_time(records["prompts"])
+
+
+def without_time(record: Record) -> dict[str, Any]:
+    content = json.loads(record.path.read_text())
+    del content["capmoe"]["checksum"]
+    for name in ("date", "seconds"):
+        del content["capmoe"]["provenance"][name]
+    return content
 
 
 def test_it_ends_with_the_forward_that_reaches_the_limit(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from capmoe_eval.report.site.page import SERVING, Address
 from capmoe_eval.serving.advice import Advice, Budget
 from capmoe_eval.serving.advising import Deployment, advise_on_trace
 from capmoe_eval.serving.exports.files import SERVER_FILES, SGLANG, TENSORRT_LLM, VLLM
+from capmoe_eval.serving.trace import Trace
+from capmoe_eval.serving.trace_file import save_trace
 from tests.records import planned
 from tests.serving.test_front import skewed
 from tests.serving.test_readers import completion, lines
@@ -47,6 +49,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "capmoe_eval").symlink_to(ROOT / "capmoe_eval")
     recorded = {"logical_count": torch.from_numpy(generator.integers(1, 9, (4, 3, 16)))}
     torch.save(recorded, tmp_path / "expert_distribution_recorder_1.pt")
+    kinds = np.array([False, True, True])
+    load_SLE = generator.integers(1, 9, (3, 4, 32))
+    save_trace(
+        Trace(32, load_SLE=load_SLE, decode_S=kinds), tmp_path / "traces/zoo_olmoe/gsm8k/1.npz"
+    )
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -67,9 +74,7 @@ def run(command: str, monkeypatch: pytest.MonkeyPatch) -> int:
 def test_every_command_of_the_page_runs(
     command: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = command.replace(
-        "/tmp/expert_distribution_recorder_*", "expert_distribution_recorder_1"
-    )
+    command = command.replace("/tmp/expert", "expert").replace("*", "1")
     assert run(command, monkeypatch) == 0, capsys.readouterr().err
     printed = capsys.readouterr().out
     if "advise example" in command:  # then the page shows what it prints

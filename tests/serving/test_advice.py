@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.cell import Cell
+from capmoe_eval.report.advice.page import about
 from capmoe_eval.routing.method import Method
 from capmoe_eval.serving.advice import Advice, Budget, activation, choose, recommend
 from capmoe_eval.serving.advising import (
@@ -229,6 +230,19 @@ def test_ids_alone_give_loads_and_say_that_they_give_no_quality() -> None:
     # A loss that nobody measured keeps no budget of points.
     strict = Budget(at_least_speedup=2.5, at_most_points=5.0)
     assert advised(skewed(), strict).advice.recommendation.kind == "none"
+
+
+def test_prompts_and_decode_steps_are_not_mixed_silently() -> None:
+    budget = Budget(at_least_speedup=1.2)
+    both = dataclasses.replace(skewed(), decode_S=np.arange(6) % 3 > 0)
+    told = advised(both, budget).advice
+    assert "6 steps, 2 of prompts and 4 of decoding together (--only" in about(told)
+    one = advised(both.only("decode"), budget).advice
+    assert "4 steps of decoding," in about(one)
+    assert one.settings != told.settings
+    unsaid = "Which steps are of prompts and which of decoding"
+    assert not any(unsaid in line for line in told.unknown + one.unknown)
+    assert any(unsaid in line for line in advised(skewed(), budget).advice.unknown)
 
 
 def test_an_advice_is_read_back_from_its_json() -> None:

@@ -47,6 +47,10 @@ def test_every_layer_is_in_the_json_and_one_in_the_picture(
     assert [at["gamma"] for at in content["total"]["at"]] == list(GAMMAS)
     assert "<svg" in out.read_text()
     assert "Not known without --ranks" in capsys.readouterr().out
+    assert content["decode_steps"] == 0
+    assert loads(EXAMPLE, "--only", "prompts", "--gammas", 1) == 0
+    assert loads(EXAMPLE, "--only", "decode") == 2
+    assert "only=decode: the trace has no such step" in capsys.readouterr().err
     assert loads(EXAMPLE, out, "--layer", 4) == 2
     assert "layer=4: the trace has MoE layers 0 to 3" in capsys.readouterr().err
 

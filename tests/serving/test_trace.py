@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,15 @@ import numpy as np
 import pytest
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.serving.trace import Trace, unsigned
+from capmoe_eval.serving.trace import Trace, in_known_steps, unsigned
 from capmoe_eval.serving.trace_file import load_trace, save_trace
 
 IDS = np.array([[[0, 3], [1, 2]], [[3, 1], [2, 0]], [[1, 0], [3, 2]]], dtype=np.uint8)
 SCORES = np.linspace(0.1, 0.9, IDS.size, dtype=np.float16).reshape(IDS.shape)
 LOADS = np.array([[[1, 1, 0, 0], [0, 2, 0, 0]]])
+
+
+COUNTED = Trace(4, load_SLE=np.repeat(LOADS, 3, 0), top_k=1, decode_S=np.array([True, False, True]))
 
 
 def changed(array: Any, value: Any) -> Any:
@@ -29,6 +33,7 @@ def full() -> Trace:
         IDS,
         SCORES,
         step_T=np.array([0, 0, 2]),
+        decode_S=np.array([False, True]),
         request_T=np.array([0, 1, 0]),
         layers=("a", "b"),
         model="mine",
@@ -65,6 +70,9 @@ def full() -> Trace:
         ({"load_SLE": LOADS, "n_experts": 5}, "n_experts=5: load_SLE has 4"),
         ({"load_SLE": LOADS, "top_k": 3}, "top_k=3: a step's counts"),
         ({"load_SLE": LOADS, "step_T": np.array([0])}, "step_T: belongs to expert_TLK"),
+        ({"expert_TLK": IDS, "decode_S": np.array([True])}, "decode_S: .* need step_T"),
+        ({"load_SLE": LOADS, "decode_S": np.array([1])}, r"decode_S: int64 \[1\]; must be bool"),
+        ({"load_SLE": LOADS, "decode_S": np.array([True] * 2)}, r"decode_S: bool \[2\]"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(fields: dict[str, Any], said: str) -> None:
@@ -75,7 +83,7 @@ def test_what_cannot_be_is_refused_in_one_line(fields: dict[str, Any], said: str
 
 @pytest.mark.parametrize("name", ["a.npz", "a.parquet"])
 @pytest.mark.parametrize("compress", [False, True])
-@pytest.mark.parametrize("trace", [full(), Trace(4, load_SLE=LOADS, top_k=1)])
+@pytest.mark.parametrize("trace", [full(), COUNTED, Trace(4, IDS)])
 def test_it_is_read_as_it_was_written(
     trace: Trace, name: str, compress: bool, tmp_path: Path
 ) -> None:
@@ -102,18 +110,38 @@ def test_steps_and_loads() -> None:
             counted[step, layer, IDS[token, layer]] += 1
     np.testing.assert_array_equal(trace.loads(), counted)
     assert trace.tokens_per_step() is not None
-    assert trace.in_steps(2).tokens_per_step().tolist() == [2, 1]  # type: ignore[union-attr]
+    cut = dataclasses.replace(trace, decode_S=None).in_steps(2)
+    assert cut.tokens_per_step().tolist() == [2, 1]  # type: ignore[union-attr]
     assert Trace(4, IDS).n_steps == 1
     assert unsigned(np.array([300])).dtype == np.uint16
     with pytest.raises(UsageError, match="expert_TLK=-1"):
         unsigned(np.array([-1]))
 
 
+def test_steps_of_one_kind() -> None:
+    trace = full()
+    for kind, step in (("prompts", 0), ("decode", 1)):
+        only = trace.only(kind)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(only.loads(), trace.loads()[step : step + 1])
+        assert only.decode_steps == step and only.only(kind) is only  # type: ignore[arg-type]
+        assert only.score_TLK is not None and only.request_T is not None
+        assert len(only.score_TLK) == len(only.request_T) == only.n_tokens
+        again, said = in_known_steps(trace, 1, kind)  # type: ignore[arg-type]
+        assert said and (again.n_steps, again.decode_steps) == (only.n_tokens, step * 1)
+    assert COUNTED.only("decode").n_steps == 2 and COUNTED.only("prompts").n_steps == 1
+    with pytest.raises(UsageError, match="step tokens: the trace has prompts and decode steps"):
+        in_known_steps(trace, 2)
+    with pytest.raises(UsageError, match="only=prompts: the trace has no such step"):
+        trace.only("decode").only("prompts")
+    with pytest.raises(UsageError, match="only=decode: the trace does not say"):
+        Trace(4, IDS).only("decode")
+
+
 @pytest.mark.parametrize("name", ["a.npz", "a.parquet", "a.txt"])
 def test_a_file_that_is_no_trace_is_refused(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_bytes(b"PK\x03\x04 half")
-    with pytest.raises(UsageError, match=r"not a trace of this suite|choose one of"):
+    with pytest.raises(UsageError, match=r"not a whole trace of this suite|choose one of"):
         load_trace(path)
     np.savez(tmp_path / "b.npz", about=np.array([object()], dtype=object))
     with pytest.raises(UsageError, match="allow_pickle=False"):

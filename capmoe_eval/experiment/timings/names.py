@@ -21,6 +21,7 @@ EVALUATIONS: Final = MappingProxyType(
         "cells": "time and memory over documents and cells",
         "chaos": "sweeps that are killed at random moments, against one that is not",
         "scale": "time and memory of readers over the number of records",
+        "trace": "time and memory of reading a server's trace",
     }
 )
 """Every benchmark of the evaluation, and what it is about; each writes ``<name>.json``."""

@@ -16,6 +16,7 @@ from capmoe_eval.experiment.arguments import COUNT, GAMMA, PATH, POSITIVE, SECON
 from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.results import Reader
 from capmoe_eval.report.advice.names import EXAMPLE, JSON, PAGE
+from capmoe_eval.serving.trace import KINDS
 
 if TYPE_CHECKING:
     from capmoe_eval.serving.advising import Advised
@@ -84,6 +85,7 @@ def _parser() -> Parser:
     traces.add_argument("--gammas", type=GAMMA, nargs="+", help="capacity factors")
     traces.add_argument("--experts", type=COUNT, help="experts of a layer, for vLLM's responses")
     traces.add_argument("--step-tokens", type=COUNT, help="tokens of a step, if the trace has none")
+    traces.add_argument("--only", choices=KINDS, help="judge the steps of one kind")
     parser.add_argument(
         "--out", type=PATH, default=Path("advice"), help="directory (default: %(default)s)"
     )
@@ -116,7 +118,7 @@ def _advised(given: argparse.Namespace, read_trace: ReadTrace, reader: Reader | 
         return advise_on_records(Quality(records, ranks), deployment, budget)
     if given.model is not None:
         trace = dataclasses.replace(trace, model=given.model)
-    trace, assumed = in_known_steps(trace, given.step_tokens)
+    trace, assumed = in_known_steps(trace, given.step_tokens, given.only)
     quality = None
     if given.results is not None:
         if trace.model is None:

@@ -8,6 +8,7 @@ from capmoe_eval.serving.advice import Advice, axis_words
 from capmoe_eval.serving.exports.files import MEGATRON
 from capmoe_eval.serving.front import comparable, cost
 from capmoe_eval.serving.settings import Change, Setting
+from capmoe_eval.serving.trace import steps_in_words
 
 _HEADINGS = (
     "fullest rank over the mean",
@@ -56,7 +57,9 @@ def content(advice: Advice) -> dict[str, object]:
 
 def about(advice: Advice) -> str:
     """Return what the advice is on, in one sentence."""
-    steps = f"{advice.steps:,} steps" if advice.basis == "trace" else "their own batches"
+    steps = "their own batches"
+    if advice.basis == "trace":
+        steps = steps_in_words(advice.steps, advice.decode_steps)
     top_k = "" if advice.top_k is None else f", top-{advice.top_k}"
     return (
         f"{advice.model or 'unknown model'} ({advice.source}): {steps}, {advice.layers} MoE layers "

@@ -20,7 +20,7 @@ from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.report.figures.pooling import busiest_first, busiest_layer, normalised
 from capmoe_eval.report.figures.write import FORMATS
-from capmoe_eval.serving.trace import STEP_TOKENS, in_known_steps
+from capmoe_eval.serving.trace import KINDS, STEP_TOKENS, in_known_steps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,6 +59,7 @@ def main(read_trace: ReadTrace, arguments: Sequence[str] | None = None) -> None:
         type=COUNT,
         help=f"tokens of a step, where the trace does not say which are (default: {STEP_TOKENS})",
     )
+    of_traces.add_argument("--only", choices=KINDS, help="take the steps of one kind")
     given = parser.parse_args(arguments)
     is_record = given.source.suffix == _RECORD and not given.source.is_dir()
 
@@ -66,13 +67,22 @@ def main(read_trace: ReadTrace, arguments: Sequence[str] | None = None) -> None:
         for name in ("out", "json"):
             if (path := getattr(given, name)) is not None:
                 check_writable(name, path.parent)
+        is_second = given.out is not None and given.out.suffix == given.source.suffix
+        if is_second and not is_record:  # the shell made several files of a *
+            raise UsageError(
+                f"out={given.out}: is no picture but, like {given.source}, a trace; give one trace "
+                "at a time"
+            )
         kind = "png" if given.out is None else given.out.suffix.lstrip(".") or "png"
         if kind not in FORMATS:
             raise bad_choice(f"{given.out}: format", kind, FORMATS)
         if not is_record:
             figure = _summarise(given, read_trace)
         elif given.out is None:
-            raise UsageError("out: is required for a record; name a .png, .svg or .pdf file")
+            raise UsageError(
+                "out: is required for a record; name a .png, .svg or .pdf file (responses of vLLM "
+                "are a trace if their name ends in .jsonl)"
+            )
         else:
             figure = draw_load(read_record(given.source), given.layer)
         if figure is not None:
@@ -94,7 +104,8 @@ def _summarise(given: argparse.Namespace, read_trace: ReadTrace) -> Figure | Non
     gammas = sorted(given.gammas or GAMMAS)
     if gammas[-1] == math.inf:
         raise UsageError("gammas=inf: drops nothing; give numbers, for example --gammas 1 1.5 2")
-    trace, assumed = in_known_steps(read_trace(given.source, given.experts), given.step_tokens)
+    trace = read_trace(given.source, given.experts)
+    trace, assumed = in_known_steps(trace, given.step_tokens, given.only)
     summary = summarise(trace, gammas, ranks=given.ranks)
     figure = None if given.out is None else draw_trace(summary, given.layer)
     print(text(summary, assumed))

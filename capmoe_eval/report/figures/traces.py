@@ -9,6 +9,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import gamma_number
 from capmoe_eval.report.figures.pooling import busiest_first
 from capmoe_eval.serving.summary import LayerSummary, Summary
+from capmoe_eval.serving.trace import steps_in_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,8 +31,9 @@ def text(summary: Summary, assumed: str | None = None) -> str:
     """Return a summary as lines of text; ``assumed`` says which steps its tokens were put into."""
     tokens = "" if summary.tokens is None else f"{summary.tokens:,} tokens, "
     top_k = "" if summary.top_k is None else f", top-{summary.top_k}"
+    steps = steps_in_words(summary.steps, summary.decode_steps)
     lines = [
-        f"{summary.model or 'unknown model'} ({summary.source}): {tokens}{summary.steps:,} steps, "
+        f"{summary.model or 'unknown model'} ({summary.source}): {tokens}{steps}, "
         f"{len(summary.layers)} MoE layers, {summary.n_experts} experts{top_k}",
         *([f"steps: {assumed}"] if assumed else []),
         "",

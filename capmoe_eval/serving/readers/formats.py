@@ -21,12 +21,29 @@ def read_trace(path: Path, n_experts: int | None = None) -> Trace:
         n_experts: Routed experts E of a layer, which vLLM's responses do not say.
 
     Raises:
-        UsageError: If there is no such file or it cannot be read as what its name says.
+        UsageError: If there is no such file, it cannot be read as what its name says, or it has
+            another number of experts.
     """
+    trace = _read(path, n_experts)
+    if n_experts not in (None, trace.n_experts):
+        raise UsageError(
+            f"experts={n_experts}: {shown(path)} has {trace.n_experts} in a layer; leave --experts "
+            "out"
+        )
+    return trace
+
+
+def _read(path: Path, n_experts: int | None) -> Trace:
     if not path.exists():
         raise UsageError(f"{shown(path)}: no such file or directory; give the path of a trace")
     if path.is_dir():
         if not (path / MANIFEST).is_file():
+            files = sorted(file for file in path.iterdir() if file.suffix in (".jsonl", ".pt"))
+            if files:
+                raise UsageError(
+                    f"{shown(path)}: a directory with {len(files)} files of a server; give one of "
+                    f"them, such as {files[0]}"
+                )
             raise UsageError(
                 f"{shown(path)}: a directory without {MANIFEST}; give a file, or the directory of "
                 "one workload of Megatron-LM"

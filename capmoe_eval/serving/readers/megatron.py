@@ -17,6 +17,7 @@ from capmoe_eval.serving.trace import Array, Trace, unsigned
 
 MANIFEST = "manifest.json"
 _SCHEMA = 1
+_FIX = "give the directory of a workload that its benchmark.py --write-trace wrote"
 
 
 def read_megatron(path: Path) -> Trace:
@@ -30,6 +31,8 @@ def read_megatron(path: Path) -> Trace:
     """
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        if not isinstance(manifest, dict):
+            raise ValueError("manifest.json: must be a JSON object")
         if manifest["schema_version"] != _SCHEMA:
             raise UsageError(
                 f"schema_version={manifest['schema_version']}: only {_SCHEMA} is known; write the "
@@ -52,7 +55,9 @@ def read_megatron(path: Path) -> Trace:
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path}: no trace of Megatron-LM ({first_line(error)})") from error
+        raise UsageError(
+            f"{path}: no trace of Megatron-LM ({first_line(error)}); {_FIX}"
+        ) from error
 
 
 def _tensor(path: Path, name: str, meta: dict[str, Any]) -> Array:

@@ -12,13 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UsageError, first_line
 from capmoe_eval.serving.readers.padding import without_padding
 from capmoe_eval.serving.readers.tensor_file import load_tensors
 from capmoe_eval.serving.trace import Array, Trace, unsigned
 
 # Shape suffixes: S steps, L layers of the model (dense ones, too), P physical experts (with
 # redundant copies), E logical experts, T tokens, K places (8, whatever the model's top-k).
+
+
+_FIX = (
+    "give a file that SGLang's /dump_expert_distribution_record wrote, after requests were served"
+)
 
 
 def read_sglang(path: Path, n_experts: int | None = None) -> Trace:
@@ -42,15 +47,18 @@ def read_sglang(path: Path, n_experts: int | None = None) -> Trace:
         if isinstance(content, Mapping) and content.get("records"):
             return _recorded(content, n_experts)
     except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-        reason = str(error) if isinstance(error, UsageError) else f"unexpected layout: {error!r}"
-        raise UsageError(f"{path}: {reason}") from error
-    raise UsageError(
-        f"{path}: has neither logical_count nor records; give a file that SGLang's "
-        "/dump_expert_distribution_record wrote, after requests were served"
-    )
+        if isinstance(error, UsageError):
+            raise UsageError(f"{path}: {error}") from error
+        raise UsageError(f"{path}: unexpected layout ({first_line(error)}); {_FIX}") from error
+    raise UsageError(f"{path}: has neither logical_count nor records; {_FIX}")
 
 
 def _counted(count_SLE: Array, mode: str) -> Trace:
+    if count_SLE.ndim not in (2, 3):
+        raise UsageError(
+            f"logical_count: {list(count_SLE.shape)}; must be [steps, layers, experts], or summed "
+            "over steps"
+        )
     count_SLE = count_SLE.reshape(-1, *count_SLE.shape[-2:])  # a sum over steps has none
     steps, layers = (np.flatnonzero(count_SLE.any(axis=axes)) for axes in ((1, 2), (0, 2)))
     if not len(steps):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,13 @@ def load_tensors(path: Path) -> Any:
     import torch
 
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with path.open("rb") as file:
+            start = file.read(2)
+        if not start.startswith((b"PK", b"\x80")):  # an archive, or a pickle
+            raise ValueError("it begins with other bytes")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of versions of pickles
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise UsageError(
             f"{path}: not read, because it holds more than tensors and plain values, and a pickle "
@@ -26,4 +33,7 @@ def load_tensors(path: Path) -> Any:
             "numbers and lists alone"
         ) from error
     except (OSError, RuntimeError, EOFError, ValueError) as error:
-        raise UsageError(f"{path}: no file of torch.save ({first_line(error)})") from error
+        reason = first_line(error).partition(". ")[0]
+        raise UsageError(
+            f"{path}: no whole file of torch.save ({reason}); write it or copy it again"
+        ) from error

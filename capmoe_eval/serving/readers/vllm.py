@@ -41,6 +41,7 @@ def read_vllm(path: Path, n_experts: int | None) -> Trace:
     requests: list[int] = []
     n_requests = 0
     models: set[str] = set()
+    number = 0
     for number, response in _responses(path):
         models.add(str(response.get("model")))
         try:
@@ -51,6 +52,8 @@ def read_vllm(path: Path, n_experts: int | None) -> Trace:
         parts += [_narrow(ids) for _, ids in found]
         requests += [n_requests + choice for choice, _ in found]
         n_requests += len(response["choices"])
+    if not number:
+        raise UsageError(f"{path}: is empty; give a JSON response of vLLM in each line")
     if not parts:
         raise UsageError(
             f"{path}: no response has routed_experts; start the server with "
@@ -81,15 +84,26 @@ def _responses(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    response = json.loads(line)
-                    choices = response.get("choices") if isinstance(response, dict) else None
-                    if not isinstance(choices, list):
-                        raise UsageError(f"{path}: line {number}: no response of vLLM with choices")
-                    yield number, response
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+                    yield number, _response(line, f"{path}: line {number}")
+    except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"{path}: not read ({first_line(error)}); give a JSON response of vLLM in each line"
         ) from error
+
+
+def _response(line: str, place: str) -> dict[str, Any]:
+    """Return the response of a line."""
+    try:
+        response: Any = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UsageError(
+            f"{place}: not a whole JSON object ({error.msg} at column {error.colno}); give a "
+            "response of vLLM in each line (jq -c), without stream"
+        ) from error
+    choices = response.get("choices") if isinstance(response, dict) else None
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        raise UsageError(f"{place}: no response of vLLM with choices")
+    return dict(response)
 
 
 def _routed(response: dict[str, Any]) -> Iterator[tuple[int, Array]]:
@@ -98,7 +112,7 @@ def _routed(response: dict[str, Any]) -> Iterator[tuple[int, Array]]:
         yield 0, _decoded(prompt)
     for number, choice in enumerate(response["choices"]):
         routed = choice.get("routed_experts")  # null where the request was aborted
-        if routed is not None and len(routed):
+        if routed not in (None, [], ""):
             yield number, _decoded(routed)
 
 
@@ -108,12 +122,16 @@ def _decoded(routed: Any) -> Array:
         data = base64.b64decode(routed, validate=True)
         ids = np.load(io.BytesIO(data), allow_pickle=False)
     else:
-        ids = np.array(routed)
+        try:
+            ids = np.array(routed)
+        except ValueError:
+            raise UsageError("tokens differ in their layers or in their top-k") from None
     if ids.ndim != 3 or ids.dtype.kind not in "ui":
         raise UsageError(f"{ids.dtype} {list(ids.shape)}; must be integers [tokens, layers, top-k]")
     return ids
 
 
 def _narrow(ids: Array) -> Array:
-    """Return ids in two bytes where they fit, as long lists of responses are kept together."""
-    return ids.astype(np.int16) if ids.max(initial=0) < 2**15 else ids
+    """Return ids in as few bytes as hold them: those of all responses are kept together."""
+    kind = np.result_type(*map(np.min_scalar_type, (ids.min(initial=0), ids.max(initial=0))))
+    return ids.astype(kind, copy=False)

@@ -91,6 +91,13 @@ class World(Ranks):
         parts = torch.split(flat, [count.numel() for count in counts])
         return tuple(part.view(count.shape) for part, count in zip(parts, counts, strict=True))
 
+    def collect(self, part: Any) -> list[Any]:
+        """Return every process's part in the first process, in their order; nothing in others."""
+        is_first = self.rank == 0
+        found: list[Any] = [None] * self.size
+        dist.gather_object(part, found if is_first else None, group=self.group, group_dst=0)
+        return found if is_first else []
+
     def highest(self, amount: Tensor) -> Tensor:
         """Return the maximum over all processes."""
         most = amount.clone()

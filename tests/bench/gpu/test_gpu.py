@@ -179,6 +179,8 @@ def test_a_device_that_decides_otherwise_is_found(monkeypatch: pytest.MonkeyPatc
         ("random", {"wrapper/forward.py": 1}),
         ("expert_drop", {"wrapper/forward.py": 1}),
         ("expanded_drop", {"wrapper/forward.py": 1}),
+        ("oea", {"wrapper/forward.py": 1}),
+        ("xshare", {"wrapper/forward.py": 1}),
         # Its rounds end early on a CPU alone.
         ("token_reroute", {"wrapper/forward.py": 1, "routing/assign.py": 3}),
     ],

@@ -1,0 +1,75 @@
+"""Run commands in processes of their own, and say what they cost."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from capmoe_eval.errors import UsageError
+
+# A process's peak memory counts what its parent has when it starts it: a small one measures.
+_MEASURED: Final = """
+import subprocess, sys, time
+from resource import RUSAGE_CHILDREN, getrusage
+began = time.perf_counter()
+status = subprocess.call(sys.argv[1:])
+elapsed, spent = time.perf_counter() - began, getrusage(RUSAGE_CHILDREN)
+mib = spent.ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+print(spent.ru_utime + spent.ru_stime, mib, elapsed)
+sys.exit(status)
+"""
+
+
+class Command(NamedTuple):
+    """What is run."""
+
+    name: str
+    words: list[str]  # after ``python``
+    expected: str  # it says this if it has read everything
+
+
+class Spent(NamedTuple):
+    """The cost of a command."""
+
+    seconds: float  # of processor time
+    memory: float  # MiB, at most
+    said: str
+    elapsed: float  # seconds from start to end
+
+
+def spend(command: Command) -> Spent:
+    """Run a command and return its cost.
+
+    Raises:
+        UsageError: If it fails, or does not say what is expected.
+    """
+    python = [sys.executable, "-c", _MEASURED, sys.executable, *command.words]
+    done = subprocess.run(python, capture_output=True, text=True, check=False)
+    said, _, numbers = done.stdout.rstrip().rpartition("\n")
+    if done.returncode or command.expected not in f"{said}\n":
+        last = (done.stderr.strip() or said.strip() or "nothing").splitlines()[-1]
+        raise UsageError(f"{command.name}: said {last!r}, and not {command.expected!r}")
+    seconds, memory, elapsed = map(float, numbers.split())
+    return Spent(seconds, memory, said, elapsed)
+
+
+def check_room(asked: str, gigabytes: float, place: str | Path, fix: str) -> None:
+    """Refuse what the disk has no room for.
+
+    Args:
+        asked: The option and its value, as ``--tokens=5``.
+        gigabytes: Size of what is written.
+        place: The directory.
+        fix: How to ask for less, or for another place.
+
+    Raises:
+        UsageError: In one line.
+    """
+    free = shutil.disk_usage(place).free / 1e9
+    if gigabytes > free:
+        raise UsageError(
+            f"{asked}: needs {gigabytes:.1f} GB in {place}, which has {free:.1f}; {fix}"
+        )
