@@ -5,7 +5,8 @@ rank's experts, the next ``m`` by score, or all experts), the *bound* (what has 
 group of tokens: nothing, each expert, or each device), and the order in which a unit that exceeds
 its bound *keeps* pairs, where one modality may come behind the other. Expert Drop has no bound and
 drops all pairs of some experts; Token Reroute repeats the three parts in rounds; OEA and XShare
-bound the experts that a batch activates, whatever their load.
+bound the experts that a batch activates, whatever their load; MACS weighs tokens, and bounds the
+sum of an expert's weights.
 
 Settings that give the same computation on every model and input are one method, in its *canonical
 form*, so that a cell is computed once and found under each of its settings.
@@ -37,6 +38,10 @@ _EFFECTIVE: dict[str, tuple[str, ...]] = {
     "token_reroute": (*_BOUNDED, "rounds"),
     "oea": (*_COMMON, "k0"),
     "xshare": ("ep_size", "granularity", *_COMMON, "k0", "expert_budget"),
+    "macs": (
+        *("ep_size", "scope", "rounding", *_COMMON, "layer_gammas"),
+        *("delta", "rho", "modality_threshold", "reroute"),
+    ),
 }
 _BY_BATCH = ("expert_drop", "oea", "xshare")
 _WITHOUT_GAMMA = ("baseline", *_BY_BATCH)
@@ -53,9 +58,13 @@ ADAPTIVE: Final = "adaptive"
 """The γ of the layers is chosen from recorded loads, under a budget of drops."""
 
 
-def _is_budget(value: Any) -> bool:
+def _is_amount(value: Any) -> bool:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and 0 < value < 1
+    return is_number and 0 <= value < math.inf
+
+
+def _is_budget(value: Any) -> bool:
+    return _is_amount(value) and 0 < value < 1
 
 
 def _are_factors(value: Any) -> bool:
@@ -93,6 +102,17 @@ KNOBS: dict[str, Check] = {
     "seed": whole(0, 2**63 - 1),
     "k0": whole(0),
     "expert_budget": SHARE,
+    "delta": Check("must be a number of at least 0, for example delta=1.0", _is_amount),
+    "rho": Check(
+        "must be a number from 0 to 2, beyond which a capacity would be negative, for example "
+        "rho=1.0",
+        lambda value: _is_amount(value) and value <= 2,
+    ),
+    "modality_threshold": Check(
+        "must be a share above 0.5, at most 1, for example modality_threshold=0.6",
+        lambda value: _is_amount(value) and 0.5 < value <= 1,
+    ),
+    "reroute": choice("local", "none"),
 }
 """The check of each knob beside gamma."""
 
@@ -148,6 +168,11 @@ class Method:
     k0: int = 1  # each token's best experts that OEA and XShare put into the batch's set first
     # XShare: the most experts that a batch activates, as a share of all, or of each rank's.
     expert_budget: float = 0.5
+    delta: float = 1.0  # MACS: how much an image token's weight depends on its entropy
+    rho: float = 1.0  # MACS: how much an expert's capacity depends on the batch's modalities
+    # MACS: an expert is of the modality that has at least this share of its activation frequencies
+    modality_threshold: float = 0.6
+    reroute: str = "local"  # MACS: what overflows goes to experts of the same rank, or to none
     layer_gammas: tuple[float, ...] | None = None  # γ of each MoE layer; None for one gamma
     budget: float | None = None  # of gamma=adaptive: the share that may be dropped
     budget_of: str = "pairs"  # of what it is a share: pairs, or scores, their gate scores
@@ -159,11 +184,13 @@ class Method:
         if self.name == "device_drop":  # Token Drop under a device-level capacity
             self._set("granularity", "device")
             self._set("name", "score")
-        self._set("expert_budget", float(self.expert_budget))
+        for number in ("expert_budget", "delta", "rho", "modality_threshold"):
+            self._set(number, float(getattr(self, number)) + 0.0)
         if self.name == "oea" and self.k0 == 0:
             raise UsageError("k0=0: with OEA every token keeps its best expert; set k0=1 or more")
-        if self.granularity == "device" and self.ep_size == 1 and self.name == "xshare":
-            self._set("granularity", "expert")  # the one rank has all experts
+        one_rank = self.ep_size == 1 and self.name == "xshare"  # which has all experts
+        if one_rank or self.weighs_tokens:
+            self._set("granularity", "expert")
         self._check_factor()
         if self.candidates == "local" and self.ep_size == 1:
             self._set("candidates", "global")  # the one rank has all experts
@@ -179,6 +206,11 @@ class Method:
         """Check γ in each of its three forms, and bring it to the simplest."""
         gamma: Any = self.gamma
         adaptive = gamma == ADAPTIVE
+        if self.name == "macs" and (adaptive or self.budget is not None):
+            raise UsageError(
+                f"gamma={ADAPTIVE}: chooses by numbers of tokens, and macs bounds their weights; "
+                "give gamma a number"
+            )
         if self.name in _WITHOUT_GAMMA:
             for knob, said in (("gamma", gamma if adaptive else None), *self._by_layer()):
                 if said is not None:
@@ -259,8 +291,11 @@ class Method:
         groups_by_rank = self.gamma != math.inf and (self.scope == "batch" or device)
         if self.bounds_activation:
             groups_by_rank = device  # a batch activates experts for all of its ranks together
-        if self.candidate_rule != "local" and not groups_by_rank:
+        reroutes = self.weighs_tokens and self.reroute == "local"
+        if self.candidate_rule != "local" and not groups_by_rank and not reroutes:
             effective.discard("ep_size")
+        if self.rho == 0:
+            effective.discard("modality_threshold")
         if self.candidate_rule != "ranked":
             effective.discard("m")
         if device and self.gamma is not None and self.gamma % self.ep_size == 0:
@@ -293,6 +328,21 @@ class Method:
     def bounds_activation(self) -> bool:
         """True if the method bounds the experts that a batch activates, and not their load."""
         return self.name in ("oea", "xshare")
+
+    @property
+    def weighs_tokens(self) -> bool:
+        """True if the method bounds the sum of its tokens' weights, and not their number."""
+        return self.name == "macs"
+
+    @property
+    def needs_modalities(self) -> bool:
+        """True if a decision depends on which tokens are an image's."""
+        return self.modality != "uniform" or self.weighs_tokens
+
+    @property
+    def needs_expert_modalities(self) -> bool:
+        """True if a decision depends on which experts are an image's, which a calibration finds."""
+        return self.weighs_tokens and self.rho > 0
 
     @property
     def decides_by_batch(self) -> bool:
