@@ -91,11 +91,10 @@ def test_a_grid_of_models_is_composed_inside_hydras_job(
 
 
 def test_every_method_name_works(shell: Shell) -> None:
-    status, out, _ = shell(
-        "-m", f"method={','.join(METHODS)}", "gamma=1.0", "tasks=obqa", "limit=2"
-    )
+    named = [method for method in METHODS if method != "macs"]  # which needs images
+    status, out, _ = shell("-m", f"method={','.join(named)}", "gamma=1.0", "tasks=obqa", "limit=2")
     assert status == 0
-    assert f"{len(METHODS)} computed" in out
+    assert f"{len(named)} computed" in out
     assert shell.left_behind() == ["results"]
 
 

@@ -1,8 +1,7 @@
-"""Calibrate: run the stock model on documents that are not evaluated, and note its loads by γ."""
+"""Calibrate: run the stock model on documents that are not evaluated, and measure its layers."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import math
@@ -20,20 +19,11 @@ from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell, TaskId
 from capmoe_eval.experiment.configuration import Plan
 from capmoe_eval.experiment.datasource import DataSource
+from capmoe_eval.routing.knobs import ADAPTIVE
 from capmoe_eval.routing.method import Method
-from capmoe_eval.serving.adaptive import grid
-from capmoe_eval.serving.calibration import (
-    DOCUMENTS,
-    Adapted,
-    Calibration,
-    LayerCurve,
-    adapted,
-    calibration_identity,
-    calibration_path,
-    read_calibration,
-    write_calibration,
-)
-from capmoe_eval.wrapper.curve_meter import CurveMeter
+from capmoe_eval.serving import calibration
+from capmoe_eval.serving.calibration import Applied, Calibration
+from capmoe_eval.serving.calibration_kinds import kind_of
 from capmoe_eval.wrapper.ranks import ranks_in
 from capmoe_eval.zoo.miniworld.evaluation import miniworld_hub
 from capmoe_eval.zoo.pictures.evaluation import pictures_hub
@@ -41,8 +31,8 @@ from capmoe_eval.zoo.pictures.evaluation import pictures_hub
 _DEV = {"miniworld": miniworld_hub, "pictures": pictures_hub}
 
 
-def adapt(plan: Plan, lm: CapmoeLM) -> Adapted | None:
-    """Return a cell's method with the γ of each layer; None if its γ is not adaptive.
+def apply_calibration(plan: Plan, lm: CapmoeLM) -> Applied | None:
+    """Return a cell's method after its calibration; None if it needs none.
 
     The calibration is read, or computed and written where there is none yet. Of several processes
     with one model all compute, and the first writes.
@@ -51,9 +41,10 @@ def adapt(plan: Plan, lm: CapmoeLM) -> Adapted | None:
         UsageError: If the task has no documents beside those that are evaluated, or the file is not
             the cell's calibration.
     """
-    cell, path = plan.cell, calibration_path(plan.root, plan.cell)
-    if cell.method.budget is None:
+    cell, kind = plan.cell, kind_of(plan.cell.method)
+    if kind is None:
         return None
+    path = kind.path_of(plan.root, cell)
     worlds: list[Any] = ranks_in(lm.model)
     first = not worlds or worlds[0].rank == 0
     weights = provenance(lm.model, lm.reader)["model"]["weights"]
@@ -61,23 +52,30 @@ def adapt(plan: Plan, lm: CapmoeLM) -> Adapted | None:
         with writing("results_dir", plan.root):
             path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(f".{path.name}.lock")) if first else nullcontext():
-        found = read_calibration(path, cell, weights) if first and path.exists() else None
+        found = kind.read(path, cell, weights) if first and path.exists() else None
         found = worlds[0].tell(found) if worlds else found
         if found is None:
-            found = calibrate(cell, lm, plan.source, weights)
+            found = calibrate(kind, cell, lm, plan.source, weights)
             if first:
-                write_calibration(path, found)
-    return adapted(cell.method, found, path.relative_to(plan.root).as_posix())
+                found.write(path)
+    return found.applied(cell.method, path.relative_to(plan.root).as_posix())
 
 
 def calibrate(
-    cell: Cell, lm: CapmoeLM, source: DataSource, weights: str, *, evaluated: bool = False
+    kind: type[Calibration],
+    cell: Cell,
+    lm: CapmoeLM,
+    source: DataSource,
+    weights: str,
+    *,
+    evaluated: bool = False,
 ) -> Calibration:
-    """Run the stock model on other documents than the cell's, and return its layers by γ.
+    """Run the stock model on other documents than the cell's, and return what it measured.
 
     They have the cell's prompts, batches and capacity groups.
 
     Args:
+        kind: The kind of calibration.
         cell: The cell.
         lm: Its model.
         source: Source of the documents, in place.
@@ -91,10 +89,10 @@ def calibrate(
     if evaluated:
         tasks, split = TaskLibrary().get(cell.task.lm_eval, source, cell.task.dataset), "evaluated"
     else:
-        tasks, split = _other_documents(cell.task, source)
+        tasks, split = _other_documents(cell.task, source, kind.asked_by)
     prepare(tasks, cell)
     lm.set_batches(cell.batch_size, cell.shuffle)
-    per_part = math.ceil(DOCUMENTS / len(tasks["tasks"]))
+    per_part = math.ceil(calibration.DOCUMENTS / len(tasks["tasks"]))
     requests: dict[str, list[Any]] = {}
     documents = 0
     for task in tasks["tasks"].values():
@@ -103,55 +101,39 @@ def calibrate(
         documents += len({request.doc_id for request in task.instances})
         for request in task.instances:
             requests.setdefault(request.request_type, []).append(request)
-    meter = lm.route(_unlimited(cell.method))
+    meter = lm.route(_unlimited({knob: getattr(cell.method, knob) for knob in kind.knobs}))
     try:
         layers = [of_layer.layer for of_layer in meter.layers]
-        gammas = grid(_never_binds(cell.method, max(of.n_experts / of.top_k for of in layers)))
-        curves = meter.recorder = CurveMeter(layers, cell.method, gammas)
-        for kind, asked in sorted(requests.items()):
-            getattr(lm, kind)(asked)
+        observer = meter.recorder = kind.observer(layers, cell.method)
+        for request_type, asked in sorted(requests.items()):
+            getattr(lm, request_type)(asked)
     finally:
         lm.release()
-    prompts = "\n".join(str(one.args[0]) for kind in sorted(requests) for one in requests[kind])
-    return Calibration(
-        of=calibration_identity(cell),
+    prompts = "\n".join(str(one.args[0]) for _, asked in sorted(requests.items()) for one in asked)
+    return kind(
+        of=kind.identity_of(cell),
         split=split,
         documents=documents,
         prompts=hashlib.sha256(prompts.encode()).hexdigest()[:16],
         tokens=meter.summary()["tokens"],
         forwards=meter.forwards,
         weights=weights,
-        gammas=list(gammas),
-        layers=[
-            LayerCurve(
-                name=curve.name,
-                dropped=_shares(curve.dropped_X),
-                dropped_scores=_shares(curve.dropped_scores_X),
-                straggler=[round(value, 6) for value in curve.straggler_X],
-            )
-            for curve in curves.curves()
-        ],
+        **kind.measured(observer),
     )
 
 
-def _shares(values: list[float]) -> list[float]:
-    """Return shares without the digits in which a sum's order shows."""
-    return [min(max(round(value, 6), 0.0), 1.0) for value in values]
-
-
-def _unlimited(method: Method) -> Method:
-    """Return a method with the same capacity groups that drops nothing."""
-    return dataclasses.replace(method, name="score", modality="uniform").at(math.inf)
-
-
-def _never_binds(method: Method, top: float) -> float:
-    """Return a γ at which no capacity binds: E/K of an expert's, R of a device's."""
-    return float(method.ep_size) if method.granularity == "device" else top
+def _unlimited(knobs: dict[str, Any]) -> Method:
+    """Return a method with these knobs, also those of its capacity groups, that drops nothing."""
+    # A γ that is still to be chosen is in no simpler form.
+    return Method("score", ADAPTIVE, budget=0.5, **knobs).at(math.inf)  # type: ignore[arg-type]
 
 
 @functools.lru_cache(maxsize=16)
-def _other_documents(task: TaskId, source: DataSource) -> tuple[dict[str, Any], str]:
-    """Return a task over documents that it does not evaluate, and the name of their split."""
+def _other_documents(task: TaskId, source: DataSource, asked_by: str) -> tuple[dict[str, Any], str]:
+    """Return a task over documents that it does not evaluate, and the name of their split.
+
+    ``asked_by`` is the setting that needs them, for the message where there are none.
+    """
     library = TaskLibrary()
     if source.name in _DEV:
         dev = DataSource(source.name, _DEV[source.name]("dev"))
@@ -167,7 +149,7 @@ def _other_documents(task: TaskId, source: DataSource) -> tuple[dict[str, Any], 
             part.set_config("test_split", other)
         if other is None or part.eval_docs is before:
             raise UsageError(
-                f"gamma=adaptive: {task.name} has no documents beside those that it evaluates, "
+                f"{asked_by}: {task.name} has no documents beside those that it evaluates, "
                 "and a calibration must not see these; choose a task with train or validation data"
             )
         splits.add(other)

@@ -27,7 +27,7 @@ from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.experiment.record import SCHEMA, Record
-from capmoe_eval.serving.calibration import Adapted
+from capmoe_eval.serving.calibration import Applied
 from capmoe_eval.wrapper.recorder import Recorder
 
 
@@ -39,7 +39,7 @@ def evaluate(
     *,
     root: Path,
     sandbox: Sandbox | None = None,
-    adapted: Adapted | None = None,
+    applied: Applied | None = None,
     recorder: Recorder | None = None,
 ) -> Record:
     """Evaluate a cell on a loaded model.
@@ -54,7 +54,7 @@ def evaluate(
         source: Source of the documents, in place (:func:`ready`).
         root: The results directory; the record is not yet written.
         sandbox: A sandbox for programs that the model writes; None if none may run.
-        adapted: What a calibration chose, where the cell's γ is adaptive.
+        applied: The cell's method after its calibration, where it needs one.
         recorder: Keeps the router's choices; None if nobody asks for them.
 
     Raises:
@@ -70,7 +70,7 @@ def evaluate(
     prepare(tasks, cell)
     started = time.perf_counter()
     lm.set_batches(cell.batch_size, cell.shuffle)
-    meter = lm.route(cell.method if adapted is None else adapted.method)
+    meter = lm.route(cell.method) if applied is None else lm.route(applied.method, applied.layers)
     meter.recorder = recorder
     try:
         # Not `simple_evaluate`: around this call it only picks the model, the tasks and the seeds,
@@ -108,8 +108,8 @@ def evaluate(
             "data_fingerprint": library.fingerprint(cell.task, source),
         },
     }
-    if adapted is not None:
-        content["capmoe"]["calibration"] = adapted.calibrated.model_dump()
+    if applied is not None:
+        content["capmoe"]["calibration"] = applied.calibrated.model_dump()
     if sandbox is not None and programs:
         content["capmoe"]["executed"] = {
             **sandbox.description(),

@@ -36,8 +36,9 @@ from capmoe_eval.experiment.cell import ModelId
 from capmoe_eval.experiment.configuration import Plan
 from capmoe_eval.experiment.queue import loads
 from capmoe_eval.experiment.record import read_record
-from capmoe_eval.routing.method import ADAPTIVE, Method
-from capmoe_eval.serving.calibration import DOCUMENTS, calibration_path
+from capmoe_eval.routing.method import Method
+from capmoe_eval.serving.calibration import DOCUMENTS
+from capmoe_eval.serving.calibration_kinds import KINDS
 
 _GIB = 2**30
 _NUMBERS = {"cells", "documents", "requests", "tokens", "new tokens", "time"}
@@ -103,7 +104,7 @@ def forecast(plans: Sequence[Plan], *, calibrate: bool) -> str:
         if reader is not None:
             notes.append(_memory_line(first, needed_memory(model, works)))
     head = f"{len(missing)} of {len(plans)} cells are missing; none was computed now."
-    notes += _calibration_note(missing)
+    notes += _calibration_notes(missing)
     return "\n".join([head, aligned(rows, _NUMBERS), *notes, _time_line(times)])
 
 
@@ -174,23 +175,24 @@ def measured_rate(
 
 
 def _timed(method: Method) -> Method:
-    """Return a method that takes as long: of one that is not calibrated yet, that at γ=1."""
-    if method.budget is None:
+    """Return a method that takes as long: of one that is not calibrated yet, Token Drop at γ=1."""
+    if method.calibration is None:
         return method
-    return dataclasses.replace(method, gamma=1.0, budget=None)
+    return Method("score", 1.0, ep_size=method.ep_size, decode=method.decode)
 
 
-def _calibration_note(missing: Sequence[Plan]) -> list[str]:
-    """Return a line if cells wait for calibrations, which a run computes before them."""
-    adaptive = [plan for plan in missing if plan.cell.method.budget is not None]
-    paths = {calibration_path(plan.root, plan.cell) for plan in adaptive}
-    absent = sum(not path.exists() for path in paths)
-    if not absent:
-        return []
-    return [
-        f"gamma={ADAPTIVE}: {len(adaptive)} cells need {len(paths)} calibrations, {absent} of them "
-        f"missing: {DOCUMENTS} other documents each, which are not counted here."
-    ]
+def _calibration_notes(missing: Sequence[Plan]) -> list[str]:
+    """Return a line for each kind of calibration that cells wait for; a run computes it first."""
+    lines = []
+    for name, kind in KINDS.items():
+        waiting = [plan for plan in missing if plan.cell.method.calibration == name]
+        paths = {kind.path_of(plan.root, plan.cell) for plan in waiting}
+        if absent := sum(not path.exists() for path in paths):
+            lines.append(
+                f"{kind.asked_by}: {len(waiting)} cells need {len(paths)} calibrations, {absent} "
+                f"of them missing: {DOCUMENTS} other documents each, which are not counted here."
+            )
+    return lines
 
 
 def _sequences(plan: Plan) -> int:

@@ -116,8 +116,10 @@ class CapmoeLM(HFLM):
         self.batch_sizes: dict[int, int] = {}
         self.shuffle = shuffle
 
-    def route(self, method: Method) -> Meter:
+    def route(self, method: Method, calibrated: Sequence[Tensor] | None = None) -> Meter:
         """Put the loaded model under another method, with a new meter.
+
+        ``calibrated`` is what a calibration measured of each MoE layer, where the method needs it.
 
         Raises:
             UsageError: If the batch size is automatic and the method has a capacity.
@@ -125,7 +127,9 @@ class CapmoeLM(HFLM):
         check_batch_size(self.batch_size, method)
         self.release()
         self._n_batches, self.batches = 0, {}
-        self.meter = self._routing.enter_context(capacity_aware(self.model, method))
+        self.meter = self._routing.enter_context(
+            capacity_aware(self.model, method, calibrated=calibrated)
+        )
         return self.meter
 
     def release(self) -> None:

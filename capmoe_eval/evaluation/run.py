@@ -254,7 +254,7 @@ def _evaluate(
     progress: Progress,
 ) -> Record | None:
     """Compute a cell and write its record, or return None if its reservation was lost meanwhile."""
-    from capmoe_eval.evaluation.calibration import adapt
+    from capmoe_eval.evaluation.calibration import apply_calibration
     from capmoe_eval.evaluation.evaluate import evaluate
     from capmoe_eval.evaluation.traces import recorder_for, write_trace
 
@@ -268,7 +268,7 @@ def _evaluate(
         plan.source,
         root=plan.root,
         sandbox=sandbox,
-        adapted=adapt(plan, lm),
+        applied=apply_calibration(plan, lm),
         recorder=recorder_for(plan),
     )
     write_trace(plan, lm.meter)  # before the record, which says that the cell is finished

@@ -6,7 +6,8 @@ import math
 import re
 from typing import Final
 
-from capmoe_eval.routing.method import ADAPTIVE, Adaptive, Factor
+from capmoe_eval.routing.knobs import ADAPTIVE
+from capmoe_eval.routing.method import Adaptive, Factor
 
 TITLES: Final = {
     "baseline": "Baseline",

@@ -20,6 +20,7 @@ from capmoe_eval.experiment.files import write_bytes
 from capmoe_eval.experiment.record_part import (
     Amount,
     Calibrated,
+    ChosenFactors,
     Documents,
     Layer,
     Load,
@@ -98,7 +99,10 @@ class Record(Part):
     layers: Annotated[list[Layer], Field(min_length=1)]
     proofs: Proofs
     provenance: Provenance
-    calibration: Calibrated | None = None  # of gamma=adaptive
+    # Of methods that need one; with the factors that it chose where γ is adaptive.
+    calibration: Annotated[ChosenFactors | Calibrated | None, Field(union_mode="left_to_right")] = (
+        None
+    )
     checksum: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] = ""  # of the file it was read from
 
     def __init__(self, content: dict[str, Any], path: Path) -> None:
@@ -120,11 +124,14 @@ class Record(Part):
         return self
 
     def _check_factors(self) -> None:
-        """Refuse a record whose layers have another γ than its cell or its calibration says."""
+        """Refuse a record without its calibration, or whose layers have another γ than is said."""
         method, calibration = self.cell.method, self.calibration
-        if (method.budget is None) != (calibration is None):
-            raise ValueError("calibration is of gamma=adaptive, and of no other")
-        wanted = method.layer_gammas if calibration is None else calibration.gammas
+        if (method.calibration is None) != (calibration is None):
+            raise ValueError("calibration is of methods that need one, and of all of them")
+        chosen = calibration if isinstance(calibration, ChosenFactors) else None
+        if (method.budget is None) != (chosen is None):
+            raise ValueError("calibration.gammas is of gamma=adaptive, and of no other")
+        wanted = method.layer_gammas if chosen is None else chosen.gammas
         found = [layer.gamma for layer in self.layers]
         if found != ([None] * len(found) if wanted is None else list(map(as_json, wanted))):
             raise ValueError("its layers have other capacity factors than were set or chosen")

@@ -67,6 +67,7 @@ def assign(
     image_T: Tensor | None = None,
     stream: tuple[int, int] = (0, 0),
     counts: Tensor | None = None,
+    calibrated: Tensor | None = None,
     weighted: Weighted | None = None,
 ) -> Assignment:
     """Decide which (token, expert) pairs of the T counted tokens are kept.
@@ -81,8 +82,10 @@ def assign(
     there are none.
     ``stream`` is (layer, forward number): with the method's seed it determines ``random``.
     ``counts`` are the :func:`batch_counts` of the whole batch, where ``scores`` are one process's
-    part of it. ``weighted`` are the weights and capacities of a method that weighs tokens; without
-    them every token weighs 1, and no expert is of a modality.
+    part of it.
+    ``calibrated`` is what a calibration measured of the layer; no method of this module needs it.
+    ``weighted`` are the weights and capacities of a method that weighs tokens; without them every
+    token weighs 1, and no expert is of a modality.
 
     Raises:
         UsageError: If E cannot be spread evenly over ``method.ep_size`` ranks.

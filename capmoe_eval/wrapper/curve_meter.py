@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Scores
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.plan import ForwardPlan
+from capmoe_eval.wrapper.recorder import Observer
 
 # Shape suffixes: T counted tokens, K = top-k, X capacity factors, G capacity groups, U units that
 # have a capacity (experts, or devices), P = T·K pairs.
@@ -28,7 +30,7 @@ class Curve:
     straggler_X: list[float]  # kept pairs of a forward's fullest unit, over all units' mean load
 
 
-class CurveMeter:
+class CurveMeter(Observer):
     """Sums of the layers' loads under every capacity factor, from the router's own choice.
 
     It is the :attr:`recorder <capmoe_eval.wrapper.meter.Meter.recorder>` of forwards that drop
@@ -37,32 +39,34 @@ class CurveMeter:
     waits for its fullest unit, in units of a balanced dropless layer.
     """
 
-    def __init__(self, layers: list[MoeLayer], method: Method, gammas: tuple[float, ...]) -> None:
-        self._layers, self._gammas = layers, gammas
+    def __init__(
+        self, layers: Sequence[MoeLayer], method: Method, gammas: tuple[float, ...]
+    ) -> None:
+        self._layers, self.gammas = layers, gammas
         device = method.granularity == "device"
         self._sharing = [
             experts_per_rank(layer.n_experts, method.ep_size) if device else 1 for layer in layers
         ]
         self._sums: list[dict[str, Any]] = [{} for _ in layers]
 
-    def note(self, number: int, plan: ForwardPlan, scores: Scores) -> None:
+    def note(self, layer: int, plan: ForwardPlan, scores: Scores) -> None:
         """Count one forward of a layer."""
-        layer, sharing = self._layers[number], self._sharing[number]
+        of, sharing = self._layers[layer], self._sharing[layer]
         topk_TK = scores.topk_TK
         groups = plan.groups_on(topk_TK.device)
-        units = layer.n_experts // sharing
-        limit_XG = plan.capacities(self._gammas, layer.top_k, layer.n_experts, topk_TK.device)
+        units = of.n_experts // sharing
+        limit_XG = plan.capacities(self.gammas, of.top_k, of.n_experts, topk_TK.device)
         bucket_P = (groups.group_T[:, None] * units + topk_TK // sharing).reshape(-1)
         score_P = scores.score_TE.detach().gather(1, topk_TK).reshape(-1).double()
         own_B = torch.bincount(bucket_P, minlength=len(groups.tokens) * units)
         place_P = _places(bucket_P, score_P, own_B)
         group_P = bucket_P // units
         lost_X = torch.stack([score_P[place_P >= limit_G[group_P]].sum() for limit_G in limit_XG])
-        demand_GU = layer.ranks.total(own_B).view(-1, units)
+        demand_GU = of.ranks.total(own_B).view(-1, units)
         kept_XU = torch.minimum(demand_GU, limit_XG[:, :, None]).sum(dim=1)
-        lost_X1 = layer.ranks.total(torch.cat([lost_X, score_P.sum()[None]]))
+        lost_X1 = of.ranks.total(torch.cat([lost_X, score_P.sum()[None]]))
         self._add(
-            number,
+            layer,
             pairs=demand_GU.sum(),
             kept_X=kept_XU.sum(dim=1),
             fullest_X=kept_XU.amax(dim=1) * units,

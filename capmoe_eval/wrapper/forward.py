@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.routing.activation import best_own
 from capmoe_eval.routing.assign import assign, batch_counts
-from capmoe_eval.routing.groups import TokenGroups
+from capmoe_eval.routing.groups import TokenGroups, moved
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Assignment, Scores
+from capmoe_eval.routing.weighted import Weighted, weigh
 from capmoe_eval.wrapper.generation import Generation
 from capmoe_eval.wrapper.kernel import kept_pairs_kernel
 from capmoe_eval.wrapper.layer_meter import LayerMeter
@@ -110,7 +111,7 @@ class _ForwardHooks:
             meter.forwards,
             counted_BS=self._counted(mask, tokens, n_cached),
             decode=decode,
-            image_BS=self._images.find(arguments, tokens, meter.method.modality),
+            image_BS=self._images.find(arguments, tokens, meter.method.modality_setting),
             row_end_BS=self._images.row_ends(arguments),
             ranks=meter.ranks,
         )
@@ -169,7 +170,9 @@ class _ForwardHooks:
         experts: Any = layer.experts
         kept_pairs = hasattr(experts, "capmoe_untouched")
 
-        def hook(_router: nn.Module, _args: Any, output: RouterOutput) -> RouterOutput | None:
+        def hook(
+            _router: nn.Module, args: tuple[Tensor, ...], output: RouterOutput
+        ) -> RouterOutput | None:
             plan = self._running_plan(number, "router")
             again = plan is self._last
             if kept_pairs:
@@ -217,6 +220,8 @@ class _ForwardHooks:
                 image_T=None if images is None else images.image_T,
                 stream=(number, plan.number),
                 counts=counts,
+                calibrated=meter.calibrated,
+                weighted=_weighted(meter, plan, args[0], note=not again),
             )
             changed_T = assignment.changed_T(layer.top_k)
             # A layer waits for its device here and nowhere else.
@@ -237,16 +242,49 @@ class _ForwardHooks:
 
     def _experts_hook(self, number: int, meter: LayerMeter) -> Callable[..., None]:
         signature = inspect.signature(type(meter.layer.experts).forward)
-        index_name = list(signature.parameters)[2]  # (self, hidden, index, weights)
+        hidden_name, index_name = list(signature.parameters)[1:3]  # (self, hidden, index, weights)
 
         def hook(experts: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             plan = self._running_plan(number, "experts")
             if plan is self._last or not plan.constrained:
                 return
-            index_NS = signature.bind(experts, *args, **kwargs).arguments[index_name]
+            called = signature.bind(experts, *args, **kwargs).arguments
+            index_NS = called[index_name]
             meter.note_experts(index_NS, plan)
+            if self._meter.recorder is not None:
+                groups, hidden_NH = plan.groups_on(index_NS.device), called[hidden_name]
+                everyone = groups.every_row_counts
+                hidden_TH = hidden_NH if everyone else hidden_NH.index_select(0, groups.rows_T)
+                self._meter.recorder.note_hidden(number, plan, hidden_TH)
 
         return hook
+
+
+def _weighted(
+    meter: LayerMeter, plan: ForwardPlan, hidden: Tensor, *, note: bool
+) -> Weighted | None:
+    """Return the weights of tokens and the capacities of experts, if the method weighs tokens.
+
+    ``hidden`` is what the layer's router is called with [N, H] or [B, S, H]. ``note`` tells the
+    meter.
+    """
+    if not meter.method.weighs_tokens:
+        return None
+    groups, images = plan.groups_on(hidden.device), plan.images_on(hidden.device)
+    bias_E = meter.calibrated
+    if bias_E is None:  # no capacity depends on the experts' modalities
+        bias_E = torch.zeros(meter.layer.n_experts, dtype=torch.long)
+    weighted = weigh(
+        meter.method,
+        groups,
+        hidden_TH=hidden.detach().flatten(0, -2)[groups.rows_T],
+        image_T=None if images is None else images.image_T,
+        bias_E=moved(bias_E, hidden.device),
+        top_k=meter.layer.top_k,
+    )
+    if note:
+        meter.note_weights(weighted)
+    return weighted
 
 
 def _every_row(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 from capmoe_eval.errors import EnforcementError
 from capmoe_eval.routing.method import Method, as_json
-from capmoe_eval.wrapper.curve_meter import CurveMeter
 from capmoe_eval.wrapper.layer_meter import ACTIVATED, DECODED, SCALARS, LayerMeter, ratios
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.modality import MODALITIES
 from capmoe_eval.wrapper.modality_meter import COUNTS
 from capmoe_eval.wrapper.plan import ForwardPlan
 from capmoe_eval.wrapper.ranks import ALONE
-from capmoe_eval.wrapper.recorder import Recorder
+from capmoe_eval.wrapper.recorder import Observer
+from capmoe_eval.wrapper.weight_meter import WEIGHED, weight_summary
 
 # Shape suffixes: B sequences, S positions of the batch.
 
@@ -26,10 +26,19 @@ from capmoe_eval.wrapper.recorder import Recorder
 class Meter:
     """Loads, drops and proofs of a model under :func:`capacity_aware`."""
 
-    def __init__(self, layers: list[MoeLayer], method: Method, expected_layers: int | None) -> None:
-        self.method = method
+    def __init__(
+        self,
+        layers: list[MoeLayer],
+        method: Method,
+        expected_layers: int | None,
+        calibrated: Sequence[Tensor] | None = None,
+    ) -> None:
+        self.method, self.calibrated = method, calibrated
         self.ranks = layers[0].ranks
-        self.layers = [LayerMeter(of, method.of_layer(n)) for n, of in enumerate(layers)]
+        self.layers = [
+            LayerMeter(of, method.of_layer(n), None if calibrated is None else calibrated[n])
+            for n, of in enumerate(layers)
+        ]
         self.forwards = 0  # of the model so far
         self.decode_forwards = 0  # those of them that were decode steps
         self._constrained = 0  # those under the capacity
@@ -39,8 +48,8 @@ class Meter:
         self.kernel_agrees: dict[str, Any] = {"passed": None, "why": "not run"}
         self.real_tokens_BS: Tensor | None = None  # the mask of `real_tokens`
         self.is_aside = False  # whether forwards are left alone
-        # Keeps the router's choices, or sums of them, if they are asked for.
-        self.recorder: Recorder | CurveMeter | None = None
+        # Keeps the router's choices, or measures the layers, if that is asked for.
+        self.recorder: Observer | None = None
         self._empty = {"uncounted": 0, "all_pads": 0}  # forwards in which no token counted
         self._expected_layers = expected_layers
 
@@ -195,12 +204,19 @@ class Meter:
             **{name: self._activated(name) for name in ACTIVATED},
             **({"modalities": _by_modality(layers)} if self._has_images else {}),
             **self._decode_steps(),
+            **({"weights": self._weights()} if self.method.weighs_tokens else {}),
         }
 
     def _activated(self, name: str) -> float:
         """Return a mean number of experts over layers and forwards."""
         forwards = sum(layer.forwards for layer in self.layers)
         return sum(layer.count(name) for layer in self.layers) / max(forwards, 1)
+
+    def _weights(self) -> dict[str, object]:
+        """Return the weights of tokens, and the modalities of the experts of all layers."""
+        total = {name: sum(layer.count(name) for layer in self.layers) for name in WEIGHED}
+        none = [torch.zeros(of.layer.n_experts) for of in self.layers]
+        return weight_summary(total, torch.cat(list(self.calibrated or none)))
 
     def _decode_steps(self) -> dict[str, Any]:
         """Return the statistics of decode steps alone, if there were any under the capacity."""

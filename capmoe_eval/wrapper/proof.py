@@ -49,7 +49,7 @@ def prove_on_entry(model: nn.Module, meter: Meter) -> None:
     with _evaluating(model), torch.no_grad():
         tokens_BS = _probe_tokens(model, 2 * meter.ranks.size)
         meter.kernel_agrees = _prove_kernel(model, layers, tokens_BS)
-        meter.stock_at_infinity = _prove_stock_at_infinity(model, layers, meter.method, tokens_BS)
+        meter.stock_at_infinity = _prove_stock_at_infinity(model, layers, meter, tokens_BS)
 
 
 @contextmanager
@@ -81,7 +81,7 @@ def _run(model: nn.Module, tokens_BS: Tensor) -> Tensor:
 
 
 def _prove_stock_at_infinity(
-    model: nn.Module, layers: list[MoeLayer], method: Method, tokens_BS: Tensor
+    model: nn.Module, layers: list[MoeLayer], under: Meter, tokens_BS: Tensor
 ) -> dict[str, Any]:
     """Compare the model's logits with those under the method where no bound is reached.
 
@@ -92,13 +92,14 @@ def _prove_stock_at_infinity(
     """
 
     def run_under(unbounded: Method, real_BS: Tensor) -> Tensor:
-        meter = Meter(layers, unbounded, None)
+        meter = Meter(layers, unbounded, None, under.calibrated)
         with hooked(model, meter), meter.real_tokens(real_BS):
             return _run(model, tokens_BS)
 
     everyone_BS = torch.ones_like(tokens_BS, dtype=torch.bool)
     padded_BS = everyone_BS.clone()
     padded_BS[1::2, 5:] = False
+    method = under.method
     by_itself = method.candidate_rule == "topk" and method.bound is not None
     name = method.name if by_itself or method.bounds_activation else "score"
     never_binds = _unbounded(name, method, layers)
@@ -126,7 +127,8 @@ def _unbounded(name: str, method: Method, layers: list[MoeLayer]) -> Method:
         )
     kept_knobs = ("ep_size", "scope", "granularity", "count_padding", "seed")
     knobs = {knob: getattr(method, knob) for knob in kept_knobs}
-    return Method(name, float(n_experts), **knobs)
+    # A capacity that depends on modalities may bind at any γ.
+    return Method(name, float(n_experts), rho=0, **knobs)
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Keep the router's own choices and gate scores of the first tokens of a run."""
+"""Observe the layers of a run, and keep the router's own choices of its first tokens."""
 
 from __future__ import annotations
 
@@ -6,14 +6,29 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from capmoe_eval.routing.scores import Scores
 from capmoe_eval.wrapper.plan import ForwardPlan
 
-# Shape suffixes: T counted tokens, L layers, K = top-k.
+# Shape suffixes: T counted tokens, L layers, K = top-k, H hidden size.
 
 
-class Recorder:
+class Observer:
+    """Sees every layer of the forwards that the capacity concerns; this one keeps nothing.
+
+    It is the :attr:`recorder <capmoe_eval.wrapper.meter.Meter.recorder>` of a meter. Layers come in
+    their order, and each shows first its router, then its experts.
+    """
+
+    def note(self, layer: int, plan: ForwardPlan, scores: Scores) -> None:
+        """See a layer's router: its scores and choice for the counted tokens."""
+
+    def note_hidden(self, layer: int, plan: ForwardPlan, hidden_TH: Tensor) -> None:
+        """See what a layer's experts are given of the counted tokens."""
+
+
+class Recorder(Observer):
     """The choices of whole forwards until ``limit`` tokens are reached, in host memory.
 
     Only forwards that the capacity concerns are recorded, and of them the tokens that count. A

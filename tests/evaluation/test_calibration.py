@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation import calibration as calibration_module
+from capmoe_eval.evaluation import forecast as forecast_module
 from capmoe_eval.evaluation.calibration import _other_documents
 from capmoe_eval.evaluation.forecast import forecast
 from capmoe_eval.evaluation.run import run
@@ -20,10 +20,11 @@ from capmoe_eval.experiment.commands import cell_command
 from capmoe_eval.experiment.configuration import Plan
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.record import Record, read_record, sealed
+from capmoe_eval.experiment.record_part import ChosenFactors
 from capmoe_eval.experiment.results import load_frame, record_paths
 from capmoe_eval.routing.method import Method
 from capmoe_eval.serving import calibration as serving_calibration
-from capmoe_eval.serving.calibration import calibration_path
+from capmoe_eval.serving.factor_curves import FactorCurves
 from capmoe_eval.serving.trial import outcomes, straggler
 
 OBQA = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
@@ -47,7 +48,7 @@ def records(root: Path) -> list[Record]:
     plans = [plan(root, 0.05), plan(root, 0.3), plan(root, 0.3, budget_of="scores")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(serving_calibration, "DOCUMENTS", 8)
-        patch.setattr(calibration_module, "DOCUMENTS", 8)
+        patch.setattr(forecast_module, "DOCUMENTS", 8)
         assert "1 calibrations, 1 of them missing" in forecast(plans, calibrate=False)
         done = run(plans)
         assert not done.failures
@@ -84,14 +85,13 @@ def test_one_calibration_serves_every_budget(records: list[Record], root: Path) 
     (path,) = calibrations(root)
     content = json.loads(path.read_text())
     assert (content["documents"], content["split"]) == (8, "validation")
-    low, high, by_scores = (record.calibration for record in records)
+    found_by = [record.calibration for record in records]
+    low, high, by_scores = (one for one in found_by if isinstance(one, ChosenFactors))
     for found in (low, high, by_scores):
-        assert found is not None
         assert (found.file, found.checksum) == (
             path.relative_to(root).as_posix(),
             content["checksum"],
         )
-    assert low is not None and high is not None and by_scores is not None
     assert low.drop_rate <= 0.05 < high.drop_rate <= 0.3
     assert by_scores.dropped_scores <= 0.3
     assert high.straggler < low.straggler
@@ -107,7 +107,7 @@ def test_records_are_named_and_hold_every_layers_factor(records: list[Record], r
         "score-adaptive0.3-ep2-scores",
     ]
     for record in records:
-        assert record.calibration is not None
+        assert isinstance(record.calibration, ChosenFactors)
         assert [layer.gamma for layer in record.layers] == record.calibration.gammas
         assert not record.proofs.broken and record.load.effective_gamma
     assert records[1].load.drop_rate > records[0].load.drop_rate, "the budget decides nothing"
@@ -128,7 +128,7 @@ def test_a_record_with_other_factors_than_were_chosen_is_refused(
         read_record(path)
     del content["capmoe"]["calibration"]
     path.write_bytes(sealed(content))
-    with pytest.raises(UsageError, match="calibration is of gamma=adaptive"):
+    with pytest.raises(UsageError, match="calibration is of methods that need one"):
         read_record(path)
 
 
@@ -145,7 +145,7 @@ def test_a_calibration_that_is_not_its_own_is_refused(
 ) -> None:
     (path,) = calibrations(root)
     other = dataclasses.replace(plan(tmp_path, 0.2))
-    place = calibration_path(tmp_path, other.cell)
+    place = FactorCurves.path_of(tmp_path, other.cell)
     place.parent.mkdir(parents=True)
     place.write_text(path.read_text().replace(old, new, 1))
     failed = pytest.raises(UsageError, match=said)
@@ -158,7 +158,7 @@ def test_no_document_is_both_calibrated_on_and_evaluated() -> None:
     for name in ("miniworld", "synthetic"):
         source = ready(data_source(name))
         evaluated = TaskLibrary().get(OBQA.lm_eval, source, OBQA.dataset)["tasks"]["openbookqa"]
-        others = _other_documents(OBQA, source)[0]["tasks"]["openbookqa"]
+        others = _other_documents(OBQA, source, "method=x")[0]["tasks"]["openbookqa"]
         asked, calibrated = (
             {json.dumps(document, sort_keys=True) for document in task.eval_docs}
             for task in (evaluated, others)
@@ -167,5 +167,5 @@ def test_no_document_is_both_calibrated_on_and_evaluated() -> None:
 
 
 def test_a_task_without_other_documents_is_refused() -> None:
-    with pytest.raises(UsageError, match="humaneval has no documents beside those"):
-        _other_documents(HUMANEVAL, ready(data_source("synthetic")))
+    with pytest.raises(UsageError, match="^method=x: humaneval has no documents beside"):
+        _other_documents(HUMANEVAL, ready(data_source("synthetic")), "method=x")
