@@ -34,7 +34,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Plausible records of every planned cell of the default profile."""
     root = tmp_path_factory.mktemp("figures") / "results"
     figures = FigurePlans([f"results_dir={root}"])
-    for experiment in (figures, figures.of("comparators")):
+    for experiment in (figures, figures.of("comparators"), figures.of("images_macs")):
         for part in experiment.config.parts:
             for plan in experiment.plan(str(part)):
                 plausible(plan.cell, root).write()
@@ -87,6 +87,7 @@ def test_the_paper_has_these_figures() -> None:
         "images_pareto",
         "images_text",
         "images_position",
+        "images_macs",
         "decode",
         "comparators",
         "granularity",
