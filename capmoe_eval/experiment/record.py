@@ -100,9 +100,7 @@ class Record(Part):
     proofs: Proofs
     provenance: Provenance
     # Of methods that need one; with the factors that it chose where γ is adaptive.
-    calibration: Annotated[ChosenFactors | Calibrated | None, Field(union_mode="left_to_right")] = (
-        None
-    )
+    calibration: ChosenFactors | Calibrated | None = Field(None, union_mode="left_to_right")
     checksum: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] = ""  # of the file it was read from
 
     def __init__(self, content: dict[str, Any], path: Path) -> None:

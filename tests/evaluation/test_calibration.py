@@ -167,5 +167,5 @@ def test_no_document_is_both_calibrated_on_and_evaluated() -> None:
 
 
 def test_a_task_without_other_documents_is_refused() -> None:
-    with pytest.raises(UsageError, match="^method=x: humaneval has no documents beside"):
+    with pytest.raises(UsageError, match=r"^method=x: humaneval has no documents beside"):
         _other_documents(HUMANEVAL, ready(data_source("synthetic")), "method=x")
