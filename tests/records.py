@@ -86,6 +86,15 @@ def layer(
     }
 
 
+WEIGHTS = {
+    "image": 0.5,
+    "visual_ratio": 0.8,
+    "beyond_base": 0.25,
+    "experts": {"visual": 2, "text": 1, "shared": 1},
+}
+CALIBRATED = {"file": "m/calibration/modalities.json", "checksum": "0" * 64}
+
+
 def record(
     of: Cell,
     root: Path = Path("results"),
@@ -139,6 +148,7 @@ def record(
             "peak_after": 2.0,
             "mean_peak_before": 2.0,
             "mean_peak_after": 2.0,
+            **({"weights": WEIGHTS} if of.method.weighs_tokens else {}),
             **(load or {}),
         },
         "layers": list(layers),
@@ -169,6 +179,7 @@ def record(
             "data_fingerprint": None,
             **(provenance or {}),
         },
+        **({"calibration": CALIBRATED} if of.method.calibration == "expert_modalities" else {}),
         **parts,
     }
     # As read from a file: numbers and lists as JSON has them.

@@ -50,6 +50,9 @@ METHODS = [
     Method("oea", k0=1),
     Method("xshare", k0=1, expert_budget=0.75),
     Method("xshare", k0=0, expert_budget=0.5, granularity="device", ep_size=2),
+    Method("macs", 1.0),
+    Method("macs", 1.0, ep_size=2),
+    Method("macs", 1.0, reroute="none"),
 ]
 
 
@@ -60,7 +63,7 @@ def draw(method: Method) -> list[str]:
     groups = group_tokens(
         torch.ones(3, 2, dtype=torch.bool), ep_size=method.ep_size, scope=method.scope
     )
-    assignment = assign(scores, method, groups)
+    assignment = assign(scores, method, groups)  # of MACS without images: every token weighs 1
     grid = [["."] * 4 for _ in PERCENT]
     for token, own in enumerate(scores.topk_TK.tolist()):
         for expert in own:
