@@ -26,6 +26,7 @@ _LINES: Final = (
     f"{_DROP}, images first",
     TITLES["macs"],
     f"{TITLES['macs']} without rerouting",
+    f"{TITLES['macs']}, ρ=0",
 )
 _LOOKS: Final = {label: style.line_look(index) for index, label in enumerate(_LINES)}
 _AXES: Final = {
@@ -78,6 +79,8 @@ def measure_weights(evidence: FigureRecords) -> Measured:
 def _label(record: Record) -> str:
     """Return the line that a record's point is on."""
     method = record.cell.method
+    if method.weighs_tokens and method.rho == 0:
+        return _LINES[4]
     if method.weighs_tokens:
         return _LINES[2] if method.reroute == "local" else _LINES[3]
     return _LINES[0] if method.modality == "uniform" else _LINES[1]

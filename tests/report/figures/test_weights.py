@@ -50,6 +50,7 @@ def test_a_method_is_compared_at_equal_gamma_and_at_equal_loads() -> None:
         found("macs", 0.5, 4, 0.2, 3.0),
         found("macs", 0.5, 12, 0.5, 0.75, reroute="none"),
         found("macs", 2.0, 0, 0.0, 6.0),
+        found("macs", 0.5, 0, 0.2, 3.0, rho=0),
     ]
     measured = measure_weights(evidence(records))
     (row,) = measured.numbers["rows"]
@@ -60,8 +61,9 @@ def test_a_method_is_compared_at_equal_gamma_and_at_equal_loads() -> None:
         "Token Drop, images first": [50],
         "MACS": [10, 0],
         "MACS without rerouting": [30],
+        "MACS, ρ=0": [0],
     }
-    first, macs, beyond, without = (one["better_by"] for one in row["beside"])
+    first, macs, beyond, without, equal = (one["better_by"] for one in row["beside"])
     assert first["gamma"]["effect"] == first["expert_peak"]["effect"] == pytest.approx(-10)
     assert macs["gamma"]["effect"] == pytest.approx(30)  # what the method claims
     assert macs["drop_rate"]["effect"] == pytest.approx(0)  # half of γ=1, half of no limit
@@ -70,6 +72,7 @@ def test_a_method_is_compared_at_equal_gamma_and_at_equal_loads() -> None:
     assert without["drop_rate"]["effect"] == without["rank_peak"]["effect"] == pytest.approx(0)
     assert beyond["gamma"] is None and beyond["expert_peak"] is None
     assert beyond["drop_rate"]["effect"] == 0
+    assert equal["gamma"]["effect"] == pytest.approx(40)
     said = next(note for note in measured.notes if note.startswith("MME: MACS, γ=0.5,"))
     assert "at equal γ +30.0 [" in said and "an equally full expert +0.0 [" in said
     figure = draw_weights(measured.numbers)
