@@ -40,7 +40,7 @@ KNOBS = {
     "macs": {
         "ep_size": (1, 2),
         "scope": ("batch", "sequence"),
-        "delta": (0.0, 2.0),
+        "delta": (2.0,),
         "rho": (0.0, 1.5),
         "modality_threshold": (0.6, 0.95),
         "reroute": ("local", "none"),

@@ -33,7 +33,7 @@ def decided(case: Case, method: Method | None = None) -> set[tuple[int, int]]:
     return set(kept_pairs(assignment.index_TS, assignment.keep_TS))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(cases(("macs",), gammas=GAMMAS))
 def test_weights_are_those_of_the_definition(case: Case) -> None:
     method = case.method
@@ -83,7 +83,7 @@ def test_capacities_follow_the_modalities() -> None:
     assert limits(1.0, 0.0) == [2.0, 2.0, 2.0]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(cases(("macs",), gammas=GAMMAS))
 def test_equal_weights_without_modalities_and_rerouting_are_token_drop(case: Case) -> None:
     """Bit for bit, in the slots as in the pairs."""
@@ -101,7 +101,7 @@ def test_equal_weights_without_modalities_and_rerouting_are_token_drop(case: Cas
     assert torch.equal(ours.keep_TS, theirs.keep_TS)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(cases(("macs",), gammas=GAMMAS))
 def test_no_expert_keeps_more_weight_than_its_capacity(case: Case) -> None:
     """Nor does it drop a pair for which there was room: the next one would have been too much."""
