@@ -143,6 +143,13 @@ MAIN: Mapping[str, str] = {
         )
     },
     "method=scroe": "did you mean 'score'",
+    "method=ser": "did you mean 'sere'",
+    "method=sere k0=0": "k0=0: with SERE every token keeps its best expert",
+    "method=sere gamma=adaptive budget=0.1": "method 'sere' has no capacity factor",
+    **{
+        f"method=sere min_similarity={word}": f"min_similarity={word}: must be a number of at least"
+        for word in ("-0.1", "abc", "true", "[]")
+    },
     "'method=\"\"'": "method=: choose one of",
     "method=[score]": "method=['score']: ",
     "scope=bach": "did you mean 'batch'",

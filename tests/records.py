@@ -92,7 +92,8 @@ WEIGHTS = {
     "beyond_base": 0.25,
     "experts": {"visual": 2, "text": 1, "shared": 1},
 }
-CALIBRATED = {"file": "m/calibration/modalities.json", "checksum": "0" * 64}
+_MEASURED = ("expert_similarity", "expert_modalities")
+CALIBRATED = {"file": "m/calibration/one.json", "checksum": "0" * 64}
 
 
 def record(
@@ -179,7 +180,7 @@ def record(
             "data_fingerprint": None,
             **(provenance or {}),
         },
-        **({"calibration": CALIBRATED} if of.method.calibration == "expert_modalities" else {}),
+        **({"calibration": CALIBRATED} if of.method.calibration in _MEASURED else {}),
         **parts,
     }
     # As read from a file: numbers and lists as JSON has them.

@@ -199,7 +199,7 @@ def check_batch_size(batch_size: int | str, method: Method) -> None:
         )
 
 
-_ALWAYS_SHOWN = ("m", "k0", "expert_budget")
+_ALWAYS_SHOWN = ("m", "k0", "expert_budget", "min_similarity")
 """Knobs that have no natural default."""
 
 
@@ -209,6 +209,7 @@ def method_label(method: Method) -> str:
     if method.factor is not None:
         parts.append(gamma_label(method.factor))
     short = {"ep_size": "ep", "seed": "s", "rounds": "r", "k0": "k", "expert_budget": "b"}
+    short |= {"min_similarity": "sim"}
     by_factor = ("method", "gamma", "budget", "layer_gammas")
     for knob, value in method.identity().items():
         if knob in by_factor or (value == DEFAULTS[knob] and knob not in _ALWAYS_SHOWN):

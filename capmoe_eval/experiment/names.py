@@ -21,6 +21,7 @@ TITLES: Final = {
     "device_drop": "device-level Token Drop",
     "oea": "OEA",
     "xshare": "XShare",
+    "sere": "SERE",
     "macs": "MACS",
 }
 """Their papers' names of methods by key, in the order in which they are offered."""

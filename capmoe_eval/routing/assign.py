@@ -19,6 +19,7 @@ from capmoe_eval.routing.activation import assign_within, batch_demand, expert_s
 from capmoe_eval.routing.capacity import capacity, experts_per_rank
 from capmoe_eval.routing.groups import TokenGroups, moved
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.rerouting import reroute, substitutes
 from capmoe_eval.routing.scores import (
     HIGHEST,
     Assignment,
@@ -74,18 +75,18 @@ def assign(
 
     Sources: Token Drop and its metrics, paper §4 and Equations 7-10; Expanded Drop, Algorithm 2;
     device-level capacity, §5.2; modalities, §5.3; Expert Drop, Table 2; Token Reroute, v1
-    Algorithm 1; OEA and XShare, :mod:`capmoe_eval.routing.activation`; MACS,
-    :mod:`capmoe_eval.routing.weighted`. Unlike Equation 9, whose threshold keeps all ties, no bound
-    is ever exceeded.
+    Algorithm 1; OEA and XShare, :mod:`capmoe_eval.routing.activation`; SERE,
+    :mod:`capmoe_eval.routing.rerouting`; MACS, :mod:`capmoe_eval.routing.weighted`. Unlike Equation
+    9, whose threshold keeps all ties, no bound is ever exceeded.
 
     ``image_T`` is true for the tokens of an image, to which ``method.modality`` refers; None where
     there are none.
     ``stream`` is (layer, forward number): with the method's seed it determines ``random``.
     ``counts`` are the :func:`batch_counts` of the whole batch, where ``scores`` are one process's
     part of it.
-    ``calibrated`` is what a calibration measured of the layer; no method of this module needs it.
-    ``weighted`` are the weights and capacities of a method that weighs tokens; without them every
-    token weighs 1, and no expert is of a modality.
+    ``calibrated`` is what a calibration measured of the layer: for SERE the experts' similarity
+    [E, E], from 0 to 1; of MACS it is in ``weighted``, the weights and capacities of a method that
+    weighs tokens. Without them every token weighs 1, and no expert is of a modality.
 
     Raises:
         UsageError: If E cannot be spread evenly over ``method.ep_size`` ranks.
@@ -97,6 +98,9 @@ def assign(
         counts = batch_counts(scores, method) if counts is None else counts
         if method.name == "expert_drop":
             return _silence_idle_experts(scores, counts)
+        if method.name == "sere":
+            assert calibrated is not None
+            return reroute(scores, substitutes(counts[0] > 0, calibrated, method.min_similarity))
         return assign_within(scores, expert_set(counts, method))
     if method.weighs_tokens:
         return assign_weighted(

@@ -55,6 +55,13 @@ KNOBS: dict[str, Check] = {
     "seed": whole(0, 2**63 - 1),
     "k0": whole(0),
     "expert_budget": SHARE,
+    "min_similarity": Check(
+        "must be a number of at least 0 (above 1 no expert is similar enough), for example "
+        "min_similarity=0.3",
+        lambda value: (
+            isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
+        ),
+    ),
     "delta": Check("must be a number of at least 0, for example delta=1.0", _is_amount),
     "rho": Check(
         "must be a number from 0 to 2, beyond which a capacity would be negative, for example "

@@ -4,9 +4,9 @@ Every method has three independent parts: the *candidates* of a token (its top-k
 rank's experts, the next ``m`` by score, or all experts), the *bound* (what has a capacity in each
 group of tokens: nothing, each expert, or each device), and the order in which a unit that exceeds
 its bound *keeps* pairs, where one modality may come behind the other. Expert Drop has no bound and
-drops all pairs of some experts; Token Reroute repeats the three parts in rounds; OEA and XShare
-bound the experts that a batch activates, whatever their load; MACS weighs tokens, and bounds the
-sum of an expert's weights.
+drops all pairs of some experts; Token Reroute repeats the three parts in rounds; OEA, XShare and
+SERE bound the experts that a batch activates, whatever their load; MACS weighs tokens, and bounds
+the sum of an expert's weights.
 
 Settings that give the same computation on every model and input are one method, in its *canonical
 form*, so that a cell is computed once and found under each of its settings.
@@ -39,12 +39,14 @@ _EFFECTIVE: dict[str, tuple[str, ...]] = {
     "token_reroute": (*_BOUNDED, "rounds"),
     "oea": (*_COMMON, "k0"),
     "xshare": ("ep_size", "granularity", *_COMMON, "k0", "expert_budget"),
+    "sere": ("count_padding", "decode", "k0", "min_similarity"),
     "macs": (
         *("ep_size", "scope", "rounding", *_COMMON, "layer_gammas"),
         *("delta", "rho", "modality_threshold", "reroute"),
     ),
 }
-_BY_BATCH = ("expert_drop", "oea", "xshare")
+_BOUNDS_ACTIVATION = ("oea", "xshare", "sere")
+_BY_BATCH = ("expert_drop", *_BOUNDS_ACTIVATION)
 _WITHOUT_GAMMA = ("baseline", *_BY_BATCH)
 # The knobs that still have an effect at γ=0, where no expert computes anything, and at γ=∞, where
 # nothing is bounded. At γ=0 ep_size and count_padding stay, because the loads of devices and the
@@ -104,9 +106,11 @@ class Method:
     renormalize: str = "before"
     modality: str = "uniform"  # image_first, text_first: these tokens are dropped first (§5.3)
     seed: int = 0  # of random
-    k0: int = 1  # each token's best experts that OEA and XShare put into the batch's set first
+    # Each token's best experts that OEA and XShare put into the batch's set first; SERE's primary.
+    k0: int = 1
     # XShare: the most experts that a batch activates, as a share of all, or of each rank's.
     expert_budget: float = 0.5
+    min_similarity: float = 0.3  # SERE: below it an expert keeps its own tokens (ρ)
     delta: float = 1.0  # MACS: how much an image token's weight depends on its entropy
     rho: float = 1.0  # MACS: how much an expert's capacity depends on the batch's modalities
     # MACS: an expert is of the modality that has at least this share of its activation frequencies
@@ -123,10 +127,13 @@ class Method:
         if self.name == "device_drop":  # Token Drop under a device-level capacity
             self._set("granularity", "device")
             self._set("name", "score")
-        for number in ("expert_budget", "delta", "rho", "modality_threshold"):
+        for number in ("expert_budget", "min_similarity", "delta", "rho", "modality_threshold"):
             self._set(number, float(getattr(self, number)) + 0.0)
-        if self.name == "oea" and self.k0 == 0:
-            raise UsageError("k0=0: with OEA every token keeps its best expert; set k0=1 or more")
+        if self.name in ("oea", "sere") and self.k0 == 0:
+            title = self.name.upper()
+            raise UsageError(
+                f"k0=0: with {title} every token keeps its best expert; set k0=1 or more"
+            )
         one_rank = self.ep_size == 1 and self.name == "xshare"  # which has all experts
         if one_rank or self.weighs_tokens:
             self._set("granularity", "expert")
@@ -198,6 +205,8 @@ class Method:
         """Return the simplest method with the same decisions on every model and every input."""
         if self.name == "xshare" and self.expert_budget == 1:
             return "baseline"
+        if self.name == "sere" and self.min_similarity > 1:  # which no similarity is
+            return "baseline"
         one_round = self.name == "token_reroute" and self.rounds == 1
         if self.gamma is None:
             return "score" if one_round else self.name
@@ -266,7 +275,7 @@ class Method:
     @property
     def bounds_activation(self) -> bool:
         """True if the method bounds the experts that a batch activates, and not their load."""
-        return self.name in ("oea", "xshare")
+        return self.name in _BOUNDS_ACTIVATION
 
     @property
     def weighs_tokens(self) -> bool:
@@ -300,9 +309,11 @@ class Method:
     @property
     def calibration(self) -> str | None:
         """The kind of calibration that the method needs before it runs; None if it needs none."""
+        if self.budget is not None:
+            return "factor_curves"
         if self.weighs_tokens and self.rho > 0:
             return "expert_modalities"
-        return "factor_curves" if self.budget is not None else None
+        return "expert_similarity" if self.name == "sere" else None
 
     @property
     def is_capped(self) -> bool:

@@ -30,6 +30,7 @@ class Problem:
     image: Sequence[bool]  # True for a token of an image
     unit: Sequence[int] = ()  # of each token, its weight in MACS as a multiple of 2⁻²⁴
     bias: Sequence[int] = ()  # of each expert, its modality in MACS: 1 visual, -1 text, 0 shared
+    similarity: Sequence[Sequence[float]] = ()  # of the experts' outputs, for SERE
 
     @property
     def n_experts(self) -> int:
@@ -53,6 +54,8 @@ def assign_reference(problem: Problem, method: Method) -> set[Pair]:
         return _within(problem, _best_experts(problem, method.k0))
     if method.name == "xshare":
         return _within(problem, _shared_experts(problem, method))
+    if method.name == "sere":
+        return {(t, _served_by(problem, method, e)) for t, e in own}
     candidates = own | {
         (t, e)
         for t in tokens
@@ -281,3 +284,24 @@ def _within(problem: Problem, chosen: set[int]) -> set[Pair]:
         ]
         kept |= {(token, expert) for expert in usable[: len(topk)]}
     return kept
+
+
+def _served_by(problem: Problem, method: Method, expert: int) -> int:
+    """Return the expert that SERE sends the tokens of an expert to: itself, or a primary one."""
+    primary = sorted(_best_experts(problem, method.k0))
+    if expert in primary or not primary:
+        return expert
+    most = max(primary, key=lambda other: (problem.similarity[expert][other], -other))
+    return most if problem.similarity[expert][most] >= method.min_similarity else expert
+
+
+def sere_weights_reference(
+    problem: Problem, method: Method, weight: Sequence[Sequence[float]]
+) -> dict[Pair, float]:
+    """Return the weight of every pair under SERE, from the router's own weights [T, K]."""
+    found: dict[Pair, float] = {}
+    for token, (topk, own) in enumerate(zip(problem.topk, weight, strict=True)):
+        for expert, share in zip(topk, own, strict=True):
+            pair = (token, _served_by(problem, method, expert))
+            found[pair] = found.get(pair, 0.0) + share
+    return found

@@ -41,6 +41,9 @@ class Assignment:
 
     index_TS: Tensor  # expert of each slot; the first K are the router's own choice in its order
     keep_TS: Tensor  # True where the slot's pair is kept; False also for a slot without a pair
+    # The slot that takes the weight of each pair of the router's own choice, where weights move
+    # with the tokens; None where every pair has its own weight.
+    slot_TK: Tensor | None = None
 
     def changed_T(self, top_k: int) -> Tensor:
         """Return a mask [T] of the tokens that lost a top-k pair or gained another pair."""

@@ -26,20 +26,29 @@ def check_activation(
     best_E: Tensor,
     best_lost: Tensor,
     dropped: Tensor,
+    calibrated: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Return what a forward broke of the promises of OEA or XShare, as sums of a layer meter.
+    """Return what a forward broke of the promises of OEA, XShare or SERE, as sums of a layer meter.
 
     Args:
-        method: OEA or XShare.
+        method: OEA, XShare or SERE.
         demand_E: Load of each expert by the router's own choice.
         kept_E: Load of each expert as it was called.
         best_E: Number of tokens that have the expert among their k0 best.
         best_lost: Number of tokens that lost one of their k0 best.
         dropped: Number of lost pairs.
+        calibrated: Similarity of the experts [E, E], for SERE.
     """
     if method.name == "oea":  # the set is the union of the tokens' k0 best, and has no limit
         beyond = (kept_E > 0) & (best_E == 0)
         overloaded = ((demand_E > 0) & (best_E == 0)).any()
+        fits = overloaded.new_ones(())
+    elif method.name == "sere":  # a secondary expert computes only where no primary one is similar
+        assert calibrated is not None
+        nearest_E = calibrated.masked_fill(best_E == 0, -1).amax(dim=1)
+        replaceable_E = (best_E == 0) & (nearest_E >= method.min_similarity)
+        beyond = (kept_E > 0) & (replaceable_E | (demand_E == 0))
+        overloaded = ((demand_E > 0) & replaceable_E).any()
         fits = overloaded.new_ones(())
     else:
         budget, units = activation_budget(method, len(kept_E)), budgeted_units(method)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.routing.activation import best_own
 from capmoe_eval.routing.assign import assign, batch_counts
-from capmoe_eval.routing.groups import TokenGroups, moved
+from capmoe_eval.routing.groups import TokenGroups
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Assignment, Scores
 from capmoe_eval.routing.weighted import Weighted, weigh
@@ -220,7 +220,7 @@ class _ForwardHooks:
                 image_T=None if images is None else images.image_T,
                 stream=(number, plan.number),
                 counts=counts,
-                calibrated=meter.calibrated,
+                calibrated=meter.calibrated_on(topk_TK.device),
                 weighted=_weighted(meter, plan, args[0], note=not again),
             )
             changed_T = assignment.changed_T(layer.top_k)
@@ -271,15 +271,15 @@ def _weighted(
     if not meter.method.weighs_tokens:
         return None
     groups, images = plan.groups_on(hidden.device), plan.images_on(hidden.device)
-    bias_E = meter.calibrated
+    bias_E = meter.calibrated_on(hidden.device)
     if bias_E is None:  # no capacity depends on the experts' modalities
-        bias_E = torch.zeros(meter.layer.n_experts, dtype=torch.long)
+        bias_E = groups.group_T.new_zeros(meter.layer.n_experts)
     weighted = weigh(
         meter.method,
         groups,
         hidden_TH=hidden.detach().flatten(0, -2)[groups.rows_T],
         image_T=None if images is None else images.image_T,
-        bias_E=moved(bias_E, hidden.device),
+        bias_E=bias_E,
         top_k=meter.layer.top_k,
     )
     if note:
@@ -308,8 +308,13 @@ def _combine_weights(
 
     The router's own pairs keep the router's own weights, bit for bit; an added pair gets its score
     over the same denominator. With ``renormalize="after"``, where the family normalises, the rows
-    that changed are normalised over their kept pairs.
+    that changed are normalised over their kept pairs. Where weights move with the tokens, a pair
+    has the sum of those that it takes.
     """
+    if assignment.slot_TK is not None:
+        slots = torch.arange(assignment.index_TS.shape[1], device=weight_TK.device)
+        taken_TKS = (assignment.slot_TK[:, :, None] == slots) * weight_TK[:, :, None].float()
+        return taken_TKS.sum(dim=1).to(weight_TK.dtype)
     index_TS, keep_TS = assignment.index_TS, assignment.keep_TS
     n_added = index_TS.shape[1] - layer.top_k
     anew = method.renormalize == "after" and layer.gate.recipe.normalises

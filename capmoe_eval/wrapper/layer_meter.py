@@ -61,7 +61,7 @@ class LayerMeter:
 
     def __init__(self, layer: MoeLayer, method: Method, calibrated: Tensor | None = None) -> None:
         self.layer = layer
-        self.calibrated = calibrated  # what a calibration measured of the layer, for the method
+        self._calibrated = calibrated
         self.forwards = 0
         # Largest deviation of the recipe's weights from the router's; None before any forward.
         self.deviation: Tensor | None = None
@@ -81,6 +81,15 @@ class LayerMeter:
     def method(self) -> Method:
         """The method, with this layer's own γ."""
         return self._method
+
+    def calibrated_on(self, device: torch.device) -> Tensor | None:
+        """Return what a calibration measured of the layer, if the method needs it.
+
+        It is moved to a device once.
+        """
+        if self._calibrated is not None:
+            self._calibrated = self._calibrated.to(device)
+        return self._calibrated
 
     def _add(self, **amounts: Tensor | int) -> None:
         """Add to the sums without waiting for the device."""
@@ -190,7 +199,12 @@ class LayerMeter:
             )
             self._add(
                 **check_activation(
-                    self._method, **loads, best_E=best_E, best_lost=best_lost, dropped=dropped
+                    self._method,
+                    **loads,
+                    best_E=best_E,
+                    best_lost=best_lost,
+                    dropped=dropped,
+                    calibrated=self.calibrated_on(index_NS.device),
                 )
             )
 

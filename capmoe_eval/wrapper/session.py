@@ -42,14 +42,16 @@ def capacity_aware(
     Args:
         model: A loaded model with MoE layers (transformers ≥ 5), with or without a head.
         method: A name of :data:`capmoe_eval.routing.METHODS`, or a ready :class:`Method`.
-        gamma: Capacity factor γ; not needed by ``baseline``, ``expert_drop``, ``oea`` and
-            ``xshare``, nor where ``layer_gammas`` has one for each MoE layer.
+        gamma: Capacity factor γ; not needed by ``baseline``, ``expert_drop``, ``oea``,
+            ``xshare`` and ``sere``, nor where ``layer_gammas`` has one for each MoE layer.
         verify: Prove on entry, by a few small forwards, that γ=∞ gives the model's own logits, and
             that the experts kernel computes the kept pairs as the stock kernel does.
-        calibrated: What a calibration measured of each MoE layer, where the method needs that.
+        calibrated: What a calibration measured of each MoE layer, where the method needs that: for
+            ``sere`` the similarity [E, E] of its experts.
         **knobs: The other fields of :class:`Method`: ep_size, scope, candidates, m, protect_topk,
             max_k, rounds, granularity, rounding, count_padding, decode, renormalize, modality,
-            seed, k0, expert_budget, delta, rho, modality_threshold, reroute, layer_gammas.
+            seed, k0, expert_budget, min_similarity, delta, rho, modality_threshold, reroute,
+            layer_gammas.
 
     Yields:
         The meter: per-layer loads, drops, peaks, padding waste, proofs.
@@ -68,12 +70,13 @@ def capacity_aware(
         )
     layers = find_moe_layers(model)
     _check_factors(chosen, len(layers))
+    _check_calibrated(chosen, layers, calibrated)
     for layer in layers:
         experts_per_rank(layer.n_experts, chosen.ep_size)
         if chosen.bounds_activation and chosen.k0 > layer.top_k:
             raise UsageError(
                 f"k0={chosen.k0}: a token of this model has {layer.top_k} experts; choose at most "
-                f"k0={layer.top_k}, at which OEA changes nothing"
+                f"k0={layer.top_k}, at which OEA and SERE change nothing"
             )
     ranks = layers[0].ranks
     if chosen.weighs_tokens:
@@ -141,6 +144,27 @@ def _check_weighing(
             f"calibrated: has shapes {shown(found)}; give the modality of each of the "
             f"{layers[0].n_experts} experts (1, -1 or 0) for each of {len(layers)} MoE layers"
         )
+
+
+def _check_calibrated(
+    method: Method, layers: Sequence[MoeLayer], calibrated: Sequence[Tensor] | None
+) -> None:
+    """Refuse SERE without the similarity of the experts of every layer."""
+    if method.name != "sere":
+        return
+    if calibrated is None:
+        raise UsageError(
+            "method=sere: needs the similarity of the experts of each MoE layer, which python -m "
+            "capmoe_eval method=sere measures; here pass them as calibrated=[…], a tensor for each"
+        )
+    found = [tuple(similarity_EE.shape) for similarity_EE in calibrated]
+    wanted = [(layer.n_experts, layer.n_experts) for layer in layers]
+    if found != wanted:
+        raise UsageError(
+            f"calibrated: similarities of shapes {found}, the model's MoE layers need {wanted}"
+        )
+    if not all(bool(((part >= 0) & (part <= 1)).all()) for part in calibrated):
+        raise UsageError("calibrated: a similarity lies from 0 to 1; others are in it, or NaN")
 
 
 def _why_another_number(model: nn.Module) -> str:

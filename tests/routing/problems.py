@@ -9,11 +9,11 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from capmoe_eval.routing.assign import _random_key
+from capmoe_eval.routing.assign import _random_key, assign
 from capmoe_eval.routing.groups import TokenGroups, group_tokens
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.reference import Problem
-from capmoe_eval.routing.scores import Scores
+from capmoe_eval.routing.scores import Assignment, Scores
 from capmoe_eval.routing.weighted import Weighted, modality_bias, token_weights, weigh
 
 GAMMAS = [0.0, 0.01, 0.1, 0.5, 0.75, 1.0, 1.1, 1.5, 2.0, 3.0, 100.0, float("inf")]
@@ -31,6 +31,14 @@ class Case:
     @property
     def top_k(self) -> int:
         return self.scores.topk_TK.shape[1]
+
+    @property
+    def similarity_EE(self) -> Tensor:
+        """Similarities of the experts, for SERE: few distinct values, others for each case."""
+        size, n_experts = 5, self.n_experts
+        generator = torch.Generator().manual_seed(int(self.scores.topk_TK.sum()))
+        drawn_EE = torch.randint(size, (n_experts, n_experts), generator=generator) / (size - 1)
+        return torch.minimum(drawn_EE, drawn_EE.T).fill_diagonal_(1)
 
     @property
     def n_experts(self) -> int:
@@ -79,6 +87,7 @@ class Case:
             image=self.image_T.tolist(),
             unit=self.unit_T.tolist(),
             bias=self.bias_E.tolist(),
+            similarity=self.similarity_EE.tolist(),
         )
 
 
@@ -101,12 +110,13 @@ def methods(
         rounding=draw(st.sampled_from(["ceil", "floor"])),
         modality=draw(st.sampled_from(["uniform", "image_first", "text_first"])),
         seed=draw(st.integers(0, 3)),
-        k0=draw(st.integers(1 if name == "oea" else 0, 4)),
+        k0=draw(st.integers(1 if name in ("oea", "sere") else 0, 4)),
         expert_budget=draw(st.sampled_from([0.01, 0.25, 0.3, 0.5, 0.75, 0.99, 1.0])),
         delta=draw(st.sampled_from([0.0, 0.5, 1.0, 40.0])),
         rho=draw(st.sampled_from([0.0, 0.3, 1.0, 2.0])),
         modality_threshold=draw(st.sampled_from([0.51, 0.6, 1.0])),
         reroute=draw(st.sampled_from(["local", "none"])),
+        min_similarity=draw(st.sampled_from([0, 0.25, 0.5, 0.8, 1.0, 1.5])),
     )
 
 
@@ -149,6 +159,19 @@ def cases(
         st.sampled_from([0.0, 0.2, 0.7, 1.0])
     )
     return Case(scores, groups, counted_BS, groups_method, image_T, seed)
+
+
+def decide(case: Case, stream: tuple[int, int] = (0, 0)) -> Assignment:
+    """Return the decision on a case."""
+    return assign(
+        case.scores,
+        case.method,
+        case.groups,
+        image_T=case.image_T,
+        stream=stream,
+        calibrated=case.similarity_EE,
+        weighted=case.weighted,
+    )
 
 
 def kept_pairs(index_TS: Tensor, keep_TS: Tensor) -> list[tuple[int, int]]:

@@ -20,7 +20,7 @@ from capmoe_eval.routing.assign import assign, batch_counts, bucket_limits
 from capmoe_eval.routing.groups import group_tokens
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Scores
-from tests.routing.problems import Case, cases, kept_pairs
+from tests.routing.problems import Case, cases, decide, kept_pairs
 
 # Three tokens, K = 2. The tokens' best experts are 0, 0 and 2; the second best 1, 3 and 1.
 SCORES = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.6, 0.05, 0.1, 0.25], [0.05, 0.3, 0.4, 0.25]])
@@ -83,7 +83,7 @@ def test_what_is_activated_is_bounded_and_the_best_are_kept(case: Case) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(cases(("expert_drop", "oea", "xshare")), st.data())
+@given(cases(("expert_drop", "oea", "xshare", "sere")), st.data())
 def test_processes_that_add_their_counts_decide_as_one(case: Case, data: st.DataObject) -> None:
     if not case.method.decides_by_batch:
         return
@@ -98,9 +98,9 @@ def test_processes_that_add_their_counts_decide_as_one(case: Case, data: st.Data
         for rows in (slice(cut), slice(cut, None))
     ]
     counts = batch_counts(parts[0], case.method) + batch_counts(parts[1], case.method)
-    whole = assign(case.scores, case.method, case.groups)
+    whole = decide(case)
     for part, rows in zip(parts, (slice(cut), slice(cut, None)), strict=True):
-        own = assign(part, case.method, case.groups, counts=counts)
+        own = assign(part, case.method, case.groups, counts=counts, calibrated=case.similarity_EE)
         assert kept_pairs(own.index_TS, own.keep_TS) == kept_pairs(
             whole.index_TS[rows], whole.keep_TS[rows]
         )

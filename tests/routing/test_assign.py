@@ -15,9 +15,9 @@ from capmoe_eval.routing.groups import group_tokens
 from capmoe_eval.routing.method import METHODS, Method
 from capmoe_eval.routing.reference import assign_reference
 from capmoe_eval.routing.scores import Scores
-from tests.routing.problems import Case, cases, kept_pairs
+from tests.routing.problems import Case, cases, decide, kept_pairs
 
-WITHOUT_CAPACITY = ("baseline", "expert_drop", "oea", "xshare")
+WITHOUT_CAPACITY = ("baseline", "expert_drop", "oea", "xshare", "sere")
 # MACS bounds weights and no numbers: test_weighted.py.
 CAPPED = tuple(name for name in METHODS if name not in (*WITHOUT_CAPACITY, "device_drop", "macs"))
 
@@ -29,14 +29,7 @@ def test_tensors_agree_with_the_definition(
     name: str, data: st.DataObject, stream: tuple[int, int]
 ) -> None:
     case = data.draw(cases((name,)))
-    assignment = assign(
-        case.scores,
-        case.method,
-        case.groups,
-        image_T=case.image_T,
-        stream=stream,
-        weighted=case.weighted,
-    )
+    assignment = decide(case, stream)
     pairs = kept_pairs(assignment.index_TS, assignment.keep_TS)
     assert len(pairs) == len(set(pairs)), "a pair is kept twice"
     assert set(pairs) == assign_reference(case.problem(stream), case.method)
@@ -45,8 +38,7 @@ def test_tensors_agree_with_the_definition(
 @settings(max_examples=200, deadline=None)
 @given(cases(METHODS))
 def test_first_slots_are_the_routers_own_choice(case: Case) -> None:
-    assignment = assign(case.scores, case.method, case.groups, image_T=case.image_T)
-    assert torch.equal(assignment.index_TS[:, : case.top_k], case.scores.topk_TK)
+    assert torch.equal(decide(case).index_TS[:, : case.top_k], case.scores.topk_TK)
 
 
 @settings(max_examples=200, deadline=None)
@@ -189,6 +181,7 @@ def test_a_priority_changes_nothing_among_tokens_of_one_modality(
             method,
             group_tokens(case.counted_BS, ep_size=method.ep_size, scope=method.scope),
             image_T=image_T,
+            calibrated=case.similarity_EE,
         )
         for method in (first, dataclasses.replace(first, modality="uniform"))
     ]

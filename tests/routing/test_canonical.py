@@ -10,12 +10,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from capmoe_eval.routing.assign import assign
 from capmoe_eval.routing.groups import group_tokens
 from capmoe_eval.routing.method import DEFAULTS, Method
 from capmoe_eval.routing.reference import assign_reference
 from capmoe_eval.routing.scores import Scores
-from tests.routing.problems import Case, kept_pairs
+from tests.routing.problems import Case, decide, kept_pairs
 
 GROUPING = {
     "ep_size": (1, 2),
@@ -54,6 +53,12 @@ BOUNDS_ON_ACTIVATION = {
         "granularity": ("expert", "device"),
         "k0": (0, 1),
         "expert_budget": (0.3, 0.6, 1.0),
+    },
+    "sere": {
+        "k0": (1, 2),
+        "min_similarity": (0.0, 0.7, 2.0),
+        "scope": ("batch", "sequence"),
+        "renormalize": ("before", "after"),
     },
 }
 GAMMAS = (0.0, 0.6, 1.0, 1.3, 2.0, 2.3, math.inf)
@@ -105,6 +110,7 @@ def problem(number: int, n_experts: int, top_k: int, n_positions: int) -> tuple[
 PROBLEMS = [problem(number, 4 + 2 * (number % 2), 1 + number % 3, 3) for number in range(6)]
 # Large enough for two methods that differ to differ somewhere.
 LARGE = [problem(number, 12, 1 + number % 3, 24) for number in range(6, 12)]
+LARGE.append(problem(14, 12, 6, 1))  # few tokens, with experts that are nobody's second best
 
 
 def case(method: Method, at: tuple[Scores, object]) -> Case:
@@ -117,8 +123,7 @@ def case(method: Method, at: tuple[Scores, object]) -> Case:
 
 def decided(method: Method, at: tuple[Scores, object]) -> frozenset[tuple[int, int]]:
     here = case(method, at)
-    given = {"image_T": here.image_T, "weighted": here.weighted}
-    assignment = assign(here.scores, method, here.groups, stream=STREAM, **given)
+    assignment = decide(here, STREAM)
     return frozenset(kept_pairs(assignment.index_TS, assignment.keep_TS))
 
 
@@ -204,6 +209,8 @@ ALIKE = [
     ),
     (("xshare", 1.0, {"expert_budget": 1}), ("baseline", None, {})),
     (("oea", 1.0, {"ep_size": 8, "expert_budget": 0.1}), ("oea", None, {"scope": "sequence"})),
+    (("sere", 1.0, {"min_similarity": 1.01, "k0": 2}), ("baseline", None, {})),
+    (("sere", 1.0, {"ep_size": 8, "renormalize": "after"}), ("sere", None, {})),
     (("xshare", 1.0, {"ep_size": 8}), ("xshare", None, {"granularity": "device"})),
     (("macs", math.inf, {"delta": 2, "ep_size": 8}), ("baseline", None, {})),
     (("macs", 0.0, {"rho": 2}), ("score", 0.0, {})),
@@ -243,6 +250,8 @@ DIFFERENT = [
     ),
     # Neither E nor K is known here.
     (("oea", 1.0, {"k0": 99}), ("baseline", None, {})),
+    (("sere", 1.0, {"k0": 99}), ("baseline", None, {})),
+    (("sere", 1.0, {"min_similarity": 1}), ("baseline", None, {})),
     (("xshare", 1.0, {"k0": 0}), ("xshare", None, {})),
     # Tokens of images weigh a half.
     (("macs", 1.0, {"delta": 0, "rho": 0, "reroute": "none"}), ("score", 1.0, {})),

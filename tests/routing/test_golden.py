@@ -53,7 +53,12 @@ METHODS = [
     Method("macs", 1.0),
     Method("macs", 1.0, ep_size=2),
     Method("macs", 1.0, reroute="none"),
+    Method("sere", k0=1, min_similarity=0.3),
 ]
+# Of the four experts, for SERE.
+SIMILARITY = torch.tensor(
+    [[1.0, 0.2, 0.4, 0.3], [0.2, 1.0, 0.6, 0.1], [0.4, 0.6, 1.0, 0.7], [0.3, 0.1, 0.7, 1.0]]
+)
 
 
 def draw(method: Method) -> list[str]:
@@ -63,7 +68,7 @@ def draw(method: Method) -> list[str]:
     groups = group_tokens(
         torch.ones(3, 2, dtype=torch.bool), ep_size=method.ep_size, scope=method.scope
     )
-    assignment = assign(scores, method, groups)  # of MACS without images: every token weighs 1
+    assignment = assign(scores, method, groups, calibrated=SIMILARITY)
     grid = [["."] * 4 for _ in PERCENT]
     for token, own in enumerate(scores.topk_TK.tolist()):
         for expert in own:

@@ -62,6 +62,7 @@ def test_identity_rebuilds_the_method() -> None:
         (Method("score", 0.5, ep_size=8, modality="image_first"), "score-g0.5-ep8-image_first"),
         (Method("oea", 1.0, ep_size=8, decode="only"), "oea-only-k1"),
         (Method("xshare", ep_size=8), "xshare-k1-b0.5"),
+        (Method("sere", min_similarity=0.5, decode="only"), "sere-only-k1-sim0.5"),
         (
             Method("xshare", ep_size=8, granularity="device", k0=0, expert_budget=0.25),
             "xshare-ep8-device-k0-b0.25",
@@ -89,6 +90,12 @@ def test_a_label_names_what_differs_from_the_defaults(method: Method, label: str
         ({"name": "score", "gamma": 1, "scope": "bach"}, "scope=bach: did you mean 'batch'?"),
         ({"name": "score", "gamma": 1, "max_k": "yes"}, "max_k=yes: must be true or false"),
         ({"name": "oea", "k0": 0}, "k0=0: with OEA every token keeps its best expert"),
+        ({"name": "sere", "k0": 0}, "k0=0: with SERE every token keeps its best expert"),
+        (
+            {"name": "sere", "min_similarity": -0.1},
+            "min_similarity=-0.1: must be a number",
+        ),
+        ({"name": "sere", "min_similarity": True}, "min_similarity=true: must be a number"),
         ({"name": "xshare", "k0": -1}, "k0=-1: must be a whole number of at least 0"),
         ({"name": "xshare", "expert_budget": 8}, "expert_budget=8: must be a share of the experts"),
         ({"name": "xshare", "expert_budget": 0}, "expert_budget=0: must be a share"),

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from capmoe_eval.wrapper.layers import find_moe_layers
 from tests.wrapper.architectures import VOCABULARY, build
 
 _SHAPE: dict[str, Any] = {"num_hidden_layers": 2, "num_key_value_heads": 2}
@@ -139,6 +140,16 @@ def make(name: str, *, seed: int = 0, experts: str | None = None) -> PreTrainedM
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build(family, _SHAPE | settings, experts=experts)
+
+
+def similarities(model: PreTrainedModel) -> list[torch.Tensor]:
+    """Return a similarity of the experts of each MoE layer [E, E], drawn at random."""
+    found = []
+    for layer, of in enumerate(find_moe_layers(model)):
+        generator = torch.Generator().manual_seed(layer)
+        drawn_EE = torch.rand(of.n_experts, of.n_experts, generator=generator)
+        found.append(((drawn_EE + drawn_EE.T) / 2).fill_diagonal_(1))
+    return found
 
 
 def batch(seed: int = 0, n_sequences: int = 4, n_positions: int = 12) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""OEA and XShare on a model: the experts that each forward activates, and the proofs of it."""
+"""OEA, XShare and SERE on a model: the experts that a forward activates, and the proofs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Assignment, Scores
 from capmoe_eval.wrapper import forward
 from capmoe_eval.wrapper.session import capacity_aware
-from tests.wrapper.models import batch, make
+from tests.wrapper.models import batch, make, similarities
 from tests.wrapper.test_session import experts_input, run
 
 # Of the tiny model, which has 8 experts and K = 3, on 8 tokens.
@@ -20,6 +20,7 @@ BATCH = {"tokens": batch(n_sequences=4, n_positions=2)}
 OEA = Method("oea", k0=1)
 XSHARE = Method("xshare", k0=0, expert_budget=0.5)
 ON_RANKS = Method("xshare", k0=0, expert_budget=0.5, granularity="device", ep_size=2)
+SERE = Method("sere", k0=1, min_similarity=0.6)
 
 
 def active(index_NS: torch.Tensor) -> set[int]:
@@ -45,11 +46,11 @@ def knobs(method: Method, renormalize: str) -> dict[str, Any]:
     return given
 
 
-@pytest.mark.parametrize("method", [OEA, XSHARE, ON_RANKS, Method("baseline")])
+@pytest.mark.parametrize("method", [OEA, XSHARE, ON_RANKS, SERE, Method("baseline")])
 def test_activated_experts_are_those_that_are_called(method: Method) -> None:
     model = make("olmoe")
     stock = experts_input(model, **BATCH)
-    with capacity_aware(model, method) as meter:
+    with capacity_aware(model, method, calibrated=similarities(model)) as meter:
         called = experts_input(model, **BATCH)
     report = meter.report()
     for layer, index_NS in zip(report["layers"], called, strict=True):
@@ -63,7 +64,7 @@ def test_activated_experts_are_those_that_are_called(method: Method) -> None:
         return
     assert report["proofs"]["overload_drops"]["overloaded"] > 0
     assert len(active(called[0])) < len(active(stock[0])), "the method changed nothing"
-    if method == OEA:
+    if method in (OEA, SERE):
         assert report["proofs"]["best_kept"]["fits"] == 2
     elif method == ON_RANKS:
         assert all(len(active(index) & set(range(4))) == 2 for index in called)
@@ -90,6 +91,9 @@ def drop_the_best(scores: Scores, *_: Any, **__: Any) -> Assignment:
         (XSHARE, keep_all, "bound_holds", "bound exceeded in"),
         (ON_RANKS, keep_all, "bound_holds", "bound exceeded in"),
         (XSHARE, keep_all, "overload_drops", "overloads without a drop"),
+        (SERE, keep_all, "bound_holds", "bound exceeded in"),
+        (SERE, keep_all, "overload_drops", "overloads without a drop"),
+        (SERE, drop_the_best, "best_kept", "8 tokens without one of their k0 best experts"),
         (OEA, drop_the_best, "best_kept", "8 tokens without one of their k0 best experts"),
         (
             Method("xshare", k0=1, expert_budget=0.9),
@@ -103,7 +107,7 @@ def test_a_decision_that_breaks_the_bound_is_caught(
     monkeypatch: pytest.MonkeyPatch, method: Method, decide: Any, promise: str, line: str
 ) -> None:
     model = make("olmoe")
-    with capacity_aware(model, method) as meter:
+    with capacity_aware(model, method, calibrated=similarities(model)) as meter:
         monkeypatch.setattr(forward, "assign", decide)
         with pytest.raises(EnforcementError, match=line):
             run(model, **BATCH)

@@ -16,7 +16,7 @@ from capmoe_eval.wrapper.kernel import stock_experts
 from capmoe_eval.wrapper.layers import find_moe_layers
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.architectures import build, small_config
-from tests.wrapper.models import PAPER_FAMILIES, SUPPORTED, batch, make
+from tests.wrapper.models import PAPER_FAMILIES, SUPPORTED, batch, make, similarities
 
 RECIPES = {
     "olmoe": GateRecipe(),
@@ -86,10 +86,11 @@ def test_without_a_binding_capacity_the_logits_are_the_stock_models(name: str, m
 def test_every_method_changes_the_logits_and_restores_the_model(name: str, method: str) -> None:
     """The test that fails if the intervention does nothing; that of MACS is in test_weights.py."""
     model, tokens = make(name), batch()
-    if method in ("oea", "xshare"):  # more tokens activate every expert of so small a model
+    if method in ("oea", "xshare", "sere"):  # more tokens activate every expert of so small a model
         tokens = tokens[:1, :2]
     before = logits(model, tokens)
-    with capacity_aware(model, method, gamma=0.5, expert_budget=0.25) as meter:
+    knobs: dict[str, Any] = {"calibrated": similarities(model)} if method == "sere" else {}
+    with capacity_aware(model, method, gamma=0.5, expert_budget=0.25, **knobs) as meter:
         inside = logits(model, tokens)
     assert not torch.allclose(before, inside, atol=1e-3)
     assert meter.summary()["dropped"] > 0

@@ -31,13 +31,14 @@ _LINES: Final = (
     f"{TITLES['token_reroute']}, devices",
     TITLES["oea"],
     TITLES["xshare"],
+    TITLES["sere"],
 )
 _LOOKS: Final = {
     label: {key: look for key, look in style.line_look(index).items() if key != "marker"}
     for index, label in enumerate(_LINES)
 }
 _LOSSLESS: Final = {"contiguous": "-", "EPLB+": "--", "LPLB+": ":"}
-_SETTINGS: Final = ("gamma", "k0", "expert_budget")
+_SETTINGS: Final = ("gamma", "k0", "expert_budget", "min_similarity")
 
 
 def measure_comparators(evidence: FigureRecords) -> Measured:

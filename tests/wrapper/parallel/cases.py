@@ -16,6 +16,7 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.session import capacity_aware
 from capmoe_eval.zoo.synthetic import models
 from capmoe_eval.zoo.synthetic.models import TINY_FAMILIES, tiny_model
+from tests.wrapper.models import similarities
 
 FAMILIES = TINY_FAMILIES
 VOCABULARY = 97
@@ -44,6 +45,7 @@ def methods(size: int) -> dict[str, Method]:
         "token_reroute": ("token_reroute", 1.0, {}),
         "oea": ("oea", None, {"k0": 1}),
         "xshare_device": ("xshare", None, {"expert_budget": 0.5, **_DEVICE}),
+        "sere": ("sere", None, {"min_similarity": 0.4}),
         "by_layer": ("score", None, {"layer_gammas": (0.5, float("inf"), 1.5)}),
     }
     return {
@@ -128,7 +130,11 @@ def measure(
         out_of_band: Whether the mask is said to the meter instead of the model.
         forwards: How many; the last one is returned.
     """
-    with capacity_aware(model, method, verify=False) as meter, kept_pairs(model) as seen:
+    known = similarities(model) if method.name == "sere" else None
+    with (
+        capacity_aware(model, method, verify=False, calibrated=known) as meter,
+        kept_pairs(model) as seen,
+    ):
         for _ in range(forwards):
             seen.clear()
             if out_of_band:

@@ -1,0 +1,97 @@
+"""Compare the outputs of all experts of a layer on the same tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from capmoe_eval.wrapper.layers import MoeLayer
+from capmoe_eval.wrapper.plan import ForwardPlan
+from capmoe_eval.wrapper.recorder import Observer
+
+# Shape suffixes: T tokens, H hidden size, E experts.
+
+_AT_ONCE = 256  # tokens that every expert computes in one call
+
+
+class SimilarityMeter(Observer):
+    """Sums over the first tokens of a run, from which the experts' distances follow.
+
+    Every expert computes every token, one expert after the other, whatever the router chose.
+    """
+
+    def __init__(self, layers: Sequence[MoeLayer], limit: int) -> None:
+        self.layers, self._limit = layers, limit
+        self.tokens = [0 for _ in layers]  # taken so far, of each layer
+        self._waiting: list[list[Tensor]] = [[] for _ in layers]  # a decode step has few tokens
+        self._products: list[Tensor | float] = [0.0 for _ in layers]
+
+    def note_hidden(self, layer: int, plan: ForwardPlan, hidden_TH: Tensor) -> None:
+        """Take the tokens of a forward."""
+        hidden_TH = hidden_TH.detach()[: self._limit - self.tokens[layer]]
+        self.tokens[layer] += len(hidden_TH)
+        self._waiting[layer].append(hidden_TH.clone())
+        if sum(map(len, self._waiting[layer])) >= _AT_ONCE:
+            self._compare(layer)
+
+    def _compare(self, layer: int) -> None:
+        """Add the inner products of the experts' outputs on the tokens that wait."""
+        hidden_TH, self._waiting[layer] = torch.cat(self._waiting[layer]), []
+        for some_TH in torch.split(hidden_TH, _AT_ONCE):
+            output_ED = torch.stack(list(_outputs(self.layers[layer], some_TH))).flatten(1)
+            self._products[layer] = self._products[layer] + output_ED @ output_ED.T
+
+    def similarities(self) -> list[Tensor]:
+        """Return the similarity of the experts of every layer [E, E], in float64."""
+        for layer, waiting in enumerate(self._waiting):
+            if waiting:
+                self._compare(layer)
+        return [frobenius_similarity(torch.as_tensor(product)) for product in self._products]
+
+
+def _outputs(layer: MoeLayer, hidden_TH: Tensor) -> Iterator[Tensor]:
+    """Yield the output of each expert for all tokens [T, H], in float64."""
+    experts = layer.experts
+    weight_T1 = torch.ones(len(hidden_TH), 1, dtype=hidden_TH.dtype, device=hidden_TH.device)
+    with torch.no_grad():
+        for expert in range(layer.n_experts):
+            index_T1 = torch.full_like(weight_T1, expert, dtype=torch.long)
+            yield experts.forward(hidden_TH, index_T1, weight_T1).double()
+
+
+def frobenius_similarity(product_EE: Tensor) -> Tensor:
+    """Return one less the distance of each two experts over the largest such distance [E, E].
+
+    The distance is the Frobenius norm of the difference of their outputs on all tokens, as in
+    SERE's released code (``frobenius_similarity_matrix_gpu`` of calibration/utils.py).
+
+    Args:
+        product_EE: Inner products of the experts' outputs, each flattened over tokens, in float64.
+    """
+    square_E = product_EE.diagonal()
+    squares_EE = square_E[:, None] + square_E - 2 * product_EE
+    distance_EE = squares_EE.clamp_min(0).sqrt().fill_diagonal_(0)
+    largest = distance_EE.max()
+    return 1 - distance_EE / torch.where(largest > 0, largest, torch.ones_like(largest))
+
+
+def frobenius_similarity_reference(outputs: list[list[list[float]]]) -> list[list[float]]:
+    """Define the similarity by loops, from the outputs of each expert for each token."""
+    distance = [
+        [
+            math.sqrt(
+                sum(
+                    (a - b) ** 2
+                    for token, other in zip(one, two, strict=True)
+                    for a, b in zip(token, other, strict=True)
+                )
+            )
+            for two in outputs
+        ]
+        for one in outputs
+    ]
+    largest = max(max(row) for row in distance) or 1.0
+    return [[1 - value / largest for value in row] for row in distance]

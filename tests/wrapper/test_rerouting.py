@@ -1,0 +1,134 @@
+"""SERE on a model: what the experts are given, and how similar their outputs are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.reference import Problem, sere_weights_reference
+from capmoe_eval.wrapper import similarity_meter
+from capmoe_eval.wrapper.layers import find_moe_layers
+from capmoe_eval.wrapper.session import capacity_aware
+from capmoe_eval.wrapper.similarity_meter import (
+    SimilarityMeter,
+    frobenius_similarity,
+    frobenius_similarity_reference,
+)
+from tests.wrapper.models import batch, make, similarities
+
+FAMILIES = ("olmoe", "qwen3_moe", "deepseek_v2")  # with softmax scores, normalised or scaled
+TOKENS = batch(n_sequences=3, n_positions=2)
+
+
+def first_call(model: Any, experts: nn.Module) -> tuple[list[Any], Tensor]:
+    """Return the arguments and the output of the experts of a layer."""
+    calls: list[tuple[list[Any], Tensor]] = []
+
+    def note(_experts: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+        calls.append(([*args, *kwargs.values()], output))
+
+    handle = experts.register_forward_hook(note, with_kwargs=True)
+    with torch.no_grad():
+        model(TOKENS)
+    handle.remove()
+    return calls[0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_token_gets_the_outputs_and_weights_of_the_definition(family: str) -> None:
+    """The first layer, whose input no method has changed."""
+    model = make(family)
+    experts: Any = find_moe_layers(model)[0].experts
+    (hidden_TH, topk_TK, weight_TK), stock_TH = first_call(model, experts)
+    known = similarities(model)
+    method = Method("sere", k0=1, min_similarity=0.5)
+    with capacity_aware(model, method, calibrated=known):
+        _, output_TH = first_call(model, experts)
+    own_TE = torch.full((len(hidden_TH), 8), -1.0).scatter_(1, topk_TK, weight_TK)
+    tokens = range(len(hidden_TH))
+    problem = Problem(
+        score=own_TE.tolist(),
+        choice=own_TE.tolist(),
+        eligible=[[True] * 8 for _ in tokens],
+        topk=topk_TK.tolist(),
+        group=[0 for _ in tokens],
+        rank=[0 for _ in tokens],
+        random=[[0] * 8 for _ in tokens],
+        image=[False for _ in tokens],
+        similarity=known[0].tolist(),
+    )
+    wanted_TH = torch.zeros_like(output_TH)
+    for (token, expert), weight in sere_weights_reference(
+        problem, method, weight_TK.tolist()
+    ).items():
+        index_T1, weight_T1 = torch.tensor([[expert]]), torch.tensor([[weight]])
+        with torch.no_grad():
+            wanted_TH[token] += experts(hidden_TH[token : token + 1], index_T1, weight_T1)[0]
+    assert torch.allclose(output_TH, wanted_TH, atol=1e-5)
+    assert not torch.allclose(output_TH, stock_TH, atol=1e-4), "SERE changed nothing"
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "deepseek_v3"])
+def test_where_nothing_moves_the_logits_are_the_stock_models(family: str) -> None:
+    """Bit for bit: where every chosen expert is primary, and where none is similar enough."""
+    model = make(family)
+    with torch.no_grad():
+        stock = model(TOKENS).logits
+        top_k = model.config.num_experts_per_tok
+        for k0, min_similarity in ((top_k, 0.0), (1, 1.0), (1, 1.5)):
+            method = Method("sere", k0=k0, min_similarity=min_similarity)
+            with capacity_aware(model, method, calibrated=similarities(model)) as meter:
+                assert torch.equal(model(TOKENS).logits, stock)
+            assert meter.proofs()["stock_at_infinity"]["passed"]
+
+
+def test_the_first_tokens_are_compared_on_all_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In pieces, on tokens that count, and as the loops define it."""
+    monkeypatch.setattr(similarity_meter, "_AT_ONCE", 3)
+    model = make("olmoe")
+    mask = torch.ones_like(TOKENS)
+    mask[1, 1] = 0
+    layers = find_moe_layers(model)
+    experts: Any = layers[0].experts
+    (hidden_NH, *_), _ = first_call(model, experts)
+    with capacity_aware(model, "score", float("inf"), verify=False) as meter, torch.no_grad():
+        observer = meter.recorder = SimilarityMeter(layers, 4)
+        for _ in range(2):
+            model(TOKENS, attention_mask=mask)
+        found = observer.similarities()
+    assert observer.tokens == [4] * len(layers)
+    counted_TH = hidden_NH[[0, 1, 2, 4]]  # of three sequences of two tokens the fourth is a pad
+    outputs = []
+    for expert in range(8):
+        index_T1 = torch.full((4, 1), expert)
+        with torch.no_grad():
+            outputs.append(experts(counted_TH, index_T1, torch.ones(4, 1)).tolist())
+    wanted = frobenius_similarity_reference(outputs)
+    assert torch.allclose(found[0], torch.tensor(wanted, dtype=torch.float64), atol=1e-6)
+    assert float(found[0].min()) == 0 and bool((found[0].diagonal() == 1).all())
+
+
+def test_equal_experts_are_alike() -> None:
+    assert bool((frobenius_similarity(torch.full((3, 3), 7.0).double()) == 1).all())
+
+
+@pytest.mark.parametrize(
+    ("known", "line"),
+    [
+        (None, "method=sere: needs the similarity of the experts"),
+        ([torch.eye(8)], r"calibrated: similarities of shapes \[\(8, 8\)\], .* need"),
+        ([torch.eye(8), torch.eye(9)], "calibrated: similarities of shapes"),
+        ([torch.eye(8), 2 * torch.eye(8)], "calibrated: a similarity lies from 0 to 1"),
+    ],
+)
+def test_similarities_that_do_not_fit_are_refused(known: Any, line: str) -> None:
+    with (
+        pytest.raises(UsageError, match=line),
+        capacity_aware(make("olmoe"), "sere", calibrated=known),
+    ):
+        pass
