@@ -192,7 +192,8 @@ def draw_weights(numbers: Numbers) -> Figure:
         panels[0].set_ylabel(f"{row['task']}:\npoints lost")
     for (place, label), axes in zip(_AXES.items(), grid[-1], strict=True):
         axes.set_xlabel(label)
-        if place == "gamma":
+        if place != "drop_rate":
             axes.set_xscale("log")
+            axes.xaxis.set_major_formatter("{x:g}")
     style.legend_below(figure, *grid.flat, columns=4)
     return figure
