@@ -92,7 +92,7 @@ WEIGHTS = {
     "beyond_base": 0.25,
     "experts": {"visual": 2, "text": 1, "shared": 1},
 }
-_MEASURED = ("expert_similarity", "expert_modalities")
+_NO_MORE = (None, "factor_curves")  # kinds of which a record says nothing, or more than a file
 CALIBRATED = {"file": "m/calibration/one.json", "checksum": "0" * 64}
 
 
@@ -180,7 +180,7 @@ def record(
             "data_fingerprint": None,
             **(provenance or {}),
         },
-        **({"calibration": CALIBRATED} if of.method.calibration in _MEASURED else {}),
+        **({"calibration": CALIBRATED} if of.method.calibration not in _NO_MORE else {}),
         **parts,
     }
     # As read from a file: numbers and lists as JSON has them.

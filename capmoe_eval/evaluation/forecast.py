@@ -175,10 +175,10 @@ def measured_rate(
 
 
 def _timed(method: Method) -> Method:
-    """Return a method that takes as long: of one that is not calibrated yet, Token Drop at γ=1."""
-    if method.calibration is None:
-        return method
-    return Method("score", 1.0, ep_size=method.ep_size, decode=method.decode)
+    """Return a method that takes as long, and needs no calibration."""
+    if method.budget is not None:
+        return dataclasses.replace(method, gamma=1.0, budget=None)
+    return method if method.calibration is None else Method("baseline")
 
 
 def _calibration_notes(missing: Sequence[Plan]) -> list[str]:

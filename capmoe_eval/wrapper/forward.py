@@ -313,8 +313,9 @@ def _combine_weights(
     """
     if assignment.slot_TK is not None:
         slots = torch.arange(assignment.index_TS.shape[1], device=weight_TK.device)
-        taken_TKS = (assignment.slot_TK[:, :, None] == slots) * weight_TK[:, :, None].float()
-        return taken_TKS.sum(dim=1).to(weight_TK.dtype)
+        taken_TKS = weight_TK[:, :, None].where(assignment.slot_TK[:, :, None] == slots, 0)
+        exact = torch.promote_types(weight_TK.dtype, torch.float32)
+        return taken_TKS.sum(dim=1, dtype=exact).to(weight_TK.dtype)
     index_TS, keep_TS = assignment.index_TS, assignment.keep_TS
     n_added = index_TS.shape[1] - layer.top_k
     anew = method.renormalize == "after" and layer.gate.recipe.normalises
