@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,11 +12,13 @@ from torch import nn
 
 from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.routing.groups import group_tokens
+from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.reference import weights_reference
 from capmoe_eval.routing.scores import Assignment, Scores
 from capmoe_eval.wrapper import forward
 from capmoe_eval.wrapper.layers import find_moe_layers
-from capmoe_eval.wrapper.session import capacity_aware
+from capmoe_eval.wrapper.ranks import Ranks
+from capmoe_eval.wrapper.session import _check_weighing, capacity_aware
 from tests.wrapper import images, models
 from tests.wrapper.parallel.cases import kept_pairs
 from tests.wrapper.test_modality import logits, routed
@@ -157,3 +160,10 @@ def test_embeddings_that_say_nothing_of_images_are_refused() -> None:
         pytest.raises(UsageError, match="method=macs: the model is called with inputs_embeds"),
     ):
         model(inputs_embeds=embeddings)
+
+
+def test_experts_spread_over_processes_are_refused() -> None:
+    model = images.make("llava")
+    spread = [dataclasses.replace(layer, ranks=Ranks()) for layer in find_moe_layers(model)]
+    with pytest.raises(UsageError, match="method=macs: weighs the tokens of a batch in one proces"):
+        _check_weighing(model, Method("macs", 0.5), spread, None)
