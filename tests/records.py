@@ -86,6 +86,12 @@ def layer(
     }
 
 
+WEIGHTS = {
+    "image": 0.5,
+    "visual_ratio": 0.8,
+    "beyond_base": 0.25,
+    "experts": {"visual": 2, "text": 1, "shared": 1},
+}
 _NO_MORE = (None, "factor_curves")  # kinds of which a record says nothing, or more than a file
 CALIBRATED = {"file": "m/calibration/one.json", "checksum": "0" * 64}
 
@@ -143,6 +149,7 @@ def record(
             "peak_after": 2.0,
             "mean_peak_before": 2.0,
             "mean_peak_after": 2.0,
+            **({"weights": WEIGHTS} if of.method.weighs_tokens else {}),
             **(load or {}),
         },
         "layers": list(layers),

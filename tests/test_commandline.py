@@ -18,6 +18,7 @@ from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.report.tables import command as tables
 from capmoe_eval.routing.method import METHODS
+from capmoe_eval.serving import calibration
 from capmoe_eval.zoo import recipes
 
 
@@ -91,11 +92,10 @@ def test_a_grid_of_models_is_composed_inside_hydras_job(
 
 
 def test_every_method_name_works(shell: Shell) -> None:
-    status, out, _ = shell(
-        "-m", f"method={','.join(METHODS)}", "gamma=1.0", "tasks=obqa", "limit=2"
-    )
+    named = [method for method in METHODS if method != "macs"]  # which needs images
+    status, out, _ = shell("-m", f"method={','.join(named)}", "gamma=1.0", "tasks=obqa", "limit=2")
     assert status == 0
-    assert f"{len(METHODS)} computed" in out
+    assert f"{len(named)} computed" in out
     assert shell.left_behind() == ["results"]
 
 
@@ -227,8 +227,11 @@ def test_a_reader_that_has_read_enough_is_no_error() -> None:
 
 
 @pytest.mark.parametrize("name", options("experiment"))
-def test_every_shipped_experiment_runs(shell: Shell, name: str) -> None:
+def test_every_shipped_experiment_runs(
+    shell: Shell, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A few cells of each grid, one document per task; programs of a model are not run."""
+    monkeypatch.setattr(calibration, "DOCUMENTS", 8)
     words = [f"experiment={name}", "profile=tiny", "limit=1"]
     if name == "table7":
         words.append("grid.tasks=[nq_open,mts_dialog]")

@@ -19,7 +19,8 @@ from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell, TaskId
 from capmoe_eval.experiment.configuration import Plan
 from capmoe_eval.experiment.datasource import DataSource
-from capmoe_eval.routing.method import ADAPTIVE, Method
+from capmoe_eval.routing.knobs import ADAPTIVE
+from capmoe_eval.routing.method import Method
 from capmoe_eval.serving import calibration
 from capmoe_eval.serving.calibration import Applied, Calibration
 from capmoe_eval.serving.calibration_kinds import kind_of

@@ -130,6 +130,11 @@ class Cell:
         for field, check in checks(Cell).items():
             check(field, getattr(self, field))
         check_batch_size(self.batch_size, self.method)
+        if not self.task.images and self.method.weighs_tokens:
+            raise UsageError(
+                f"method={self.method.name}: {self.task.name} asks about no images, whose tokens "
+                "it weighs; choose a task with images, such as tasks=mme, or method=score"
+            )
         if not self.task.images and self.method.modality != "uniform":  # there is one modality
             text = dataclasses.replace(self.method, modality="uniform")
             object.__setattr__(self, "method", text)

@@ -16,7 +16,8 @@ from capmoe_eval.experiment.configuration import load_option, options
 from capmoe_eval.experiment.datasource import EMBEDDED, HUB
 from capmoe_eval.experiment.schema import TASK_DEFAULTS
 from capmoe_eval.experiment.selection import composed
-from capmoe_eval.routing.method import ADAPTIVE, DEFAULTS, Method
+from capmoe_eval.routing.knobs import ADAPTIVE
+from capmoe_eval.routing.method import DEFAULTS, Method
 
 DIRECTORY: Final = "DIRECTORY"
 """Stands in a command for a directory that a record does not know."""

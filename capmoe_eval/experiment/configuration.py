@@ -21,7 +21,8 @@ from capmoe_eval.errors import NAME, NoModelError, UsageError, bad_choice, choic
 from capmoe_eval.experiment.cell import MODEL_FIELDS, TASK_FIELDS, Cell, ModelId, TaskId
 from capmoe_eval.experiment.datasource import DataSource, cache_directory, data_source
 from capmoe_eval.experiment.schema import SHARD, TASK_DEFAULTS, check_key
-from capmoe_eval.routing.method import KNOBS, Method
+from capmoe_eval.routing.knobs import KNOBS
+from capmoe_eval.routing.method import Method
 
 if TYPE_CHECKING:
     from hydra._internal.hydra import Hydra

@@ -6,7 +6,8 @@ import math
 import re
 from typing import Final
 
-from capmoe_eval.routing.method import ADAPTIVE, Adaptive, Factor
+from capmoe_eval.routing.knobs import ADAPTIVE
+from capmoe_eval.routing.method import Adaptive, Factor
 
 TITLES: Final = {
     "baseline": "Baseline",
@@ -21,6 +22,7 @@ TITLES: Final = {
     "oea": "OEA",
     "xshare": "XShare",
     "sere": "SERE",
+    "macs": "MACS",
 }
 """Their papers' names of methods by key, in the order in which they are offered."""
 SCORE: Final = "Score"

@@ -66,6 +66,23 @@ class DecodeLoad(Part):
     activated_after: Amount | None = None
 
 
+class ExpertModalities(Part):
+    """Numbers of experts by their modality, over all layers."""
+
+    visual: Count
+    text: Count
+    shared: Count
+
+
+class TokenWeights(Part):
+    """Weights of tokens, where the method bounds these and not their number; over all layers."""
+
+    image: Share | None  # the mean weight of an image token, where one of text has 1
+    visual_ratio: Share  # the share of all weight that image tokens have
+    beyond_base: Share  # of the buckets, those with more tokens than Token Drop's capacity
+    experts: ExpertModalities
+
+
 class Load(Part):
     """Statistics over all layers and constrained forwards."""
 
@@ -91,6 +108,8 @@ class Load(Part):
     modalities: dict[Modality, ByModality] | None = None
     # None without a capacity on decode steps, and of records from before this field.
     decode: DecodeLoad | None = None
+    # None for methods that bound numbers of tokens.
+    weights: TokenWeights | None = None
 
 
 class Peak(Part):
@@ -217,7 +236,8 @@ class Proofs(Part):
 
     bound_holds: Promise
     """No rank sends an expert (or a device) more than its capacity; where the method bounds the
-    activated experts, no other experts are activated."""
+    activated experts, no other experts are activated; where it weighs tokens, the weights of an
+    expert's tokens add up to no more."""
     stock_at_infinity: Promise
     """With γ = ∞ the method is the stock model, bit for bit."""
     pads_take_no_slot: Promise

@@ -13,7 +13,8 @@ from capmoe_eval.errors import CAPACITY, FLAG, NAME, TEXT, Check, UsageError, ch
 from capmoe_eval.experiment.cell import BERTSCORE, TASK_FIELDS, Cell, ModelId, TaskId, checks
 from capmoe_eval.experiment.datasource import EMBEDDED, HUB
 from capmoe_eval.experiment.processes import PARALLEL
-from capmoe_eval.routing.method import GAMMA, KNOBS, METHODS
+from capmoe_eval.routing.knobs import GAMMA, KNOBS
+from capmoe_eval.routing.method import METHODS
 
 DTYPES: Final = ("float32", "bfloat16", "float16")
 CALIBRATE: Final = "calibrate"

@@ -21,12 +21,15 @@ from capmoe_eval.routing.groups import TokenGroups, moved
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.rerouting import reroute, substitutes
 from capmoe_eval.routing.scores import (
+    HIGHEST,
     Assignment,
     Scores,
     assignment,
     beyond_topk,
     ranked_experts,
+    score_bits,
 )
+from capmoe_eval.routing.weighted import UNIT, Weighted, assign_weighted, with_weights
 
 # Shape suffixes: T counted tokens, E routed experts, K = top-k, A slots added to the top-k,
 # S = K + A slots per token, G capacity groups, D devices (ranks), P pairs.
@@ -66,14 +69,15 @@ def assign(
     stream: tuple[int, int] = (0, 0),
     counts: Tensor | None = None,
     calibrated: Tensor | None = None,
+    weighted: Weighted | None = None,
 ) -> Assignment:
     """Decide which (token, expert) pairs of the T counted tokens are kept.
 
     Sources: Token Drop and its metrics, paper §4 and Equations 7-10; Expanded Drop, Algorithm 2;
     device-level capacity, §5.2; modalities, §5.3; Expert Drop, Table 2; Token Reroute, v1
     Algorithm 1; OEA and XShare, :mod:`capmoe_eval.routing.activation`; SERE,
-    :mod:`capmoe_eval.routing.rerouting`. Unlike Equation 9, whose threshold keeps all ties, no
-    bound is ever exceeded.
+    :mod:`capmoe_eval.routing.rerouting`; MACS, :mod:`capmoe_eval.routing.weighted`. Unlike Equation
+    9, whose threshold keeps all ties, no bound is ever exceeded.
 
     ``image_T`` is true for the tokens of an image, to which ``method.modality`` refers; None where
     there are none.
@@ -81,7 +85,8 @@ def assign(
     ``counts`` are the :func:`batch_counts` of the whole batch, where ``scores`` are one process's
     part of it.
     ``calibrated`` is what a calibration measured of the layer: for SERE the experts' similarity
-    [E, E], from 0 to 1.
+    [E, E], from 0 to 1; of MACS it is in ``weighted``, the weights and capacities of a method that
+    weighs tokens. Without them every token weighs 1, and no expert is of a modality.
 
     Raises:
         UsageError: If E cannot be spread evenly over ``method.ep_size`` ranks.
@@ -97,6 +102,10 @@ def assign(
             assert calibrated is not None
             return reroute(scores, substitutes(counts[0] > 0, calibrated, method.min_similarity))
         return assign_within(scores, expert_set(counts, method))
+    if method.weighs_tokens:
+        return assign_weighted(
+            scores, method, groups, weighted or _unweighted(scores, method, groups)
+        )
     keeper = _Keeper(scores, method, groups, local, stream, image_T)
     if method.name == "token_reroute":
         return _reroute(scores, method, keeper)
@@ -105,6 +114,18 @@ def assign(
     if method.max_k:
         keep_TS = _at_most_k(scores, method, index_TS, keep_TS)
     return Assignment(index_TS, keep_TS)
+
+
+def _unweighted(scores: Scores, method: Method, groups: TokenGroups) -> Weighted:
+    """Return equal weights, and the capacities of experts of no modality."""
+    return with_weights(
+        method,
+        groups,
+        torch.full_like(groups.group_T, UNIT),
+        image_T=torch.zeros_like(groups.group_T),
+        bias_E=groups.group_T.new_zeros(scores.score_TE.shape[1]),
+        top_k=scores.topk_TK.shape[1],
+    )
 
 
 def batch_counts(scores: Scores, method: Method) -> Tensor:
@@ -145,13 +166,6 @@ def _candidates(
 
 
 # The keys that order the pairs of a bucket.
-
-_HIGHEST = 0x7FFFFFFF  # the highest bit pattern of a non-negative float32
-
-
-def _bits(score: Tensor) -> Tensor:
-    """Return the bit patterns of non-negative float32 scores as int32, in the scores' order."""
-    return (score.float() + 0.0).contiguous().view(torch.int32)  # + 0.0 turns -0.0 into 0.0
 
 
 def _added_bit(scores: Scores, index_TS: Tensor) -> Tensor:
@@ -240,8 +254,8 @@ class _Keeper:
         elif self._random_TE is not None:
             place_TS += self._random_TE.gather(1, index_TS)
         else:
-            place_TS += _HIGHEST
-            place_TS -= _bits(self._scores.score_TE.gather(1, index_TS))
+            place_TS += HIGHEST
+            place_TS -= score_bits(self._scores.score_TE.gather(1, index_TS))
             if self._method.protect_topk:
                 place_TS += _added_bit(self._scores, index_TS)
         return place_TS
@@ -255,7 +269,7 @@ def _at_most_k(scores: Scores, method: Method, index_TS: Tensor, keep_TS: Tensor
     by_expert_TS = index_TS.argsort(dim=1, stable=True)
     index_TS = index_TS.gather(1, by_expert_TS)
     kept_TS = keep_TS.gather(1, by_expert_TS)
-    key_TS = _HIGHEST - _bits(scores.score_TE.gather(1, index_TS)).long()
+    key_TS = HIGHEST - score_bits(scores.score_TE.gather(1, index_TS)).long()
     if method.protect_topk:
         key_TS = key_TS + _added_bit(scores, index_TS)
     key_TS = key_TS.masked_fill(~kept_TS, 1 << _KEY_BITS)

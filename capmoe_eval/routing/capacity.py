@@ -18,6 +18,7 @@ def capacity(
     *,
     rounding: str = "ceil",
     experts: int = 1,
+    clamped: bool = True,
 ) -> int:
     """Return the capacity C: the most pairs that a group of tokens may send to an expert or device.
 
@@ -33,12 +34,13 @@ def capacity(
         n_experts: Routed experts E.
         rounding: ``ceil`` or ``floor`` (Algorithms 1 and 2).
         experts: Number of experts n that share the capacity.
+        clamped: Whether it is at most n·T; a finite γ is needed if not.
     """
     if gamma == math.inf:
         return experts * tokens
     exact = Fraction(repr(float(gamma))) * experts * tokens * top_k / n_experts
     rounded = math.ceil(exact) if rounding == "ceil" else math.floor(exact)
-    return min(max(rounded, 0), experts * tokens)
+    return min(rounded, experts * tokens) if clamped else rounded
 
 
 def experts_per_rank(n_experts: int, ranks: int, field: str = "ep_size") -> int:

@@ -5,7 +5,8 @@ rank's experts, the next ``m`` by score, or all experts), the *bound* (what has 
 group of tokens: nothing, each expert, or each device), and the order in which a unit that exceeds
 its bound *keeps* pairs, where one modality may come behind the other. Expert Drop has no bound and
 drops all pairs of some experts; Token Reroute repeats the three parts in rounds; OEA, XShare and
-SERE bound the experts that a batch activates, whatever their load.
+SERE bound the experts that a batch activates, whatever their load; MACS weighs tokens, and bounds
+the sum of an expert's weights.
 
 Settings that give the same computation on every model and input are one method, in its *canonical
 form*, so that a cell is computed once and found under each of its settings.
@@ -17,9 +18,10 @@ import copy
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from capmoe_eval.errors import CAPACITY, FLAG, SHARE, Check, UsageError, choice, shown, whole
+from capmoe_eval.errors import CAPACITY, UsageError, choice, shown
+from capmoe_eval.routing.knobs import ADAPTIVE, KNOBS
 
 # The knobs beside gamma that have an effect on each method. The others are no part of its identity.
 _GROUPING = ("ep_size", "scope", "granularity", "rounding")
@@ -38,6 +40,10 @@ _EFFECTIVE: dict[str, tuple[str, ...]] = {
     "oea": (*_COMMON, "k0"),
     "xshare": ("ep_size", "granularity", *_COMMON, "k0", "expert_budget"),
     "sere": ("count_padding", "decode", "k0", "min_similarity"),
+    "macs": (
+        *("ep_size", "scope", "rounding", *_COMMON, "layer_gammas"),
+        *("delta", "rho", "modality_threshold", "reroute"),
+    ),
 }
 _BOUNDS_ACTIVATION = ("oea", "xshare", "sere")
 _BY_BATCH = ("expert_drop", *_BOUNDS_ACTIVATION)
@@ -50,62 +56,6 @@ _AT_INFINITY = ("ep_size", *_COMMON, "candidates", "m", "max_k")
 
 METHODS: tuple[str, ...] = (*_EFFECTIVE, "device_drop")
 """Every name that ``method=`` accepts."""
-
-ADAPTIVE: Final = "adaptive"
-"""The γ of the layers is chosen from recorded loads, under a budget of drops."""
-
-
-def _is_budget(value: Any) -> bool:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and 0 < value < 1
-
-
-def _is_similarity(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
-
-
-def _are_factors(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) > 0 and all(map(CAPACITY.holds, value))
-
-
-GAMMA = Check(
-    f"{CAPACITY.rule}, or {ADAPTIVE} with a budget",
-    lambda value: value == ADAPTIVE or CAPACITY.holds(value),
-)
-"""The check of gamma."""
-KNOBS: dict[str, Check] = {
-    "layer_gammas": Check(
-        "must be a capacity factor for each MoE layer, for example layer_gammas=[1.0,1.5]",
-        _are_factors,
-    ).or_null("null for one gamma"),
-    "budget": Check(
-        "must be the share that may be dropped, between 0 and 1, for example budget=0.05",
-        _is_budget,
-    ).or_null("null without gamma=adaptive"),
-    "budget_of": choice("pairs", "scores"),
-    "ep_size": whole(1),
-    "scope": choice("batch", "sequence"),
-    "candidates": choice("local", "ranked", "global"),
-    "m": whole(1),
-    "protect_topk": FLAG,
-    "max_k": FLAG,
-    "rounds": whole(1),
-    "granularity": choice("expert", "device"),
-    "rounding": choice("ceil", "floor"),
-    "count_padding": FLAG,
-    "decode": choice("unconstrained", "constrained", "only"),
-    "renormalize": choice("before", "after"),
-    "modality": choice("uniform", "image_first", "text_first"),
-    "seed": whole(0, 2**63 - 1),
-    "k0": whole(0),
-    "expert_budget": SHARE,
-    "min_similarity": Check(
-        "must be a number of at least 0 (above 1 no expert is similar enough), for example "
-        "min_similarity=0.3",
-        _is_similarity,
-    ),
-}
-"""The check of each knob beside gamma."""
 
 
 class Adaptive(NamedTuple):
@@ -161,6 +111,11 @@ class Method:
     # XShare: the most experts that a batch activates, as a share of all, or of each rank's.
     expert_budget: float = 0.5
     min_similarity: float = 0.3  # SERE: below it an expert keeps its own tokens (ρ)
+    delta: float = 1.0  # MACS: how much an image token's weight depends on its entropy
+    rho: float = 1.0  # MACS: how much an expert's capacity depends on the batch's modalities
+    # MACS: an expert is of the modality that has at least this share of its activation frequencies
+    modality_threshold: float = 0.6
+    reroute: str = "local"  # MACS: what overflows goes to experts of the same rank, or to none
     layer_gammas: tuple[float, ...] | None = None  # γ of each MoE layer; None for one gamma
     budget: float | None = None  # of gamma=adaptive: the share that may be dropped
     budget_of: str = "pairs"  # of what it is a share: pairs, or scores, their gate scores
@@ -172,15 +127,16 @@ class Method:
         if self.name == "device_drop":  # Token Drop under a device-level capacity
             self._set("granularity", "device")
             self._set("name", "score")
-        self._set("expert_budget", float(self.expert_budget))
-        self._set("min_similarity", float(self.min_similarity) + 0.0)
+        for number in ("expert_budget", "min_similarity", "delta", "rho", "modality_threshold"):
+            self._set(number, float(getattr(self, number)) + 0.0)
         if self.name in ("oea", "sere") and self.k0 == 0:
             title = self.name.upper()
             raise UsageError(
                 f"k0=0: with {title} every token keeps its best expert; set k0=1 or more"
             )
-        if self.granularity == "device" and self.ep_size == 1 and self.name == "xshare":
-            self._set("granularity", "expert")  # the one rank has all experts
+        one_rank = self.ep_size == 1 and self.name == "xshare"  # which has all experts
+        if one_rank or self.weighs_tokens:
+            self._set("granularity", "expert")
         self._check_factor()
         if self.candidates == "local" and self.ep_size == 1:
             self._set("candidates", "global")  # the one rank has all experts
@@ -196,6 +152,11 @@ class Method:
         """Check γ in each of its three forms, and bring it to the simplest."""
         gamma: Any = self.gamma
         adaptive = gamma == ADAPTIVE
+        if self.name == "macs" and (adaptive or self.budget is not None):
+            raise UsageError(
+                f"gamma={ADAPTIVE}: chooses by numbers of tokens, and macs bounds their weights; "
+                "give gamma a number"
+            )
         if self.name in _WITHOUT_GAMMA:
             for knob, said in (("gamma", gamma if adaptive else None), *self._by_layer()):
                 if said is not None:
@@ -278,8 +239,11 @@ class Method:
         groups_by_rank = self.gamma != math.inf and (self.scope == "batch" or device)
         if self.bounds_activation:
             groups_by_rank = device  # a batch activates experts for all of its ranks together
-        if self.candidate_rule != "local" and not groups_by_rank:
+        reroutes = self.weighs_tokens and self.reroute == "local"
+        if self.candidate_rule != "local" and not groups_by_rank and not reroutes:
             effective.discard("ep_size")
+        if self.rho == 0:
+            effective.discard("modality_threshold")
         if self.candidate_rule != "ranked":
             effective.discard("m")
         if device and self.gamma is not None and self.gamma % self.ep_size == 0:
@@ -314,6 +278,18 @@ class Method:
         return self.name in _BOUNDS_ACTIVATION
 
     @property
+    def weighs_tokens(self) -> bool:
+        """True if the method bounds the sum of its tokens' weights, and not their number."""
+        return self.name == "macs"
+
+    @property
+    def modality_setting(self) -> str | None:
+        """The setting by which a decision depends on which tokens are an image's, or None."""
+        if self.weighs_tokens:
+            return f"method={self.name}"
+        return None if self.modality == "uniform" else f"modality={self.modality}"
+
+    @property
     def decides_by_batch(self) -> bool:
         """True if a decision needs to know the whole batch, whatever the capacity groups."""
         return self.name in _BY_BATCH
@@ -335,6 +311,8 @@ class Method:
         """The kind of calibration that the method needs before it runs; None if it needs none."""
         if self.budget is not None:
             return "factor_curves"
+        if self.weighs_tokens and self.rho > 0:
+            return "expert_modalities"
         return "expert_similarity" if self.name == "sere" else None
 
     @property

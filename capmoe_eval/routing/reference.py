@@ -28,6 +28,8 @@ class Problem:
     rank: Sequence[int]  # emulated rank of each token
     random: Sequence[Sequence[int]]  # a random number per pair, for random
     image: Sequence[bool]  # True for a token of an image
+    unit: Sequence[int] = ()  # of each token, its weight in MACS as a multiple of 2⁻²⁴
+    bias: Sequence[int] = ()  # of each expert, its modality in MACS: 1 visual, -1 text, 0 shared
     similarity: Sequence[Sequence[float]] = ()  # of the experts' outputs, for SERE
 
     @property
@@ -46,6 +48,8 @@ def assign_reference(problem: Problem, method: Method) -> set[Pair]:
         return _expert_drop(problem, own)
     if method.name == "token_reroute":
         return _token_reroute(problem, method)
+    if method.name == "macs":
+        return _macs(problem, method, own)
     if method.name == "oea":
         return _within(problem, _best_experts(problem, method.k0))
     if method.name == "xshare":
@@ -162,6 +166,80 @@ def _token_reroute(problem: Problem, method: Method) -> set[Pair]:
             selected |= {(token, e) for e in remaining[: len(topk)]}
         kept = _keep(problem, method, selected, selected)
         rejected |= selected - kept
+    return kept
+
+
+def weights_reference(
+    features: Sequence[Sequence[float]],
+    image: Sequence[bool],
+    group: Sequence[int],
+    delta: float,
+) -> list[float]:
+    """Define the weight of every token in MACS, from the features of its hidden state."""
+    entropy = []
+    for row in features:
+        share = [math.exp(feature - max(row)) for feature in row]
+        entropy.append(-sum(s / sum(share) * math.log(s / sum(share)) for s in share if s > 0))
+    weights = []
+    for token, own in enumerate(entropy):
+        others = [entropy[t] for t in range(len(image)) if image[t] and group[t] == group[token]]
+        if not image[token]:
+            weights.append(1.0)
+            continue
+        mean = math.fsum(others) / len(others)
+        deviation = math.sqrt(math.fsum((one - mean) ** 2 for one in others) / len(others))
+        weights.append(1 / (1 + math.exp(delta * (own - mean) / (deviation + 1e-6))))
+    return weights
+
+
+def _macs(problem: Problem, method: Method, own: set[Pair]) -> set[Pair]:
+    room = {
+        (group, expert): _weighted_capacity(problem, method, group, expert)
+        for group in set(problem.group)
+        for expert in range(problem.n_experts)
+    }
+    kept = _until_full(problem, own, room)
+    if method.reroute == "none":
+        return kept
+    local = problem.n_experts // method.ep_size
+    asked: set[Pair] = set()
+    for token, topk in enumerate(problem.topk):
+        for rank in range(method.ep_size):
+            lost = [e for e in topk if e // local == rank and (token, e) not in kept]
+            free = [
+                e
+                for e in _best_first(problem, token)
+                if e // local == rank
+                and e not in topk
+                and problem.eligible[token][e]
+                and problem.unit[token] <= room[problem.group[token], e]
+            ]
+            asked |= {(token, e) for e in free[: len(lost)]}
+    return kept | _until_full(problem, asked, room)
+
+
+def _weighted_capacity(problem: Problem, method: Method, group: int, expert: int) -> float:
+    """Return an expert's capacity as a multiple of 2⁻²⁴, or infinity."""
+    members = [t for t, g in enumerate(problem.group) if g == group]
+    base = _capacity(problem, method, group)
+    if base is None:
+        return math.inf
+    of_images = sum(problem.unit[t] for t in members if problem.image[t])
+    ratio = of_images / sum(problem.unit[t] for t in members)
+    return math.floor(base * (1 + method.rho * problem.bias[expert] * (ratio - 0.5)) * 2**24)
+
+
+def _until_full(problem: Problem, pairs: set[Pair], room: dict[Pair, float]) -> set[Pair]:
+    """Give each expert its best pairs until the next would not fit, and take their weight off."""
+    kept: set[Pair] = set()
+    full: set[Pair] = set()
+    for token, expert in sorted(pairs, key=lambda p: (-problem.score[p[0]][p[1]], p)):
+        bucket = problem.group[token], expert
+        if problem.unit[token] > room[bucket]:
+            full.add(bucket)
+        if bucket not in full:
+            room[bucket] -= problem.unit[token]
+            kept.add((token, expert))
     return kept
 
 

@@ -10,6 +10,10 @@ from torch import Tensor
 # Shape suffixes: T counted tokens, E routed experts, K = top-k, S slots per token.
 
 
+HIGHEST = 0x7FFFFFFF
+"""The highest bit pattern of a non-negative float32."""
+
+
 @dataclass(frozen=True)
 class Scores:
     """The router's scores of all (token, expert) pairs, and its own top-k."""
@@ -44,6 +48,11 @@ class Assignment:
     def changed_T(self, top_k: int) -> Tensor:
         """Return a mask [T] of the tokens that lost a top-k pair or gained another pair."""
         return ~self.keep_TS[:, :top_k].all(dim=1) | self.keep_TS[:, top_k:].any(dim=1)
+
+
+def score_bits(score: Tensor) -> Tensor:
+    """Return the bit patterns of non-negative float32 scores as int32, in the scores' order."""
+    return (score.float() + 0.0).contiguous().view(torch.int32)  # + 0.0 turns -0.0 into 0.0
 
 
 def beyond_topk(scores: Scores) -> Tensor:

@@ -189,12 +189,17 @@ def _outcome(record: Record, rule: Adaptive, static: Sequence[Record]) -> Outcom
         None if by_drops is None else by_drops.mix(stragglers),
         least(record.load.drop_rate, drops, stragglers),
         None if by_drops is None else drops[by_drops.above] - drops[by_drops.below],
-        None if by_straggler is None else _paired(record, static, by_straggler),
+        paired_between(record, static, by_straggler),
     )
 
 
-def _paired(record: Record, static: Sequence[Record], at: Between) -> Paired | None:
-    """Return the record's scores beside those of the interpolated static γ, or None unpaired."""
+def paired_between(record: Record, static: Sequence[Record], at: Between | None) -> Paired | None:
+    """Return the record's scores beside those of the interpolated static γ.
+
+    None where they do not pair, or where the place ``at`` on the curve is None.
+    """
+    if at is None:
+        return None
     pairs = [pair([record.documents], [static[n].documents]) for n in (at.below, at.above)]
     low, high = pairs
     if isinstance(low, Unpaired) or isinstance(high, Unpaired):

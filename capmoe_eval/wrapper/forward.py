@@ -16,6 +16,7 @@ from capmoe_eval.routing.assign import assign, batch_counts
 from capmoe_eval.routing.groups import TokenGroups
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Assignment, Scores
+from capmoe_eval.routing.weighted import Weighted, weigh
 from capmoe_eval.wrapper.generation import Generation
 from capmoe_eval.wrapper.kernel import kept_pairs_kernel
 from capmoe_eval.wrapper.layer_meter import LayerMeter
@@ -112,7 +113,7 @@ class _ForwardHooks:
             meter.forwards,
             counted_BS=self._counted(mask, tokens, n_cached),
             decode=decode,
-            image_BS=self._images.find(arguments, tokens, meter.method.modality),
+            image_BS=self._images.find(arguments, tokens, meter.method.modality_setting),
             row_end_BS=self._images.row_ends(arguments),
             ranks=meter.ranks,
         )
@@ -171,7 +172,9 @@ class _ForwardHooks:
         experts: Any = layer.experts
         kept_pairs = hasattr(experts, "capmoe_untouched")
 
-        def hook(_router: nn.Module, _args: Any, output: RouterOutput) -> RouterOutput | None:
+        def hook(
+            _router: nn.Module, args: tuple[Tensor, ...], output: RouterOutput
+        ) -> RouterOutput | None:
             plan = self._running_plan(number, "router")
             again = plan is self._last
             if kept_pairs:
@@ -223,6 +226,7 @@ class _ForwardHooks:
                 stream=(number, plan.number),
                 counts=counts,
                 calibrated=meter.calibrated_on(topk_TK.device),
+                weighted=_weighted(meter, plan, args[0], note=not again),
             )
             changed_T = assignment.changed_T(layer.top_k)
             # A layer waits for its device here and nowhere else.
@@ -259,6 +263,33 @@ class _ForwardHooks:
                 self._meter.recorder.note_hidden(number, plan, hidden_TH)
 
         return hook
+
+
+def _weighted(
+    meter: LayerMeter, plan: ForwardPlan, hidden: Tensor, *, note: bool
+) -> Weighted | None:
+    """Return the weights of tokens and the capacities of experts, if the method weighs tokens.
+
+    ``hidden`` is what the layer's router is called with [N, H] or [B, S, H]. ``note`` tells the
+    meter.
+    """
+    if not meter.method.weighs_tokens:
+        return None
+    groups, images = plan.groups_on(hidden.device), plan.images_on(hidden.device)
+    bias_E = meter.calibrated_on(hidden.device)
+    if bias_E is None:  # no capacity depends on the experts' modalities
+        bias_E = groups.group_T.new_zeros(meter.layer.n_experts)
+    weighted = weigh(
+        meter.method,
+        groups,
+        hidden_TH=hidden.detach().flatten(0, -2)[groups.rows_T],
+        image_T=None if images is None else images.image_T,
+        bias_E=bias_E,
+        top_k=meter.layer.top_k,
+    )
+    if note:
+        meter.note_weights(weighted)
+    return weighted
 
 
 def _every_row(

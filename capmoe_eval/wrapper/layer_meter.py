@@ -13,6 +13,7 @@ from torch import Tensor
 from capmoe_eval.errors import EnforcementError
 from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.weighted import Weighted
 from capmoe_eval.wrapper.activation_meter import check_activation, count_activated
 from capmoe_eval.wrapper.gates import tolerance
 from capmoe_eval.wrapper.layers import MoeLayer
@@ -24,6 +25,7 @@ from capmoe_eval.wrapper.modality_meter import (
     summary,
 )
 from capmoe_eval.wrapper.plan import GAMMA_GRID, ForwardPlan
+from capmoe_eval.wrapper.weight_meter import check_weights
 
 # Shape suffixes: N rows of the batch, T counted tokens, K = top-k, S slots, E experts, G groups,
 # U bounded units (experts, or devices), X capacity factors of the grid, R ranks, M modalities.
@@ -72,6 +74,7 @@ class LayerMeter:
         # bound activation which of it are each token's k0 best.
         self._choice_TK: Tensor | None = None
         self._best_TK: Tensor | None = None
+        self._weighted: Weighted | None = None  # of that forward, for methods that weigh tokens
         self.modalities = ModalityMeter(method)
 
     @property
@@ -109,6 +112,10 @@ class LayerMeter:
     def note_best(self, best_TK: Tensor) -> None:
         """Note which slots of the router's own choice are each token's k0 best."""
         self._best_TK = best_TK
+
+    def note_weights(self, weighted: Weighted) -> None:
+        """Note the weights of the counted tokens and the capacities of experts."""
+        self._weighted = weighted
 
     def note_scores(self, score_TE: Tensor) -> None:
         """Add up the gate scores by rank, a token's highest first (Figure 8)."""
@@ -177,6 +184,7 @@ class LayerMeter:
             if groups.n_tokens:
                 self._note_peaks(when, load_E, groups.n_tokens)
         self._note_bounds(demand_GE, kept_GE, dropped, plan)
+        self._note_weight(plan, topk_TK, index_TS, kept_GE=kept_GE, dropped=dropped)
         loads = {"demand_E": demand_GE.sum(dim=0), "kept_E": kept_GE.sum(dim=0)}
         activated = count_activated(**loads)
         self._add(**activated)
@@ -226,7 +234,7 @@ class LayerMeter:
             self._add(violations=(kept_GE.sum(dim=0)[lowest] > 0).sum())
         if method.gamma is None:  # without a capacity
             return
-        (limit_G,) = plan.capacities((method.gamma,), *size)
+        (limit_G,) = self._capacities(plan, demand_GE.device)
         limit_GU = limit_G[:, None].expand_as(kept_GU)
         overloaded = (demand_GU > limit_GU).any()
         slots = limit_GU.sum()
@@ -235,10 +243,36 @@ class LayerMeter:
         self._add(
             slots=slots,
             unused_slots=(limit_GU - kept_GU).clamp_min(0).sum(),
+        )
+        if method.weighs_tokens:  # no number of them is bounded
+            return
+        self._add(
             violations=(kept_GU > limit_GU).sum(),
             overloaded=overloaded.long(),
             unenforced=(overloaded & (dropped == 0)).long(),
         )
+
+    def _note_weight(
+        self, plan: ForwardPlan, topk_TK: Tensor, index_TS: Tensor, **counts: Tensor
+    ) -> None:
+        """Compare the weights that experts are sent with their capacities, where these are known.
+
+        ``counts`` are those that :func:`check_weights` takes.
+        """
+        weighted, self._weighted = self._weighted, None
+        if weighted is None:
+            return
+        images, groups = plan.images_on(topk_TK.device), plan.groups_on(topk_TK.device)
+        (base_G,) = self._capacities(plan, topk_TK.device)
+        image_T = None if images is None else images.image_T
+        called = {"topk_TK": topk_TK, "index_TS": index_TS, "base_G": base_G}
+        self._add(**check_weights(weighted, groups, image_T, **called, **counts))
+
+    def _capacities(self, plan: ForwardPlan, device: torch.device) -> Tensor:
+        """Return the capacity of each group at the layer's γ [1, G]."""
+        assert self._method.gamma is not None
+        size = (self.layer.top_k, self.layer.n_experts, device)
+        return plan.capacities((self._method.gamma,), *size)
 
     def _by_unit(self, load_GE: Tensor) -> Tensor:
         """Return the loads of experts […, E] as loads of the units that have a capacity […, U]."""

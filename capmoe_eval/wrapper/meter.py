@@ -18,6 +18,7 @@ from capmoe_eval.wrapper.modality_meter import COUNTS
 from capmoe_eval.wrapper.plan import ForwardPlan
 from capmoe_eval.wrapper.ranks import ALONE
 from capmoe_eval.wrapper.recorder import Observer
+from capmoe_eval.wrapper.weight_meter import WEIGHED, weight_summary
 
 # Shape suffixes: B sequences, S positions of the batch.
 
@@ -208,12 +209,19 @@ class Meter:
             **{name: self._activated(name) for name in ACTIVATED},
             **({"modalities": _by_modality(layers)} if self._has_images else {}),
             **self._decode_steps(),
+            **({"weights": self._weights()} if self.method.weighs_tokens else {}),
         }
 
     def _activated(self, name: str) -> float:
         """Return a mean number of experts over layers and forwards."""
         forwards = sum(layer.forwards for layer in self.layers)
         return sum(layer.count(name) for layer in self.layers) / max(forwards, 1)
+
+    def _weights(self) -> dict[str, object]:
+        """Return the weights of tokens, and the modalities of the experts of all layers."""
+        total = {name: sum(layer.count(name) for layer in self.layers) for name in WEIGHED}
+        none = [torch.zeros(of.layer.n_experts) for of in self.layers]
+        return weight_summary(total, torch.cat(list(self.calibrated or none)))
 
     def _decode_steps(self) -> dict[str, Any]:
         """Return the statistics of decode steps alone, if there were any under the capacity."""

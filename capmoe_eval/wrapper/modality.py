@@ -63,14 +63,21 @@ class ImageFinder:
         self._ids = placeholder_ids(config)
         self._row_end: int | None = getattr(config, "image_row_end_id", None)  # MolmoE
 
-    def find(self, arguments: Mapping[str, Any], tokens: Tensor, modality: str) -> Tensor | None:
+    @property
+    def knows_images(self) -> bool:
+        """True if the model's configuration names a token that stands for an image."""
+        return bool(self._ids)
+
+    def find(
+        self, arguments: Mapping[str, Any], tokens: Tensor, needed_by: str | None = None
+    ) -> Tensor | None:
         """Return a mask [B, S] of the image tokens of a forward; None where there can be none.
 
         They are told by ``mm_token_type_ids`` where the forward is given them, else by the ids of
         placeholders. ``tokens`` are its tokens or their embeddings [B, S, …].
 
         Raises:
-            UsageError: If a priority ``modality`` needs a mask that the arguments do not give.
+            UsageError: If the setting ``needed_by`` needs a mask that the arguments do not give.
         """
         types, ids = arguments.get(_TYPES), arguments.get("input_ids")
         if isinstance(types, Tensor) and types.shape == tokens.shape[:2]:
@@ -79,9 +86,9 @@ class ImageFinder:
             return None
         if ids is not None:
             return torch.isin(ids, moved(torch.tensor(self._ids), ids.device))
-        if modality != "uniform":
+        if needed_by is not None:
             raise UsageError(
-                f"modality={modality}: the model is called with inputs_embeds, which do not say "
+                f"{needed_by}: the model is called with inputs_embeds, which do not say "
                 f"where the images are; pass input_ids, or {_TYPES} as well"
             )
         return None

@@ -127,7 +127,8 @@ def _unbounded(name: str, method: Method, layers: list[MoeLayer]) -> Method:
         )
     kept_knobs = ("ep_size", "scope", "granularity", "count_padding", "seed")
     knobs = {knob: getattr(method, knob) for knob in kept_knobs}
-    return Method(name, float(n_experts), **knobs)
+    # A capacity that depends on modalities may bind at any γ.
+    return Method(name, float(n_experts), rho=0, **knobs)
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

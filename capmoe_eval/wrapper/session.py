@@ -9,12 +9,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from capmoe_eval.errors import UsageError, choice
+from capmoe_eval.errors import UsageError, choice, shown
 from capmoe_eval.routing.capacity import experts_per_rank
-from capmoe_eval.routing.method import KNOBS, Method
+from capmoe_eval.routing.knobs import KNOBS
+from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.forward import ACTIVE, hooked
 from capmoe_eval.wrapper.layers import MoeLayer, expected_moe_layers, find_moe_layers
 from capmoe_eval.wrapper.meter import Meter
+from capmoe_eval.wrapper.modality import ImageFinder
 from capmoe_eval.wrapper.proof import prove_on_entry
 from capmoe_eval.wrapper.ranks import ALONE
 
@@ -48,7 +50,8 @@ def capacity_aware(
             ``sere`` the similarity [E, E] of its experts.
         **knobs: The other fields of :class:`Method`: ep_size, scope, candidates, m, protect_topk,
             max_k, rounds, granularity, rounding, count_padding, decode, renormalize, modality,
-            seed, k0, expert_budget, min_similarity, layer_gammas.
+            seed, k0, expert_budget, min_similarity, delta, rho, modality_threshold, reroute,
+            layer_gammas.
 
     Yields:
         The meter: per-layer loads, drops, peaks, padding waste, proofs.
@@ -76,6 +79,8 @@ def capacity_aware(
                 f"k0={layer.top_k}, at which OEA and SERE change nothing"
             )
     ranks = layers[0].ranks
+    if chosen.weighs_tokens:
+        _check_weighing(model, chosen, layers, calibrated)
     if ranks is not ALONE and chosen.uses_ranks and chosen.ep_size != ranks.size:
         raise UsageError(
             f"ep_size={chosen.ep_size}: the model's experts are spread over {ranks.size} "
@@ -106,6 +111,38 @@ def _check_factors(method: Method, n_layers: int) -> None:
         raise UsageError(
             f"layer_gammas: {len(factors)} capacity factors for {n_layers} MoE layers; give one "
             "for each layer"
+        )
+
+
+def _check_weighing(
+    model: nn.Module,
+    method: Method,
+    layers: list[MoeLayer],
+    calibrated: Sequence[Tensor] | None,
+) -> None:
+    """Refuse a model whose tokens a method cannot weigh, or experts of unknown modalities."""
+    if layers[0].ranks is not ALONE:
+        raise UsageError(
+            f"method={method.name}: weighs the tokens of a batch in one process; run it without "
+            "parallel=ep, on emulated ranks (ep_size)"
+        )
+    if not ImageFinder(model).knows_images:
+        raise UsageError(
+            f"method={method.name}: model {type(model).__name__} has no images, whose tokens it "
+            "weighs; choose a model of images and text, or method=score"
+        )
+    if method.calibration is None:
+        return
+    if calibrated is None:
+        raise UsageError(
+            f"method={method.name}: needs the modality of every expert, which a calibration finds, "
+            "as python -m capmoe_eval does; give calibrated=…, or set rho=0"
+        )
+    found = [tuple(bias_E.shape) for bias_E in calibrated]
+    if found != [(layer.n_experts,) for layer in layers]:
+        raise UsageError(
+            f"calibrated: has shapes {shown(found)}; give the modality of each of the "
+            f"{layers[0].n_experts} experts (1, -1 or 0) for each of {len(layers)} MoE layers"
         )
 
 

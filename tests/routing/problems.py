@@ -14,6 +14,7 @@ from capmoe_eval.routing.groups import TokenGroups, group_tokens
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.reference import Problem
 from capmoe_eval.routing.scores import Assignment, Scores
+from capmoe_eval.routing.weighted import Weighted, modality_bias, token_weights, weigh
 
 GAMMAS = [0.0, 0.01, 0.1, 0.5, 0.75, 1.0, 1.1, 1.5, 2.0, 3.0, 100.0, float("inf")]
 
@@ -25,6 +26,7 @@ class Case:
     counted_BS: Tensor
     method: Method
     image_T: Tensor
+    seed: int = 0
 
     @property
     def top_k(self) -> int:
@@ -42,6 +44,33 @@ class Case:
     def n_experts(self) -> int:
         return self.scores.score_TE.shape[1]
 
+    @property
+    def bias_E(self) -> Tensor:
+        """The experts' modalities, by random frequencies and the method's threshold."""
+        generator = torch.Generator().manual_seed(self.seed)
+        visual_E, text_E = torch.rand(2, self.n_experts, generator=generator)
+        return modality_bias(visual_E, text_E, self.method.modality_threshold)
+
+    @property
+    def hidden_TH(self) -> Tensor:
+        """Random hidden states, flat ones and peaked ones."""
+        generator = torch.Generator().manual_seed(self.seed)
+        hidden_TH = torch.randn(len(self.image_T), 6, generator=generator)
+        return hidden_TH * torch.rand(len(self.image_T), 1, generator=generator) * 4
+
+    @property
+    def unit_T(self) -> Tensor:
+        """The weights of the tokens."""
+        return token_weights(self.hidden_TH, self.image_T, self.groups, self.method.delta)
+
+    @property
+    def weighted(self) -> Weighted | None:
+        """The weights and capacities of a method that weighs tokens."""
+        if not self.method.weighs_tokens:
+            return None
+        given = {"hidden_TH": self.hidden_TH, "image_T": self.image_T, "bias_E": self.bias_E}
+        return weigh(self.method, self.groups, top_k=self.top_k, **given)
+
     def problem(self, stream: tuple[int, int] = (0, 0)) -> Problem:
         score_TE = self.scores.score_TE
         eligible_TE = self.scores.eligible_TE
@@ -56,6 +85,8 @@ class Case:
             rank=self.groups.rank_T.tolist(),
             random=_random_key(score_TE.shape, self.method.seed, stream).tolist(),
             image=self.image_T.tolist(),
+            unit=self.unit_T.tolist(),
+            bias=self.bias_E.tolist(),
             similarity=self.similarity_EE.tolist(),
         )
 
@@ -81,6 +112,10 @@ def methods(
         seed=draw(st.integers(0, 3)),
         k0=draw(st.integers(1 if name in ("oea", "sere") else 0, 4)),
         expert_budget=draw(st.sampled_from([0.01, 0.25, 0.3, 0.5, 0.75, 0.99, 1.0])),
+        delta=draw(st.sampled_from([0.0, 0.5, 1.0, 40.0])),
+        rho=draw(st.sampled_from([0.0, 0.3, 1.0, 2.0])),
+        modality_threshold=draw(st.sampled_from([0.51, 0.6, 1.0])),
+        reroute=draw(st.sampled_from(["local", "none"])),
         min_similarity=draw(st.sampled_from([0, 0.25, 0.5, 0.8, 1.0, 1.5])),
     )
 
@@ -93,7 +128,8 @@ def cases(
     n_experts = ep_size * draw(st.integers(1, 4))
     top_k = draw(st.integers(1, n_experts))
     n_sequences, n_positions = draw(st.integers(1, 5)), draw(st.integers(1, 5))
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
+    seed = draw(st.integers(0, 2**20))
+    generator = torch.Generator().manual_seed(seed)
     counted_BS = torch.rand(n_sequences, n_positions, generator=generator) < draw(
         st.sampled_from([0.5, 1.0])
     )
@@ -122,7 +158,7 @@ def cases(
     image_T = torch.rand(groups.n_tokens, generator=generator) < draw(
         st.sampled_from([0.0, 0.2, 0.7, 1.0])
     )
-    return Case(scores, groups, counted_BS, groups_method, image_T)
+    return Case(scores, groups, counted_BS, groups_method, image_T, seed)
 
 
 def decide(case: Case, stream: tuple[int, int] = (0, 0)) -> Assignment:
@@ -134,6 +170,7 @@ def decide(case: Case, stream: tuple[int, int] = (0, 0)) -> Assignment:
         image_T=case.image_T,
         stream=stream,
         calibrated=case.similarity_EE,
+        weighted=case.weighted,
     )
 
 

@@ -36,6 +36,14 @@ KNOBS = {
         "m": (2,),
     },
     "token_reroute": GROUPING | {"rounds": (1, 2)},
+    "macs": {
+        "ep_size": (1, 2),
+        "scope": ("batch", "sequence"),
+        "delta": (2.0,),
+        "rho": (0.0, 1.5),
+        "modality_threshold": (0.6, 0.95),
+        "reroute": ("local", "none"),
+    },
 }
 # Of methods without γ; a set of experts is that of the batch, whatever its capacity groups.
 BOUNDS_ON_ACTIVATION = {
@@ -110,7 +118,7 @@ def case(method: Method, at: tuple[Scores, object]) -> Case:
     groups = group_tokens(counted_BS, ep_size=method.ep_size, scope=method.scope)
     # Little text where K is large: its added pairs do not fill all buckets.
     image_T = torch.arange(groups.n_tokens) % (3 + 9 * (scores.topk_TK.shape[1] - 1)) > 0
-    return Case(scores, groups, counted_BS, method, image_T)
+    return Case(scores, groups, counted_BS, method, image_T, seed=len(counted_BS[0]))
 
 
 def decided(method: Method, at: tuple[Scores, object]) -> frozenset[tuple[int, int]]:
@@ -204,6 +212,10 @@ ALIKE = [
     (("sere", 1.0, {"min_similarity": 1.01, "k0": 2}), ("baseline", None, {})),
     (("sere", 1.0, {"ep_size": 8, "renormalize": "after"}), ("sere", None, {})),
     (("xshare", 1.0, {"ep_size": 8}), ("xshare", None, {"granularity": "device"})),
+    (("macs", math.inf, {"delta": 2, "ep_size": 8}), ("baseline", None, {})),
+    (("macs", 0.0, {"rho": 2}), ("score", 0.0, {})),
+    (("macs", 1.0, {"rho": 0, "modality_threshold": 0.9}), ("macs", 1.0, {"rho": 0.0})),
+    (("macs", 1.0, {"modality": "image_first"}), ("macs", 1.0, {"granularity": "device"})),
 ]
 
 
@@ -241,6 +253,13 @@ DIFFERENT = [
     (("sere", 1.0, {"k0": 99}), ("baseline", None, {})),
     (("sere", 1.0, {"min_similarity": 1}), ("baseline", None, {})),
     (("xshare", 1.0, {"k0": 0}), ("xshare", None, {})),
+    # Tokens of images weigh a half.
+    (("macs", 1.0, {"delta": 0, "rho": 0, "reroute": "none"}), ("score", 1.0, {})),
+    # Rerouting is to experts of the same rank, whatever the group.
+    (
+        ("macs", 1.0, {"ep_size": 2, "scope": "sequence"}),
+        ("macs", 1.0, {"ep_size": 4, "scope": "sequence"}),
+    ),
     # m ≥ E-K adds all experts, but E and K are the model's.
     (
         ("expanded_drop", 1.0, {"candidates": "ranked", "m": 999}),

@@ -50,6 +50,9 @@ METHODS = [
     Method("oea", k0=1),
     Method("xshare", k0=1, expert_budget=0.75),
     Method("xshare", k0=0, expert_budget=0.5, granularity="device", ep_size=2),
+    Method("macs", 1.0),
+    Method("macs", 1.0, ep_size=2),
+    Method("macs", 1.0, reroute="none"),
     Method("sere", k0=1, min_similarity=0.3),
 ]
 # Of the four experts, for SERE.

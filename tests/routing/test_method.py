@@ -67,6 +67,8 @@ def test_identity_rebuilds_the_method() -> None:
             Method("xshare", ep_size=8, granularity="device", k0=0, expert_budget=0.25),
             "xshare-ep8-device-k0-b0.25",
         ),
+        (Method("macs", 1.0, ep_size=8), "macs-g1-ep8"),
+        (Method("macs", 0.5, reroute="none", rho=0.5, delta=2), "macs-g0.5-delta2.0-rho0.5-none"),
     ],
 )
 def test_a_label_names_what_differs_from_the_defaults(method: Method, label: str) -> None:
@@ -97,6 +99,18 @@ def test_a_label_names_what_differs_from_the_defaults(method: Method, label: str
         ({"name": "xshare", "k0": -1}, "k0=-1: must be a whole number of at least 0"),
         ({"name": "xshare", "expert_budget": 8}, "expert_budget=8: must be a share of the experts"),
         ({"name": "xshare", "expert_budget": 0}, "expert_budget=0: must be a share"),
+        ({"name": "macs"}, "gamma: method 'macs' needs a capacity factor"),
+        ({"name": "macs", "gamma": 1, "delta": -1}, "delta=-1: must be a number of at least 0"),
+        ({"name": "macs", "gamma": 1, "rho": 2.5}, "rho=2.5: must be a number from 0 to 2"),
+        (
+            {"name": "macs", "gamma": 1, "modality_threshold": 0.5},
+            "modality_threshold=0.5: must be a share above 0.5",
+        ),
+        ({"name": "macs", "gamma": 1, "reroute": "lokal"}, "reroute=lokal: did you mean 'local'"),
+        (
+            {"name": "macs", "gamma": "adaptive", "budget": 0.1},
+            "gamma=adaptive: chooses by numbers of tokens, and macs bounds their weights",
+        ),
         ({"name": "score", "gamma": 1, "modality": "image"}, "modality=image: did you mean 'image"),
     ],
 )

@@ -14,7 +14,9 @@ from capmoe_eval.report.site.page import Address, render_page
 from capmoe_eval.report.site.results import table_views
 
 TABLES: Final = ("table4", "table8", "table9")
-FIGURES: Final = ("fig10", "fig11", "images_pareto", "images_text", "images_position")
+FIGURES: Final = (
+    *("fig10", "fig11", "images_pareto", "images_text", "images_position", "images_macs"),
+)
 CLAIMS: Final = ("l", "m", "n", "o")
 """The letters of the replication's claims about images."""
 

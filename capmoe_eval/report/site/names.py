@@ -14,7 +14,7 @@ from capmoe_eval.experiment.names import (
     TITLES,
     method_title,
 )
-from capmoe_eval.routing.method import ADAPTIVE
+from capmoe_eval.routing.knobs import ADAPTIVE
 
 GAMMA_ORDER: Final = {NO_LIMIT: 1e9, NO_GAMMA: -1, BY_LAYER: 2e6}
 """The numbers that texts of γ without one sort by."""

@@ -90,7 +90,7 @@ def split_batches(model: nn.Module) -> None:
         n_sequences = len(tokens)
         rows = own_rows(n_sequences, world.rank, world.size)
         world.idle = rows.start == rows.stop
-        image_BS = images.find(arguments, tokens, "uniform")
+        image_BS = images.find(arguments, tokens)
         own_images(arguments, image_BS, slice(0, 1) if world.idle else rows)
         for name in _BATCHED:
             value = arguments.get(name)

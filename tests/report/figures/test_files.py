@@ -87,6 +87,7 @@ def test_the_paper_has_these_figures() -> None:
         "images_pareto",
         "images_text",
         "images_position",
+        "images_macs",
         "decode",
         "comparators",
         "adaptive",

@@ -57,7 +57,7 @@ def test_it_has_tables_figures_and_verdicts(tmp_path: Path) -> None:
     assert "Not judged yet: (m), (n), (o)." in text
     assert "Title of fig10" in text and "Title of images_text" in text
     assert "Title of fig12" not in text
-    assert "Not drawn yet: fig11, images_pareto, images_position." in text
+    assert "Not drawn yet: fig11, images_pareto, images_position, images_macs." in text
     assert "make table4 table8 table9 fig10" in text and "PROFILE=zoo" in text
     assert "70 entries are missing" in text  # Table 9's: seven rows of ten columns
     index = overview_page(taken, Address(page.OVERVIEW, tmp_path / "reports"))
@@ -81,7 +81,9 @@ def test_verdicts_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 
 def test_what_it_shows_is_there() -> None:
     assert {table.key for table in TABLES} >= set(images.TABLES)
-    of_images = {s.name for s in FIGURES if s.parts and all("images" in p for p in s.parts)}
+    of_images = {
+        s.name for s in FIGURES if s.parts and all("images" in s.experiment + p for p in s.parts)
+    }
     assert set(images.FIGURES) == of_images
     asked = ("§5.3", "Appendix C")
     letters = [claim.id for claim in replication_claims() if claim.place.startswith(asked)]

@@ -1,0 +1,77 @@
+"""The checks of a method's knobs, for the command line, records and Python alike."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from capmoe_eval.errors import CAPACITY, FLAG, SHARE, Check, choice, whole
+
+ADAPTIVE: Final = "adaptive"
+"""The γ of the layers is chosen from recorded loads, under a budget of drops."""
+
+
+def _is_amount(value: Any) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and 0 <= value < math.inf
+
+
+def _is_budget(value: Any) -> bool:
+    return _is_amount(value) and 0 < value < 1
+
+
+def _are_factors(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) > 0 and all(map(CAPACITY.holds, value))
+
+
+GAMMA = Check(
+    f"{CAPACITY.rule}, or {ADAPTIVE} with a budget",
+    lambda value: value == ADAPTIVE or CAPACITY.holds(value),
+)
+"""The check of gamma."""
+KNOBS: dict[str, Check] = {
+    "layer_gammas": Check(
+        "must be a capacity factor for each MoE layer, for example layer_gammas=[1.0,1.5]",
+        _are_factors,
+    ).or_null("null for one gamma"),
+    "budget": Check(
+        "must be the share that may be dropped, between 0 and 1, for example budget=0.05",
+        _is_budget,
+    ).or_null("null without gamma=adaptive"),
+    "budget_of": choice("pairs", "scores"),
+    "ep_size": whole(1),
+    "scope": choice("batch", "sequence"),
+    "candidates": choice("local", "ranked", "global"),
+    "m": whole(1),
+    "protect_topk": FLAG,
+    "max_k": FLAG,
+    "rounds": whole(1),
+    "granularity": choice("expert", "device"),
+    "rounding": choice("ceil", "floor"),
+    "count_padding": FLAG,
+    "decode": choice("unconstrained", "constrained", "only"),
+    "renormalize": choice("before", "after"),
+    "modality": choice("uniform", "image_first", "text_first"),
+    "seed": whole(0, 2**63 - 1),
+    "k0": whole(0),
+    "expert_budget": SHARE,
+    "min_similarity": Check(
+        "must be a number of at least 0 (above 1 no expert is similar enough), for example "
+        "min_similarity=0.3",
+        lambda value: (
+            isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
+        ),
+    ),
+    "delta": Check("must be a number of at least 0, for example delta=1.0", _is_amount),
+    "rho": Check(
+        "must be a number from 0 to 2, beyond which a capacity would be negative, for example "
+        "rho=1.0",
+        lambda value: _is_amount(value) and value <= 2,
+    ),
+    "modality_threshold": Check(
+        "must be a share above 0.5, at most 1, for example modality_threshold=0.6",
+        lambda value: _is_amount(value) and 0.5 < value <= 1,
+    ),
+    "reroute": choice("local", "none"),
+}
+"""The check of each knob beside gamma."""

@@ -1,0 +1,217 @@
+"""Weigh tokens and bound an expert's sum of weights: MACS, modality-aware capacity.
+
+MACS is Li et al., arXiv 2605.05225. A token of an image weighs less than 1, and the less the
+flatter its hidden state is (:func:`token_weights`); a token of text weighs 1. An expert keeps
+tokens until the next one would take the sum of their weights beyond its capacity, which is higher
+for experts of the modality that the batch has more of (:func:`weighted_limits`). What overflows
+goes to other experts of the same rank that have room, or is dropped (:func:`assign_weighted`).
+``docs/methods.md`` says which details are ours.
+
+Weights are whole multiples of 2⁻²⁴, so that sums of them depend on no order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from capmoe_eval.routing.capacity import capacity, experts_per_rank
+from capmoe_eval.routing.groups import TokenGroups, moved
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.scores import (
+    HIGHEST,
+    Assignment,
+    Scores,
+    assignment,
+    beyond_topk,
+    ranked_experts,
+    score_bits,
+)
+
+# Shape suffixes: T counted tokens, V those of images, H hidden size, E routed experts, K = top-k,
+# G capacity groups, R ranks, L experts of a rank, S slots per token, P pairs.
+
+UNIT = 1 << 24
+"""The weight of a token of text, in units of 2⁻²⁴."""
+_EPSILON = 1e-6  # added to a standard deviation before it divides
+_KEY_BITS = 32  # a key is below 2^32, so bucket·2^32 + key orders buckets first
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """The weight of every token and the capacity of every expert, in units of 2⁻²⁴."""
+
+    unit_T: Tensor
+    limit_GE: Tensor
+    visual_ratio_G: Tensor  # the share of the weight of each group's tokens that images have
+
+
+def modality_bias(visual_E: Tensor, text_E: Tensor, threshold: float) -> Tensor:
+    """Return the modality of each expert [E]: 1 visual, -1 text, 0 shared.
+
+    An expert is of a modality if that has at least the share ``threshold`` of the sum of both
+    activation frequencies; one that neither activates is shared.
+
+    Args:
+        visual_E: The share of image tokens that choose the expert.
+        text_E: The share of text tokens that do.
+        threshold: More than 0.5, so that no expert is of both.
+    """
+    total_E = visual_E.double() + text_E.double()
+    of_E = [
+        (part_E.double() >= threshold * total_E) & (total_E > 0) for part_E in (visual_E, text_E)
+    ]
+    return of_E[0].long() - of_E[1].long()
+
+
+def weigh(
+    method: Method,
+    groups: TokenGroups,
+    *,
+    hidden_TH: Tensor,
+    image_T: Tensor | None,
+    bias_E: Tensor,
+    top_k: int,
+) -> Weighted:
+    """Return the weights of tokens and the capacities of experts in one layer's forward.
+
+    Args:
+        method: The method, with a γ.
+        groups: The capacity groups.
+        hidden_TH: The hidden states that the layer's router is called with.
+        image_T: True for a token of an image; None where there are none.
+        bias_E: The modality of each expert, see :func:`modality_bias`.
+        top_k: Experts K per token.
+    """
+    if image_T is None:
+        image_T = torch.zeros_like(groups.group_T, dtype=torch.bool)
+    unit_T = token_weights(hidden_TH, image_T, groups, method.delta)
+    return with_weights(method, groups, unit_T, image_T=image_T, bias_E=bias_E, top_k=top_k)
+
+
+def with_weights(
+    method: Method,
+    groups: TokenGroups,
+    unit_T: Tensor,
+    *,
+    image_T: Tensor,
+    bias_E: Tensor,
+    top_k: int,
+) -> Weighted:
+    """Return the capacities of experts under given weights, beside these."""
+    of_images_G, total_G = (_by_group(part_T, groups) for part_T in (unit_T * image_T, unit_T))
+    ratio_G = of_images_G.double() / total_G.clamp_min(1).double()
+    return Weighted(unit_T, weighted_limits(method, groups, ratio_G, bias_E, top_k), ratio_G)
+
+
+def token_weights(hidden_TH: Tensor, image_T: Tensor, groups: TokenGroups, delta: float) -> Tensor:
+    """Return the weight of every token in units of 2⁻²⁴, at least one unit [T].
+
+    A token of an image weighs ``sigmoid(-δ·z)``, where z is the entropy of the softmax over its
+    hidden state, less the mean over the image tokens of its capacity group, over their standard
+    deviation. Other tokens weigh 1.
+    """
+    group_V = groups.group_T[image_T]
+    log_VH = hidden_TH[image_T].float().log_softmax(dim=1)
+    entropy_V = -(log_VH.exp() * log_VH).sum(dim=1).double()
+    n_groups = len(groups.tokens)
+
+    def mean(value_V: Tensor) -> Tensor:
+        sum_G = value_V.new_zeros(n_groups).scatter_add_(0, group_V, value_V)
+        count_G = value_V.new_zeros(n_groups).scatter_add_(0, group_V, torch.ones_like(value_V))
+        return (sum_G / count_G.clamp_min(1))[group_V]
+
+    off_V = entropy_V - mean(entropy_V)
+    z_V = off_V / (mean(off_V**2).sqrt() + _EPSILON)
+    units_V = ((-delta * z_V).sigmoid() * UNIT).round().long().clamp_min(1)
+    return torch.full_like(groups.group_T, UNIT).masked_scatter(image_T, units_V)
+
+
+def weighted_limits(
+    method: Method, groups: TokenGroups, ratio_G: Tensor, bias_E: Tensor, top_k: int
+) -> Tensor:
+    """Return the capacity of each expert in each group, in units of 2⁻²⁴ [G, E].
+
+    It is ``C·(1 + ρ·m·(r - 0.5))`` with the C of Token Drop, which here may exceed T, the expert's
+    modality m and the group's ``ratio_G`` r.
+    """
+    assert method.gamma is not None
+    size = {"top_k": top_k, "n_experts": len(bias_E), "rounding": method.rounding}
+    bases = [capacity(method.gamma, tokens, clamped=False, **size) for tokens in groups.tokens]
+    base_G = torch.tensor(bases, dtype=torch.float64)
+    scale_GE = 1 + method.rho * bias_E * (ratio_G[:, None] - 0.5)
+    return (moved(base_G, bias_E.device)[:, None] * scale_GE * UNIT).floor().long()
+
+
+def assign_weighted(
+    scores: Scores, method: Method, groups: TokenGroups, weighted: Weighted
+) -> Assignment:
+    """Keep the best-scoring tokens of every expert up to its capacity, and reroute the others.
+
+    A pair that overflows moves to its token's best expert of the same rank that is none of the
+    token's own and has room for the token; several of a token move to several. Where more arrive
+    than there is room for, the best-scoring stay, and the others are dropped.
+    """
+    topk_TK, room_GE = scores.topk_TK, weighted.limit_GE
+    keep_TK = _until_full(scores, groups, weighted, room_GE, topk_TK, torch.ones_like(topk_TK) > 0)
+    if method.reroute == "none":
+        return Assignment(topk_TK, keep_TK)
+    n_experts = room_GE.shape[1]
+    room_GE = room_GE - weighted_loads(groups, weighted.unit_T, topk_TK, keep_TK, n_experts)
+    # Experts in the order of their ranks, and within a rank in the token's own.
+    ranked_TE = ranked_experts(scores)
+    local = experts_per_rank(n_experts, method.ep_size)
+    by_rank_TE = ranked_TE.gather(1, (ranked_TE // local).argsort(dim=1, stable=True))
+    free_TE = beyond_topk(scores) & (room_GE[groups.group_T] >= weighted.unit_T[:, None])
+    if scores.eligible_TE is not None:
+        free_TE &= scores.eligible_TE
+    free_TRL = free_TE.gather(1, by_rank_TE).view(len(topk_TK), -1, local)
+    lost_TR = topk_TK.new_zeros(free_TRL.shape[:2]).scatter_add_(
+        1, topk_TK // local, (~keep_TK).long()
+    )
+    asked_TRL = free_TRL & (free_TRL.cumsum(dim=2) <= lost_TR[:, :, None])
+    asked_TE = torch.empty_like(free_TE).scatter_(1, by_rank_TE, asked_TRL.flatten(1))
+    every_TE = torch.arange(n_experts, device=topk_TK.device).expand_as(asked_TE)
+    moved_TE = _until_full(scores, groups, weighted, room_GE, every_TE, asked_TE)
+    return assignment(scores, moved_TE.scatter(1, topk_TK, keep_TK))
+
+
+def weighted_loads(
+    groups: TokenGroups, unit_T: Tensor, index_TS: Tensor, counts_TS: Tensor, n_experts: int
+) -> Tensor:
+    """Return the weight of the counted slots from each group to each expert [G, E]."""
+    load_GE = unit_T.new_zeros(len(groups.tokens), n_experts)
+    bucket_TS = groups.group_T[:, None] * n_experts + index_TS
+    load_GE.view(-1).scatter_add_(
+        0, bucket_TS.reshape(-1), (unit_T[:, None] * counts_TS).reshape(-1)
+    )
+    return load_GE
+
+
+def _by_group(value_T: Tensor, groups: TokenGroups) -> Tensor:
+    return value_T.new_zeros(len(groups.tokens)).scatter_add_(0, groups.group_T, value_T)
+
+
+def _until_full(
+    scores: Scores,
+    groups: TokenGroups,
+    weighted: Weighted,
+    room_GE: Tensor,
+    index_TS: Tensor,
+    valid_TS: Tensor,
+) -> Tensor:
+    """Return a mask [T, S] of the slots that are kept: by score, until the next would not fit."""
+    token_P, slot_P = valid_TS.nonzero(as_tuple=True)
+    expert_P = index_TS[token_P, slot_P]
+    bucket_P = groups.group_T[token_P] * room_GE.shape[1] + expert_P
+    key_P = HIGHEST - score_bits(scores.score_TE[token_P, expert_P]).long()
+    order_P = ((bucket_P << _KEY_BITS) + key_P).argsort(stable=True)
+    bucket_P, unit_P = bucket_P[order_P], weighted.unit_T[token_P[order_P]]
+    load_B = unit_P.new_zeros(room_GE.numel()).scatter_add_(0, bucket_P, unit_P)
+    before_B = load_B.cumsum(dim=0) - load_B
+    fits_P = unit_P.cumsum(dim=0) - before_B[bucket_P] <= room_GE.view(-1)[bucket_P]
+    keep_TS = torch.zeros_like(valid_TS)
+    keep_TS[token_P[order_P], slot_P[order_P]] = fits_P
+    return keep_TS
