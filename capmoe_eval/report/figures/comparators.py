@@ -25,6 +25,7 @@ _AXES: Final = {
     "rank_peak": "fullest rank / mean load",
 }
 _ON_RANKS: Final = f"{TITLES['score']}, each rank"
+_EXPERT_CHOICE: Final = "expert choice"
 _LINES: Final = (
     TITLES["score"],
     _ON_RANKS,
@@ -32,6 +33,7 @@ _LINES: Final = (
     TITLES["oea"],
     TITLES["xshare"],
     TITLES["sere"],
+    _EXPERT_CHOICE,
 )
 _LOOKS: Final = {
     label: {key: look for key, look in style.line_look(index).items() if key != "marker"}
@@ -90,6 +92,8 @@ def _label(record: Record) -> str:
     method = record.cell.method
     if method.name == "score" and method.ep_size > 1:
         return _ON_RANKS
+    if method.candidate_rule == "global":
+        return _EXPERT_CHOICE
     title = TITLES[method.name]
     return f"{title}, devices" if method.granularity == "device" else title
 
@@ -141,7 +145,8 @@ def _lossless(evidence: FigureRecords, model: str, of: str) -> Iterator[Numbers]
         shown = row.judged_on in evidence.tasks and row.method.startswith(tuple(_LOSSLESS))
         if shown and (row.model, row.of) == (model, of):
             told = {"method": row.method, "task": evidence.tasks[row.judged_on]}
-            yield told | {"ranks": row.ranks, "straggler": row.straggler}
+            costs = {name: getattr(row, name) for name in ("active", "extra", "moved")}
+            yield told | {"ranks": row.ranks, "straggler": row.straggler} | costs
 
 
 def draw_comparators(numbers: Numbers) -> Figure:
