@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import itertools
+import pickle
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -140,9 +140,10 @@ def _hydra(directory: Path) -> Hydra | None:
     with initialize_config_dir(str(directory), version_base="1.3"):
         found = GlobalHydra.instance().hydra
     loader: Any = found and found.config_loader
-    parsed = functools.cache(loader.repository.load_config)
-    # A copy: what is composed is made of the nodes themselves.
-    loader.repository.load_config = lambda config_path: copy.deepcopy(parsed(config_path))
+    load = loader.repository.load_config
+    parsed = functools.cache(lambda config_path: pickle.dumps(load(config_path)))
+    # A copy, by pickle as deepcopy takes six times as long: what is composed is made of the nodes.
+    loader.repository.load_config = lambda config_path: pickle.loads(parsed(config_path))
     return found
 
 
@@ -165,6 +166,12 @@ def expand(config: DictConfig) -> Iterator[dict[str, Any]]:
     interpolation sees a point's model, but no other key of the grid. A key that the configuration
     has not, or an empty list, is a UsageError; a part without models has no points.
     """
+    for points in expand_parts(config).values():
+        yield from points()
+
+
+def expand_parts(config: DictConfig) -> dict[str, Callable[[], Iterator[dict[str, Any]]]]:
+    """Return what yields the points of each part, by name; ``grid`` alone where there are none."""
     parts = grids(config)
     shared = parts.pop("grid")
     ungridded = OmegaConf.masked_copy(config, [str(key) for key in config if key not in _GRIDS])
@@ -174,10 +181,10 @@ def expand(config: DictConfig) -> Iterator[dict[str, Any]]:
         ungridded.model = config.model if model is None else load_option("model", model)
         return _resolved(ungridded)
 
-    for name, part in (parts or {"grid": {}}).items():
+    def points(name: str, part: dict[str, Any]) -> Iterator[dict[str, Any]]:
         grid = shared | part
         if part.get("model") == []:  # the profile has no model for this part
-            continue
+            return
         _check_grid(config, name, grid)
         for values in itertools.product(*grid.values()):
             point = dict(zip(grid, values, strict=True))
@@ -185,6 +192,11 @@ def expand(config: DictConfig) -> Iterator[dict[str, Any]]:
             if "tasks" in point:
                 point["tasks"] = _chosen_task(variant["tasks"], point["tasks"], name)
             yield variant | point
+
+    return {
+        name.removeprefix("parts."): functools.partial(points, name, part)
+        for name, part in (parts or {"grid": {}}).items()
+    }
 
 
 def grids(config: DictConfig) -> dict[str, dict[str, Any]]:
@@ -264,8 +276,13 @@ def check_overrides(config: DictConfig, overrides: Sequence[str]) -> None:
 
 def plans(config: DictConfig) -> list[Plan]:
     """Return a composed configuration's plans, one per cell; UsageError for an impossible value."""
+    return plans_at(expand(config))
+
+
+def plans_at(points: Iterable[Mapping[str, Any]]) -> list[Plan]:
+    """Return the plans at some points of :func:`expand`, as :func:`plans` does."""
     found: dict[str, Plan] = {}
-    for point in expand(config):
+    for point in points:
         for name in point["tasks"]:
             try:
                 plan = _plan(point, name)
