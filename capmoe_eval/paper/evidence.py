@@ -228,17 +228,7 @@ class Evidence:
 
     def home(self, model: str) -> Home | None:
         """Return a model's own settings; without them, the most frequent among its records."""
-        if model in self.homes:
-            return self.homes[model]
-        cells = [record.cell for record in self._by_model.get(model, ())]
-        if not cells:
-            return None
-        methods = [cell.method for cell in cells]
-        return Home(
-            _most([method.ep_size for method in methods if method.uses_ranks], 1),
-            _most([cell.batch_size for cell in cells], 1),
-            _most([method.gamma for method in methods if method.gamma is not None], 1.0),
-        )
+        return self.homes.get(model) or self._usual.get(model)
 
     def settled(self) -> Evidence:
         """Return it with the γ of each model's file in ``conf/model``, the rest as recorded."""
@@ -248,6 +238,20 @@ class Evidence:
             if gamma is not None and home is not None:
                 homes[model] = dataclasses.replace(home, gamma=float(gamma))
         return dataclasses.replace(self, homes=homes)
+
+    @cached_property
+    def _usual(self) -> dict[str, Home]:
+        """The settings that are most frequent among the records of each model."""
+        found = {}
+        for model, records in self._by_model.items():
+            cells = [record.cell for record in records]
+            methods = [cell.method for cell in cells]
+            found[model] = Home(
+                _most([method.ep_size for method in methods if method.uses_ranks], 1),
+                _most([cell.batch_size for cell in cells], 1),
+                _most([method.gamma for method in methods if method.gamma is not None], 1.0),
+            )
+        return found
 
     @cached_property
     def _by_side(self) -> dict[tuple[object, ...], dict[str, list[Record]]]:
