@@ -117,9 +117,9 @@ def load_option(group: str, name: str) -> DictConfig:
     return _loaded(group)[name].copy()
 
 
-def load_models() -> None:
-    """Compose the options of all models now, so that no process that is forked needs to."""
-    _loaded("model")
+def load_options(group: str) -> None:
+    """Compose the options of a group now, so that no process that is forked needs to."""
+    _loaded(group)
 
 
 @contextmanager

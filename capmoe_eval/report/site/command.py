@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import importlib
 import multiprocessing
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Final, TypeAlias
 from capmoe_eval.errors import writing
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import Parser, report_options
-from capmoe_eval.experiment.configuration import load_models, profile_name
+from capmoe_eval.experiment.configuration import load_options, profile_name
 from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.record import VERDICTS
 from capmoe_eval.experiment.results import Reader, read_results
@@ -83,11 +84,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if given.all:
             profile_name(config)  # what cannot be one is refused before others refuse it, too
             gc.disable()  # it would go through all records again and again, in vain
-            load_models()
+            load_options("model")
             drawn = ["all", "--formats=svg", bench, *words]
             beside.append(_start(partial(figures.main, drawn, reader)))
             results = Path(str(config.results_dir))
             read_results(results, reader)
+            load_options("tasks")
+            importlib.import_module("scipy.special")  # which each process would import by itself
             judged = partial(replication.main, words, reader)
             beside.append(_start(judged, partial(claims.main, [bench, *words], reader)))
         inventory = take_inventory(given.overrides, given.bench, reader)
