@@ -43,6 +43,13 @@ _PLACEMENT = (
     "trace_tokens",
 )
 _NO_NAME = re.compile(r"[-+]?[\d.][\d._e]*|null|true|false", re.IGNORECASE)
+_OF_HYDRA = tuple(
+    f"~hydra/{group}"
+    for group in (
+        *("help", "hydra_help", "job_logging", "hydra_logging"),
+        *("launcher", "sweeper", "env", "output"),
+    )
+)
 # The beginning of a word of the command line that sets a grid or one of its keys.
 _IN_A_GRID = re.compile(r"(grid|parts)[.=]")
 
@@ -147,13 +154,23 @@ def _hydra(directory: Path) -> Hydra | None:
     return found
 
 
+def compose_words(words: Sequence[str], config: str | None = "config") -> DictConfig:
+    """Return what Hydra composes of a file of ``conf/``, or of none, and the words of a command.
+
+    What Hydra needs for its own command line is left out, which takes a third of the time, unless
+    the words speak of it.
+    """
+    speaks = any(word.lstrip("+~").startswith("hydra") for word in words)
+    with composing():
+        composed: DictConfig = compose(config, [*(() if speaks else _OF_HYDRA), *words])
+    return composed
+
+
 @functools.cache
 def _loaded(group: str) -> dict[str, DictConfig]:
     """Return all options of a group: composing them one by one takes long."""
     names = options(group)
-    with composing():
-        words = [f"+{group}@_{number}={name}" for number, name in enumerate(names)]
-        composed = compose(overrides=words)
+    composed = compose_words([f"+{group}@_{n}={name}" for n, name in enumerate(names)], None)
     OmegaConf.set_struct(composed, False)
     return {name: composed[f"_{number}"] for number, name in enumerate(names)}
 
