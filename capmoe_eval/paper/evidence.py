@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, Literal
@@ -262,8 +262,7 @@ class Evidence:
                 if record.task in _TASKS and (is_mix or cell.shuffle is None):
                     mixed = "sized" if cell.shuffle is None else "mixed"
                     batches = (mixed, None) if is_mix else ("single", cell.batch_size)
-                    method = dataclasses.replace(cell.method, seed=0)
-                    tasks = found.setdefault((model, *batches, method), {})
+                    tasks = found.setdefault((model, *batches, _unseeded(cell.method)), {})
                     tasks.setdefault(record.task, []).append(record)
         return found
 
@@ -317,6 +316,11 @@ def read_trainings(path: Path | None, profile: str) -> tuple[Training, ...]:
             f"{path}: not a whole file of trainings ({reason}); delete it, or make it anew with "
             "`python -m capmoe_eval.tiny origins`"
         ) from error
+
+
+@cache  # a method has many records, and is checked when it is made
+def _unseeded(method: Method) -> Method:
+    return dataclasses.replace(method, seed=0)
 
 
 def _most(values: Sequence[Any], default: Any) -> Any:
