@@ -43,10 +43,10 @@ def shown(value: object) -> str:
     """Return a value as the user writes it on the command line, short and in one line."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    text = "".join(
-        sign if sign.isprintable() else sign.encode("unicode_escape").decode()
-        for sign in str(value)
-    )
+    text = str(value)
+    if not text.isprintable():
+        signs = (s if s.isprintable() else s.encode("unicode_escape").decode() for s in text)
+        text = "".join(signs)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
-from unittest import mock
 
 import yaml
 
@@ -34,8 +33,7 @@ def run_command(command: Callable[[], int | None]) -> int:
     """
     try:
         with (
-            Path(os.devnull).open() as nothing,
-            mock.patch.object(sys, "stdin", nothing),
+            _no_input(),
             _signals(),
             one_line_errors(),
         ):
@@ -90,6 +88,18 @@ def _status(command: Callable[[], int | None]) -> int:
         if (line := _hydra_line(error)) is None:
             raise
         return _say(line)
+
+
+@contextmanager
+def _no_input() -> Iterator[None]:
+    """Make standard input empty."""
+    before = sys.stdin
+    with Path(os.devnull).open() as nothing:
+        sys.stdin = nothing
+        try:
+            yield
+        finally:
+            sys.stdin = before
 
 
 @contextmanager

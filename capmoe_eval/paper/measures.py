@@ -117,12 +117,13 @@ def noise_step(experts: int, top_k: int, fall: float) -> float:
 
     logits = np.random.default_rng(20260103).standard_normal((4096, experts))  # of as many tokens
     ranked = -np.sort(-logits, axis=1)
+    below = ranked - ranked[:, :1]
 
     def steps(spread: float) -> tuple[float, float]:
-        scores = np.exp(spread * (ranked - ranked[:, :1]))
-        means = (scores / scores.sum(axis=1, keepdims=True)).mean(axis=0)
-        inside = math.log(means[0] / means[top_k - 1]) / (top_k - 1)
-        return inside, math.log(means[top_k - 1] / means[top_k])
+        scores = np.exp(spread * below)
+        shares = scores[:, [0, top_k - 1, top_k]] / scores.sum(axis=1, keepdims=True)
+        first, last, behind = shares.mean(axis=0)
+        return math.log(first / last) / (top_k - 1), math.log(last / behind)
 
     low, high = 0.0, 50.0  # the step inside grows with the spread; scipy.optimize imports slowly
     while high - low > 1e-6:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from capmoe_eval.experiment.names import gamma_number
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.pairing import Unpaired, pair
-from capmoe_eval.paper.statistics import compare, share_of
+from capmoe_eval.paper.statistics import interval, share_of
 from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.catalogue import Measured, Numbers
 from capmoe_eval.report.figures.evidence import FigureRecords
@@ -76,9 +76,9 @@ def _damages(baseline: Record, records: Sequence[Record]) -> Iterator[Numbers]:
         elif isinstance(of_steps, Unpaired):
             told["why"] = of_steps.reason
         else:
-            lost = compare({baseline.task: whole.units})
-            told["damage"] = [100 * points for points in (lost.effect, lost.low, lost.high)]
-            if lost.low > 0:
+            lost, low, high = interval({baseline.task: whole.units})
+            told["damage"] = [100 * points for points in (lost, low, high)]
+            if low > 0:
                 told["share"] = list(share_of(of_steps.units, whole.units, baseline.task))
             else:
                 told["why"] = "the damage is not distinguishable from zero"

@@ -10,10 +10,10 @@ from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.experiment.commands import sweeps
 from capmoe_eval.experiment.configuration import (
     Plan,
-    grids,
+    expand_parts,
     load_option,
     model_notes,
-    plans,
+    plans_at,
     profile_name,
 )
 from capmoe_eval.experiment.record import Record
@@ -77,9 +77,9 @@ class FigurePlans:
         refuse_experiment(overrides)
         self.overrides = overrides
         self.config = composed([f"experiment={experiment}", *overrides])
-        grids(self.config)
         self.profile = profile_name(self.config)
         self.reader = reader or Reader()
+        self._points = expand_parts(self.config)
         self._plans: dict[str, list[Plan]] = {}
         self._experiments = {experiment: self}
 
@@ -96,11 +96,9 @@ class FigurePlans:
             UsageError: If the experiment has no such part.
         """
         if part not in self._plans:
-            if part not in self.config.parts:
-                raise bad_choice("parts", part, [str(name) for name in self.config.parts])
-            config = self.config.copy()
-            config.parts = {part: self.config.parts[part]}
-            self._plans[part] = plans(config)
+            if part not in self._points:
+                raise bad_choice("parts", part, self._points)
+            self._plans[part] = plans_at(self._points[part]())
         return self._plans[part]
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import importlib
 import multiprocessing
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.resources import files
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Final, TypeAlias
 from capmoe_eval.errors import writing
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import Parser, report_options
-from capmoe_eval.experiment.configuration import load_models, profile_name
+from capmoe_eval.experiment.configuration import load_options, profile_name
 from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.record import VERDICTS
 from capmoe_eval.experiment.results import Reader, read_results
@@ -54,7 +56,7 @@ _OF_OTHERS: Final[_Pages] = {
     page.CLAIMS: claims_page,
 }
 
-_Parts: TypeAlias = Sequence[tuple[Callable[..., None], Sequence[str]]]
+_Part: TypeAlias = Callable[[], None]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -82,26 +84,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if given.all:
             profile_name(config)  # what cannot be one is refused before others refuse it, too
             gc.disable()  # it would go through all records again and again, in vain
-            drawn = [(figures.main, ["all", "--formats=svg", bench, *words])]
-            judged = [(replication.main, words), (claims.main, [bench, *words])]
-            load_models()
-            beside.append(_start(drawn, reader))
-            read_results(Path(str(config.results_dir)), reader)
-            beside.append(_start(judged, reader))
-            place = serving.folder(given.out, profile_name(config))
-            asked = serving.example_words(Path(str(config.results_dir)), place)
-            beside.append(_start([(_advise, asked)], reader))
+            load_options("model")
+            drawn = ["all", "--formats=svg", bench, *words]
+            beside.append(_start(partial(figures.main, drawn, reader)))
+            results = Path(str(config.results_dir))
+            read_results(results, reader)
+            load_options("tasks")
+            importlib.import_module("scipy.special")  # which each process would import by itself
+            judged = partial(replication.main, words, reader)
+            beside.append(_start(judged, partial(claims.main, [bench, *words], reader)))
         inventory = take_inventory(given.overrides, given.bench, reader)
         if given.replication:
             inventory = dataclasses.replace(inventory, verdicts=given.replication)
+        write_cells = partial(write_pages, cell_pages(inventory, given.out), given.out)
         if given.all:
-            _write([(tables.main, ["all", bench, *words])], reader)
-        pages = record_pages(inventory, given.out)
-        write_pages(pages, given.out)
-        for process in beside:
-            process.join()
+            place = serving.folder(given.out, inventory.profile)
+            asked = serving.example_words(results, place)
+            beside.append(_start(partial(_advise, asked, reader), write_cells))
+            _write(partial(tables.main, ["all", bench, *words], reader))
+        else:
+            write_cells()
+        write_pages(list_pages(inventory, given.out), given.out)
+        status = max(map(_ended, beside), default=0)
         write_pages(main_pages(inventory, given.out), given.out)
-        deleted = delete_others(pages, given.out)
+        cells = {page.cell_path(record) for record in inventory.paged}
+        deleted = delete_others(cells | lists(inventory.records).keys(), given.out)
         counts = {
             "files that are none": len(inventory.broken),
             "unreadable files of benchmarks": len(inventory.bench.broken),
@@ -111,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         told = "".join(f", {count} {what}" for what, count in counts.items() if count)
         print(f"profile {inventory.profile}: {len(inventory.records)} records{told}")
         print(f"written: {given.out / 'index.html'}")
-        return 0
+        return status
 
     sys.exit(run_command(report))
 
@@ -122,65 +129,79 @@ def _advise(words: Sequence[str], reader: Reader) -> None:
     advice.main(lambda path, _: load_trace(path), words, reader)
 
 
-def _start(parts: _Parts, reader: Reader) -> BaseProcess:
+def _start(*parts: _Part) -> BaseProcess:
     """Start a process that writes parts; it has what this one has read."""
     fork = multiprocessing.get_context("fork")
-    process = fork.Process(target=_write, args=(parts, reader), daemon=True)
+    process = fork.Process(target=_write_beside, args=parts, daemon=True)
     process.start()
     return process
 
 
-def _write(parts: _Parts, reader: Reader) -> None:
-    """Call commands that write a part each; one that cannot, and says why, stops no other."""
-    for part, words in parts:
+def _write_beside(*parts: _Part) -> None:
+    sys.exit(run_command(lambda: _write(*parts)))
+
+
+def _write(*parts: _Part) -> None:
+    """Write parts; a command that cannot write its own, and says why, stops no other."""
+    for part in parts:
         try:
-            part(words, reader)
+            part()
         except SystemExit as ended:
             # 128 and more: the number of a signal.
             if isinstance(ended.code, int) and ended.code >= 128:
                 raise
 
 
-def record_pages(inventory: Inventory, out: Path) -> dict[str, str]:
-    """Return the pages made of records alone: their path below ``out``, and their text.
+def _ended(process: BaseProcess) -> int:
+    """Wait for a process, and return its exit status; it has said what is wrong, unless killed."""
+    process.join()
+    code = process.exitcode or 0
+    if code < 0:
+        print(f"a process that writes parts was killed (signal {-code})", file=sys.stderr)
+    return code if code >= 0 else 128 - code
 
-    They are the tables, the lists of all records, and the pages of single ones.
-    """
-    found = _made(_OF_RECORDS, inventory, out)
+
+def list_pages(inventory: Inventory, out: Path) -> Iterator[tuple[str, str]]:
+    """Yield path below ``out`` and text of the pages of tables and of all records."""
+    yield from _made(_OF_RECORDS, inventory, out)
     for path, records in lists(inventory.records).items():
-        found[path] = list_page(records, inventory.profile, Address(path, out))
+        yield path, list_page(records, inventory.profile, Address(path, out))
+
+
+def cell_pages(inventory: Inventory, out: Path) -> Iterator[tuple[str, str]]:
+    """Yield path below ``out`` and text of the page of each record that has one."""
     others = relatives(inventory.paged)
     for record in inventory.paged:
-        address = Address(page.cell_path(record), out)
-        found[address.page] = record_page(record, inventory.profile, others[record.path], address)
-    return found
+        path = page.cell_path(record)
+        address = Address(path, out)
+        yield path, record_page(record, inventory.profile, others[record.path], address)
 
 
-def main_pages(inventory: Inventory, out: Path) -> dict[str, str]:
-    """Return every other file of the site: its path below ``out``, and its text.
+def main_pages(inventory: Inventory, out: Path) -> Iterator[tuple[str, str]]:
+    """Yield path below ``out`` and text of every other file of the site.
 
     Figures, claims and the picture of the verdicts are looked for in ``out``.
     """
-    found = _made(_OF_OTHERS, inventory, out)
+    yield from _made(_OF_OTHERS, inventory, out)
     for path in (page.STYLE, page.SCRIPT):
         asset = files("capmoe_eval.report.site") / "assets" / path.rpartition("/")[2]
-        found[path] = asset.read_text(encoding="utf-8")
-    return found
+        yield path, asset.read_text(encoding="utf-8")
 
 
-def _made(pages: _Pages, inventory: Inventory, out: Path) -> dict[str, str]:
-    return {path: make(inventory, Address(path, out)) for path, make in pages.items()}
+def _made(pages: _Pages, inventory: Inventory, out: Path) -> Iterator[tuple[str, str]]:
+    for path, make in pages.items():
+        yield path, make(inventory, Address(path, out))
 
 
-def write_pages(pages: Mapping[str, str], out: Path) -> None:
-    """Write pages; a file that says the same already is left alone.
+def write_pages(pages: Iterable[tuple[str, str]], out: Path) -> None:
+    """Write pages by their path below ``out``; a file that says the same already is left alone.
 
     Raises:
         UsageError: If a file cannot be written.
     """
-    with writing("--out", out):
-        for path, text in pages.items():
-            file = out / path
+    for path, text in pages:
+        file = out / path
+        with writing("--out", out):
             if not file.is_file() or file.read_bytes() != text.encode("utf-8"):
                 write_text(file, text, durable=False)
 

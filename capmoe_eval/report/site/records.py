@@ -179,7 +179,7 @@ def _bars(layer: Layer) -> dict[str, object]:
     """Return the drawing of each expert's load before and after, busiest first."""
     before, after = layer.load_before, layer.load_after
     scale = _HEIGHT / max((*before, *after))
-    order = sorted(range(len(before)), key=lambda expert: -before[expert])
+    order = sorted(range(len(before)), key=before.__getitem__, reverse=True)
     width = 4 * len(before)
     label = f"{len(before)} experts; the busiest was asked for {before[order[0]]:,.0f} times and "
     label += f"computed {after[order[0]]:,.0f} of them"
@@ -189,20 +189,16 @@ def _bars(layer: Layer) -> dict[str, object]:
         "width": min(width * 2, 384),
         "height": _HEIGHT // 10,
         "label": label,
-        "before": _steps([round(before[expert] * scale) for expert in order]),
-        "after": _steps([round(after[expert] * scale) for expert in order]),
+        "before": _steps(len(order)) % tuple([round(-scale * before[e]) for e in order]),
+        "after": _steps(len(order)) % tuple([round(-scale * after[e]) for e in order]),
         "mean": f"M0 {mean}h{width}",
     }
 
 
-def _steps(heights: Sequence[int]) -> str:
-    """Return the path of bars, whose style makes them 3 wide; 1 is between them."""
-    return "".join([foot + str(-h) for foot, h in zip(_feet(len(heights)), heights, strict=True)])
-
-
 @functools.cache
-def _feet(number: int) -> list[str]:
-    return [f"M{4 * bar + 1.5} {_HEIGHT}v" for bar in range(number)]
+def _steps(bars: int) -> str:
+    """Return the path of bars, to be filled with their heights; a style makes them 3 wide."""
+    return "".join(f"M{4 * bar + 1.5} {_HEIGHT}v%d" for bar in range(bars))
 
 
 def _proofs(proofs: Proofs) -> Iterator[tuple[str, bool | None, str, str]]:

@@ -33,6 +33,12 @@ def _spelled(page: str) -> str:
 
 
 @functools.cache
+def _kind(word: str) -> str:
+    """Return a word as the name of a class."""
+    return re.sub(r"[^a-z]+", "-", word.lower())
+
+
+@functools.cache
 def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from jinja2.ext import Extension
@@ -56,7 +62,7 @@ def _environment() -> Environment:
         extensions=[OneLine],
     )
     environment.filters |= {
-        "kind": lambda word: re.sub(r"[^a-z]+", "-", word.lower()),  # a word as the name of a class
+        "kind": _kind,
         "md": markdown,
         "shown": shown,
     }

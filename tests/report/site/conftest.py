@@ -14,7 +14,7 @@ from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.paper.tables import TABLES
 from capmoe_eval.report.site import inventory, results
-from capmoe_eval.report.site.command import main_pages, record_pages, write_pages
+from capmoe_eval.report.site.command import cell_pages, list_pages, main_pages, write_pages
 from capmoe_eval.report.site.inventory import Inventory, take_inventory
 from tests import records
 from tests.experiment.timings import files
@@ -50,9 +50,12 @@ def overrides(root: Path) -> list[str]:
     return ["profile=zoo", f"results_dir={root}/results/zoo"]
 
 
+_PAGES = (main_pages, list_pages, cell_pages)
+
+
 def built(taken: Inventory, root: Path) -> dict[str, str]:
     out = root / "reports"
-    return main_pages(taken, out) | record_pages(taken, out)
+    return {path: text for make in _PAGES for path, text in make(taken, out)}
 
 
 @pytest.fixture(scope="session")
@@ -110,7 +113,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, few_tables: None) -> Site:
     (bench / "ep-skew-emulated.json").write_text('{"schema": 1}')
     taken = take_inventory(overrides(root), bench)
     site = Site(root, taken, built(taken, root))
-    write_pages(site.pages, root / "reports")
+    write_pages(site.pages.items(), root / "reports")
     return site
 
 

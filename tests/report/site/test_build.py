@@ -21,7 +21,7 @@ from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.report.site import inventory, page
 from capmoe_eval.report.site import records as listing
 from capmoe_eval.report.site.claims import claims_page
-from capmoe_eval.report.site.command import delete_others, record_pages, write_pages
+from capmoe_eval.report.site.command import cell_pages, delete_others, list_pages, write_pages
 from capmoe_eval.report.site.efficiency import efficiency_page
 from capmoe_eval.report.site.figures import figures_page
 from capmoe_eval.report.site.inventory import Inventory, take_inventory
@@ -113,7 +113,7 @@ def test_of_many_records_those_of_tables_have_a_page(
     taken = take_inventory(overrides(site.root), site.root / "results/bench")
     assert [r.path for r in taken.records] == [r.path for r in site.inventory.records]
     assert len(taken.paged) == 132, "two are of no table"
-    pages = record_pages(taken, site.out)
+    pages = dict(cell_pages(taken, site.out)) | dict(list_pages(taken, site.out))
     lists = {path: text for path, text in pages.items() if path.endswith("/index.html")}
     assert sum(path.startswith("site/cells/") for path in pages) == 132 + len(lists)
     assert sum(text.count("<tr data-model=") for text in lists.values()) == 134
@@ -349,7 +349,7 @@ def test_the_same_input_gives_the_same_bytes(site: Site) -> None:
 
 def test_pages_of_records_that_are_gone_are_deleted(site: Site, tmp_path: Path) -> None:
     out = tmp_path / "reports"
-    write_pages(site.pages, out)
+    write_pages(site.pages.items(), out)
     assert delete_others(site.pages, out) == 0
     mine = out / "site/cells/model/task/mine.html"
     mine.parent.mkdir(parents=True)
@@ -358,7 +358,7 @@ def test_pages_of_records_that_are_gone_are_deleted(site: Site, tmp_path: Path) 
     before = (out / "index.html").stat().st_mtime_ns
     assert delete_others(site.pages.keys() - {gone}, out) == 1
     assert not (out / gone).exists() and mine.is_file()
-    write_pages(site.pages, out)
+    write_pages(site.pages.items(), out)
     assert (out / gone).is_file()
     assert (out / "index.html").stat().st_mtime_ns == before
 
@@ -417,7 +417,7 @@ def test_a_mistake_is_one_line(
 def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="file: cannot be written"):
-        write_pages({"index.html": ""}, tmp_path / "file")
+        write_pages([("index.html", "")], tmp_path / "file")
 
 
 def test_it_needs_no_torch(site: Site, tmp_path: Path) -> None:
