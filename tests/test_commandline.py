@@ -99,6 +99,16 @@ def test_every_method_name_works(shell: Shell) -> None:
     assert shell.left_behind() == ["results"]
 
 
+def test_a_placement_is_a_cell_of_its_own_where_it_decides(shell: Shell) -> None:
+    words = ("placement=contiguous,eplb", "granularity=expert,device", "gamma=1.0", "ep_size=2")
+    status, out, _ = shell("-m", *words, "tasks=obqa", "limit=2")
+    assert status == 0 and "3 computed, 0 finished before, 0 failed" in out
+    paths = record_paths(shell.cwd / "results/zoo")
+    assert sorted(path.name.rpartition("-")[0] for path in paths) == [
+        *("score-g1-ep2", "score-g1-ep2-device", "score-g1-ep2-device-eplb"),
+    ]
+
+
 def test_a_sweep_runs_each_cell_once(shell: Shell) -> None:
     status, out, _ = shell(
         "-m", "gamma=1.0,1.5,2.0", "method=baseline,score", "tasks=obqa", "limit=2"

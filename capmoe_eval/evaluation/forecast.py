@@ -36,6 +36,7 @@ from capmoe_eval.experiment.cell import ModelId
 from capmoe_eval.experiment.configuration import Plan
 from capmoe_eval.experiment.queue import loads
 from capmoe_eval.experiment.record import read_record
+from capmoe_eval.routing.knobs import CONTIGUOUS
 from capmoe_eval.routing.method import Method
 from capmoe_eval.serving.calibration import DOCUMENTS
 from capmoe_eval.serving.calibration_kinds import KINDS
@@ -178,6 +179,8 @@ def _timed(method: Method) -> Method:
     """Return a method that takes as long, and needs no calibration."""
     if method.budget is not None:
         return dataclasses.replace(method, gamma=1.0, budget=None)
+    if method.is_placed:
+        return dataclasses.replace(method, placement=CONTIGUOUS)
     return method if method.calibration is None else Method("baseline")
 
 

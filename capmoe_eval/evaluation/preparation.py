@@ -20,13 +20,18 @@ if TYPE_CHECKING:
 
 
 def check_processes(plan: Plan) -> None:
-    """Refuse ``parallel=ep`` without one process per rank, or with a ``device_map``.
+    """Refuse ``parallel=ep`` without one process per rank, with a ``device_map`` or a placement.
 
     Raises:
         UsageError: With the command that works.
     """
     if plan.parallel != "ep":
         return
+    if plan.cell.method.is_placed:
+        raise UsageError(
+            f"placement={plan.cell.method.placement}: under parallel=ep every process has a block "
+            "of experts; leave one of the two out"
+        )
     adopt_srun()
     ranks, started = plan.cell.method.ep_size, process_count()
     if started is None:

@@ -19,6 +19,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
+from capmoe_eval.routing.homes import by_rank
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Assignment, Scores, assignment, ranked_experts
 
@@ -62,16 +63,20 @@ def batch_demand(scores: Scores, k0: int) -> Tensor:
     return torch.stack([wanted_E, units_TE.sum(dim=0)])
 
 
-def expert_set(demand_2E: Tensor, method: Method) -> Tensor:
-    """Return a mask [E] of the experts that the batch may use, given the demand of all of it."""
+def expert_set(demand_2E: Tensor, method: Method, placed_RN: Tensor | None = None) -> Tensor:
+    """Return a mask [E] of the experts that the batch may use, given the demand of all of it.
+
+    ``placed_RN`` are the experts of each rank; None for blocks.
+    """
     wanted_E, worth_E = demand_2E[0] > 0, demand_2E[1]
     if method.name == "oea":
         return wanted_E
-    key_UE = (worth_E + _FIRST * wanted_E).view(budgeted_units(method), -1)
-    best_UE = key_UE.argsort(dim=1, descending=True, stable=True)
-    chosen_UE = torch.zeros_like(key_UE, dtype=torch.bool)
-    chosen_UE.scatter_(1, best_UE[:, : activation_budget(method, len(worth_E))], True)
-    return chosen_UE.view(-1)
+    units = budgeted_units(method)
+    expert_UN = by_rank(torch.arange(len(worth_E), device=worth_E.device), units, placed_RN)
+    key_UN = (worth_E + _FIRST * wanted_E)[expert_UN]
+    best_UN = key_UN.argsort(dim=1, descending=True, stable=True)
+    chosen_UN = expert_UN.gather(1, best_UN[:, : activation_budget(method, len(worth_E))])
+    return torch.zeros_like(wanted_E).index_fill_(0, chosen_UN.flatten(), True)
 
 
 def assign_within(scores: Scores, set_E: Tensor) -> Assignment:

@@ -18,6 +18,7 @@ from torch import Tensor
 from capmoe_eval.routing.activation import assign_within, batch_demand, expert_set
 from capmoe_eval.routing.capacity import capacity, experts_per_rank
 from capmoe_eval.routing.groups import TokenGroups, moved
+from capmoe_eval.routing.homes import by_rank, rank_of
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.rerouting import reroute, substitutes
 from capmoe_eval.routing.scores import (
@@ -84,14 +85,17 @@ def assign(
     ``stream`` is (layer, forward number): with the method's seed it determines ``random``.
     ``counts`` are the :func:`batch_counts` of the whole batch, where ``scores`` are one process's
     part of it.
-    ``calibrated`` is what a calibration measured of the layer: for SERE the experts' similarity
-    [E, E], from 0 to 1; of MACS it is in ``weighted``, the weights and capacities of a method that
-    weighs tokens. Without them every token weighs 1, and no expert is of a modality.
+    ``calibrated`` is what a calibration says of the layer: for SERE the experts' similarity
+    [E, E], from 0 to 1; with another placement than blocks the experts of each rank [R, E/R],
+    rising; of MACS it is in ``weighted``, the weights and capacities of a method that weighs
+    tokens. Without them every token weighs 1, and no expert is of a modality.
 
     Raises:
         UsageError: If E cannot be spread evenly over ``method.ep_size`` ranks.
     """
     local = experts_per_rank(scores.score_TE.shape[1], method.ep_size)
+    placed_RN = calibrated if method.is_placed else None
+    assert method.is_placed == (placed_RN is not None)
     if method.is_stock:
         return Assignment(scores.topk_TK, torch.ones_like(scores.topk_TK, dtype=torch.bool))
     if method.decides_by_batch:
@@ -101,15 +105,15 @@ def assign(
         if method.name == "sere":
             assert calibrated is not None
             return reroute(scores, substitutes(counts[0] > 0, calibrated, method.min_similarity))
-        return assign_within(scores, expert_set(counts, method))
+        return assign_within(scores, expert_set(counts, method, placed_RN))
     if method.weighs_tokens:
         return assign_weighted(
             scores, method, groups, weighted or _unweighted(scores, method, groups)
         )
-    keeper = _Keeper(scores, method, groups, local, stream, image_T)
+    keeper = _Keeper(scores, method, groups, local, stream, image_T, placed_RN)
     if method.name == "token_reroute":
         return _reroute(scores, method, keeper)
-    index_TS, valid_TS = _candidates(scores, method, groups, local)
+    index_TS, valid_TS = _candidates(scores, method, groups, placed_RN)
     keep_TS = keeper.keep(index_TS, valid_TS)
     if method.max_k:
         keep_TS = _at_most_k(scores, method, index_TS, keep_TS)
@@ -142,7 +146,7 @@ def batch_counts(scores: Scores, method: Method) -> Tensor:
 
 
 def _candidates(
-    scores: Scores, method: Method, groups: TokenGroups, local: int
+    scores: Scores, method: Method, groups: TokenGroups, placed_RN: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Return the experts [T, S] of every token's candidate slots, and a mask of the valid slots."""
     topk_TK = scores.topk_TK
@@ -157,8 +161,8 @@ def _candidates(
     elif rule == "global":
         added_TA = torch.arange(n_experts, device=topk_TK.device).expand(n_tokens, -1)
     else:
-        block = torch.arange(local, device=topk_TK.device)
-        added_TA = groups.rank_T[:, None] * local + block
+        expert_E = torch.arange(n_experts, device=topk_TK.device)
+        added_TA = by_rank(expert_E, method.ep_size, placed_RN)[groups.rank_T]
     valid_TA = beyond_topk(scores).gather(1, added_TA)
     if scores.eligible_TE is not None:
         valid_TA &= scores.eligible_TE.gather(1, added_TA)
@@ -192,8 +196,10 @@ class _Keeper:
         local: int,
         stream: tuple[int, int],
         image_T: Tensor | None,
+        placed_RN: Tensor | None,
     ) -> None:
         self._scores, self._method, self._local = scores, method, local
+        self._placed_RN = placed_RN
         n_experts, device = scores.score_TE.shape[1], scores.score_TE.device
         limits = bucket_limits(method, groups, top_k=scores.topk_TK.shape[1], n_experts=n_experts)
         units = n_experts if method.bound == "expert" else n_experts // local
@@ -240,7 +246,8 @@ class _Keeper:
 
     def _places(self, index_TS: Tensor, valid_TS: Tensor) -> Tensor:
         """Return bucket·2^33 + key of every slot [T, S], computed in place to save memory."""
-        unit_TS = index_TS if self._method.bound == "expert" else index_TS // self._local
+        is_device = self._method.bound == "device"
+        unit_TS = rank_of(index_TS, self._local, self._placed_RN) if is_device else index_TS
         place_TS = self._base_T[:, None] + unit_TS
         place_TS.masked_fill_(~valid_TS, self._n_buckets)
         place_TS <<= _KEY_BITS

@@ -9,6 +9,10 @@ from capmoe_eval.errors import CAPACITY, FLAG, SHARE, Check, choice, whole
 
 ADAPTIVE: Final = "adaptive"
 """The γ of the layers is chosen from recorded loads, under a budget of drops."""
+CONTIGUOUS: Final = "contiguous"
+"""Rank r holds the experts r·E/R, r·E/R + 1, …"""
+EPLB: Final = "eplb"
+"""The ranks hold the experts that EPLB gives them for recorded loads, without copies."""
 
 
 def _is_amount(value: Any) -> bool:
@@ -47,6 +51,7 @@ KNOBS: dict[str, Check] = {
     "max_k": FLAG,
     "rounds": whole(1),
     "granularity": choice("expert", "device"),
+    "placement": choice(CONTIGUOUS, EPLB),
     "rounding": choice("ceil", "floor"),
     "count_padding": FLAG,
     "decode": choice("unconstrained", "constrained", "only"),

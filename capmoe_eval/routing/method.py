@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from capmoe_eval.errors import CAPACITY, UsageError, choice, shown
-from capmoe_eval.routing.knobs import ADAPTIVE, KNOBS
+from capmoe_eval.routing.knobs import ADAPTIVE, CONTIGUOUS, EPLB, KNOBS
 
 # The knobs beside gamma that have an effect on each method. The others are no part of its identity.
 _GROUPING = ("ep_size", "scope", "granularity", "rounding")
 _COMMON = ("count_padding", "decode", "renormalize")
 _BY_LAYER = ("layer_gammas", "budget", "budget_of")
-_BOUNDED = (*_GROUPING, *_COMMON, *_BY_LAYER, "modality")
+_BOUNDED = (*_GROUPING, "placement", *_COMMON, *_BY_LAYER, "modality")
 _EFFECTIVE: dict[str, tuple[str, ...]] = {
     "baseline": (),
     "order": _BOUNDED,
@@ -38,7 +38,7 @@ _EFFECTIVE: dict[str, tuple[str, ...]] = {
     "expanded_drop": (*_BOUNDED, "candidates", "m", "protect_topk", "max_k"),
     "token_reroute": (*_BOUNDED, "rounds"),
     "oea": (*_COMMON, "k0"),
-    "xshare": ("ep_size", "granularity", *_COMMON, "k0", "expert_budget"),
+    "xshare": ("ep_size", "granularity", "placement", *_COMMON, "k0", "expert_budget"),
     "sere": ("count_padding", "decode", "k0", "min_similarity"),
     "macs": (
         *("ep_size", "scope", "rounding", *_COMMON, "layer_gammas"),
@@ -52,7 +52,7 @@ _WITHOUT_GAMMA = ("baseline", *_BY_BATCH)
 # nothing is bounded. At γ=0 ep_size and count_padding stay, because the loads of devices and the
 # counts of tokens in a record depend on them.
 _AT_ZERO = ("ep_size", "count_padding", "decode")
-_AT_INFINITY = ("ep_size", *_COMMON, "candidates", "m", "max_k")
+_AT_INFINITY = ("ep_size", "placement", *_COMMON, "candidates", "m", "max_k")
 
 METHODS: tuple[str, ...] = (*_EFFECTIVE, "device_drop")
 """Every name that ``method=`` accepts."""
@@ -97,6 +97,8 @@ class Method:
     max_k: bool = False  # a token keeps at most K experts in the end (Table 11, "w/ max")
     rounds: int = 3  # of Token Reroute (v1, Algorithm 1); with 1 the method is score
     granularity: str = "expert"  # each expert has a capacity, or the experts of a device share one
+    # The experts of a rank: contiguous blocks, or as EPLB spreads them by a calibration's loads.
+    placement: str = CONTIGUOUS
     rounding: str = "ceil"  # of C; floor in Algorithms 1 and 2
     count_padding: bool = False  # pads count in T and take slots (released code)
     # constrained: decode steps are under the capacity, too; only: they are, and prompts are not
@@ -134,6 +136,11 @@ class Method:
             raise UsageError(
                 f"k0=0: with {title} every token keeps its best expert; set k0=1 or more"
             )
+        if self.weighs_tokens and self.is_placed:
+            raise UsageError(
+                f"placement={self.placement}: {self.name} reroutes within the blocks of ranks; "
+                "leave placement out"
+            )
         one_rank = self.ep_size == 1 and self.name == "xshare"  # which has all experts
         if one_rank or self.weighs_tokens:
             self._set("granularity", "expert")
@@ -147,6 +154,11 @@ class Method:
         for knob, default in DEFAULTS.items():
             if knob not in effective:
                 self._set(knob, default)
+        if self.is_placed and self.budget is not None:
+            raise UsageError(
+                f"placement={self.placement}: gamma={ADAPTIVE} chooses by the loads of blocks; "
+                "give gamma a number, or leave placement out"
+            )
 
     def _check_factor(self) -> None:
         """Check γ in each of its three forms, and bring it to the simplest."""
@@ -242,6 +254,10 @@ class Method:
         reroutes = self.weighs_tokens and self.reroute == "local"
         if self.candidate_rule != "local" and not groups_by_rank and not reroutes:
             effective.discard("ep_size")
+        # The experts that are on one rank must share something: a bound, or candidates.
+        bounds_ranks = device and self.gamma != math.inf and self.ep_size > 1
+        if self.candidate_rule != "local" and not bounds_ranks:
+            effective.discard("placement")
         if self.rho == 0:
             effective.discard("modality_threshold")
         if self.candidate_rule != "ranked":
@@ -290,6 +306,11 @@ class Method:
         return None if self.modality == "uniform" else f"modality={self.modality}"
 
     @property
+    def is_placed(self) -> bool:
+        """True if the experts of a rank are not a contiguous block."""
+        return self.placement != CONTIGUOUS
+
+    @property
     def decides_by_batch(self) -> bool:
         """True if a decision needs to know the whole batch, whatever the capacity groups."""
         return self.name in _BY_BATCH
@@ -313,6 +334,8 @@ class Method:
             return "factor_curves"
         if self.weighs_tokens and self.rho > 0:
             return "expert_modalities"
+        if self.placement == EPLB:
+            return "expert_loads"
         return "expert_similarity" if self.name == "sere" else None
 
     @property
@@ -352,6 +375,7 @@ class Method:
             *(() if self.candidates == "ranked" else ("m",)),
             # Keeps the identities of cells from before this knob, and of those without images.
             *(("modality",) if self.modality == "uniform" else ()),
+            *(() if self.is_placed else ("placement",)),  # as of cells from before this knob
         }
         shown = (knob for knob in _EFFECTIVE[self.name] if knob not in hidden)
         knobs |= {knob: getattr(self, knob) for knob in shown}

@@ -31,6 +31,7 @@ class Problem:
     unit: Sequence[int] = ()  # of each token, its weight in MACS as a multiple of 2⁻²⁴
     bias: Sequence[int] = ()  # of each expert, its modality in MACS: 1 visual, -1 text, 0 shared
     similarity: Sequence[Sequence[float]] = ()  # of the experts' outputs, for SERE
+    home: Sequence[int] = ()  # of each expert, the rank that holds it, where it is not its block's
 
     @property
     def n_experts(self) -> int:
@@ -77,10 +78,16 @@ def _added_candidates(problem: Problem, method: Method, token: int) -> list[int]
     if method.candidate_rule == "global":
         return everyone
     if method.candidate_rule == "local":
-        local = problem.n_experts // method.ep_size
-        return [e for e in everyone if e // local == problem.rank[token]]
+        return [e for e in everyone if _home(problem, method, e) == problem.rank[token]]
     others = [e for e in _best_first(problem, token) if e not in problem.topk[token]]
     return others[: method.m]
+
+
+def _home(problem: Problem, method: Method, expert: int) -> int:
+    """Return the rank that holds an expert."""
+    if method.placement == "contiguous":
+        return expert // (problem.n_experts // method.ep_size)
+    return problem.home[expert]
 
 
 def _best_first(problem: Problem, token: int) -> list[int]:
@@ -133,12 +140,14 @@ def _capacity(problem: Problem, method: Method, group: int) -> int | None:
 
 
 def _keep(problem: Problem, method: Method, candidates: set[Pair], own: set[Pair]) -> set[Pair]:
-    sharing = 1 if method.bound == "expert" else problem.n_experts // method.ep_size
+    def unit_of(expert: int) -> int:
+        return expert if method.bound == "expert" else _home(problem, method, expert)
+
     kept: set[Pair] = set()
     for group in sorted(set(problem.group)):
-        for unit in sorted({e // sharing for _, e in candidates}):
+        for unit in sorted({unit_of(e) for _, e in candidates}):
             bucket = [
-                (t, e) for t, e in candidates if problem.group[t] == group and e // sharing == unit
+                (t, e) for t, e in candidates if problem.group[t] == group and unit_of(e) == unit
             ]
             bucket.sort(key=_priority(problem, method, own))
             kept |= set(bucket[: _capacity(problem, method, group)])
@@ -265,7 +274,8 @@ def _shared_experts(problem: Problem, method: Method) -> set[int]:
     ]
     chosen: set[int] = set()
     for unit in range(units):
-        left = list(range(unit * share, (unit + 1) * share))
+        everyone = range(problem.n_experts)
+        left = [e for e in everyone if units == 1 or _home(problem, method, e) == unit]
         for _ in range(budget):
             most = min(left, key=lambda expert: (expert not in best, -worth[expert], expert))
             left.remove(most)

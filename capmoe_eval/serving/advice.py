@@ -328,6 +328,8 @@ def telling(
         words = ["model=custom", f"model.name={model or 'NAME'}", "model.pretrained=PATH"]
     last = f"results_dir={results}"
     swept = [f"gamma={','.join(map(gamma_number, gammas))}", "granularity=expert,device"]
+    if any(setting.placement == "EPLB" for setting in settings):
+        swept.append("placement=contiguous,eplb")
     return (
         shlex.join(["python", "-m", "capmoe_eval", *words, "method=baseline", last]),
         shlex.join(

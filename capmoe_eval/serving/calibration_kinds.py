@@ -6,11 +6,13 @@ from typing import Final
 
 from capmoe_eval.routing.method import Method
 from capmoe_eval.serving.calibration import Calibration
+from capmoe_eval.serving.expert_loads import ExpertLoads
 from capmoe_eval.serving.expert_modalities import ExpertModalities
 from capmoe_eval.serving.expert_similarity import ExpertSimilarity
 from capmoe_eval.serving.factor_curves import FactorCurves
 
 KINDS: Final[dict[str, type[Calibration]]] = {
+    "expert_loads": ExpertLoads,
     "expert_modalities": ExpertModalities,
     "factor_curves": FactorCurves,
     "expert_similarity": ExpertSimilarity,

@@ -45,6 +45,10 @@ class ModalityCounter(Observer):
         if layer == 0:
             self._tokens_M += torch.bincount(image_T, minlength=2).cpu()
 
+    def loads(self) -> list[Tensor]:
+        """Return the number of tokens that choose each expert, by layer [E]."""
+        return [chosen_ME.sum(dim=0) for chosen_ME in self._chosen_ME]
+
     def frequencies(self) -> list[Tensor]:
         """Return the share of each modality's tokens that choose each expert, by layer [M, E].
 

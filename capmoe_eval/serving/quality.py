@@ -7,17 +7,20 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import Reader, record_paths
 from capmoe_eval.paper.evidence import Evidence, Side
+from capmoe_eval.routing.knobs import CONTIGUOUS, EPLB
 from capmoe_eval.routing.method import DEFAULTS, Method
 from capmoe_eval.serving.score_mass import KEEPERS
 from capmoe_eval.serving.settings import UNCHANGED, Change, Setting, speedup
 
 _BASELINE = Side(method="baseline")
+# The placements of settings that records may be of, by the names that settings have for them.
+_PLACEMENTS: Final = {None: CONTIGUOUS, "EPLB": EPLB}
 _SHARED = ("granularity", "count_padding", "decode", "renormalize")  # knobs of many methods
 
 
@@ -45,14 +48,16 @@ class Quality:
         self._model = records[0].model
         self._evidence = Evidence(profile="", records=self.records)
 
-    def change(self, method: str, gamma: float, granularity: str) -> Change | None:
+    def change(
+        self, method: str, gamma: float, granularity: str, placement: str = CONTIGUOUS
+    ) -> Change | None:
         """Return the change of accuracy under a capacity, or None if no records pair.
 
-        All seeds of ``random`` are one side, as everywhere.
+        All seeds of ``random`` are one side, as everywhere. Records of a capacity of devices are
+        of the placement that is asked for, and of no other.
         """
-        return self._change(
-            self._side(Method(method, gamma, ep_size=self._ranks, granularity=granularity))
-        )
+        knobs = {"ep_size": self._ranks, "granularity": granularity, "placement": placement}
+        return self._change(self._side(Method(method, gamma, **knobs)))  # type: ignore[arg-type]
 
     def _change(self, side: Side) -> Change | None:
         effect = self._evidence.effect(side, _BASELINE)
@@ -84,7 +89,8 @@ class Quality:
         Reroute's, with those of the records' own batches.
 
         A record's capacity of each expert drops the same on every placement, that of a device does
-        not: it is of the placement in blocks. A γ for each layer is of no record.
+        not: it is of the record's own placement, blocks or EPLB's without copies, which its own
+        calibration planned. No record has copies, or the γ of each layer that a trace chose.
         """
         found = [self._completed(setting) for setting in settings]
         told = {setting.title for setting in found}
@@ -98,11 +104,13 @@ class Quality:
     def _completed(self, setting: Setting) -> Setting:
         if setting.kind == "activation":
             return self._of_prompts(setting)
-        is_blocks = setting.placement is None or setting.granularity == "expert"
-        if setting.kind != "capacity" or setting.gamma is None or not is_blocks:
+        placement = _PLACEMENTS.get(setting.placement)
+        if setting.granularity == "expert":
+            placement = CONTIGUOUS
+        if setting.kind != "capacity" or setting.gamma is None or placement is None:
             return setting
         assert setting.granularity is not None
-        change = self.change(setting.method, setting.gamma, setting.granularity)
+        change = self.change(setting.method, setting.gamma, setting.granularity, placement)
         return setting.model_copy(update={"change": change})
 
     def _of_prompts(self, setting: Setting) -> Setting:
@@ -147,12 +155,12 @@ class Quality:
     def _methods(self) -> list[Method]:
         """Return the methods of the records that are of so many ranks, or of no ranks at all.
 
-        Seeds are one.
+        They are on blocks; the loads of records tell nothing of placements. Seeds are one.
         """
         methods = {
             dataclasses.replace(record.cell.method, seed=0)
             for record in self.records
-            if not record.cell.method.is_stock
+            if not record.cell.method.is_stock and not record.cell.method.is_placed
         }
         return sorted(filter(self._is_served, methods), key=lambda one: repr(one.identity()))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from capmoe_eval.routing.activation import activation_budget, budgeted_units
+from capmoe_eval.routing.homes import by_rank
 from capmoe_eval.routing.method import Method
 
 # Shape suffixes: E experts, U units that have a budget.
@@ -37,7 +38,8 @@ def check_activation(
         best_E: Number of tokens that have the expert among their k0 best.
         best_lost: Number of tokens that lost one of their k0 best.
         dropped: Number of lost pairs.
-        calibrated: Similarity of the experts [E, E], for SERE.
+        calibrated: What a calibration says of the layer: for SERE the similarity of the experts
+            [E, E], with another placement than blocks the experts of each rank [R, E/R].
     """
     if method.name == "oea":  # the set is the union of the tokens' k0 best, and has no limit
         beyond = (kept_E > 0) & (best_E == 0)
@@ -51,9 +53,10 @@ def check_activation(
         overloaded = ((demand_E > 0) & replaceable_E).any()
         fits = overloaded.new_ones(())
     else:
+        placed_RN = calibrated if method.is_placed else None
         budget, units = activation_budget(method, len(kept_E)), budgeted_units(method)
         beyond, overloaded_U, overfull_U = (
-            (load_E > 0).view(units, -1).sum(dim=1) > budget
+            by_rank(load_E > 0, units, placed_RN).sum(dim=1) > budget
             for load_E in (kept_E, demand_E, best_E)
         )
         overloaded, fits = overloaded_U.any(), ~overfull_U.any()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from capmoe_eval.errors import EnforcementError
 from capmoe_eval.routing.capacity import experts_per_rank
+from capmoe_eval.routing.homes import by_rank
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.weighted import Weighted
 from capmoe_eval.wrapper.activation_meter import check_activation, count_activated
@@ -211,7 +212,7 @@ class LayerMeter:
     def _note_peaks(self, when: str, load_E: Tensor, n_tokens: int) -> None:
         """Record the highest load over the mean load N̄ before any drop (Figures 1, 2, 13-16)."""
         mean, local = n_tokens * self.layer.top_k / self.layer.n_experts, self._experts_per_rank
-        device_peak = load_E.view(-1, local).sum(dim=1).max() / (mean * local)
+        device_peak = self._by_device(load_E).max() / (mean * local)
         self._peaks.setdefault(f"expert_{when}", []).append(load_E.max() / mean)
         self._peaks.setdefault(f"device_{when}", []).append(device_peak)
 
@@ -278,7 +279,12 @@ class LayerMeter:
         """Return the loads of experts […, E] as loads of the units that have a capacity […, U]."""
         if self._method.granularity == "expert":
             return load_GE
-        return load_GE.view(*load_GE.shape[:-1], -1, self._experts_per_rank).sum(dim=-1)
+        return self._by_device(load_GE)
+
+    def _by_device(self, load_GE: Tensor) -> Tensor:
+        """Return the loads of experts […, E] as loads of the emulated ranks […, R]."""
+        placed_RN = self.calibrated_on(load_GE.device) if self._method.is_placed else None
+        return by_rank(load_GE, self._method.ep_size, placed_RN).sum(dim=-1)
 
     def broken(self) -> Tensor:
         """Return the number of broken promises of this layer so far, a scalar on its device."""

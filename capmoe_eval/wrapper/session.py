@@ -47,11 +47,12 @@ def capacity_aware(
         verify: Prove on entry, by a few small forwards, that γ=∞ gives the model's own logits, and
             that the experts kernel computes the kept pairs as the stock kernel does.
         calibrated: What a calibration measured of each MoE layer, where the method needs that: for
-            ``sere`` the similarity [E, E] of its experts.
+            ``sere`` the similarity [E, E] of its experts, for ``placement="eplb"`` the experts of
+            each rank [R, E/R], rising.
         **knobs: The other fields of :class:`Method`: ep_size, scope, candidates, m, protect_topk,
-            max_k, rounds, granularity, rounding, count_padding, decode, renormalize, modality,
-            seed, k0, expert_budget, min_similarity, delta, rho, modality_threshold, reroute,
-            layer_gammas.
+            max_k, rounds, granularity, placement, rounding, count_padding, decode, renormalize,
+            modality, seed, k0, expert_budget, min_similarity, delta, rho, modality_threshold,
+            reroute, layer_gammas.
 
     Yields:
         The meter: per-layer loads, drops, peaks, padding waste, proofs.
@@ -81,6 +82,8 @@ def capacity_aware(
     ranks = layers[0].ranks
     if chosen.weighs_tokens:
         _check_weighing(model, chosen, layers, calibrated)
+    if chosen.is_placed:
+        _check_placed(chosen, layers, calibrated)
     if ranks is not ALONE and chosen.uses_ranks and chosen.ep_size != ranks.size:
         raise UsageError(
             f"ep_size={chosen.ep_size}: the model's experts are spread over {ranks.size} "
@@ -144,6 +147,37 @@ def _check_weighing(
             f"calibrated: has shapes {shown(found)}; give the modality of each of the "
             f"{layers[0].n_experts} experts (1, -1 or 0) for each of {len(layers)} MoE layers"
         )
+
+
+def _check_placed(
+    method: Method, layers: Sequence[MoeLayer], calibrated: Sequence[Tensor] | None
+) -> None:
+    """Refuse experts that do not lie as the method places them, or an unknown placement."""
+    said = f"placement={method.placement}"
+    if layers[0].ranks is not ALONE:
+        raise UsageError(
+            f"{said}: under parallel=ep every process has a block of experts; leave one of the two "
+            "out"
+        )
+    if calibrated is None:
+        raise UsageError(
+            f"{said}: needs the experts of each rank, which a calibration finds, as python -m "
+            "capmoe_eval does; here pass them as calibrated=[…], a tensor [R, E/R] for each layer"
+        )
+    found = [tuple(placed_RN.shape) for placed_RN in calibrated]
+    ranks = method.ep_size
+    if found != [(ranks, layer.n_experts // ranks) for layer in layers]:
+        raise UsageError(
+            f"calibrated: has shapes {shown(found)}; give the experts of each of {ranks} ranks for "
+            f"each of {len(layers)} MoE layers"
+        )
+    for layer, placed_RN in zip(layers, calibrated, strict=True):
+        each_once = sorted(placed_RN.flatten().tolist()) == list(range(layer.n_experts))
+        if not each_once or placed_RN.tolist() != placed_RN.sort(dim=1).values.tolist():
+            raise UsageError(
+                f"calibrated: {layer.name} must have each of its {layer.n_experts} experts on one "
+                "rank, in rising order"
+            )
 
 
 def _check_calibrated(

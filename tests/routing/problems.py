@@ -41,6 +41,29 @@ class Case:
         return torch.minimum(drawn_EE, drawn_EE.T).fill_diagonal_(1)
 
     @property
+    def placed_RN(self) -> Tensor:
+        """A random placement of the experts, for methods that have one."""
+        generator = torch.Generator().manual_seed(self.seed)
+        order_E = torch.randperm(self.n_experts, generator=generator)
+        return order_E.view(self.method.ep_size, -1).sort(dim=1).values
+
+    @property
+    def home(self) -> list[int]:
+        """The rank that holds each expert."""
+        local = self.n_experts // self.method.ep_size
+        blocks = torch.arange(self.n_experts).view(-1, local).tolist()
+        placed = self.placed_RN.tolist() if self.method.is_placed else blocks
+        return [
+            next(rank for rank, held in enumerate(placed) if expert in held)
+            for expert in range(self.n_experts)
+        ]
+
+    @property
+    def calibrated(self) -> Tensor | None:
+        """What the method needs of a calibration, beside weights."""
+        return self.placed_RN if self.method.is_placed else self.similarity_EE
+
+    @property
     def n_experts(self) -> int:
         return self.scores.score_TE.shape[1]
 
@@ -88,6 +111,7 @@ class Case:
             unit=self.unit_T.tolist(),
             bias=self.bias_E.tolist(),
             similarity=self.similarity_EE.tolist(),
+            home=self.home,
         )
 
 
@@ -169,7 +193,7 @@ def decide(case: Case, stream: tuple[int, int] = (0, 0)) -> Assignment:
         case.groups,
         image_T=case.image_T,
         stream=stream,
-        calibrated=case.similarity_EE,
+        calibrated=case.calibrated,
         weighted=case.weighted,
     )
 

@@ -53,6 +53,7 @@ BOUNDS_ON_ACTIVATION = {
         "granularity": ("expert", "device"),
         "k0": (0, 1),
         "expert_budget": (0.3, 0.6, 1.0),
+        "placement": ("contiguous", "eplb"),
     },
     "sere": {
         "k0": (1, 2),
@@ -60,6 +61,13 @@ BOUNDS_ON_ACTIVATION = {
         "scope": ("batch", "sequence"),
         "renormalize": ("before", "after"),
     },
+}
+# Experts of a rank that are no block.
+_DEVICES = {"ep_size": (1, 2), "granularity": ("expert", "device"), "placement": ("eplb",)}
+PLACED = {
+    "score": _DEVICES | {"scope": ("batch", "sequence")},
+    "expanded_drop": _DEVICES | {"candidates": ("local", "global"), "max_k": (False, True)},
+    "token_reroute": _DEVICES | {"rounds": (1, 2)},
 }
 GAMMAS = (0.0, 0.6, 1.0, 1.3, 2.0, 2.3, math.inf)
 STREAM = (1, 2)
@@ -75,7 +83,7 @@ def as_said(name: str, gamma: float, **knobs: object) -> Method:
 
 
 def combinations(gammas: tuple[float, ...] = GAMMAS) -> Iterator[tuple[str, float, dict]]:
-    for name, knobs in KNOBS.items():
+    for name, knobs in (*KNOBS.items(), *PLACED.items()):
         for gamma, values in itertools.product(gammas, itertools.product(*knobs.values())):
             yield name, gamma, dict(zip(knobs, values, strict=True))
     for name, knobs in BOUNDS_ON_ACTIVATION.items():

@@ -68,6 +68,7 @@ def test_identity_rebuilds_the_method() -> None:
             "xshare-ep8-device-k0-b0.25",
         ),
         (Method("macs", 1.0, ep_size=8), "macs-g1-ep8"),
+        (Method("device_drop", 1.0, ep_size=8, placement="eplb"), "score-g1-ep8-device-eplb"),
         (Method("macs", 0.5, reroute="none", rho=0.5, delta=2), "macs-g0.5-delta2.0-rho0.5-none"),
     ],
 )

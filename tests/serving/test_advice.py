@@ -273,6 +273,9 @@ def written(root: Path) -> None:
         Method("xshare", granularity="device", ep_size=4): 30,
         Method("xshare", granularity="device", ep_size=2): 30,  # of other ranks
         Method("score", 1.0, ep_size=2): 30,
+        # On EPLB's placement: neither of blocks nor of a placement with copies.
+        Method("score", 1.0, ep_size=4, granularity="device", placement="eplb"): 29,
+        Method("expanded_drop", 1.0, ep_size=4, placement="eplb"): 5,
     }
     for method, right in rights.items():
         peak = {
@@ -285,6 +288,8 @@ def written(root: Path) -> None:
             )
         }
         layer = records.layer([16, 8, 4, 4, 0, 0, 0, 0], peak=peak)
+        if method.is_placed:  # which says nothing of blocks
+            peak["device_before"] = dict.fromkeys(("mean", "max", "last"), 1.3)
         load: dict[str, float] = {"drop_rate": 0.0 if method.gamma is None else 0.25}
         if method.bounds_activation:
             load |= {"activated_before": 8.0, "activated_after": 6.0}
@@ -311,6 +316,7 @@ def test_records_give_paired_quality_to_the_settings_that_they_are_of(tmp_path: 
             "score γ=1 per expert": -10.0,
             "score γ=1 per expert on EPLB": -10.0,
             "order γ=1 per expert": -50.0,
+            "score γ=1 per device on EPLB": -2.5,
         }
         | of_records
     )
@@ -329,6 +335,13 @@ def test_records_give_paired_quality_to_the_settings_that_they_are_of(tmp_path: 
     assert change.low < -10.0 < change.high
     assert advice.axis == "points" and advice.commands == ()
     assert any("of which no records" in line for line in advice.unknown)
+    # Records on a placement are never those of blocks, nor the other way round.
+    assert quality.change("score", 1.0, "device") is None
+    assert quality.change("score", 1.0, "device", "eplb") == changes["score γ=1 per device on EPLB"]
+    assert quality.change("order", 1.0, "device", "eplb") is None
+    settings = {setting.title: setting for setting in advice.settings}
+    for title in ("score γ=1 per device", "score γ=1 per device on EPLB+4"):
+        assert settings[title].change is None
     # With other ranks the records say nothing.
     other = Quality(read_records(tmp_path, "made"), 8)
     assert other.change("score", 1.0, "expert") is None

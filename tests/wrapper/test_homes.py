@@ -1,0 +1,112 @@
+"""placement=eplb on a model: its output, its proofs and the loads of its devices."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from capmoe_eval.errors import EnforcementError, UsageError
+from capmoe_eval.routing.assign import assign
+from capmoe_eval.routing.method import Method
+from capmoe_eval.wrapper import forward, session
+from capmoe_eval.wrapper.layers import find_moe_layers
+from capmoe_eval.wrapper.session import capacity_aware
+from tests.wrapper.models import batch, make
+
+RANKS = 4
+BLOCKS = torch.arange(8).view(RANKS, 2)
+SPREAD = torch.tensor([[0, 7], [1, 6], [2, 5], [3, 4]])
+TOKENS = batch()
+DEVICES = Method("score", 0.7, ep_size=RANKS, granularity="device", placement="eplb")
+
+
+def under(model: Any, method: Method, placed_RN: Tensor | None) -> tuple[Tensor, dict[str, Any]]:
+    known = None if placed_RN is None else [placed_RN, placed_RN]
+    with capacity_aware(model, method, calibrated=known) as meter, torch.no_grad():
+        logits: Tensor = model(TOKENS).logits
+    return logits, meter.report()
+
+
+def renumbered(old_E: Tensor) -> Any:
+    """The model whose expert i is the old expert ``old_E[i]``."""
+    model = make("olmoe")
+    for layer in find_moe_layers(model):
+        with torch.no_grad():
+            for weight in (*layer.experts.parameters(), *layer.router.parameters()):
+                assert len(weight) == len(old_E)
+                weight.copy_(weight[old_E])
+    return model
+
+
+def test_a_model_with_renumbered_experts_in_blocks_is_the_model_under_the_placement() -> None:
+    model = make("olmoe")
+    in_blocks = dataclasses.replace(DEVICES, placement="contiguous")
+    blocks, said = under(model, in_blocks, None)
+    same, told = under(model, DEVICES, BLOCKS)
+    assert torch.equal(blocks, same) and said == told
+    spread, report = under(model, DEVICES, SPREAD)
+    assert not torch.equal(spread, blocks), "the placement does nothing"
+    other, of_other = under(renumbered(SPREAD.flatten()), in_blocks, None)
+    torch.testing.assert_close(spread, other)
+    assert report["summary"] == pytest.approx(of_other["summary"])
+    for one, two, home in zip(report["layers"], of_other["layers"], said["layers"], strict=True):
+        assert one["dropped"] and one["peak"] == two["peak"] != home["peak"]
+        for when in ("load_before", "load_after"):  # an expert keeps its number
+            assert one[when] != two[when]
+            assert [one[when][old] for old in SPREAD.flatten()] == two[when]
+    assert report["proofs"] == of_other["proofs"] and report["proofs"]["bound_holds"]["passed"]
+
+
+def test_the_promise_is_held_against_the_devices_of_the_placement() -> None:
+    """A decision for blocks breaks the bound of the placement's devices."""
+    in_blocks = dataclasses.replace(DEVICES, placement="contiguous")
+
+    def decide(scores: Any, _method: Method, groups: Any, **more: Any) -> Any:
+        return assign(scores, in_blocks, groups, **{**more, "calibrated": None})
+
+    with (
+        mock.patch.object(forward, "assign", decide),
+        pytest.raises(EnforcementError, match="bound exceeded in"),
+    ):
+        under(make("olmoe"), DEVICES, SPREAD)
+
+
+def test_xshare_bounds_the_activated_experts_of_the_placements_devices() -> None:
+    model = make("olmoe")
+    on_ranks = Method("xshare", k0=0, expert_budget=0.5, ep_size=RANKS, granularity="device")
+    placed = dataclasses.replace(on_ranks, placement="eplb")
+    _, report = under(model, placed, SPREAD)
+    assert report["proofs"]["bound_holds"]["passed"]
+    for layer in report["layers"]:
+        used_E = torch.tensor(layer["load_after"]) > 0
+        assert (used_E[SPREAD].sum(dim=1) == 1).all()
+    assert not torch.equal(under(model, on_ranks, None)[0], under(model, placed, SPREAD)[0])
+
+
+def test_a_placement_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("olmoe")
+    double = torch.tensor([[0, 0], [1, 6], [2, 5], [3, 4]])
+    for given, said in (
+        (None, "placement=eplb: needs the experts of each rank, which a calibration finds"),
+        ([SPREAD], "give the experts of each of 4 ranks for each of 2 MoE layers"),
+        ([SPREAD.T, SPREAD.T], "give the experts of each of 4 ranks"),
+        ([SPREAD, double], "must have each of its 8 experts on one rank, in rising order"),
+        ([SPREAD, SPREAD.flip(1)], "must have each of its 8 experts on one rank, in rising order"),
+    ):
+        with (
+            pytest.raises(UsageError, match=said),
+            capacity_aware(model, DEVICES, calibrated=given),
+        ):
+            pass
+    spread = [dataclasses.replace(of, ranks=mock.Mock(size=4)) for of in find_moe_layers(model)]
+    monkeypatch.setattr(session, "find_moe_layers", lambda _model: spread)
+    with (
+        pytest.raises(UsageError, match="placement=eplb: under parallel=ep every process has a"),
+        capacity_aware(model, DEVICES, calibrated=[SPREAD, SPREAD]),
+    ):
+        pass
