@@ -111,13 +111,24 @@ def choose(settings: Sequence[Setting], budget: Budget) -> int | None:
 
     If a speedup is asked, it is the setting that loses least: one without loss before every
     capacity, of these the simplest: with the fewest copies, and EPLB before LPLB; of capacities one
-    whose loss is measured.
+    whose loss is measured, and of those whose interval reaches the smallest loss, the one that
+    drops least.
     If only a loss is allowed, it is the fastest.
     """
     keeping = [number for number in comparable(settings) if budget.holds(settings[number])]
-    order = _by_loss if budget.at_least_speedup is not None else _by_speed
     axis = axis_of(settings)
-    return min(keeping, key=lambda number: (*order(settings[number], axis), number), default=None)
+    if budget.at_least_speedup is None:
+        return min(keeping, key=lambda one: (*_by_speed(settings[one], axis), one), default=None)
+    best = min(keeping, key=lambda one: (*_by_loss(settings[one], axis), one), default=None)
+    if best is None or settings[best].change is None:
+        return best
+    smallest = cost(settings[best], axis) or 0.0
+    alike = [
+        number
+        for number in keeping
+        if (change := settings[number].change) is not None and -change.high <= smallest
+    ]
+    return min(alike, key=lambda one: (settings[one].drop_rate, -settings[one].reached, one))
 
 
 def _by_loss(setting: Setting, axis: Axis) -> tuple[float, ...]:

@@ -123,8 +123,10 @@ def test_the_choice_is_what_a_search_finds(menu: list[Setting], budget: Budget) 
         assert chosen.extra == min(one.extra for one in rest if one.is_lossless)
     elif known := [one.change for one in rest if one.change is not None]:
         assert chosen.change is not None
-        lost = [max(0.0, -change.effect) for change in known]
-        assert max(0.0, -chosen.change.effect) == min(lost)
+        smallest = min(max(0.0, -change.effect) for change in known)
+        alike = [one for one in rest if one.change is not None and -one.change.high <= smallest]
+        assert chosen.drop_rate == min(one.drop_rate for one in alike)
+        assert -chosen.change.high <= smallest
     else:
         measured = any(one.change for one in menu)
         assert chosen.drop_rate == min(one.drop_rate for one in rest) or not measured
@@ -152,6 +154,17 @@ def test_the_sentences() -> None:
     found = recommend([HOME, lossless(1.1), capacity(1.4, None)], budget)
     assert "of 1 of them the loss is not measured" in found.sentence
     assert recommend([HOME], Budget(at_least_speedup=1.0)).sentence.startswith("Nothing need")
+
+
+def test_where_losses_cannot_be_told_apart_fewer_drops_decide() -> None:
+    budget = Budget(at_most_points=1.0, at_least_speedup=1.3)
+    blocks, placed = (
+        capacity(1.5, -0.2, 0.4, drop_rate=0.2),
+        capacity(1.5, -0.3, 0.4, drop_rate=0.1),
+    )
+    assert choose([HOME, blocks, placed], budget) == 2
+    worse = capacity(1.5, -0.6, 0.3, drop_rate=0.1)  # at best it loses 0.3 points
+    assert choose([HOME, blocks, worse], budget) == 1
 
 
 def test_a_capacity_is_recommended_beside_one_that_drops_less_and_nobody_measured() -> None:
