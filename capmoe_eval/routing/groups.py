@@ -45,6 +45,10 @@ class TokenGroups:
         """True if every row of this process is a counted token."""
         return len(self.rows_T) == self.n_rows
 
+    def counted(self, value_N: Tensor) -> Tensor:
+        """Return what the counted tokens [T, …] have of the values of every row [N, …]."""
+        return value_N if self.every_row_counts else value_N.index_select(0, self.rows_T)
+
     def to(self, device: torch.device) -> TokenGroups:
         """Return the groups with their tensors on ``device``."""
         own = (self.rows_T, self.group_T, self.rank_T)

@@ -188,11 +188,8 @@ class _ForwardHooks:
                 raise EnforcementError(
                     f"{layer.name}: {len(topk_NK)} rows for {groups.n_rows} tokens"
                 )
-            everyone, rows_T = groups.every_row_counts, groups.rows_T
-            logits_TE, weight_TK, topk_TK = (
-                part if everyone else part.index_select(0, rows_T)
-                for part in (logits_NE, weight_NK, topk_NK)
-            )
+            counted = map(groups.counted, (logits_NE, weight_NK, topk_NK))
+            logits_TE, weight_TK, topk_TK = counted
             scores = layer.gate.scores(logits_TE, topk_TK)
             if recorder is not None:
                 recorder.note(number, plan, scores)
@@ -231,13 +228,13 @@ class _ForwardHooks:
             changed_T = assignment.changed_T(layer.top_k)
             # A layer waits for its device here and nowhere else.
             n_changed, n_kept = torch.stack([changed_T.sum(), assignment.keep_TS.sum()]).tolist()
-            if everyone and not n_changed:
+            if groups.every_row_counts and not n_changed:
                 return None
             weight_TS = _combine_weights(layer, method, scores, assignment, weight_TK, changed_T)
             dropped_TS = ~assignment.keep_TS
             index_NS = assignment.index_TS.masked_fill(dropped_TS, layer.n_experts)
             weight_NS = weight_TS.masked_fill(dropped_TS, 0.0)
-            if not everyone:
+            if not groups.every_row_counts:
                 index_NS, weight_NS = _every_row(groups, index_NS, weight_NS, layer.n_experts)
             if kept_pairs:
                 experts.capmoe_untouched, experts.capmoe_counted = False, (index_NS, n_kept)
@@ -257,10 +254,7 @@ class _ForwardHooks:
             index_NS = called[index_name]
             meter.note_experts(index_NS, plan)
             if self._meter.recorder is not None:
-                groups, hidden_NH = plan.groups_on(index_NS.device), called[hidden_name]
-                everyone = groups.every_row_counts
-                hidden_TH = hidden_NH if everyone else hidden_NH.index_select(0, groups.rows_T)
-                self._meter.recorder.note_hidden(number, plan, hidden_TH)
+                self._meter.recorder.note_hidden(number, plan, called[hidden_name])
 
         return hook
 
@@ -282,7 +276,7 @@ def _weighted(
     weighted = weigh(
         meter.method,
         groups,
-        hidden_TH=hidden.detach().flatten(0, -2)[groups.rows_T],
+        hidden_TH=groups.counted(hidden.detach().flatten(0, -2)),
         image_T=None if images is None else images.image_T,
         bias_E=bias_E,
         top_k=meter.layer.top_k,

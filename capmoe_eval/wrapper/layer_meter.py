@@ -138,7 +138,7 @@ class LayerMeter:
         topk_TK, self._choice_TK = self._choice_TK, None
         if topk_TK is None:
             raise EnforcementError(f"{self.layer.name}: the experts ran without their router")
-        index_TS = index_NS if groups.every_row_counts else index_NS[groups.rows_T]
+        index_TS = groups.counted(index_NS)
         computed_TS = index_TS < n_experts
         lost_TK = ~computed_TS[:, :top_k]
         cell_T = groups.group_T if image_T is None else 2 * groups.group_T + image_T
@@ -235,7 +235,7 @@ class LayerMeter:
             self._add(violations=(kept_GE.sum(dim=0)[lowest] > 0).sum())
         if method.gamma is None:  # without a capacity
             return
-        (limit_G,) = self._capacities(plan, demand_GE.device)
+        limit_G = self._capacity(plan, demand_GE.device)
         limit_GU = limit_G[:, None].expand_as(kept_GU)
         overloaded = (demand_GU > limit_GU).any()
         slots = limit_GU.sum()
@@ -264,16 +264,16 @@ class LayerMeter:
         if weighted is None:
             return
         images, groups = plan.images_on(topk_TK.device), plan.groups_on(topk_TK.device)
-        (base_G,) = self._capacities(plan, topk_TK.device)
+        base_G = self._capacity(plan, topk_TK.device)
         image_T = None if images is None else images.image_T
         called = {"topk_TK": topk_TK, "index_TS": index_TS, "base_G": base_G}
         self._add(**check_weights(weighted, groups, image_T, **called, **counts))
 
-    def _capacities(self, plan: ForwardPlan, device: torch.device) -> Tensor:
-        """Return the capacity of each group at the layer's γ [1, G]."""
+    def _capacity(self, plan: ForwardPlan, device: torch.device) -> Tensor:
+        """Return the capacity of each group at the layer's γ [G]."""
         assert self._method.gamma is not None
         size = (self.layer.top_k, self.layer.n_experts, device)
-        return plan.capacities((self._method.gamma,), *size)
+        return plan.capacities((self._method.gamma,), *size)[0]
 
     def _by_unit(self, load_GE: Tensor) -> Tensor:
         """Return the loads of experts […, E] as loads of the units that have a capacity […, U]."""

@@ -13,7 +13,7 @@ from capmoe_eval.routing.scores import Scores
 from capmoe_eval.wrapper.plan import ForwardPlan
 
 # Shape suffixes: T counted tokens, L layers, K = top-k, S forwards that have a token,
-# H hidden size.
+# N rows of the batch, H hidden size.
 
 Array = npt.NDArray[Any]
 
@@ -46,8 +46,8 @@ class Observer:
     def note(self, layer: int, plan: ForwardPlan, scores: Scores) -> None:
         """See a layer's router: its scores and choice for the counted tokens."""
 
-    def note_hidden(self, layer: int, plan: ForwardPlan, hidden_TH: Tensor) -> None:
-        """See what a layer's experts are given of the counted tokens."""
+    def note_hidden(self, layer: int, plan: ForwardPlan, hidden_NH: Tensor) -> None:
+        """See what a layer's experts are given, of every row of the batch."""
 
 
 class Recorder(Observer):

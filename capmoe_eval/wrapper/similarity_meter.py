@@ -12,7 +12,7 @@ from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.plan import ForwardPlan
 from capmoe_eval.wrapper.recorder import Observer
 
-# Shape suffixes: T tokens, H hidden size, E experts.
+# Shape suffixes: N rows of the batch, T counted tokens, H hidden size, E experts.
 
 _AT_ONCE = 256  # tokens that every expert computes in one call
 
@@ -29,9 +29,10 @@ class SimilarityMeter(Observer):
         self._waiting: list[list[Tensor]] = [[] for _ in layers]  # a decode step has few tokens
         self._products: list[Tensor | float] = [0.0 for _ in layers]
 
-    def note_hidden(self, layer: int, plan: ForwardPlan, hidden_TH: Tensor) -> None:
-        """Take the tokens of a forward."""
-        hidden_TH = hidden_TH.detach()[: self._limit - self.tokens[layer]]
+    def note_hidden(self, layer: int, plan: ForwardPlan, hidden_NH: Tensor) -> None:
+        """Take the counted tokens of a forward."""
+        hidden_TH = plan.groups_on(hidden_NH.device).counted(hidden_NH.detach())
+        hidden_TH = hidden_TH[: self._limit - self.tokens[layer]]
         self.tokens[layer] += len(hidden_TH)
         self._waiting[layer].append(hidden_TH.clone())
         if sum(map(len, self._waiting[layer])) >= _AT_ONCE:
