@@ -15,7 +15,7 @@ from capmoe_eval.paper.effects import Effects
 from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.catalogue import Measured, Numbers
 from capmoe_eval.report.figures.evidence import FigureRecords
-from capmoe_eval.report.figures.pooling import by_key, by_task, mean_load
+from capmoe_eval.report.figures.pooling import by_key, by_task, mean_load, rank_peak
 from capmoe_eval.report.figures.style import column, whiskers
 
 _ROWS: Final = {"prompts": "questions", "decode steps": "generation"}
@@ -122,17 +122,9 @@ def _point(
         "high": lost.high,
         "activated": after / before if before and after is not None else None,
         "expert_peak": mean_load(records, tasks, "mean_peak_after"),
-        "rank_peak": _rank_peak(listed) if method.ep_size > 1 else None,
+        "rank_peak": statistics.fmean(map(rank_peak, listed)) if method.ep_size > 1 else None,
         "drop_rate": mean_load(records, tasks, "drop_rate"),
     }
-
-
-def _rank_peak(listed: Sequence[Sequence[Record]]) -> float:
-    """Return the fullest rank over the mean, over layers and forwards, then over tasks."""
-    return statistics.fmean(
-        statistics.fmean(layer.peak.device_after.mean for one in same for layer in one.layers)
-        for same in listed
-    )
 
 
 def _same_task(evidence: FigureRecords) -> list[Any]:

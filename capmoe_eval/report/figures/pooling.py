@@ -118,6 +118,11 @@ def mean_load(records: Iterable[Record], tasks: Collection[str], field: str) -> 
     return statistics.fmean(means) if means else None
 
 
+def rank_peak(records: Iterable[Record]) -> float:
+    """Return the fullest rank after drops over the mean load, mean over layers and forwards."""
+    return statistics.fmean(layer.peak.device_after.mean for layer in layers_of(records))
+
+
 def no_modalities(record: Record) -> UsageError:
     """Return the error of a record that does not tell images and text apart."""
     return UsageError(f"{record.path}: tells no modalities; run it again with overwrite=true")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -16,7 +15,7 @@ from capmoe_eval.paper.statistics import compare
 from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.catalogue import Measured, Numbers
 from capmoe_eval.report.figures.evidence import FigureRecords
-from capmoe_eval.report.figures.pooling import by_key
+from capmoe_eval.report.figures.pooling import by_key, rank_peak
 from capmoe_eval.report.figures.style import column, whiskers
 from capmoe_eval.serving.trial import Between, between, paired_between
 
@@ -89,9 +88,7 @@ def _label(record: Record) -> str:
 _LOADS: Final[Mapping[str, Callable[[Record], float]]] = {
     "drop_rate": lambda record: record.load.drop_rate,
     "expert_peak": lambda record: record.load.mean_peak_after,
-    "rank_peak": lambda record: statistics.fmean(
-        layer.peak.device_after.mean for layer in record.layers
-    ),
+    "rank_peak": lambda record: rank_peak([record]),
 }
 
 
