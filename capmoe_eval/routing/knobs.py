@@ -15,9 +15,12 @@ EPLB: Final = "eplb"
 """The ranks hold the experts that EPLB gives them for recorded loads, without copies."""
 
 
+def _is_at_least_0(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
+
+
 def _is_amount(value: Any) -> bool:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and 0 <= value < math.inf
+    return _is_at_least_0(value) and value < math.inf
 
 
 def _is_budget(value: Any) -> bool:
@@ -63,9 +66,7 @@ KNOBS: dict[str, Check] = {
     "min_similarity": Check(
         "must be a number of at least 0 (above 1 no expert is similar enough), for example "
         "min_similarity=0.3",
-        lambda value: (
-            isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
-        ),
+        _is_at_least_0,
     ),
     "delta": Check("must be a number of at least 0, for example delta=1.0", _is_amount),
     "rho": Check(

@@ -37,9 +37,9 @@ def activated_by_oea(trace: Trace) -> list[Activated]:
     for part in trace.by_steps():
         steps = len(part.load_SLE)
         layers += steps * trace.n_layers
+        step_T = np.repeat(np.arange(steps), part.load_SLE[:, 0].sum(axis=1) // top_k)
         for layer in range(trace.n_layers):
             expert_TK = trace.expert_TLK[part.tokens, layer]
-            step_T = np.repeat(np.arange(steps), part.load_SLE[:, layer].sum(axis=1) // top_k)
             activated_SE = np.zeros((steps, trace.n_experts), dtype=bool)
             for k0 in range(1, top_k):
                 activated_SE[step_T, expert_TK[:, k0 - 1]] = True

@@ -71,7 +71,8 @@ def capacity_aware(
         )
     layers = find_moe_layers(model)
     _check_factors(chosen, len(layers))
-    _check_calibrated(chosen, layers, calibrated)
+    if chosen.name == "sere":
+        _check_similarities(layers, calibrated)
     for layer in layers:
         experts_per_rank(layer.n_experts, chosen.ep_size)
         if chosen.bounds_activation and chosen.k0 > layer.top_k:
@@ -180,12 +181,8 @@ def _check_placed(
             )
 
 
-def _check_calibrated(
-    method: Method, layers: Sequence[MoeLayer], calibrated: Sequence[Tensor] | None
-) -> None:
+def _check_similarities(layers: Sequence[MoeLayer], calibrated: Sequence[Tensor] | None) -> None:
     """Refuse SERE without the similarity of the experts of every layer."""
-    if method.name != "sere":
-        return
     if calibrated is None:
         raise UsageError(
             "method=sere: needs the similarity of the experts of each MoE layer, which python -m "
