@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,14 @@ class Comparison:
     documents: int  # their number
 
 
+class Interval(NamedTuple):
+    """A mean and its 95 % confidence interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
 def compare(differences: Mapping[str, Sequence[float] | Floats]) -> Comparison:
     """Compare two methods by the differences of their scores, document by document.
 
@@ -61,18 +69,18 @@ def compare(differences: Mapping[str, Sequence[float] | Floats]) -> Comparison:
     return Comparison(*interval(differences), p, sum(map(len, tasks)))
 
 
-def interval(differences: Mapping[str, Sequence[float] | Floats]) -> tuple[float, float, float]:
-    """Return effect, low and high of :class:`Comparison`, without the test, which takes longer."""
+def interval(differences: Mapping[str, Sequence[float] | Floats]) -> Interval:
+    """Return the mean difference of :func:`compare` with its interval, and spare its test."""
     tasks = {task: np.asarray(values, dtype=np.float64) for task, values in differences.items()}
     effect = float(np.mean([values.mean() for values in tasks.values()]))
     means = np.zeros(RESAMPLES)
     for task, values in tasks.items():
         means += resampled_sums(values.round(12), RESAMPLES, task) / len(values) / len(tasks)
     low, high = np.percentile(means, [2.5, 97.5])
-    return effect, float(low), float(high)
+    return Interval(effect, float(low), float(high))
 
 
-def share_of(part: Floats, whole: Floats, task: str) -> tuple[float, float, float]:
+def share_of(part: Floats, whole: Floats, task: str) -> Interval:
     """Return the share that a part has of a mean difference, and its 95 % confidence interval.
 
     The interval resamples documents, as :func:`compare` does. A resample in which the whole is not
@@ -88,7 +96,7 @@ def share_of(part: Floats, whole: Floats, task: str) -> tuple[float, float, floa
     shares = np.divide(parts, wholes, out=np.zeros(RESAMPLES), where=known)
     low = np.percentile(np.where(known, shares, -np.inf), 2.5, method="lower")
     high = np.percentile(np.where(known, shares, np.inf), 97.5, method="higher")
-    return float(part.sum() / whole.sum()), float(low), float(high)
+    return Interval(float(part.sum() / whole.sum()), float(low), float(high))
 
 
 Side: TypeAlias = Mapping[str, Sequence[Documents]]

@@ -81,7 +81,7 @@ def _verdict(verdict: Verdict) -> str:
     if verdict.straggler_most is not None:
         parts.append(f"(at worst {verdict.straggler_most:+.3f})")
     if (found := verdict.accuracy) is not None:
-        parts.append(f"accuracy {found.effect:+.2f} [{found.low:+.2f}, {found.high:+.2f}] points")
+        parts.append("accuracy {:+.2f} [{:+.2f}, {:+.2f}] points".format(*found))
         parts.append("over documents")
     if verdict.accuracy_over_models is not None:
         _, low, high = verdict.accuracy_over_models

@@ -22,7 +22,7 @@ import numpy as np
 
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.pairing import Floats, Paired, Unpaired, pair, pool
-from capmoe_eval.paper.statistics import Comparison, compare
+from capmoe_eval.paper.statistics import Interval, interval
 from capmoe_eval.routing.method import Adaptive
 
 
@@ -102,14 +102,6 @@ class Outcome(NamedTuple):
         return None if self.static_straggler is None else self.straggler - self.static_straggler
 
 
-class Interval(NamedTuple):
-    """A mean and its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
-
-
 class Verdict(NamedTuple):
     """The outcomes of one budget, or of all of its kind: adaptive minus static."""
 
@@ -119,7 +111,7 @@ class Verdict(NamedTuple):
     static: float | None  # the mean of the static straggler factors
     straggler: Interval | None  # at equal drops, over models
     straggler_most: float | None  # the mean if the static curve were lowest between its points
-    accuracy: Comparison | None  # in points at equal straggler factors, over documents
+    accuracy: Interval | None  # in points at equal straggler factors, over documents
     accuracy_over_models: Interval | None  # the same, over models
 
     def __str__(self) -> str:
@@ -131,8 +123,8 @@ class Verdict(NamedTuple):
             f"{self.static:.2f}: {_shown(self.straggler)}."
         )
         if self.accuracy is not None:
-            of = Interval(self.accuracy.effect, self.accuracy.low, self.accuracy.high)
-            said += f" At equal straggler factors accuracy changes by {_signed(of, 2)} points."
+            changed = _signed(self.accuracy, 2)
+            said += f" At equal straggler factors accuracy changes by {changed} points."
         return said
 
 
@@ -246,7 +238,7 @@ def _verdict(budget_of: str, budget: float | None, found: Sequence[Outcome]) -> 
         _mean(by_model(on_curve, lambda one: one.static_straggler)),
         mean_interval(list(gains.values())),
         _mean(by_model(on_curve, lambda one: _minus(one.straggler, one.static_least))),
-        compare(pooled) if pooled else None,
+        interval(pooled) if pooled else None,
         mean_interval(list(by_model(found, points).values())),
     )
 

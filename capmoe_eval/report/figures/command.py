@@ -18,14 +18,14 @@ from capmoe_eval.report.figures.write import FORMATS, write_figure
 
 
 def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -> None:
-    """Draw figures and exit: 0 drawn, 1 some of all could not be, 2 bad input."""
+    """Draw figures and exit: 0 drawn, 1 some of several could not be, 2 bad input."""
     names = ["all", *(spec.name for spec in FIGURES)]
     parser = Parser(
         prog="python -m capmoe_eval.figures",
         description="Draw a figure of the paper, or one that it lacks, from finished results.",
         epilog=f"Figures: {', '.join(names)}.",
     )
-    parser.add_argument("name", metavar="FIGURE", help="a figure, or all")
+    parser.add_argument("name", metavar="FIGURE", help="a figure, several with commas, or all")
     parser.add_argument(
         "--formats",
         default=",".join(FORMATS),
@@ -40,7 +40,8 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
     given = parser.parse_intermixed_args(arguments)
 
     def command() -> int:
-        chosen = FIGURES if given.name == "all" else [get_figure(given.name)]
+        asked = given.name.split(",")
+        chosen = FIGURES if asked == ["all"] else [get_figure(name) for name in asked]
         experiment = FigurePlans(given.overrides, reader)
         bench = functools.cache(lambda: read_bench(given.bench))  # when a figure first asks for it
 
@@ -70,6 +71,6 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
                 print(line)
             return 0
         status = run_all(functools.partial(draw, spec) for spec in chosen)
-        return min(status, 1) if given.name == "all" else status
+        return min(status, 1) if len(chosen) > 1 else status
 
     sys.exit(run_command(command))

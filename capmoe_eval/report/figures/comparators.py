@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 
 from capmoe_eval.experiment.names import TITLES
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.effects import Effects
+from capmoe_eval.paper.pairing import Unpaired, pair
+from capmoe_eval.paper.statistics import interval
 from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.catalogue import Measured, Numbers
 from capmoe_eval.report.figures.evidence import FigureRecords
@@ -106,20 +107,22 @@ def _point(
     without = by_key(baselines, lambda one: one.task)
     if not listed or not without.keys() >= set(tasks):
         return "not every task is there"
-    sides = {task: without[task] for task in tasks}, dict(zip(tasks, listed, strict=True))
-    effect = Effects().of({model: sides})
-    if effect.unpaired or effect.comparison is None:
-        return next(iter(effect.unpaired.values()), "nothing to compare")
-    method, lost = records[0].cell.method, effect.comparison
+    differences = {}
+    for task, own in zip(tasks, listed, strict=True):
+        paired = pair([one.documents for one in without[task]], [one.documents for one in own])
+        if isinstance(paired, Unpaired):
+            return paired.reason
+        differences[task] = 100 * paired.units
+    method, (lost, low, high) = records[0].cell.method, interval(differences)
     knobs = method.identity()
     before, after = (mean_load(records, tasks, f"activated_{when}") for when in ("before", "after"))
     return {
         "line": _label(records[0]),
         **{name: knobs.get(name) for name in _SETTINGS},
         "ranks": method.ep_size,
-        "lost": lost.effect,
-        "low": lost.low,
-        "high": lost.high,
+        "lost": lost,
+        "low": low,
+        "high": high,
         "activated": after / before if before and after is not None else None,
         "expert_peak": mean_load(records, tasks, "mean_peak_after"),
         "rank_peak": statistics.fmean(map(rank_peak, listed)) if method.ep_size > 1 else None,

@@ -9,9 +9,8 @@ from matplotlib.figure import Figure
 
 from capmoe_eval.experiment.names import TITLES, gamma_number
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.effects import Effects
-from capmoe_eval.paper.pairing import Paired
-from capmoe_eval.paper.statistics import compare
+from capmoe_eval.paper.pairing import Paired, pair
+from capmoe_eval.paper.statistics import Interval, interval
 from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.catalogue import Measured, Numbers
 from capmoe_eval.report.figures.evidence import FigureRecords
@@ -94,12 +93,12 @@ _LOADS: Final[Mapping[str, Callable[[Record], float]]] = {
 
 def _point(record: Record, stock: Record) -> Numbers:
     """Return γ, the points that are lost with their interval, and loads."""
-    effect = Effects().of({record.model: ({record.task: [stock]}, {record.task: [record]})})
-    assert effect.comparison is not None
-    lost, weights = effect.comparison, record.load.weights
+    paired, weights = pair([stock.documents], [record.documents]), record.load.weights
+    assert isinstance(paired, Paired)
+    lost = _points(paired, record.task)
     return {
         "gamma": record.gamma,
-        "lost": lost.effect,
+        "lost": lost.mean,
         "low": lost.low,
         "high": lost.high,
         **{name: load(record) for name, load in _LOADS.items()},
@@ -129,8 +128,12 @@ def _beside(record: Record, curve: Sequence[Record]) -> Numbers:
 def _better(paired: Paired | None) -> Numbers | None:
     if paired is None:
         return None
-    found = compare({"": 100 * paired.units})
-    return {"effect": found.effect, "low": found.low, "high": found.high}
+    found = _points(paired)
+    return {"effect": found.mean, "low": found.low, "high": found.high}
+
+
+def _points(paired: Paired, task: str = "") -> Interval:
+    return interval({task: 100 * paired.units})
 
 
 _WORDS: Final = {

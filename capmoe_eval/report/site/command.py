@@ -24,6 +24,7 @@ from capmoe_eval.experiment.results import Reader, read_results
 from capmoe_eval.report.advice import command as advice
 from capmoe_eval.report.claims import command as claims
 from capmoe_eval.report.figures import command as figures
+from capmoe_eval.report.figures.catalogue import FIGURES
 from capmoe_eval.report.replication import command as replication
 from capmoe_eval.report.site import page, serving
 from capmoe_eval.report.site.claims import claims_page
@@ -85,14 +86,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             profile_name(config)  # what cannot be one is refused before others refuse it, too
             gc.disable()  # it would go through all records again and again, in vain
             load_options("model")
-            drawn = ["all", "--formats=svg", bench, *words]
-            beside.append(_start(partial(figures.main, drawn, reader)))
+            drawn = partial(_draw, ["--formats=svg", bench, *words], reader)
+            beside.append(_start(partial(drawn, of_studies=False)))
             results = Path(str(config.results_dir))
             read_results(results, reader)
             load_options("tasks")
             importlib.import_module("scipy.special")  # which each process would import by itself
             judged = partial(replication.main, words, reader)
-            beside.append(_start(judged, partial(claims.main, [bench, *words], reader)))
+            claimed = partial(claims.main, [bench, *words], reader)
+            beside.append(_start(judged, claimed, partial(drawn, of_studies=True)))
         inventory = take_inventory(given.overrides, given.bench, reader)
         if given.replication:
             inventory = dataclasses.replace(inventory, verdicts=given.replication)
@@ -121,6 +123,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return status
 
     sys.exit(run_command(report))
+
+
+def _draw(words: Sequence[str], reader: Reader, *, of_studies: bool) -> None:
+    """Draw the figures of efficiency studies, which show no records, or all others."""
+    names = [spec.name for spec in FIGURES if bool(spec.study) == of_studies]
+    figures.main([",".join(names), *words], reader)
 
 
 def _advise(words: Sequence[str], reader: Reader) -> None:
