@@ -84,7 +84,7 @@ def test_a_grid_of_models_is_composed_inside_hydras_job(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a process that has composed no models yet."""
-    monkeypatch.setattr(configuration, "_loaded", configuration._loaded.__wrapped__)
+    monkeypatch.setattr(configuration, "_options", {})
     words = ("grid.model=[tiny_olmoe,tiny_mixtral]", "tasks=obqa", "limit=2", "ep_size=2")
     status, out, _ = shell(*words, "gamma=1.0", "batch_size=4", "results_dir=results/mine")
     assert status == 0

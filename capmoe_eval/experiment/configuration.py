@@ -32,6 +32,9 @@ OmegaConf.register_new_resolver("capmoe.cache", lambda name: str(cache_directory
 # ${capmoe.beside:path}, the directory that a path is in.
 OmegaConf.register_new_resolver("capmoe.beside", lambda path: str(Path(path).absolute().parent))
 
+# The options that were composed, by group and name.
+_options: dict[tuple[str, str], DictConfig] = {}
+
 _GRIDS = ("grid", "parts")
 _PLACEMENT = (
     "device",
@@ -122,12 +125,17 @@ def options(group: str) -> list[str]:
 def load_option(group: str, name: str) -> DictConfig:
     """Return one option of a group, composed, or raise UsageError if there is none."""
     choice(*options(group))(group, name)
-    return _loaded(group)[name].copy()
+    load_options(group, [name])
+    return _options[group, name].copy()
 
 
-def load_options(group: str) -> None:
-    """Compose the options of a group now, so that no process that is forked needs to."""
-    _loaded(group)
+def load_options(group: str, names: Iterable[str]) -> None:
+    """Compose some options of a group, and keep them: all at once takes half as long as singly."""
+    new = [name for name in dict.fromkeys(names) if (group, name) not in _options]
+    if new:
+        composed = compose_words([f"+{group}@_{n}={name}" for n, name in enumerate(new)], None)
+        OmegaConf.set_struct(composed, False)
+        _options.update({(group, name): composed[f"_{n}"] for n, name in enumerate(new)})
 
 
 @contextmanager
@@ -167,15 +175,6 @@ def compose_words(words: Sequence[str], config: str | None = "config") -> DictCo
     return composed
 
 
-@functools.cache
-def _loaded(group: str) -> dict[str, DictConfig]:
-    """Return all options of a group: composing them one by one takes long."""
-    names = options(group)
-    composed = compose_words([f"+{group}@_{n}={name}" for n, name in enumerate(names)], None)
-    OmegaConf.set_struct(composed, False)
-    return {name: composed[f"_{number}"] for number, name in enumerate(names)}
-
-
 def expand(config: DictConfig) -> Iterator[dict[str, Any]]:
     """Yield the configuration, plain and resolved, at every point of its grids.
 
@@ -204,6 +203,7 @@ def expand_parts(config: DictConfig) -> dict[str, Callable[[], Iterator[dict[str
         if part.get("model") == []:  # the profile has no model for this part
             return
         _check_grid(config, name, grid)
+        load_options("model", grid.get("model", ()))
         for values in itertools.product(*grid.values()):
             point = dict(zip(grid, values, strict=True))
             variant = resolved(point.pop("model", None))

@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 from capmoe_eval.errors import writing
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import Parser, report_options
-from capmoe_eval.experiment.configuration import load_options, profile_name
+from capmoe_eval.experiment.configuration import load_options, options, profile_name
 from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.record import VERDICTS
 from capmoe_eval.experiment.results import Reader, read_results
@@ -85,12 +85,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if given.all:
             profile_name(config)  # what cannot be one is refused before others refuse it, too
             gc.disable()  # it would go through all records again and again, in vain
-            load_options("model")
+            results = Path(str(config.results_dir))
+            load_options("model", [name for name in options("model") if (results / name).is_dir()])
             drawn = partial(_draw, ["--formats=svg", bench, *words], reader)
             beside.append(_start(partial(drawn, of_studies=False)))
-            results = Path(str(config.results_dir))
             read_results(results, reader)
-            load_options("tasks")
+            load_options("tasks", options("tasks"))
             importlib.import_module("scipy.special")  # which each process would import by itself
             judged = partial(replication.main, words, reader)
             claimed = partial(claims.main, [bench, *words], reader)
