@@ -1,23 +1,36 @@
 from __future__ import annotations
 
+import functools
+import gc
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 # Before any library reads them: what tests make stays out of the user's caches, and nothing waits
-# for a hub that tests must not need.
-os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="capmoe-tests-")
+# for a hub that tests must not need. The workers of pytest-xdist share what one of them has made.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="capmoe-tests-")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TQDM_DISABLE", "1")
 
 import datasets
 import pytest
 import torch
+from lm_eval.tasks import manager
+from lm_eval.tasks._index import TaskIndex
 
+from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.zoo.synthetic.hub import synthetic_hub
 
 REPOSITORY = Path(__file__).parents[1]
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what is imported, which stays: half a second each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +49,28 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def read_once() -> Iterator[None]:
+    """Share lm-eval's folders and the tasks of data sets that stay: reading them takes seconds."""
+    index = functools.cache(lambda folder: TaskIndex().build([folder]))
+    shared: dict[Any, Any] = {}
+    new = TaskLibrary.__init__
+
+    class Index(TaskIndex):
+        @staticmethod
+        def build(paths: Iterable[Path], **_: object) -> dict[str, Any]:
+            return {name: entry for folder in paths for name, entry in index(folder).items()}
+
+    def sharing(library: TaskLibrary) -> None:
+        new(library)
+        library._built = shared
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manager, "TaskIndex", Index)
+        patch.setattr(TaskLibrary, "__init__", sharing)
+        yield
 
 
 @pytest.fixture(scope="session")

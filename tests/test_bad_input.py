@@ -11,13 +11,11 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from lm_eval.tasks import manager
 
 from capmoe_eval import __main__ as main_command
 from capmoe_eval import advise, claims, figures, lm_eval, loads, replication, site, tables, tiny
 from capmoe_eval.bench import __main__ as bench
 from capmoe_eval.evaluation import loading
-from capmoe_eval.evaluation.tasks import task_manager
 from capmoe_eval.report import adaptive as adaptive_report
 from tests.bad_input import Row, rows, write_traces
 
@@ -77,10 +75,6 @@ def test_bad_input_is_one_line_and_status_2(
         monkeypatch.setattr(loading, "load_lm", lambda *_, **__: pytest.fail("loads the model"))
     if row.command == "lm_eval":
         monkeypatch.setattr(logging, "raiseExceptions", False)  # its log keeps an older stderr
-        known = task_manager("piqa").task_index
-        monkeypatch.setattr(  # reading all takes seconds a row
-            manager.TaskIndex, "build", staticmethod(lambda _paths: known)
-        )
     monkeypatch.chdir(place)
     words = shlex.split(row.words)
     monkeypatch.setattr(sys, "argv", [row.command, *words])

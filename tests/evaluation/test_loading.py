@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation import command, lm_eval_command
 from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.evaluation.loading import Placement, load_lm
 from capmoe_eval.evaluation.provenance import provenance, weights_hash
@@ -218,11 +219,16 @@ from transformers import {base} as {name}
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("part", ["model", "tokenizer"])
-@pytest.mark.parametrize("command", ["capmoe_eval", "capmoe_eval.lm_eval"])
+@pytest.mark.parametrize("main", [command.main, lm_eval_command.main])
 def test_code_of_a_checkpoint_never_runs(
-    part: str, command: str, checkpoint: Path, hub: Path, tmp_path: Path
+    part: str,
+    main: Callable[[], None],
+    checkpoint: Path,
+    hub: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """transformers asks on standard input, and a piped yes is an answer."""
     directory, marker = tmp_path / "model", tmp_path / "ran"
@@ -241,30 +247,29 @@ def test_code_of_a_checkpoint_never_runs(
         own = code(base="PreTrainedTokenizer", name="Mine")
         (tmp_path / "tokenizer/own.py").write_text(own)
         named = f"tokenizer={tmp_path / 'tokenizer'}"
-    words = {
-        "capmoe_eval": [
+    if main is lm_eval_command.main:
+        words = [
+            *("run", "--model", "capmoe", "--model_args", f"pretrained={directory},{named}"),
+            *("--tasks", "longicl_banking77_1shot", "--limit", "1", "--device", "cpu"),
+        ]
+    else:
+        words = [
             *("model=custom", "model.name=mine", f"model.pretrained={directory}", "tasks=obqa"),
             f"model.{named}",
             *("method=baseline", f"data.root={hub}", "limit=1", f"results_dir={tmp_path / 'r'}"),
-        ],
-        "capmoe_eval.lm_eval": [
-            *("run", "--model", "capmoe", "--model_args", f"pretrained={directory},{named}"),
-            *("--tasks", "longicl_banking77_1shot", "--limit", "1", "--device", "cpu"),
-        ],
-    }[command]
-    done = subprocess.run(
-        [sys.executable, "-m", command, *words],
-        input="y\n" * 9,
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-    )
+        ]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 9))
+    monkeypatch.setattr(sys, "argv", ["", *words])
+    with pytest.raises(SystemExit) as done:
+        main()
+    out, err = capsys.readouterr()
     assert not marker.exists(), "code of the checkpoint ran"
-    assert "Do you wish to run" not in done.stdout + done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "Do you wish to run" not in out + err
+    (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
     assert "needs code of its own" in line and "--trust_remote_code" in line
-    assert done.returncode == 2
+    assert done.value.code == 2
 
 
 def test_threads_are_a_setting() -> None:

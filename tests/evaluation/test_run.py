@@ -10,8 +10,6 @@ import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -34,6 +32,7 @@ from capmoe_eval.experiment.files import write_bytes
 from capmoe_eval.experiment.record import SCHEMA, read_record
 from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.routing.method import Method
+from tests.processes import command
 
 OBQA = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
 
@@ -307,26 +306,26 @@ def test_a_disk_that_fails_under_an_evaluation_stops_everything(
 
 @pytest.mark.slow
 def test_a_killed_sweep_leaves_whole_records_and_continues(tmp_path: Path) -> None:
-    command = [
-        *(sys.executable, "-m", "capmoe_eval", "-m", "limit=2", "tasks=obqa,piqa"),
+    words = [
+        *("-m", "model=tiny_olmoe", "limit=2", "tasks=obqa,piqa", "ep_size=2", "batch_size=4"),
         *("method=baseline,order,reverse_order,score,expert_drop", "gamma=1.0,2.0"),
         f"results_dir={tmp_path / 'results'}",
     ]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    process = command(*words, cwd=tmp_path)
     deadline = time.monotonic() + 120
     while len(list(tmp_path.glob("results/*/*/*.json"))) < 3 and time.monotonic() < deadline:
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.communicate()
     whole = sorted(tmp_path.glob("results/*/*/*.json"))
     assert 3 <= len(whole) < 16, "the kill came in the middle"
     for path in whole:
         read_record(path)
     times = {path: path.stat().st_mtime_ns for path in whole}
     started = time.time()
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    out, _ = command(*words, cwd=tmp_path).communicate()
     # baseline and expert_drop have no γ: 2 tasks × (2 + 3 methods × 2 γ) cells.
-    assert f"{16 - len(whole)} computed, {len(whole)} finished before, 0 failed" in done.stdout
+    assert f"{16 - len(whole)} computed, {len(whole)} finished before, 0 failed" in out
     assert len(list(tmp_path.glob("results/*/*/*.json"))) == 16
     assert times == {path: path.stat().st_mtime_ns for path in whole}
     assert [p.name for p in tmp_path.iterdir()] == ["results"], "Hydra left something behind"
@@ -336,17 +335,12 @@ def test_a_killed_sweep_leaves_whole_records_and_continues(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_two_processes_share_the_cells_without_being_told_how(tmp_path: Path) -> None:
-    command = [
-        *(sys.executable, "-m", "capmoe_eval", "-m", "limit=4", "tasks=obqa,piqa"),
-        *("model=tiny_olmoe,tiny_mixtral", "method=order,score", "gamma=1.0,2.0"),
+    words = [
+        *("-m", "limit=4", "tasks=obqa,piqa", "model=tiny_olmoe,tiny_mixtral"),
+        *("method=order,score", "gamma=1.0,2.0"),
         *("ep_size=2", "batch_size=4", "results_dir=results"),
     ]
-    both = [
-        subprocess.Popen(
-            command, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        for _ in range(2)
-    ]
+    both = [command(*words, cwd=tmp_path) for _ in range(2)]
     said = [process.communicate(timeout=600) for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     counted = r"(\d+) computed, (?:(\d+) by other processes, )?(\d+) finished before, 0 failed"

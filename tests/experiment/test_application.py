@@ -6,7 +6,6 @@ import errno
 import io
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from capmoe_eval.experiment.application import INTERRUPTED, run_all, run_command
 from capmoe_eval.experiment.datasource import _writable_or_temporary, cache_directory
 from capmoe_eval.experiment.files import write_text
 from capmoe_eval.report.tables import command as tables
+from tests.processes import command
 
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
@@ -81,11 +81,11 @@ def test_an_ignored_signal_stays_ignored() -> None:
 def test_a_sweep_that_is_told_to_end_keeps_what_is_finished(
     number: signal.Signals, tmp_path: Path
 ) -> None:
-    command = [
-        *(sys.executable, "-m", "capmoe_eval", "-m", "limit=2", "tasks=obqa,piqa,rte,boolq"),
+    process = command(
+        *("-m", "model=tiny_olmoe", "limit=2", "tasks=obqa,piqa,rte,boolq", "ep_size=2"),
         *("method=order,reverse_order,score", "gamma=1.0,2.0", "results_dir=results"),
-    ]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        cwd=tmp_path,
+    )
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("results/*/*/*.json")) and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -198,15 +198,11 @@ def test_a_cache_that_cannot_be_written_is_done_without(
 
 
 @pytest.mark.slow
-def test_a_run_does_without_a_cache(tmp_path: Path) -> None:
+def test_a_run_does_without_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
-    done = subprocess.run(
-        [sys.executable, "-m", "capmoe_eval", "-m", "tasks=obqa", "limit=2", "gamma=1.0,2.0"],
-        cwd=tmp_path,
-        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "file")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "2 computed" in done.stdout and "Traceback" not in done.stderr
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    words = ("-m", "model=tiny_olmoe", "tasks=obqa", "limit=2", "ep_size=2", "gamma=1.0,2.0")
+    process = command(*words, cwd=tmp_path)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "2 computed" in out and "Traceback" not in err

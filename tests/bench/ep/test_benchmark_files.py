@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -170,9 +168,3 @@ def test_a_mistake_gives_one_line_and_2(
     said = capsys.readouterr().err
     assert said.startswith(f"error: {line}") and said.count("\n") == 1
     assert not list(tmp_path.iterdir())
-
-
-def test_help_starts_without_torch() -> None:
-    code = "import capmoe_eval.bench.__main__, sys; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from dataclasses import replace
 from typing import Any
 
 import datasets
@@ -65,7 +66,6 @@ VERDICTS = {
     "    return '\\0' * 2**23\n": "ended",
     "    return float('inf')\n": "ended",
     "    while True:\n        pass\n": "out of time",
-    "    return x * 2\n\nimport time\ntime.sleep(600)\n": "out of time",
 }
 
 
@@ -73,6 +73,12 @@ def test_verdicts(sandbox: Sandbox) -> None:
     pairs = [(DOUBLE, completion) for completion in VERDICTS]
     judged = dict(zip(VERDICTS, judge_all(sandbox, pairs), strict=True))
     assert judged == VERDICTS
+
+
+def test_a_program_that_waits_runs_out_of_time(sandbox: Sandbox) -> None:
+    hasty = replace(sandbox, limits=replace(sandbox.limits, wall_seconds=2))
+    program = "    return x * 2\n\nimport time\ntime.sleep(600)\n"
+    assert judge(hasty, DOUBLE, program) == "out of time"
 
 
 EQUAL = """
@@ -221,5 +227,5 @@ def test_the_real_solutions_pass_and_empty_bodies_do_not(
     assert len(rows) == 164
     solved = [(problem(row), row["canonical_solution"]) for row in rows]
     assert judge_all(sandbox, solved) == ["passed"] * 164
-    empty = [(asked, "    pass\n") for asked, _ in solved]
-    assert judge_all(sandbox, empty) == ["wrong"] * 164
+    empty = [(asked, "    pass\n") for asked, _ in solved[::4]]
+    assert judge_all(sandbox, empty) == ["wrong"] * 41

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -206,10 +204,3 @@ def test_targets_that_are_none(path: str, value: object, told: str, tmp_path: Pa
     files.write(tmp_path, content, "forward.json")
     (line,) = read_bench(tmp_path).broken
     assert told in line and line.endswith("make it again: python -m capmoe_eval.bench forward")
-
-
-def test_reading_needs_nothing_heavy() -> None:
-    heavy = ("torch", "numpy", "pandas", "matplotlib", "hydra", "omegaconf", "pydantic")
-    code = f"import sys, capmoe_eval.experiment.timings; print(*sys.modules.keys() & {set(heavy)})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""

@@ -306,9 +306,3 @@ def test_every_profile_has_what_the_figures_need(profile: str) -> None:
         spec = get_figure(name)
         assert all(experiment.plan(part) for part in spec.parts)
         assert spec.model is None or spec.model < len(experiment.config.profile.figures.models)
-
-
-def test_the_package_starts_without_drawing_libraries() -> None:
-    code = "import capmoe_eval.figures, sys; print({'matplotlib', 'torch'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -80,7 +79,3 @@ def main(directory: Path) -> None:
             }
     torch.save(found, directory / f"{world.rank}.pt")
     dist.barrier()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.parallel.world import own_rows
-from tests.wrapper.parallel import cases
-from tests.wrapper.parallel.conftest import Launch
+from tests.bench.ep.test_benchmark_files import check
+from tests.wrapper.parallel import cases, test_timing, worker
+from tests.wrapper.parallel.processes import run_ranks
 
 Results = dict[str, Any]
+Launch = Callable[[int], tuple[Path, list[str]]]
 SIZES = [2, pytest.param(4, marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module")
+def launch(tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    """Return a function from a number of ranks to their directory and what each of them said."""
+    known: dict[int, tuple[Path, list[str]]] = {}
+
+    def start(size: int) -> tuple[Path, list[str]]:
+        if size not in known:
+            directory = tmp_path_factory.mktemp("ranks")
+            known[size] = directory, run_ranks(worker.main, directory, size=size, timeout=180)
+        return known[size]
+
+    return start
 
 
 @pytest.fixture(scope="module", params=SIZES)
@@ -164,3 +184,44 @@ def test_what_cannot_be_is_refused_in_one_line(ranks: list[Results], size: int) 
         assert said["uneven"].startswith("ep_size=4: 30 experts cannot be spread evenly")
     assert all("\n" not in line for line in said.values())
     assert all(rank["refused"] == said for rank in ranks)
+
+
+def test_a_timed_layer_computes_and_sends_the_same(launch: Launch) -> None:
+    directory, _ = launch(2)
+    (first, loads), (second, same) = (
+        torch.load(directory / f"timed-{rank}.pt") for rank in range(2)
+    )
+    timed = test_timing.layer()
+    assert loads == same
+    for name, method in (test_timing.METHODS | {"dropless": Method("baseline")}).items():
+        together = torch.cat([first[name], second[name]])
+        torch.testing.assert_close(together, timed.run(method).output_TH, rtol=1e-4, atol=1e-5)
+        assert loads[name] == vars(timed.load(method)), name
+
+
+def test_the_benchmark_on_ranks_holds_the_emulation_against_them(launch: Launch) -> None:
+    directory, said = launch(2)
+    assert "measured on real processes (gloo)" in said[0] and said[1] == ""
+    (path,) = (directory / "bench").iterdir()
+    assert path.name == "ep-small-2-measured.json"
+    content = json.loads(path.read_text())
+    assert content["kind"] == "measured" and content["note"] is None
+    run = check(content, 2)
+    assert run["link"] is None
+    (point,) = run["points"]
+    methods = {row["method"] for row in point["prefill"]["timings"]}
+    validation = point["validation"]
+    assert methods == set(validation["errors"]) and len(methods) == 3
+    assert all(row["seconds"]["total"]["median"] > 0 for row in point["prefill"]["timings"])
+    assert "EMULATED" in validation["note"] and validation["link"]["bandwidth"] > 0
+    assert "measured" in validation["link"]["source"]
+    pairs = [
+        (point["timings"], validation),
+        (point["prefill"]["timings"], validation["prefill"]),
+    ]
+    for measured, emulated in pairs:
+        for ours, theirs in zip(measured, emulated["timings"], strict=True):
+            assert ours["load"] == theirs["load"]
+            error = emulated["errors"][ours["method"]]
+            ratio = theirs["seconds"]["total"]["median"] / ours["seconds"]["total"]["median"]
+            assert error["total"] == pytest.approx(ratio - 1)

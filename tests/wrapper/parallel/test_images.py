@@ -22,8 +22,7 @@ SIZES = [2, pytest.param(4, marks=pytest.mark.slow)]
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """Return the results of every rank."""
     directory: Path = tmp_path_factory.mktemp("ranks")
-    words = ["-m", "tests.wrapper.parallel.image_worker", str(directory)]
-    run_ranks(words, request.param, timeout=600)
+    run_ranks(image_worker.main, directory, size=request.param, timeout=600)
     return [torch.load(directory / f"{rank}.pt") for rank in range(request.param)]
 
 

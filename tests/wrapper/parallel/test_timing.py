@@ -26,7 +26,6 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.timings.schema import Link, Load, Shape
 from capmoe_eval.experiment.timings.spread import Spread
 from capmoe_eval.routing.method import Method
-from tests.wrapper.parallel.conftest import Launch
 
 CPU = torch.device("cpu")
 SHAPE = Shape("tiny", hidden=16, intermediate=24, n_experts=8, top_k=2, shared=8)
@@ -246,16 +245,3 @@ def test_speedups_are_taken_within_a_round() -> None:
 def test_quartiles() -> None:
     assert Spread.of([1, 2, 3, 4, 5]) == Spread(3, 2, 4)
     assert Spread.of([7.0]) == Spread(7, 7, 7)
-
-
-def test_real_ranks_compute_and_send_what_the_emulation_says(launch: Launch) -> None:
-    directory, _ = launch(2)
-    (first, loads), (second, same) = (
-        torch.load(directory / f"timed-{rank}.pt") for rank in range(2)
-    )
-    timed = layer()
-    assert loads == same
-    for name, method in (METHODS | {"dropless": Method("baseline")}).items():
-        together = torch.cat([first[name], second[name]])
-        torch.testing.assert_close(together, timed.run(method).output_TH, rtol=1e-4, atol=1e-5)
-        assert loads[name] == vars(timed.load(method)), name

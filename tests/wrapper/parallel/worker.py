@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -131,7 +130,3 @@ def _refusal(call: object) -> str:
     except UsageError as error:
         return str(error)
     return "not refused"
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -1,0 +1,89 @@
+"""Processes that start in milliseconds, as forks of one that has imported the libraries."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from capmoe_eval.__main__ import main
+
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload(["capmoe_eval.evaluation.run", "capmoe_eval.evaluation.lm"])
+
+
+class Process:
+    """A process of its own that calls a function, with the methods of ``subprocess.Popen``.
+
+    Args:
+        work: A function of a module, whose return or SystemExit ends the process.
+        arguments: Its arguments.
+        cwd: The working directory, by default this process's.
+        environment: Variables beside this process's.
+    """
+
+    def __init__(
+        self,
+        work: Callable[..., object],
+        *arguments: object,
+        cwd: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._directory = tempfile.TemporaryDirectory()
+        self._said = [Path(self._directory.name, name) for name in ("out", "err")]
+        for path in self._said:  # it may be ended before it opens them
+            path.touch()
+        place, variables = cwd or Path.cwd(), {**os.environ, **(environment or {})}
+        given = (self._said, place, variables, work, *arguments)
+        self._process = _SERVER.Process(target=_become, args=given, daemon=True)
+        self._process.start()
+
+    @property
+    def returncode(self) -> int | None:
+        """The status, negative for a signal; None while it runs."""
+        return self._process.exitcode
+
+    poll = returncode.fget
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.returncode is None and self._process.pid is not None:
+            os.kill(self._process.pid, number)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Wait for its end; return its standard output and standard error."""
+        self._process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired("", timeout or 0)
+        out, err = (path.read_text(encoding="utf-8") for path in self._said)
+        return out, err
+
+
+def command(*words: str, cwd: Path) -> Process:
+    """Start ``python -m capmoe_eval <words>``."""
+    return Process(_command, words, cwd=cwd)
+
+
+def _command(words: tuple[str, ...]) -> None:
+    sys.argv = ["capmoe_eval", *words]
+    main()
+
+
+def _become(
+    said: list[Path],
+    cwd: Path,
+    environment: Mapping[str, str],
+    work: Callable[..., object],
+    *arguments: object,
+) -> None:
+    for number, path in enumerate(said, 1):
+        with path.open("wb") as file:
+            os.dup2(file.fileno(), number)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(cwd)
+    work(*arguments)
