@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from capmoe_eval.errors import EnforcementError, UsageError
-from capmoe_eval.routing.activation import best_own
 from capmoe_eval.routing.assign import assign, batch_counts
 from capmoe_eval.routing.groups import TokenGroups
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Assignment, Scores
-from capmoe_eval.routing.weighted import Weighted, weigh
+from capmoe_eval.routing.weighted import weigh
 from capmoe_eval.wrapper.generation import Generation
 from capmoe_eval.wrapper.kernel import kept_pairs_kernel
 from capmoe_eval.wrapper.layer_meter import LayerMeter
@@ -202,28 +201,35 @@ class _ForwardHooks:
                 )
             if not again:
                 plan.choices[number] = topk_TK
-                with torch.no_grad():  # not part of the graph of a backward pass
-                    deviation = layer.gate.deviation(scores, weight_TK, topk_TK)
-                meter.note_router(topk_TK, deviation, weight_TK.dtype)
+                meter.note_router(scores, weight_TK)
             if method.is_stock:
-                if not again:
-                    meter.note_scores(scores.score_TE)
                 return None
             counts = None
             if method.decides_by_batch:
                 counts = layer.ranks.total(batch_counts(scores, method))
-            if method.bounds_activation and not again:
-                meter.note_best(best_own(scores, method.k0))
             images = plan.images_on(topk_TK.device)
+            image_T = None if images is None else images.image_T
+            calibrated, weighted = meter.calibrated_on(topk_TK.device), None
+            if method.weighs_tokens:
+                assert calibrated is not None
+                weighted = weigh(
+                    method,
+                    groups,
+                    bias_E=calibrated,
+                    top_k=layer.top_k,
+                    hidden_TH=groups.counted(args[0].detach().flatten(0, -2)),
+                    image_T=image_T,
+                )
+                meter.weighted = meter.weighted if again else weighted
             assignment = assign(
                 scores,
                 method,
                 groups,
-                image_T=None if images is None else images.image_T,
+                image_T=image_T,
                 stream=(number, plan.number),
                 counts=counts,
-                calibrated=meter.calibrated_on(topk_TK.device),
-                weighted=_weighted(meter, plan, args[0], note=not again),
+                calibrated=calibrated,
+                weighted=weighted,
             )
             changed_T = assignment.changed_T(layer.top_k)
             # A layer waits for its device here and nowhere else.
@@ -257,33 +263,6 @@ class _ForwardHooks:
                 self._meter.recorder.note_hidden(number, plan, called[hidden_name])
 
         return hook
-
-
-def _weighted(
-    meter: LayerMeter, plan: ForwardPlan, hidden: Tensor, *, note: bool
-) -> Weighted | None:
-    """Return the weights of tokens and the capacities of experts, if the method weighs tokens.
-
-    ``hidden`` is what the layer's router is called with [N, H] or [B, S, H]. ``note`` tells the
-    meter.
-    """
-    if not meter.method.weighs_tokens:
-        return None
-    groups, images = plan.groups_on(hidden.device), plan.images_on(hidden.device)
-    bias_E = meter.calibrated_on(hidden.device)
-    if bias_E is None:  # no capacity depends on the experts' modalities
-        bias_E = groups.group_T.new_zeros(meter.layer.n_experts)
-    weighted = weigh(
-        meter.method,
-        groups,
-        hidden_TH=groups.counted(hidden.detach().flatten(0, -2)),
-        image_T=None if images is None else images.image_T,
-        bias_E=bias_E,
-        top_k=meter.layer.top_k,
-    )
-    if note:
-        meter.note_weights(weighted)
-    return weighted
 
 
 def _every_row(
