@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.routing.assign import assign, batch_counts
-from capmoe_eval.routing.groups import TokenGroups
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Assignment, Scores
 from capmoe_eval.routing.weighted import weigh
@@ -98,8 +97,11 @@ class _ForwardHooks:
         mask = arguments.get("attention_mask")
         if step and getattr(mask, "ndim", None) != 2:
             mask = None if step.mask is None else meter.ranks.own(step.mask)
-        if step and step.finished_B is not None:
-            mask = self._live(mask, meter.ranks.own(step.finished_B), tokens, n_cached)
+        if step and step.finished_B is not None:  # sequences that have finished are pads
+            if mask is None:
+                mask = torch.ones(len(tokens), n_cached + tokens.shape[1], device=tokens.device)
+            finished_B1 = meter.ranks.own(step.finished_B)[:, None]
+            mask = mask.masked_fill(finished_B1.to(mask.device), 0)
         if meter.real_tokens_BS is not None:
             mask, n_cached = meter.ranks.own(meter.real_tokens_BS), 0
             if mask.shape != tokens.shape[:2]:
@@ -117,14 +119,6 @@ class _ForwardHooks:
             ranks=meter.ranks,
         )
         meter.note_forward(self._plan, mask)
-
-    def _live(
-        self, mask: Tensor | None, finished_B: Tensor, tokens: Tensor, n_cached: int
-    ) -> Tensor:
-        """Return a mask [B, M] in which sequences whose answer is finished are pads."""
-        if mask is None:
-            mask = torch.ones(len(tokens), n_cached + tokens.shape[1], device=tokens.device)
-        return mask.masked_fill(finished_B[:, None].to(mask.device), 0)
 
     def _counted(self, mask: Any, tokens: Tensor, n_cached: int) -> Tensor:
         """Return a mask [B, S] of the tokens that count."""
@@ -182,7 +176,7 @@ class _ForwardHooks:
             if not plan.constrained and not self._meter.records_every_forward:
                 return None
             logits_NE, weight_NK, topk_NK = output
-            groups = plan.groups_on(topk_NK.device)
+            groups, _, image_T, _ = plan.on(topk_NK.device)
             if len(topk_NK) != groups.n_rows:
                 raise EnforcementError(
                     f"{layer.name}: {len(topk_NK)} rows for {groups.n_rows} tokens"
@@ -207,8 +201,6 @@ class _ForwardHooks:
             counts = None
             if method.decides_by_batch:
                 counts = layer.ranks.total(batch_counts(scores, method))
-            images = plan.images_on(topk_TK.device)
-            image_T = None if images is None else images.image_T
             calibrated, weighted = meter.calibrated_on(topk_TK.device), None
             if method.weighs_tokens:
                 assert calibrated is not None
@@ -237,11 +229,10 @@ class _ForwardHooks:
             if groups.every_row_counts and not n_changed:
                 return None
             weight_TS = _combine_weights(layer, method, scores, assignment, weight_TK, changed_T)
-            dropped_TS = ~assignment.keep_TS
-            index_NS = assignment.index_TS.masked_fill(dropped_TS, layer.n_experts)
-            weight_NS = weight_TS.masked_fill(dropped_TS, 0.0)
-            if not groups.every_row_counts:
-                index_NS, weight_NS = _every_row(groups, index_NS, weight_NS, layer.n_experts)
+            dropped_TS, no_expert = ~assignment.keep_TS, layer.n_experts
+            index_TS = assignment.index_TS.masked_fill(dropped_TS, no_expert)
+            index_NS = groups.every_row(index_TS, no_expert)  # a row that does not count has none
+            weight_NS = groups.every_row(weight_TS.masked_fill(dropped_TS, 0.0), 0.0)
             if kept_pairs:
                 experts.capmoe_untouched, experts.capmoe_counted = False, (index_NS, n_kept)
             return logits_NE, weight_NS, index_NS
@@ -263,15 +254,6 @@ class _ForwardHooks:
                 self._meter.recorder.note_hidden(number, plan, called[hidden_name])
 
         return hook
-
-
-def _every_row(
-    groups: TokenGroups, index_TS: Tensor, weight_TS: Tensor, no_expert: int
-) -> tuple[Tensor, Tensor]:
-    """Return experts and weights of every row [N, S]: one that does not count takes no slot."""
-    shape = (groups.n_rows, index_TS.shape[1])
-    index_NS = index_TS.new_full(shape, no_expert).index_copy_(0, groups.rows_T, index_TS)
-    return index_NS, weight_TS.new_zeros(shape).index_copy_(0, groups.rows_T, weight_TS)
 
 
 def _combine_weights(

@@ -121,17 +121,16 @@ class LayerMeter:
             EnforcementError: If the layer's router has not run in this forward.
         """
         n_experts, top_k, ranks = self.layer.n_experts, self.layer.top_k, self.layer.ranks
-        groups, images = plan.groups_on(index_NS.device), plan.images_on(index_NS.device)
+        groups, pads_N1, image_T, band_T = plan.on(index_NS.device)
         topk_TK, self._choice_TK = self._choice_TK, None
         if topk_TK is None:
             raise EnforcementError(f"{self.layer.name}: the experts ran without their router")
         index_TS = groups.counted(index_NS)
         computed_TS = index_TS < n_experts
         lost_TK = ~computed_TS[:, :top_k]
-        image_T, cell_T, n_modalities = None, groups.group_T, 1
-        if images is not None:
-            image_T, n_modalities = images.image_T, 2
-            cell_T = 2 * groups.group_T + image_T
+        cell_T, n_modalities = groups.group_T, 1
+        if image_T is not None:
+            cell_T, n_modalities = 2 * groups.group_T + image_T, 2
         shape_GME = (len(groups.tokens), n_modalities, n_experts)
         called_TS = index_TS.clamp_max(n_experts - 1)
         demand_GME = bucket_loads(cell_T, topk_TK, torch.ones_like(topk_TK), shape_GME)
@@ -146,13 +145,13 @@ class LayerMeter:
         )
         pad_slots = torch.zeros((), dtype=torch.long, device=index_NS.device)
         if not self.method.is_stock:
-            pad_slots = ((index_NS < n_experts) & plan.pads_on(index_NS.device)).sum()
+            pad_slots = ((index_NS < n_experts) & pads_N1).sum()
         demand_GME, kept_GME, count_CM, pad_slots = ranks.totals(
             demand_GME, kept_GME, by_modality(count_CT, image_T), pad_slots
         )
         self.forwards += 1
-        if images is not None:
-            self._sums.update(band_counts=ranks.total(by_band(count_CT, *images)))
+        if image_T is not None and band_T is not None:
+            self._sums.update(band_counts=ranks.total(by_band(count_CT, image_T, band_T)))
             self._note_modalities(count_CM, demand_GME.sum(dim=0), kept_GME.sum(dim=0))
             if self.method.max_k:  # a token with K pairs may have lost others for its own sake
                 lost_TK = lost_TK & (computed_TS.sum(dim=1, keepdim=True) < top_k)
