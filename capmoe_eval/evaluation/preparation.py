@@ -20,30 +20,21 @@ if TYPE_CHECKING:
 
 
 def check_processes(plan: Plan) -> None:
-    """Refuse ``parallel=ep`` without one process per rank, with a ``device_map`` or a placement.
+    """Refuse ``parallel=ep`` without one process per rank, and what it cannot compute.
 
     Raises:
         UsageError: With the command that works.
     """
     if plan.parallel != "ep":
         return
-    if plan.cell.method.is_placed:
-        raise UsageError(
-            f"placement={plan.cell.method.placement}: under parallel=ep every process has a block "
-            "of experts; leave one of the two out"
-        )
     adopt_srun()
     ranks, started = plan.cell.method.ep_size, process_count()
+    plan.cell.method.check_processes(started or ranks)
     if started is None:
         raise UsageError(
             "parallel=ep: needs one process per rank; start them with torchrun --nproc-per-node "
             f"{ranks} -m capmoe_eval … parallel=ep ep_size={ranks}, or with srun --ntasks {ranks} "
             f"python -m capmoe_eval … parallel=ep ep_size={ranks}"
-        )
-    if plan.cell.method.uses_ranks and ranks != started:
-        raise UsageError(
-            f"ep_size={ranks}: {started} processes were started, and under parallel=ep each is a "
-            f"rank; set ep_size={started}, or start {ranks}"
         )
     if plan.device_map is not None:
         raise UsageError(

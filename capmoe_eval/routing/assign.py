@@ -25,12 +25,13 @@ from capmoe_eval.routing.scores import (
     HIGHEST,
     Assignment,
     Scores,
+    addable,
     assignment,
-    beyond_topk,
     ranked_experts,
     score_bits,
+    usable,
 )
-from capmoe_eval.routing.weighted import UNIT, Weighted, assign_weighted, with_weights
+from capmoe_eval.routing.weighted import Weighted, assign_weighted, weigh
 
 # Shape suffixes: T counted tokens, E routed experts, K = top-k, A slots added to the top-k,
 # S = K + A slots per token, G capacity groups, D devices (ranks), P pairs.
@@ -93,7 +94,7 @@ def assign(
     Raises:
         UsageError: If E cannot be spread evenly over ``method.ep_size`` ranks.
     """
-    local = experts_per_rank(scores.score_TE.shape[1], method.ep_size)
+    experts_per_rank(scores.score_TE.shape[1], method.ep_size)
     placed_RN = calibrated if method.is_placed else None
     assert method.is_placed == (placed_RN is not None)
     if method.is_stock:
@@ -101,16 +102,23 @@ def assign(
     if method.decides_by_batch:
         counts = batch_counts(scores, method) if counts is None else counts
         if method.name == "expert_drop":
-            return _silence_idle_experts(scores, counts)
+            silent_E = torch.zeros_like(counts, dtype=torch.bool)
+            silent_E[idle_experts(counts)] = True
+            return Assignment(scores.topk_TK, ~silent_E[scores.topk_TK])
         if method.name == "sere":
             assert calibrated is not None
             return reroute(scores, substitutes(counts[0] > 0, calibrated, method.min_similarity))
         return assign_within(scores, expert_set(counts, method, placed_RN))
     if method.weighs_tokens:
-        return assign_weighted(
-            scores, method, groups, weighted or _unweighted(scores, method, groups)
-        )
-    keeper = _Keeper(scores, method, groups, local, stream, image_T, placed_RN)
+        if weighted is None:
+            weighted = weigh(
+                method,
+                groups,
+                bias_E=groups.group_T.new_zeros(scores.score_TE.shape[1]),
+                top_k=scores.topk_TK.shape[1],
+            )
+        return assign_weighted(scores, method, groups, weighted)
+    keeper = _Keeper(scores, method, groups, stream, image_T, placed_RN)
     if method.name == "token_reroute":
         return _reroute(scores, method, keeper)
     index_TS, valid_TS = _candidates(scores, method, groups, placed_RN)
@@ -118,18 +126,6 @@ def assign(
     if method.max_k:
         keep_TS = _at_most_k(scores, method, index_TS, keep_TS)
     return Assignment(index_TS, keep_TS)
-
-
-def _unweighted(scores: Scores, method: Method, groups: TokenGroups) -> Weighted:
-    """Return equal weights, and the capacities of experts of no modality."""
-    return with_weights(
-        method,
-        groups,
-        torch.full_like(groups.group_T, UNIT),
-        image_T=torch.zeros_like(groups.group_T),
-        bias_E=groups.group_T.new_zeros(scores.score_TE.shape[1]),
-        top_k=scores.topk_TK.shape[1],
-    )
 
 
 def batch_counts(scores: Scores, method: Method) -> Tensor:
@@ -163,9 +159,7 @@ def _candidates(
     else:
         expert_E = torch.arange(n_experts, device=topk_TK.device)
         added_TA = by_rank(expert_E, method.ep_size, placed_RN)[groups.rank_T]
-    valid_TA = beyond_topk(scores).gather(1, added_TA)
-    if scores.eligible_TE is not None:
-        valid_TA &= scores.eligible_TE.gather(1, added_TA)
+    valid_TA = addable(scores).gather(1, added_TA)
     return torch.cat([topk_TK, added_TA], dim=1), torch.cat([chosen_TK, valid_TA], dim=1)
 
 
@@ -174,7 +168,7 @@ def _candidates(
 
 def _added_bit(scores: Scores, index_TS: Tensor) -> Tensor:
     """Return a key's bit for the added slots, so that they come after the others; 0 for those."""
-    return beyond_topk(scores).gather(1, index_TS).long() * _ADDED
+    return addable(scores).gather(1, index_TS).long() * _ADDED
 
 
 def _random_key(shape_TE: tuple[int, int], seed: int, stream: tuple[int, int]) -> Tensor:
@@ -193,16 +187,14 @@ class _Keeper:
         scores: Scores,
         method: Method,
         groups: TokenGroups,
-        local: int,
         stream: tuple[int, int],
         image_T: Tensor | None,
         placed_RN: Tensor | None,
     ) -> None:
-        self._scores, self._method, self._local = scores, method, local
-        self._placed_RN = placed_RN
+        self._scores, self._method, self._placed_RN = scores, method, placed_RN
         n_experts, device = scores.score_TE.shape[1], scores.score_TE.device
         limits = bucket_limits(method, groups, top_k=scores.topk_TK.shape[1], n_experts=n_experts)
-        units = n_experts if method.bound == "expert" else n_experts // local
+        units = n_experts if method.bound == "expert" else method.ep_size
         self._base_T = groups.group_T * units
         self._modality_T: Tensor | None = None  # a key's bit for the tokens that are dropped first
         if image_T is not None and method.modality != "uniform":
@@ -246,8 +238,10 @@ class _Keeper:
 
     def _places(self, index_TS: Tensor, valid_TS: Tensor) -> Tensor:
         """Return bucket·2^33 + key of every slot [T, S], computed in place to save memory."""
-        is_device = self._method.bound == "device"
-        unit_TS = rank_of(index_TS, self._local, self._placed_RN) if is_device else index_TS
+        unit_TS = index_TS
+        if self._method.bound == "device":
+            local = self._scores.score_TE.shape[1] // self._method.ep_size
+            unit_TS = rank_of(index_TS, local, self._placed_RN)
         place_TS = self._base_T[:, None] + unit_TS
         place_TS.masked_fill_(~valid_TS, self._n_buckets)
         place_TS <<= _KEY_BITS
@@ -295,24 +289,16 @@ def expert_load(index: Tensor, n_experts: int) -> Tensor:
     return load_E.scatter_add_(0, flat, torch.ones_like(flat))
 
 
-def _silence_idle_experts(scores: Scores, load_E: Tensor) -> Assignment:
-    """Drop all pairs of the max(1, floor(E/10)) experts with the lowest load (Expert Drop)."""
-    n_experts = scores.score_TE.shape[1]
-    idle = load_E.argsort(stable=True)[: max(1, n_experts // 10)]
-    silent_E = torch.zeros(n_experts, dtype=torch.bool, device=load_E.device)
-    silent_E[idle] = True
-    return Assignment(scores.topk_TK, ~silent_E[scores.topk_TK])
+def idle_experts(load_E: Tensor) -> Tensor:
+    """Return the max(1, floor(E/10)) experts with the lowest load, which Expert Drop silences."""
+    return load_E.argsort(stable=True)[: max(1, len(load_E) // 10)]
 
 
 def _reroute(scores: Scores, method: Method, keeper: _Keeper) -> Assignment:
     """Repeat: choose the top-k of the remaining pairs, drop overflow, mask it (Token Reroute)."""
     top_k = scores.topk_TK.shape[1]
     ranked_TE = ranked_experts(scores)
-    remains_TE = torch.ones_like(ranked_TE, dtype=torch.bool)  # in ranked order
-    if scores.eligible_TE is not None:
-        remains_TE &= scores.eligible_TE.gather(1, ranked_TE)
-        remains_TE[:, :top_k] = True
-    kept_TE = remains_TE
+    kept_TE = remains_TE = usable(scores).gather(1, ranked_TE)  # in ranked order
     for _ in range(method.rounds):
         selected_TE = remains_TE & (remains_TE.cumsum(dim=1) <= top_k)
         kept_TE = keeper.keep(ranked_TE, selected_TE)

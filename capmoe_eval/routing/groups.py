@@ -49,6 +49,13 @@ class TokenGroups:
         """Return what the counted tokens [T, …] have of the values of every row [N, …]."""
         return value_N if self.every_row_counts else value_N.index_select(0, self.rows_T)
 
+    def every_row(self, value_TS: Tensor, other: float) -> Tensor:
+        """Return values of every row [N, S]: those of counted tokens, ``other`` for the others."""
+        if self.every_row_counts:
+            return value_TS
+        value_NS = value_TS.new_full((self.n_rows, value_TS.shape[1]), other)
+        return value_NS.index_copy_(0, self.rows_T, value_TS)
+
     def to(self, device: torch.device) -> TokenGroups:
         """Return the groups with their tensors on ``device``."""
         own = (self.rows_T, self.group_T, self.rank_T)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Final
 
 from capmoe_eval.errors import CAPACITY, FLAG, SHARE, Check, choice, whole
@@ -15,16 +16,14 @@ EPLB: Final = "eplb"
 """The ranks hold the experts that EPLB gives them for recorded loads, without copies."""
 
 
-def _is_at_least_0(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
+def _number(rule: str, holds: Callable[[float], bool]) -> Check:
+    """Return the rule of some numbers; true and false are none."""
 
+    def is_one(value: Any) -> bool:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return is_number and holds(value)
 
-def _is_amount(value: Any) -> bool:
-    return _is_at_least_0(value) and value < math.inf
-
-
-def _is_budget(value: Any) -> bool:
-    return _is_amount(value) and 0 < value < 1
+    return Check(f"must be {rule}", is_one)
 
 
 def _are_factors(value: Any) -> bool:
@@ -41,9 +40,9 @@ KNOBS: dict[str, Check] = {
         "must be a capacity factor for each MoE layer, for example layer_gammas=[1.0,1.5]",
         _are_factors,
     ).or_null("null for one gamma"),
-    "budget": Check(
-        "must be the share that may be dropped, between 0 and 1, for example budget=0.05",
-        _is_budget,
+    "budget": _number(
+        "the share that may be dropped, between 0 and 1, for example budget=0.05",
+        lambda value: 0 < value < 1,
     ).or_null("null without gamma=adaptive"),
     "budget_of": choice("pairs", "scores"),
     "ep_size": whole(1),
@@ -63,20 +62,21 @@ KNOBS: dict[str, Check] = {
     "seed": whole(0, 2**63 - 1),
     "k0": whole(0),
     "expert_budget": SHARE,
-    "min_similarity": Check(
-        "must be a number of at least 0 (above 1 no expert is similar enough), for example "
+    "min_similarity": _number(
+        "a number of at least 0 (above 1 no expert is similar enough), for example "
         "min_similarity=0.3",
-        _is_at_least_0,
+        lambda value: value >= 0,
     ),
-    "delta": Check("must be a number of at least 0, for example delta=1.0", _is_amount),
-    "rho": Check(
-        "must be a number from 0 to 2, beyond which a capacity would be negative, for example "
-        "rho=1.0",
-        lambda value: _is_amount(value) and value <= 2,
+    "delta": _number(
+        "a number of at least 0, for example delta=1.0", lambda value: 0 <= value < math.inf
     ),
-    "modality_threshold": Check(
-        "must be a share above 0.5, at most 1, for example modality_threshold=0.6",
-        lambda value: _is_amount(value) and 0.5 < value <= 1,
+    "rho": _number(
+        "a number from 0 to 2, beyond which a capacity would be negative, for example rho=1.0",
+        lambda value: 0 <= value <= 2,
+    ),
+    "modality_threshold": _number(
+        "a share above 0.5, at most 1, for example modality_threshold=0.6",
+        lambda value: 0.5 < value <= 1,
     ),
     "reroute": choice("local", "none"),
 }

@@ -7,9 +7,6 @@ its bound *keeps* pairs, where one modality may come behind the other. Expert Dr
 drops all pairs of some experts; Token Reroute repeats the three parts in rounds; OEA, XShare and
 SERE bound the experts that a batch activates, whatever their load; MACS weighs tokens, and bounds
 the sum of an expert's weights.
-
-Settings that give the same computation on every model and input are one method, in its *canonical
-form*, so that a cell is computed once and found under each of its settings.
 """
 
 from __future__ import annotations
@@ -48,11 +45,12 @@ _EFFECTIVE: dict[str, tuple[str, ...]] = {
 _BOUNDS_ACTIVATION = ("oea", "xshare", "sere")
 _BY_BATCH = ("expert_drop", *_BOUNDS_ACTIVATION)
 _WITHOUT_GAMMA = ("baseline", *_BY_BATCH)
-# The knobs that still have an effect at γ=0, where no expert computes anything, and at γ=∞, where
-# nothing is bounded. At γ=0 ep_size and count_padding stay, because the loads of devices and the
-# counts of tokens in a record depend on them.
+# The knobs that still have an effect at γ=0, where no expert computes anything (a record's loads of
+# devices and counts of tokens depend on the first two), and at γ=∞, where nothing is bounded.
 _AT_ZERO = ("ep_size", "count_padding", "decode")
 _AT_INFINITY = ("ep_size", "placement", *_COMMON, "candidates", "m", "max_k")
+# At their defaults no part of an identity: cells from before these knobs keep theirs.
+_LATER = ("layer_gammas", "budget", "modality", "placement")
 
 METHODS: tuple[str, ...] = (*_EFFECTIVE, "device_drop")
 """Every name that ``method=`` accepts."""
@@ -74,18 +72,18 @@ class Method:
     """A routing method with its knobs, as ``docs/methods.md`` defines them.
 
     Construction checks every knob and brings the method to its canonical form, so that methods with
-    the same behaviour are equal: ``Method("baseline", gamma=1.0) == Method("baseline")``,
-    ``Method("token_reroute", 1.0, rounds=1) == Method("score", 1.0)`` and
-    ``Method("score", math.inf) == Method("baseline")``. Settings that coincide on some models only
-    stay different: ``candidates="ranked"`` with m ≥ E-K does not equal ``"global"``.
+    the same behaviour on every model and input are equal, and a cell is computed once:
+    ``Method("baseline", gamma=1.0) == Method("baseline")``, ``Method("token_reroute", 1.0,
+    rounds=1) == Method("score", 1.0)``. Settings that coincide on some models only stay different:
+    ``candidates="ranked"`` with m ≥ E-K does not equal ``"global"``.
 
     Raises:
         UsageError: If a knob has an invalid value.
     """
 
     name: str  # one of METHODS
-    # γ of C = γ·T·K/E; inf means no capacity; None where the method has none (_WITHOUT_GAMMA), or
-    # one for each layer. "adaptive" becomes None: what is chosen then is layer_gammas.
+    # γ of C = γ·T·K/E; inf means no capacity; None where the method has none, or one for each
+    # layer. "adaptive" becomes None: what is chosen then is layer_gammas.
     gamma: float | None = None
     ep_size: int = 1  # emulated expert-parallel ranks R, each with its own tokens and capacity
     scope: str = "batch"  # batch: one capacity group per rank; sequence: one per sequence
@@ -132,9 +130,9 @@ class Method:
         for number in ("expert_budget", "min_similarity", "delta", "rho", "modality_threshold"):
             self._set(number, float(getattr(self, number)) + 0.0)
         if self.name in ("oea", "sere") and self.k0 == 0:
-            title = self.name.upper()
             raise UsageError(
-                f"k0=0: with {title} every token keeps its best expert; set k0=1 or more"
+                f"k0=0: with {self.name.upper()} every token keeps its best expert; set k0=1 or "
+                "more"
             )
         if self.weighs_tokens and self.is_placed:
             raise UsageError(
@@ -150,10 +148,8 @@ class Method:
         self._set("name", self._canonical_name())
         if self.name == "baseline":
             self._set("gamma", None)
-        effective = self._effective()
-        for knob, default in DEFAULTS.items():
-            if knob not in effective:
-                self._set(knob, default)
+        for knob in DEFAULTS.keys() - self._effective():
+            self._set(knob, DEFAULTS[knob])
         if self.is_placed and self.budget is not None:
             raise UsageError(
                 f"placement={self.placement}: gamma={ADAPTIVE} chooses by the loads of blocks; "
@@ -170,7 +166,8 @@ class Method:
                 "give gamma a number"
             )
         if self.name in _WITHOUT_GAMMA:
-            for knob, said in (("gamma", gamma if adaptive else None), *self._by_layer()):
+            by_layer = {knob: getattr(self, knob) for knob in ("layer_gammas", "budget")}
+            for knob, said in {"gamma": gamma if adaptive else None, **by_layer}.items():
                 if said is not None:
                     raise UsageError(
                         f"{knob}={shown(said)}: method {self.name!r} has no capacity factor; "
@@ -206,9 +203,6 @@ class Method:
         else:
             CAPACITY("gamma", gamma)
             self._set("gamma", float(gamma) + 0.0)  # turns -0.0 into 0.0
-
-    def _by_layer(self) -> list[tuple[str, Any]]:
-        return [("layer_gammas", self.layer_gammas), ("budget", self.budget)]
 
     def _set(self, knob: str, value: Any) -> None:
         object.__setattr__(self, knob, value)
@@ -270,6 +264,24 @@ class Method:
     def uses_ranks(self) -> bool:
         """True if the method depends on the number of ranks."""
         return "ep_size" in self._effective()
+
+    def check_processes(self, processes: int) -> None:
+        """Raise a UsageError if processes that have blocks of experts cannot compute the method."""
+        if self.is_placed:
+            raise UsageError(
+                f"placement={self.placement}: under parallel=ep every process has a block of "
+                "experts; leave one of the two out"
+            )
+        if self.weighs_tokens:
+            raise UsageError(
+                f"method={self.name}: weighs the tokens of a batch in one process; run it without "
+                "parallel=ep, on emulated ranks (ep_size)"
+            )
+        if self.uses_ranks and self.ep_size != processes:
+            raise UsageError(
+                f"ep_size={self.ep_size}: {processes} processes were started, and under "
+                f"parallel=ep each is a rank; set ep_size={processes}, or start {self.ep_size}"
+            )
 
     # The three parts.
 
@@ -368,17 +380,11 @@ class Method:
             knobs["gamma"] = ADAPTIVE
         elif self.gamma is not None:
             knobs["gamma"] = as_json(self.gamma)
-        hidden = {
-            # Of cells with one γ, which keep the identities from before these knobs.
-            *(() if self.layer_gammas else ("layer_gammas",)),
-            *(("budget", "budget_of") if self.budget is None else ()),
-            *(() if self.candidates == "ranked" else ("m",)),
-            # Keeps the identities of cells from before this knob, and of those without images.
-            *(("modality",) if self.modality == "uniform" else ()),
-            *(() if self.is_placed else ("placement",)),  # as of cells from before this knob
-        }
-        shown = (knob for knob in _EFFECTIVE[self.name] if knob not in hidden)
-        knobs |= {knob: getattr(self, knob) for knob in shown}
+        said = set(_EFFECTIVE[self.name])
+        said -= {knob for knob in _LATER if getattr(self, knob) == DEFAULTS[knob]}
+        said -= {"m"} if self.candidates != "ranked" else set()
+        said -= {"budget_of"} if self.budget is None else set()
+        knobs |= {knob: getattr(self, knob) for knob in _EFFECTIVE[self.name] if knob in said}
         if self.layer_gammas:
             knobs["layer_gammas"] = [as_json(gamma) for gamma in self.layer_gammas]
         return knobs

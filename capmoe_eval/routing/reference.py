@@ -57,12 +57,7 @@ def assign_reference(problem: Problem, method: Method) -> set[Pair]:
         return _within(problem, _shared_experts(problem, method))
     if method.name == "sere":
         return {(t, _served_by(problem, method, e)) for t, e in own}
-    candidates = own | {
-        (t, e)
-        for t in tokens
-        for e in _added_candidates(problem, method, t)
-        if problem.eligible[t][e] and e not in problem.topk[t]
-    }
+    candidates = own | {(t, e) for t in tokens for e in _added_candidates(problem, method, t)}
     kept = _keep(problem, method, candidates, own)
     if method.max_k:
         best_first = sorted(kept, key=_priority(problem, method, own))
@@ -72,15 +67,13 @@ def assign_reference(problem: Problem, method: Method) -> set[Pair]:
 
 
 def _added_candidates(problem: Problem, method: Method, token: int) -> list[int]:
-    everyone = list(range(problem.n_experts))
-    if method.candidate_rule == "topk":
-        return []
-    if method.candidate_rule == "global":
-        return everyone
-    if method.candidate_rule == "local":
-        return [e for e in everyone if _home(problem, method, e) == problem.rank[token]]
     others = [e for e in _best_first(problem, token) if e not in problem.topk[token]]
-    return others[: method.m]
+    return {
+        "topk": [],
+        "ranked": others[: method.m],
+        "local": [e for e in others if _home(problem, method, e) == problem.rank[token]],
+        "global": others,
+    }[method.candidate_rule]
 
 
 def _home(problem: Problem, method: Method, expert: int) -> int:
@@ -91,17 +84,13 @@ def _home(problem: Problem, method: Method, expert: int) -> int:
 
 
 def _best_first(problem: Problem, token: int) -> list[int]:
-    """Return a token's experts: its top-k, then the eligible, each by ranking and then index."""
+    """Return a token's top-k, then the other eligible experts, each by ranking and then index."""
+    topk, eligible = problem.topk[token], problem.eligible[token]
 
     def key(expert: int) -> tuple[bool, bool, float, int]:
-        return (
-            expert not in problem.topk[token],
-            not problem.eligible[token][expert],
-            -problem.choice[token][expert],
-            expert,
-        )
+        return expert not in topk, not eligible[expert], -problem.choice[token][expert], expert
 
-    return sorted(range(problem.n_experts), key=key)
+    return sorted((e for e in range(problem.n_experts) if e in topk or eligible[e]), key=key)
 
 
 def _priority(
@@ -167,11 +156,7 @@ def _token_reroute(problem: Problem, method: Method) -> set[Pair]:
     for _ in range(method.rounds):
         selected: set[Pair] = set()
         for token, topk in enumerate(problem.topk):
-            remaining = [
-                e
-                for e in _best_first(problem, token)
-                if (token, e) not in rejected and (e in topk or problem.eligible[token][e])
-            ]
+            remaining = [e for e in _best_first(problem, token) if (token, e) not in rejected]
             selected |= {(token, e) for e in remaining[: len(topk)]}
         kept = _keep(problem, method, selected, selected)
         rejected |= selected - kept
@@ -220,7 +205,6 @@ def _macs(problem: Problem, method: Method, own: set[Pair]) -> set[Pair]:
                 for e in _best_first(problem, token)
                 if e // local == rank
                 and e not in topk
-                and problem.eligible[token][e]
                 and problem.unit[token] <= room[problem.group[token], e]
             ]
             asked |= {(token, e) for e in free[: len(lost)]}
@@ -287,11 +271,7 @@ def _within(problem: Problem, chosen: set[int]) -> set[Pair]:
     """Return the K best pairs of each token with experts of the set, in the token's own order."""
     kept: set[Pair] = set()
     for token, topk in enumerate(problem.topk):
-        usable = [
-            expert
-            for expert in _best_first(problem, token)
-            if expert in chosen and (expert in topk or problem.eligible[token][expert])
-        ]
+        usable = [expert for expert in _best_first(problem, token) if expert in chosen]
         kept |= {(token, expert) for expert in usable[: len(topk)]}
     return kept
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 
 HIGHEST = 0x7FFFFFFF
 """The highest bit pattern of a non-negative float32."""
+_SCORE_BITS = 32  # a score's bits are below 2^32, so bucket·2^32 + bits orders buckets first
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,34 @@ def score_bits(score: Tensor) -> Tensor:
     return (score.float() + 0.0).contiguous().view(torch.int32)  # + 0.0 turns -0.0 into 0.0
 
 
-def beyond_topk(scores: Scores) -> Tensor:
-    """Return a mask [T, E], True where the expert is not among the token's top-k."""
-    return torch.ones_like(scores.score_TE, dtype=torch.bool).scatter_(1, scores.topk_TK, False)
+def best_first(bucket_P: Tensor, score_P: Tensor) -> Tensor:
+    """Return the order of pairs by bucket, then by falling score [P]; equal ones keep theirs."""
+    return ((bucket_P << _SCORE_BITS) + HIGHEST - score_bits(score_P)).argsort(stable=True)
+
+
+def bucket_loads(
+    cell_T: Tensor, index_TS: Tensor, amount_TS: Tensor, shape: Sequence[int]
+) -> Tensor:
+    """Return the sum of the amounts of slots from each cell of tokens to each expert [*shape].
+
+    ``shape`` is that of the cells, then E; ``cell_T`` numbers them as a flat tensor does.
+    """
+    bucket_TS = cell_T[:, None] * shape[-1] + index_TS
+    load_B = amount_TS.new_zeros(math.prod(shape))
+    return load_B.scatter_add_(0, bucket_TS.reshape(-1), amount_TS.reshape(-1)).view(*shape)
+
+
+def addable(scores: Scores) -> Tensor:
+    """Return a mask [T, E], True where an eligible expert is not among the token's top-k."""
+    eligible_TE = scores.eligible_TE
+    if eligible_TE is None:
+        eligible_TE = torch.ones_like(scores.score_TE, dtype=torch.bool)
+    return eligible_TE.scatter(1, scores.topk_TK, False)
+
+
+def usable(scores: Scores) -> Tensor:
+    """Return a mask [T, E], True where an expert is eligible or among the token's top-k."""
+    return addable(scores).scatter_(1, scores.topk_TK, True)
 
 
 def ranked_experts(scores: Scores) -> Tensor:
@@ -67,9 +95,9 @@ def ranked_experts(scores: Scores) -> Tensor:
     then the ineligible ones. Equal scores are ordered by expert index.
     """
     order_TE = scores.ranking_TE.argsort(dim=1, descending=True, stable=True)
-    tier_TE = 2 * beyond_topk(scores).to(torch.int8)
+    tier_TE = torch.full_like(order_TE, 2, dtype=torch.int8).scatter_(1, scores.topk_TK, 0)
     if scores.eligible_TE is not None:
-        tier_TE += (~scores.eligible_TE).to(torch.int8)
+        tier_TE += ~scores.eligible_TE
     by_tier_TE = tier_TE.gather(1, order_TE).argsort(dim=1, stable=True)
     return order_TE.gather(1, by_tier_TE)
 
@@ -81,7 +109,7 @@ def assignment(scores: Scores, keep_TE: Tensor) -> Assignment:
     """
     top_k = scores.topk_TK.shape[1]
     found_TE, added_TE = (
-        (keep_TE & beyond_topk(scores)).long().sort(dim=1, descending=True, stable=True)
+        (keep_TE & addable(scores)).long().sort(dim=1, descending=True, stable=True)
     )
     return Assignment(
         torch.cat([scores.topk_TK, added_TE[:, :top_k]], dim=1),

@@ -21,13 +21,13 @@ from capmoe_eval.routing.capacity import capacity, experts_per_rank
 from capmoe_eval.routing.groups import TokenGroups, moved
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import (
-    HIGHEST,
     Assignment,
     Scores,
+    addable,
     assignment,
-    beyond_topk,
+    best_first,
+    bucket_loads,
     ranked_experts,
-    score_bits,
 )
 
 # Shape suffixes: T counted tokens, V those of images, H hidden size, E routed experts, K = top-k,
@@ -36,7 +36,6 @@ from capmoe_eval.routing.scores import (
 UNIT = 1 << 24
 """The weight of a token of text, in units of 2⁻²⁴."""
 _EPSILON = 1e-6  # added to a standard deviation before it divides
-_KEY_BITS = 32  # a key is below 2^32, so bucket·2^32 + key orders buckets first
 
 
 @dataclass(frozen=True)
@@ -60,48 +59,41 @@ def modality_bias(visual_E: Tensor, text_E: Tensor, threshold: float) -> Tensor:
         threshold: More than 0.5, so that no expert is of both.
     """
     total_E = visual_E.double() + text_E.double()
-    of_E = [
+    is_visual_E, is_text_E = (
         (part_E.double() >= threshold * total_E) & (total_E > 0) for part_E in (visual_E, text_E)
-    ]
-    return of_E[0].long() - of_E[1].long()
+    )
+    return is_visual_E.long() - is_text_E.long()
 
 
 def weigh(
     method: Method,
     groups: TokenGroups,
     *,
-    hidden_TH: Tensor,
-    image_T: Tensor | None,
     bias_E: Tensor,
     top_k: int,
+    hidden_TH: Tensor | None = None,
+    image_T: Tensor | None = None,
 ) -> Weighted:
     """Return the weights of tokens and the capacities of experts in one layer's forward.
 
     Args:
         method: The method, with a γ.
         groups: The capacity groups.
-        hidden_TH: The hidden states that the layer's router is called with.
-        image_T: True for a token of an image; None where there are none.
         bias_E: The modality of each expert, see :func:`modality_bias`.
         top_k: Experts K per token.
+        hidden_TH: The hidden states that the layer's router is called with.
+        image_T: True for a token of an image; None where there are none.
     """
-    if image_T is None:
-        image_T = torch.zeros_like(groups.group_T, dtype=torch.bool)
-    unit_T = token_weights(hidden_TH, image_T, groups, method.delta)
-    return with_weights(method, groups, unit_T, image_T=image_T, bias_E=bias_E, top_k=top_k)
-
-
-def with_weights(
-    method: Method,
-    groups: TokenGroups,
-    unit_T: Tensor,
-    *,
-    image_T: Tensor,
-    bias_E: Tensor,
-    top_k: int,
-) -> Weighted:
-    """Return the capacities of experts under given weights, beside these."""
-    of_images_G, total_G = (_by_group(part_T, groups) for part_T in (unit_T * image_T, unit_T))
+    unit_T = torch.full_like(groups.group_T, UNIT)
+    of_images_T = torch.zeros_like(unit_T)
+    if image_T is not None:
+        assert hidden_TH is not None
+        unit_T = token_weights(hidden_TH, image_T, groups, method.delta)
+        of_images_T = unit_T * image_T
+    of_images_G, total_G = (
+        part_T.new_zeros(len(groups.tokens)).scatter_add_(0, groups.group_T, part_T)
+        for part_T in (of_images_T, unit_T)
+    )
     ratio_G = of_images_G.double() / total_G.clamp_min(1).double()
     return Weighted(unit_T, weighted_limits(method, groups, ratio_G, bias_E, top_k), ratio_G)
 
@@ -159,14 +151,13 @@ def assign_weighted(
     if method.reroute == "none":
         return Assignment(topk_TK, keep_TK)
     n_experts = room_GE.shape[1]
-    room_GE = room_GE - weighted_loads(groups, weighted.unit_T, topk_TK, keep_TK, n_experts)
+    kept_TK = weighted.unit_T[:, None] * keep_TK
+    room_GE = room_GE - bucket_loads(groups.group_T, topk_TK, kept_TK, room_GE.shape)
     # Experts in the order of their ranks, and within a rank in the token's own.
     ranked_TE = ranked_experts(scores)
     local = experts_per_rank(n_experts, method.ep_size)
     by_rank_TE = ranked_TE.gather(1, (ranked_TE // local).argsort(dim=1, stable=True))
-    free_TE = beyond_topk(scores) & (room_GE[groups.group_T] >= weighted.unit_T[:, None])
-    if scores.eligible_TE is not None:
-        free_TE &= scores.eligible_TE
+    free_TE = addable(scores) & (room_GE[groups.group_T] >= weighted.unit_T[:, None])
     free_TRL = free_TE.gather(1, by_rank_TE).view(len(topk_TK), -1, local)
     lost_TR = topk_TK.new_zeros(free_TRL.shape[:2]).scatter_add_(
         1, topk_TK // local, (~keep_TK).long()
@@ -176,22 +167,6 @@ def assign_weighted(
     every_TE = torch.arange(n_experts, device=topk_TK.device).expand_as(asked_TE)
     moved_TE = _until_full(scores, groups, weighted, room_GE, every_TE, asked_TE)
     return assignment(scores, moved_TE.scatter(1, topk_TK, keep_TK))
-
-
-def weighted_loads(
-    groups: TokenGroups, unit_T: Tensor, index_TS: Tensor, counts_TS: Tensor, n_experts: int
-) -> Tensor:
-    """Return the weight of the counted slots from each group to each expert [G, E]."""
-    load_GE = unit_T.new_zeros(len(groups.tokens), n_experts)
-    bucket_TS = groups.group_T[:, None] * n_experts + index_TS
-    load_GE.view(-1).scatter_add_(
-        0, bucket_TS.reshape(-1), (unit_T[:, None] * counts_TS).reshape(-1)
-    )
-    return load_GE
-
-
-def _by_group(value_T: Tensor, groups: TokenGroups) -> Tensor:
-    return value_T.new_zeros(len(groups.tokens)).scatter_add_(0, groups.group_T, value_T)
 
 
 def _until_full(
@@ -206,8 +181,7 @@ def _until_full(
     token_P, slot_P = valid_TS.nonzero(as_tuple=True)
     expert_P = index_TS[token_P, slot_P]
     bucket_P = groups.group_T[token_P] * room_GE.shape[1] + expert_P
-    key_P = HIGHEST - score_bits(scores.score_TE[token_P, expert_P]).long()
-    order_P = ((bucket_P << _KEY_BITS) + key_P).argsort(stable=True)
+    order_P = best_first(bucket_P, scores.score_TE[token_P, expert_P])
     bucket_P, unit_P = bucket_P[order_P], weighted.unit_T[token_P[order_P]]
     load_B = unit_P.new_zeros(room_GE.numel()).scatter_add_(0, bucket_P, unit_P)
     before_B = load_B.cumsum(dim=0) - load_B

@@ -36,8 +36,8 @@ class ModalityCounter(Observer):
     def note(self, layer: int, plan: ForwardPlan, scores: Scores) -> None:
         """Count one forward of a layer."""
         topk_TK = scores.topk_TK
-        images = plan.images_on(topk_TK.device)
-        image_T = torch.zeros_like(topk_TK[:, 0]) if images is None else images.image_T.long()
+        image_T = plan.on(topk_TK.device).image_T
+        image_T = torch.zeros_like(topk_TK[:, 0]) if image_T is None else image_T.long()
         n_experts = self.layers[layer].n_experts
         chosen_P = (image_T[:, None] * n_experts + topk_TK).reshape(-1)
         count_ME = torch.bincount(chosen_P, minlength=2 * n_experts).view(2, -1)

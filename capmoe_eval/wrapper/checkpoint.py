@@ -12,9 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoProcessor, AutoTokenizer, ProcessorMixin
 
 from capmoe_eval.errors import UsageError, first_line
-from capmoe_eval.wrapper import molmoe
+from capmoe_eval.wrapper.molmoe.auto import register
 
-molmoe.register()  # so that its name on the hub means the model here, wherever one is loaded
+register()  # so that its name on the hub means the model here, wherever one is loaded
 
 _LAYERS = re.compile(r"(?:.*\.)?layers\.(?=\d)")
 """The prefix of the names of a layer's tensors."""

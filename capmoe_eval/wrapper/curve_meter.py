@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.scores import Scores
+from capmoe_eval.routing.scores import Scores, best_first
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.plan import ForwardPlan
 from capmoe_eval.wrapper.recorder import Observer
@@ -47,37 +47,35 @@ class CurveMeter(Observer):
         self._sharing = [
             experts_per_rank(layer.n_experts, method.ep_size) if device else 1 for layer in layers
         ]
-        self._sums: list[dict[str, Any]] = [{} for _ in layers]
+        self._sums: list[Any] = [Counter() for _ in layers]  # of tensors
 
     def note(self, layer: int, plan: ForwardPlan, scores: Scores) -> None:
         """Count one forward of a layer."""
         of, sharing = self._layers[layer], self._sharing[layer]
         topk_TK = scores.topk_TK
-        groups = plan.groups_on(topk_TK.device)
+        groups = plan.on(topk_TK.device).groups
         units = of.n_experts // sharing
         limit_XG = plan.capacities(self.gammas, of.top_k, of.n_experts, topk_TK.device)
         bucket_P = (groups.group_T[:, None] * units + topk_TK // sharing).reshape(-1)
         score_P = scores.score_TE.detach().gather(1, topk_TK).reshape(-1).double()
         own_B = torch.bincount(bucket_P, minlength=len(groups.tokens) * units)
-        place_P = _places(bucket_P, score_P, own_B)
+        order_P = best_first(bucket_P, score_P)
+        first_B = own_B.cumsum(0) - own_B
+        place_P = torch.empty_like(order_P)  # in the bucket, from 0 for the highest score
+        numbers_P = torch.arange(len(order_P), device=order_P.device)
+        place_P[order_P] = numbers_P - first_B[bucket_P[order_P]]
         group_P = bucket_P // units
         lost_X = torch.stack([score_P[place_P >= limit_G[group_P]].sum() for limit_G in limit_XG])
         demand_GU = of.ranks.total(own_B).view(-1, units)
         kept_XU = torch.minimum(demand_GU, limit_XG[:, :, None]).sum(dim=1)
         lost_X1 = of.ranks.total(torch.cat([lost_X, score_P.sum()[None]]))
-        self._add(
-            layer,
+        self._sums[layer].update(
             pairs=demand_GU.sum(),
             kept_X=kept_XU.sum(dim=1),
             fullest_X=kept_XU.amax(dim=1) * units,
             lost_X=lost_X1[:-1],
             scores=lost_X1[-1],
         )
-
-    def _add(self, number: int, **amounts: Tensor) -> None:
-        sums = self._sums[number]
-        for name, amount in amounts.items():
-            sums[name] = sums.get(name, 0) + amount
 
     def curves(self) -> list[Curve]:
         """Return the curve of every layer."""
@@ -90,17 +88,6 @@ class CurveMeter(Observer):
             )
             for layer, sums in zip(self._layers, self._sums, strict=True)
         ]
-
-
-def _places(bucket_P: Tensor, score_P: Tensor, count_B: Tensor) -> Tensor:
-    """Return the place of each pair in its bucket [P], from 0 for the highest score."""
-    falling_P = score_P.argsort(descending=True, stable=True)
-    order_P = falling_P[bucket_P[falling_P].argsort(stable=True)]
-    first_B = count_B.cumsum(0) - count_B
-    place_P = torch.empty_like(order_P)
-    numbers_P = torch.arange(len(order_P), device=order_P.device)
-    place_P[order_P] = numbers_P - first_B[bucket_P[order_P]]
-    return place_P
 
 
 def curve_reference(

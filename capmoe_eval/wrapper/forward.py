@@ -11,12 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from capmoe_eval.errors import EnforcementError, UsageError
-from capmoe_eval.routing.activation import best_own
 from capmoe_eval.routing.assign import assign, batch_counts
-from capmoe_eval.routing.groups import TokenGroups
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Assignment, Scores
-from capmoe_eval.routing.weighted import Weighted, weigh
+from capmoe_eval.routing.weighted import weigh
 from capmoe_eval.wrapper.generation import Generation
 from capmoe_eval.wrapper.kernel import kept_pairs_kernel
 from capmoe_eval.wrapper.layer_meter import LayerMeter
@@ -99,8 +97,11 @@ class _ForwardHooks:
         mask = arguments.get("attention_mask")
         if step and getattr(mask, "ndim", None) != 2:
             mask = None if step.mask is None else meter.ranks.own(step.mask)
-        if step and step.finished_B is not None:
-            mask = self._live(mask, meter.ranks.own(step.finished_B), tokens, n_cached)
+        if step and step.finished_B is not None:  # sequences that have finished are pads
+            if mask is None:
+                mask = torch.ones(len(tokens), n_cached + tokens.shape[1], device=tokens.device)
+            finished_B1 = meter.ranks.own(step.finished_B)[:, None]
+            mask = mask.masked_fill(finished_B1.to(mask.device), 0)
         if meter.real_tokens_BS is not None:
             mask, n_cached = meter.ranks.own(meter.real_tokens_BS), 0
             if mask.shape != tokens.shape[:2]:
@@ -118,14 +119,6 @@ class _ForwardHooks:
             ranks=meter.ranks,
         )
         meter.note_forward(self._plan, mask)
-
-    def _live(
-        self, mask: Tensor | None, finished_B: Tensor, tokens: Tensor, n_cached: int
-    ) -> Tensor:
-        """Return a mask [B, M] in which sequences whose answer is finished are pads."""
-        if mask is None:
-            mask = torch.ones(len(tokens), n_cached + tokens.shape[1], device=tokens.device)
-        return mask.masked_fill(finished_B[:, None].to(mask.device), 0)
 
     def _counted(self, mask: Any, tokens: Tensor, n_cached: int) -> Tensor:
         """Return a mask [B, S] of the tokens that count."""
@@ -183,7 +176,7 @@ class _ForwardHooks:
             if not plan.constrained and not self._meter.records_every_forward:
                 return None
             logits_NE, weight_NK, topk_NK = output
-            groups = plan.groups_on(topk_NK.device)
+            groups, _, image_T, _ = plan.on(topk_NK.device)
             if len(topk_NK) != groups.n_rows:
                 raise EnforcementError(
                     f"{layer.name}: {len(topk_NK)} rows for {groups.n_rows} tokens"
@@ -202,28 +195,33 @@ class _ForwardHooks:
                 )
             if not again:
                 plan.choices[number] = topk_TK
-                with torch.no_grad():  # not part of the graph of a backward pass
-                    deviation = layer.gate.deviation(scores, weight_TK, topk_TK)
-                meter.note_router(topk_TK, deviation, weight_TK.dtype)
+                meter.note_router(scores, weight_TK)
             if method.is_stock:
-                if not again:
-                    meter.note_scores(scores.score_TE)
                 return None
             counts = None
             if method.decides_by_batch:
                 counts = layer.ranks.total(batch_counts(scores, method))
-            if method.bounds_activation and not again:
-                meter.note_best(best_own(scores, method.k0))
-            images = plan.images_on(topk_TK.device)
+            calibrated, weighted = meter.calibrated_on(topk_TK.device), None
+            if method.weighs_tokens:
+                assert calibrated is not None
+                weighted = weigh(
+                    method,
+                    groups,
+                    bias_E=calibrated,
+                    top_k=layer.top_k,
+                    hidden_TH=groups.counted(args[0].detach().flatten(0, -2)),
+                    image_T=image_T,
+                )
+                meter.weighted = meter.weighted if again else weighted
             assignment = assign(
                 scores,
                 method,
                 groups,
-                image_T=None if images is None else images.image_T,
+                image_T=image_T,
                 stream=(number, plan.number),
                 counts=counts,
-                calibrated=meter.calibrated_on(topk_TK.device),
-                weighted=_weighted(meter, plan, args[0], note=not again),
+                calibrated=calibrated,
+                weighted=weighted,
             )
             changed_T = assignment.changed_T(layer.top_k)
             # A layer waits for its device here and nowhere else.
@@ -231,11 +229,10 @@ class _ForwardHooks:
             if groups.every_row_counts and not n_changed:
                 return None
             weight_TS = _combine_weights(layer, method, scores, assignment, weight_TK, changed_T)
-            dropped_TS = ~assignment.keep_TS
-            index_NS = assignment.index_TS.masked_fill(dropped_TS, layer.n_experts)
-            weight_NS = weight_TS.masked_fill(dropped_TS, 0.0)
-            if not groups.every_row_counts:
-                index_NS, weight_NS = _every_row(groups, index_NS, weight_NS, layer.n_experts)
+            dropped_TS, no_expert = ~assignment.keep_TS, layer.n_experts
+            index_TS = assignment.index_TS.masked_fill(dropped_TS, no_expert)
+            index_NS = groups.every_row(index_TS, no_expert)  # a row that does not count has none
+            weight_NS = groups.every_row(weight_TS.masked_fill(dropped_TS, 0.0), 0.0)
             if kept_pairs:
                 experts.capmoe_untouched, experts.capmoe_counted = False, (index_NS, n_kept)
             return logits_NE, weight_NS, index_NS
@@ -257,42 +254,6 @@ class _ForwardHooks:
                 self._meter.recorder.note_hidden(number, plan, called[hidden_name])
 
         return hook
-
-
-def _weighted(
-    meter: LayerMeter, plan: ForwardPlan, hidden: Tensor, *, note: bool
-) -> Weighted | None:
-    """Return the weights of tokens and the capacities of experts, if the method weighs tokens.
-
-    ``hidden`` is what the layer's router is called with [N, H] or [B, S, H]. ``note`` tells the
-    meter.
-    """
-    if not meter.method.weighs_tokens:
-        return None
-    groups, images = plan.groups_on(hidden.device), plan.images_on(hidden.device)
-    bias_E = meter.calibrated_on(hidden.device)
-    if bias_E is None:  # no capacity depends on the experts' modalities
-        bias_E = groups.group_T.new_zeros(meter.layer.n_experts)
-    weighted = weigh(
-        meter.method,
-        groups,
-        hidden_TH=groups.counted(hidden.detach().flatten(0, -2)),
-        image_T=None if images is None else images.image_T,
-        bias_E=bias_E,
-        top_k=meter.layer.top_k,
-    )
-    if note:
-        meter.note_weights(weighted)
-    return weighted
-
-
-def _every_row(
-    groups: TokenGroups, index_TS: Tensor, weight_TS: Tensor, no_expert: int
-) -> tuple[Tensor, Tensor]:
-    """Return experts and weights of every row [N, S]: one that does not count takes no slot."""
-    shape = (groups.n_rows, index_TS.shape[1])
-    index_NS = index_TS.new_full(shape, no_expert).index_copy_(0, groups.rows_T, index_TS)
-    return index_NS, weight_TS.new_zeros(shape).index_copy_(0, groups.rows_T, weight_TS)
 
 
 def _combine_weights(

@@ -134,15 +134,15 @@ class Gate:
             weight_TS = weight_TS * self._numbers(self.expert_scale)[index_TS]
         return weight_TS * self.scale
 
-    def deviation(self, scores: Scores, weight_TK: Tensor, topk_TK: Tensor) -> Tensor:
+    def deviation(self, scores: Scores, weight_TK: Tensor) -> Tensor:
         """Return the largest relative deviation of the recipe's weights from the router's [].
 
         Below the smallest normal number of the weights' precision, where rounding is absolute, the
         deviation is relative to that number.
         """
-        if not len(topk_TK):
-            return torch.zeros((), device=topk_TK.device)
-        expected_TK = self.weights(scores, topk_TK)
+        if not len(weight_TK):
+            return torch.zeros((), device=weight_TK.device)
+        expected_TK = self.weights(scores, scores.topk_TK)
         error_TK = (weight_TK.float() - expected_TK).abs()
         smallest = max(1e-6, torch.finfo(weight_TK.dtype).tiny) * max(1.0, self.scale)
         return (error_TK / expected_TK.abs().clamp_min(smallest)).amax()
@@ -179,7 +179,7 @@ def find_gate(
             scores = gate.scores(logits_TE, topk_TK)
             scale = _scale(router, weight_TK, gate.weights(scores, topk_TK))
             gate = dataclasses.replace(gate, scale=scale)
-            deviation = float(gate.deviation(scores, weight_TK, topk_TK))
+            deviation = float(gate.deviation(scores, weight_TK))
             if deviation <= tolerance(weight_TK.dtype):
                 fitting.append((deviation, gate))
         for _, gate in sorted(fitting, key=lambda fit: fit[0]):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from capmoe_eval.errors import EnforcementError
 from capmoe_eval.routing.method import Method, as_json
+from capmoe_eval.wrapper.bounds import WEIGHED, weight_summary
 from capmoe_eval.wrapper.layer_meter import ACTIVATED, DECODED, SCALARS, LayerMeter, ratios
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.modality import MODALITIES
@@ -18,7 +19,6 @@ from capmoe_eval.wrapper.modality_meter import COUNTS
 from capmoe_eval.wrapper.plan import ForwardPlan
 from capmoe_eval.wrapper.ranks import ALONE
 from capmoe_eval.wrapper.recorder import Observer
-from capmoe_eval.wrapper.weight_meter import WEIGHED, weight_summary
 
 # Shape suffixes: B sequences, S positions of the batch.
 
@@ -106,35 +106,35 @@ class Meter:
                 "capacity not enforced: no token of a forward counted, though its mask says that "
                 "some are real"
             )
-        self._share_deviations()
+        if self.ranks is not ALONE:  # all processes raise by the largest deviation of any
+            own = torch.stack([layer.deviation for layer in self.layers])
+            for layer, worst in zip(self.layers, self.ranks.highest(own), strict=True):
+                layer.deviation = worst
         broken = [layer.broken() for layer in self.layers]
         if torch.stack([n.to(broken[0].device) for n in broken]).any():
             details = filter(None, (layer.breaches() for layer in self.layers))
             raise EnforcementError("capacity not enforced: " + "; ".join(details))
 
-    def _share_deviations(self) -> None:
-        """Replace each deviation by the largest of all processes, so that all of them raise."""
-        noted = [layer for layer in self.layers if layer.deviation is not None]
-        if noted and self.ranks is not ALONE:
-            own = torch.stack([layer.deviation for layer in noted if layer.deviation is not None])
-            for layer, worst in zip(noted, self.ranks.highest(own), strict=True):
-                layer.deviation = worst
+    def _totals(self, *names: str) -> dict[str, int]:
+        """Return sums of the layers' counts."""
+        return {name: sum(layer.count(name) for layer in self.layers) for name in names}
 
     def proofs(self) -> dict[str, Any]:
         """Return the promises of ``docs/methods.md`` with their counts, JSON-ready."""
         checked = sum(layer.forwards for layer in self.layers)
-        violations, pad_slots, unenforced, overloaded = (
-            sum(layer.count(name) for layer in self.layers)
-            for name in ("violations", "pad_slots", "unenforced", "overloaded")
-        )
+        total = self._totals("violations", "unenforced", "overloaded")
         hooked, expected, empty = len(self.layers), self._expected_layers, self._empty
         return {
-            "bound_holds": {"passed": not violations, "violations": violations, "checked": checked},
+            "bound_holds": {
+                "passed": not total["violations"],
+                "violations": total["violations"],
+                "checked": checked,
+            },
             "stock_at_infinity": self.stock_at_infinity,
-            "pads_take_no_slot": self._pads_take_no_slot(pad_slots, checked),
+            "pads_take_no_slot": self._pads_take_no_slot(checked),
             "overload_drops": {
-                "passed": not unenforced,
-                "overloaded": overloaded,
+                "passed": not total["unenforced"],
+                "overloaded": total["overloaded"],
                 "checked": checked,
             },
             "every_layer_hooked": {
@@ -155,29 +155,28 @@ class Meter:
     @property
     def _has_images(self) -> bool:
         """True if a token of an image was counted."""
-        return any(layer.modalities.has_images for layer in self.layers)
+        return any(layer.has_images for layer in self.layers)
 
     def _modality_order(self, checked: int) -> dict[str, Any]:
         if self.method.modality == "uniform":
             return {"passed": None, "why": "no modality is dropped first"}
-        orders = [layer.modalities.order() for layer in self.layers]
-        total = {name: sum(order[name] for order in orders) for name in orders[0]}
-        return {"passed": not total["violations"], **total, "checked": checked}
+        wrong = self._totals("wrong_modality")["wrong_modality"]
+        others = self._totals("spared", "protected_lost")
+        return {"passed": not wrong, "violations": wrong, **others, "checked": checked}
 
     def _best_kept(self, checked: int) -> dict[str, Any]:
-        fits, lost = (
-            sum(of.count(name) for of in self.layers) for name in ("best_fits", "best_lost")
-        )
+        fits, lost = self._totals("best_fits", "best_lost").values()
         if not fits:
             return {"passed": None, "why": "the tokens' k0 best experts never fitted the budget"}
         return {"passed": not lost, "violations": lost, "fits": fits, "checked": checked}
 
-    def _pads_take_no_slot(self, pad_slots: int, checked: int) -> dict[str, Any]:
+    def _pads_take_no_slot(self, checked: int) -> dict[str, Any]:
         if self.method.is_stock:
             return {"passed": None, "why": "without a capacity there are no slots"}
         if self.method.count_padding:
             return {"passed": None, "why": "count_padding: pads count like tokens"}
-        return {"passed": pad_slots == 0, "pad_slots": pad_slots, "checked": checked}
+        pad_slots = self._totals("pad_slots")
+        return {"passed": not pad_slots["pad_slots"], **pad_slots, "checked": checked}
 
     def _reports(self) -> list[dict[str, Any]]:
         """Return the layers' statistics; the γ of each where the layers have several."""
@@ -188,53 +187,46 @@ class Meter:
     def summary(self) -> dict[str, Any]:
         """Return the statistics over all layers and forwards, JSON-ready."""
         layers = self._reports()
-        peaks = [layer["peak"] for layer in layers if layer["peak"]]
-        total = {name: sum(layer[name] for layer in layers) for name in SCALARS}
+        total = self._totals(*SCALARS, *ACTIVATED)
+        forwards = max(sum(layer.forwards for layer in self.layers), 1)
 
         def peak(when: str, kind: str) -> list[float]:
-            return [peak[f"expert_{when}"][kind] for peak in peaks]
+            return [of["peak"][f"expert_{when}"][kind] for of in layers if of["peak"]]
 
         return {
             "forwards": self.forwards,
             "decode_forwards": self.decode_forwards,
             "tokens": max(layer["tokens"] for layer in layers),
-            "dropped": total["dropped"],
-            "added": total["added"],
-            "lost_all": total["lost_all"],
+            **{name: total[name] for name in ("dropped", "added", "lost_all")},
             **ratios(total, self.method),
             "peak_before": max(peak("before", "max"), default=None),
             "peak_after": max(peak("after", "max"), default=None),
             "mean_peak_before": _mean(peak("before", "mean")),
             "mean_peak_after": _mean(peak("after", "mean")),
-            **{name: self._activated(name) for name in ACTIVATED},
+            **{name: total[name] / forwards for name in ACTIVATED},
             **({"modalities": _by_modality(layers)} if self._has_images else {}),
             **self._decode_steps(),
             **({"weights": self._weights()} if self.method.weighs_tokens else {}),
         }
 
-    def _activated(self, name: str) -> float:
-        """Return a mean number of experts over layers and forwards."""
-        forwards = sum(layer.forwards for layer in self.layers)
-        return sum(layer.count(name) for layer in self.layers) / max(forwards, 1)
-
     def _weights(self) -> dict[str, object]:
         """Return the weights of tokens, and the modalities of the experts of all layers."""
-        total = {name: sum(layer.count(name) for layer in self.layers) for name in WEIGHED}
-        none = [torch.zeros(of.layer.n_experts) for of in self.layers]
-        return weight_summary(total, torch.cat(list(self.calibrated or none)))
+        return weight_summary(self._totals(*WEIGHED), torch.cat(list(self.calibrated or ())))
 
     def _decode_steps(self) -> dict[str, Any]:
         """Return the statistics of decode steps alone, if there were any under the capacity."""
         if self.method.decode == "unconstrained" or not self.decode_forwards:
             return {}
-        total = {n: sum(layer.count(f"decode_{n}") for layer in self.layers) for n in DECODED}
-        assignments = max(total["assignments"], 1)
+        total = self._totals(*(f"decode_{name}" for name in DECODED))
+        assignments = max(total["decode_assignments"], 1)
+        effective = total["decode_slots"] / assignments if self.method.is_capped else None
+        steps = self.decode_forwards * len(self.layers)
         return {
             "decode": {
                 "live": int(self._live) / self.decode_forwards,
-                "drop_rate": total["dropped"] / assignments,
-                "effective_gamma": total["slots"] / assignments if self.method.is_capped else None,
-                **{n: total[n] / (self.decode_forwards * len(self.layers)) for n in ACTIVATED},
+                "drop_rate": total["decode_dropped"] / assignments,
+                "effective_gamma": effective,
+                **{name: total[f"decode_{name}"] / steps for name in ACTIVATED},
             }
         }
 
@@ -255,11 +247,8 @@ def _by_modality(layers: list[dict[str, Any]]) -> dict[str, Any]:
         asked = sum(sum(part["load_before"]) for part in parts)
         total = {count: sum(part[count] for part in parts) for count in COUNTS}
         tokens = max(part["tokens"] for part in parts)
-        found[name] = {
-            **total,
-            "tokens": tokens,
-            "drop_rate": total["dropped"] / max(asked, 1),
-        }
+        drop_rate = total["dropped"] / max(asked, 1)
+        found[name] = total | {"tokens": tokens, "drop_rate": drop_rate}
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -16,7 +17,8 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.modality import image_bands
 from capmoe_eval.wrapper.ranks import ALONE, Ranks
 
-# Shape suffixes: B sequences, S new positions, M columns of a mask over cache and new positions.
+# Shape suffixes: B sequences, S new positions, N = B·S rows, T counted tokens, M columns of a mask
+# over cache and new positions.
 
 GAMMA_GRID: tuple[float, ...] = tuple(step / 4 for step in range(17))
 """γ = 0, 0.25, … 4, for which the meter counts drops beside the run's own γ (Figures 7, 17-20)."""
@@ -64,43 +66,37 @@ def new_columns(mask: Any, tokens: Tensor, n_cached: int) -> Tensor:
     return mask[:, n_cached:end].bool()
 
 
-class Images(NamedTuple):
-    """The counted tokens that are of images."""
+class Tokens(NamedTuple):
+    """The tokens of a forward on one device."""
 
-    image_T: Tensor  # True for a token of an image
-    band_T: Tensor  # its part of the image, see :func:`image_bands`
+    groups: TokenGroups
+    pads_N1: Tensor  # True for a row that does not count, whatever the groups
+    image_T: Tensor | None  # True for a token of an image; None where there can be none
+    band_T: Tensor | None  # its part of the image, see :func:`image_bands`
 
 
+@dataclass(eq=False)
 class ForwardPlan:
     """The tokens, groups and capacities of one forward, shared by its layers."""
 
-    def __init__(
-        self,
-        method: Method,
-        number: int,
-        *,
-        counted_BS: Tensor,
-        decode: bool,
-        image_BS: Tensor | None = None,
-        row_end_BS: Tensor | None = None,
-        ranks: Ranks = ALONE,
-    ) -> None:
-        self.method = method
-        self.number = number  # forwards before this one
-        self.decode = decode  # a decode step
-        # Whether the forward is under the method.
-        self.constrained = method.decode == "constrained" or decode == (method.decode == "only")
-        self.counted_BS = counted_BS  # True for this process's tokens that count and take slots
-        self.image_BS = image_BS  # True for its tokens of images; None where there can be none
-        self.row_end_BS = row_end_BS  # True for its tokens of text between the rows of an image
-        self._ranks = ranks
-        # (layer, "router" or "experts") of each module that ran so far
-        self.seen: list[tuple[int, str]] = []
-        self.choices: dict[int, Tensor] = {}  # the top-k of the counted tokens, by layer
-        self._groups_on: dict[torch.device, TokenGroups] = {}
-        self._pads_on: dict[torch.device, Tensor] = {}
-        self._images_on: dict[torch.device, Images] = {}
-        self._capacities: dict[object, Tensor] = {}
+    method: Method
+    number: int  # forwards before this one
+    _: KW_ONLY
+    counted_BS: Tensor  # True for this process's tokens that count and take slots
+    decode: bool  # a decode step
+    image_BS: Tensor | None = None  # True for its tokens of images; None where there can be none
+    row_end_BS: Tensor | None = None  # True for its tokens of text between the rows of an image
+    ranks: Ranks = ALONE
+    # (layer, "router" or "experts") of each module that ran so far
+    seen: list[tuple[int, str]] = field(default_factory=list)
+    choices: dict[int, Tensor] = field(default_factory=dict)  # counted tokens' top-k, by layer
+    _on: dict[torch.device, Tokens] = field(default_factory=dict)
+    _capacities: dict[object, Tensor] = field(default_factory=dict)
+
+    @property
+    def constrained(self) -> bool:
+        """True if the forward is under the method."""
+        return self.method.decode == "constrained" or self.decode == (self.method.decode == "only")
 
     @cached_property
     def groups(self) -> TokenGroups:
@@ -109,42 +105,25 @@ class ForwardPlan:
         Processes that share a model ask for them together.
         """
         counted_BS = self.counted_BS
-        if self._ranks is ALONE:  # on the host, which waits once for a mask of the device
+        if self.ranks is ALONE:  # on the host, which waits once for a mask of the device
             counted_BS = counted_BS.cpu()
         own_B = counted_BS.sum(dim=1)
-        share = self._ranks.share(own_B[:0] if self._ranks.idle else own_B)
+        share = self.ranks.share(own_B[:0] if self.ranks.idle else own_B)
         return group_tokens(
             counted_BS, ep_size=self.method.ep_size, scope=self.method.scope, share=share
         )
 
-    def groups_on(self, device: torch.device) -> TokenGroups:
-        """Return the groups with their tensors on ``device``; they are moved once per forward."""
-        if device not in self._groups_on:
-            self._groups_on[device] = self.groups.to(device)
-        return self._groups_on[device]
-
-    def pads_on(self, device: torch.device) -> Tensor:
-        """Return a mask [N, 1] of the rows that do not count, on ``device``, whatever the groups.
-
-        It is moved once per forward.
-        """
-        if device not in self._pads_on:
-            self._pads_on[device] = moved(~self.counted_BS.reshape(-1, 1), device)
-        return self._pads_on[device]
-
-    def images_on(self, device: torch.device) -> Images | None:
-        """Return which counted tokens are of images, on ``device``; None where there can be none.
-
-        It is computed once per forward.
-        """
-        if self.image_BS is None:
-            return None
-        if device not in self._images_on:
-            rows_T = moved(self.groups.rows_T, self.image_BS.device)
-            parts = (self.image_BS, image_bands(self.image_BS, self.row_end_BS))
-            own = (part.reshape(-1)[rows_T].to(device) for part in parts)
-            self._images_on[device] = Images(*own)
-        return self._images_on[device]
+    def on(self, device: torch.device) -> Tokens:
+        """Return the groups, the pads and the images on a device; they are moved once."""
+        if device not in self._on:
+            image_T = band_T = None
+            if self.image_BS is not None:
+                rows_T = moved(self.groups.rows_T, self.image_BS.device)
+                parts = (self.image_BS, image_bands(self.image_BS, self.row_end_BS))
+                image_T, band_T = (part.reshape(-1)[rows_T].to(device) for part in parts)
+            pads_N1 = moved(~self.counted_BS.reshape(-1, 1), device)
+            self._on[device] = Tokens(self.groups.to(device), pads_N1, image_T, band_T)
+        return self._on[device]
 
     def capacities(
         self, gammas: tuple[float, ...], top_k: int, n_experts: int, device: torch.device

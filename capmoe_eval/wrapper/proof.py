@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -105,11 +106,12 @@ def _prove_stock_at_infinity(
     never_binds = _unbounded(name, method, layers)
     no_capacity = Method("score", math.inf)
     logits = _run(model, tokens_BS)
+    is_same = functools.partial(torch.allclose, logits, rtol=0, atol=0, equal_nan=True)
     equal = all(
-        _same(logits, run_under(unbounded, real_BS))
+        is_same(run_under(unbounded, real_BS))
         for unbounded, real_BS in ((no_capacity, padded_BS), (never_binds, everyone_BS))
     )
-    if not equal and not _same(logits, _run(model, tokens_BS)):
+    if not equal and not is_same(_run(model, tokens_BS)):
         return {"passed": None, "why": "the stock model is not deterministic"}
     if not equal:
         raise EnforcementError("γ=∞ does not give the stock model's logits bit for bit")
@@ -129,11 +131,6 @@ def _unbounded(name: str, method: Method, layers: list[MoeLayer]) -> Method:
     knobs = {knob: getattr(method, knob) for knob in kept_knobs}
     # A capacity that depends on modalities may bind at any γ.
     return Method(name, float(n_experts), rho=0, **knobs)
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors are equal; NaN equals NaN."""
-    return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _prove_kernel(model: nn.Module, layers: list[MoeLayer], tokens_BS: Tensor) -> dict[str, Any]:

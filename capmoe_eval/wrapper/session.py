@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from capmoe_eval.errors import UsageError, choice, shown
@@ -47,12 +48,9 @@ def capacity_aware(
         verify: Prove on entry, by a few small forwards, that γ=∞ gives the model's own logits, and
             that the experts kernel computes the kept pairs as the stock kernel does.
         calibrated: What a calibration measured of each MoE layer, where the method needs that: for
-            ``sere`` the similarity [E, E] of its experts, for ``placement="eplb"`` the experts of
-            each rank [R, E/R], rising.
-        **knobs: The other fields of :class:`Method`: ep_size, scope, candidates, m, protect_topk,
-            max_k, rounds, granularity, placement, rounding, count_padding, decode, renormalize,
-            modality, seed, k0, expert_budget, min_similarity, delta, rho, modality_threshold,
-            reroute, layer_gammas.
+            ``sere`` the similarity [E, E] of its experts, for ``macs`` their modality [E], for
+            ``placement="eplb"`` the experts of each rank [R, E/R], rising.
+        **knobs: The other fields of :class:`Method`.
 
     Yields:
         The meter: per-layer loads, drops, peaks, padding waste, proofs.
@@ -70,9 +68,9 @@ def capacity_aware(
             "capacity_aware: the model is already under a capacity; leave the outer block first"
         )
     layers = find_moe_layers(model)
+    if layers[0].ranks is not ALONE:
+        chosen.check_processes(layers[0].ranks.size)
     _check_factors(chosen, len(layers))
-    if chosen.name == "sere":
-        _check_similarities(layers, calibrated)
     for layer in layers:
         experts_per_rank(layer.n_experts, chosen.ep_size)
         if chosen.bounds_activation and chosen.k0 > layer.top_k:
@@ -80,17 +78,13 @@ def capacity_aware(
                 f"k0={chosen.k0}: a token of this model has {layer.top_k} experts; choose at most "
                 f"k0={layer.top_k}, at which OEA and SERE change nothing"
             )
-    ranks = layers[0].ranks
-    if chosen.weighs_tokens:
-        _check_weighing(model, chosen, layers, calibrated)
-    if chosen.is_placed:
-        _check_placed(chosen, layers, calibrated)
-    if ranks is not ALONE and chosen.uses_ranks and chosen.ep_size != ranks.size:
+    if chosen.weighs_tokens and not ImageFinder(model).knows_images:
         raise UsageError(
-            f"ep_size={chosen.ep_size}: the model's experts are spread over {ranks.size} "
-            f"processes, each of which is a rank; set ep_size={ranks.size}"
+            f"method={chosen.name}: model {type(model).__name__} has no images, whose tokens it "
+            "weighs; choose a model of images and text, or method=score"
         )
-    meter = Meter(layers, chosen, expected_moe_layers(model.config), calibrated)
+    known = _checked(chosen, layers, calibrated)
+    meter = Meter(layers, chosen, expected_moe_layers(model.config), known)
     layer_count = meter.proofs()["every_layer_hooked"]
     if not layer_count["passed"]:
         raise UsageError(
@@ -118,84 +112,76 @@ def _check_factors(method: Method, n_layers: int) -> None:
         )
 
 
-def _check_weighing(
-    model: nn.Module,
-    method: Method,
-    layers: list[MoeLayer],
-    calibrated: Sequence[Tensor] | None,
-) -> None:
-    """Refuse a model whose tokens a method cannot weigh, or experts of unknown modalities."""
-    if layers[0].ranks is not ALONE:
-        raise UsageError(
-            f"method={method.name}: weighs the tokens of a batch in one process; run it without "
-            "parallel=ep, on emulated ranks (ep_size)"
-        )
-    if not ImageFinder(model).knows_images:
-        raise UsageError(
-            f"method={method.name}: model {type(model).__name__} has no images, whose tokens it "
-            "weighs; choose a model of images and text, or method=score"
-        )
-    if method.calibration is None:
-        return
-    if calibrated is None:
-        raise UsageError(
-            f"method={method.name}: needs the modality of every expert, which a calibration finds, "
-            "as python -m capmoe_eval does; give calibrated=…, or set rho=0"
-        )
-    found = [tuple(bias_E.shape) for bias_E in calibrated]
-    if found != [(layer.n_experts,) for layer in layers]:
-        raise UsageError(
-            f"calibrated: has shapes {shown(found)}; give the modality of each of the "
-            f"{layers[0].n_experts} experts (1, -1 or 0) for each of {len(layers)} MoE layers"
-        )
+class _Known(NamedTuple):
+    """What a kind of calibration says of each MoE layer."""
+
+    what: str
+    shape: Callable[[Method, MoeLayer], tuple[int, ...]]
+    rule: str  # of its values, which follows "must have"
+    holds: Callable[[Tensor], bool]
+    instead: str  # what needs no calibration
 
 
-def _check_placed(
+def _is_placement(placed_RN: Tensor) -> bool:
+    rises = torch.equal(placed_RN, placed_RN.sort(dim=1).values)
+    each_once = torch.arange(placed_RN.numel(), device=placed_RN.device)
+    return rises and torch.equal(placed_RN.flatten().sort().values, each_once)
+
+
+_KNOWN = {
+    "expert_modalities": _Known(
+        "the modality of every expert",
+        lambda _method, layer: (layer.n_experts,),
+        "1 for a visual expert, -1 for one of text and 0 for others",
+        lambda bias_E: bool(((bias_E == 1) | (bias_E == -1) | (bias_E == 0)).all()),
+        "set rho=0",
+    ),
+    "expert_loads": _Known(
+        "the experts of each rank",
+        lambda method, layer: (method.ep_size, layer.n_experts // method.ep_size),
+        "each of its experts on one rank, in rising order",
+        _is_placement,
+        "leave placement out",
+    ),
+    "expert_similarity": _Known(
+        "the similarity of the experts",
+        lambda _method, layer: (layer.n_experts, layer.n_experts),
+        "similarities from 0 to 1",
+        lambda similarity_EE: bool(((similarity_EE >= 0) & (similarity_EE <= 1)).all()),
+        "choose another method",
+    ),
+}
+"""By :attr:`Method.calibration`; of factor_curves no more is known once the layers have factors."""
+
+
+def _checked(
     method: Method, layers: Sequence[MoeLayer], calibrated: Sequence[Tensor] | None
-) -> None:
-    """Refuse experts that do not lie as the method places them, or an unknown placement."""
-    said = f"placement={method.placement}"
-    if layers[0].ranks is not ALONE:
-        raise UsageError(
-            f"{said}: under parallel=ep every process has a block of experts; leave one of the two "
-            "out"
-        )
-    if calibrated is None:
-        raise UsageError(
-            f"{said}: needs the experts of each rank, which a calibration finds, as python -m "
-            "capmoe_eval does; here pass them as calibrated=[…], a tensor [R, E/R] for each layer"
-        )
-    found = [tuple(placed_RN.shape) for placed_RN in calibrated]
-    ranks = method.ep_size
-    if found != [(ranks, layer.n_experts // ranks) for layer in layers]:
-        raise UsageError(
-            f"calibrated: has shapes {shown(found)}; give the experts of each of {ranks} ranks for "
-            f"each of {len(layers)} MoE layers"
-        )
-    for layer, placed_RN in zip(layers, calibrated, strict=True):
-        each_once = sorted(placed_RN.flatten().tolist()) == list(range(layer.n_experts))
-        if not each_once or placed_RN.tolist() != placed_RN.sort(dim=1).values.tolist():
-            raise UsageError(
-                f"calibrated: {layer.name} must have each of its {layer.n_experts} experts on one "
-                "rank, in rising order"
-            )
+) -> Sequence[Tensor] | None:
+    """Return what the method needs of a calibration, one tensor for each layer; None for nothing.
 
-
-def _check_similarities(layers: Sequence[MoeLayer], calibrated: Sequence[Tensor] | None) -> None:
-    """Refuse SERE without the similarity of the experts of every layer."""
+    Raises:
+        UsageError: If it is missing, or of other shapes or values.
+    """
+    kind = _KNOWN.get(method.calibration or "")
+    if kind is None:  # without a calibration no expert is of a modality
+        return [torch.zeros(of.n_experts) for of in layers] if method.weighs_tokens else None
     if calibrated is None:
+        asked = f"placement={method.placement}" if method.is_placed else f"method={method.name}"
         raise UsageError(
-            "method=sere: needs the similarity of the experts of each MoE layer, which python -m "
-            "capmoe_eval method=sere measures; here pass them as calibrated=[…], a tensor for each"
+            f"{asked}: needs {kind.what}, which a calibration finds, as python -m capmoe_eval "
+            f"does; here pass calibrated=[…], a tensor for each MoE layer, or {kind.instead}"
         )
-    found = [tuple(similarity_EE.shape) for similarity_EE in calibrated]
-    wanted = [(layer.n_experts, layer.n_experts) for layer in layers]
-    if found != wanted:
+    shapes = [tuple(known.shape) for known in calibrated]
+    wanted = [kind.shape(method, layer) for layer in layers]
+    if shapes != wanted:
         raise UsageError(
-            f"calibrated: similarities of shapes {found}, the model's MoE layers need {wanted}"
+            f"calibrated: has shapes {shown(shapes)}; give {kind.what} for each of {len(layers)} "
+            f"MoE layers, {shown(wanted)}"
         )
-    if not all(bool(((part >= 0) & (part <= 1)).all()) for part in calibrated):
-        raise UsageError("calibrated: a similarity lies from 0 to 1; others are in it, or NaN")
+    for layer, known in zip(layers, calibrated, strict=True):
+        if not kind.holds(known):
+            raise UsageError(f"calibrated: {layer.name} must have {kind.rule}")
+    return calibrated
 
 
 def _why_another_number(model: nn.Module) -> str:

@@ -31,7 +31,7 @@ class SimilarityMeter(Observer):
 
     def note_hidden(self, layer: int, plan: ForwardPlan, hidden_NH: Tensor) -> None:
         """Take the counted tokens of a forward."""
-        hidden_TH = plan.groups_on(hidden_NH.device).counted(hidden_NH.detach())
+        hidden_TH = plan.on(hidden_NH.device).groups.counted(hidden_NH.detach())
         hidden_TH = hidden_TH[: self._limit - self.tokens[layer]]
         self.tokens[layer] += len(hidden_TH)
         self._waiting[layer].append(hidden_TH.clone())

@@ -152,6 +152,11 @@ def test_a_model_from_a_directory_is_read_in_parts(
     [
         ([], None, "parallel=ep: needs one process per rank; start them with torchrun"),
         (["ep_size=4"], "2", "ep_size=4: 2 processes were started"),
+        (
+            ["method=macs", "tasks=mmbench", "model=tiny_llava_olmoe"],
+            "2",
+            "method=macs: weighs the tokens",
+        ),
         (["device_map=auto", "ep_size=2"], "2", "device_map=auto: under parallel=ep"),
         (["parallel=eep"], None, "parallel=eep: did you mean 'ep'?"),
     ],

@@ -12,7 +12,7 @@ from capmoe_eval.routing.assign import assign
 from capmoe_eval.routing.groups import group_tokens
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.reference import weights_reference
-from capmoe_eval.routing.scores import Scores
+from capmoe_eval.routing.scores import Scores, bucket_loads
 from capmoe_eval.routing.weighted import (
     UNIT,
     Weighted,
@@ -20,7 +20,6 @@ from capmoe_eval.routing.weighted import (
     token_weights,
     weigh,
     weighted_limits,
-    weighted_loads,
 )
 from tests.routing.problems import Case, cases, kept_pairs
 
@@ -110,8 +109,9 @@ def test_no_expert_keeps_more_weight_than_its_capacity(case: Case) -> None:
     for reroute in ("local", "none"):
         method = dataclasses.replace(case.method, reroute=reroute)
         found = assign(case.scores, method, case.groups, weighted=weighted)
-        load_GE = weighted_loads(
-            case.groups, weighted.unit_T, found.index_TS, found.keep_TS, case.n_experts
+        kept_TS = weighted.unit_T[:, None] * found.keep_TS
+        load_GE = bucket_loads(
+            case.groups.group_T, found.index_TS, kept_TS, weighted.limit_GE.shape
         )
         assert bool((load_GE <= weighted.limit_GE).all())
     group, local = case.groups.group_T.tolist(), case.n_experts // case.method.ep_size

@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.scores import Scores
+from capmoe_eval.wrapper.gates import Gate, GateRecipe
 from capmoe_eval.wrapper.layer_meter import LayerMeter
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.plan import GAMMA_GRID, ForwardPlan
@@ -25,14 +27,16 @@ Batches = list[list[int]]  # the numbers of tokens of the sequences of each batc
 def metered(method: Method, n_experts: int, batches: Batches) -> dict[str, Any]:
     """The report of a layer that was called with these batches."""
     nothing = torch.nn.Identity()
-    layer = MoeLayer("layers.0", nothing, nothing, None, n_experts, TOP_K)  # type: ignore[arg-type]
+    gate = Gate(GateRecipe(), nothing)
+    layer = MoeLayer("layers.0", nothing, nothing, gate, n_experts, TOP_K)
     meter = LayerMeter(layer, method)
     for number, lengths in enumerate(batches):
         counted_BS = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
         plan = ForwardPlan(method, number, counted_BS=counted_BS, decode=False)
         chosen_NK = torch.arange(counted_BS.numel() * TOP_K).view(-1, TOP_K) % n_experts
-        deviation = torch.tensor(0.0)
-        meter.note_router(chosen_NK[plan.groups.rows_T], deviation, torch.float32)
+        topk_TK = chosen_NK[plan.groups.rows_T]
+        scores = Scores(torch.ones(len(topk_TK), n_experts), topk_TK)
+        meter.note_router(scores, torch.ones_like(topk_TK, dtype=torch.float32))
         meter.note_experts(chosen_NK, plan)
     return meter.report()
 

@@ -84,7 +84,7 @@ def test_another_recipe_shows_in_any_precision(name: str, dtype: torch.dtype) ->
         logits_TE, weight_TK, topk_TK = routed(model, layer)
         for recipe in (layer.gate.recipe, *wrong(layer.gate.recipe)):
             gate = dataclasses.replace(layer.gate, recipe=recipe)
-            deviation = gate.deviation(gate.scores(logits_TE, topk_TK), weight_TK, topk_TK)
+            deviation = gate.deviation(gate.scores(logits_TE, topk_TK), weight_TK)
             right = recipe == layer.gate.recipe
             assert bool(deviation <= tolerance(weight_TK.dtype)) is right, recipe
 

@@ -137,9 +137,9 @@ def test_equal_experts_are_alike() -> None:
     ("known", "line"),
     [
         (None, "method=sere: needs the similarity of the experts"),
-        ([torch.eye(8)], r"calibrated: similarities of shapes \[\(8, 8\)\], .* need"),
-        ([torch.eye(8), torch.eye(9)], "calibrated: similarities of shapes"),
-        ([torch.eye(8), 2 * torch.eye(8)], "calibrated: a similarity lies from 0 to 1"),
+        ([torch.eye(8)], r"calibrated: has shapes \[\(8, 8\)\]; give the similarity"),
+        ([torch.eye(8), torch.eye(9)], r"calibrated: has shapes \[\(8, 8\), \(9, 9\)\]"),
+        ([torch.eye(8), 2 * torch.eye(8)], r"layers\.1\.mlp must have similarities from 0 to 1"),
     ],
 )
 def test_similarities_that_do_not_fit_are_refused(known: Any, line: str) -> None:

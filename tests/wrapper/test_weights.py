@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,8 +16,7 @@ from capmoe_eval.routing.reference import weights_reference
 from capmoe_eval.routing.scores import Assignment, Scores
 from capmoe_eval.wrapper import forward
 from capmoe_eval.wrapper.layers import find_moe_layers
-from capmoe_eval.wrapper.ranks import Ranks
-from capmoe_eval.wrapper.session import _check_weighing, capacity_aware
+from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper import images, models
 from tests.wrapper.parallel.cases import kept_pairs
 from tests.wrapper.test_modality import logits, routed
@@ -142,6 +140,11 @@ def test_a_batch_of_text_is_token_drop_on_capacities_of_no_image() -> None:
         ("olmoe", {"rho": 0}, "method=macs: model OlmoeForCausalLM has no images"),
         ("llava", {}, "method=macs: needs the modality of every expert, which a calibration finds"),
         ("llava", {"calibrated": MODALITIES[:1]}, r"calibrated: has shapes \[\(8,\)\]; give the"),
+        (
+            "llava",
+            {"calibrated": [MODALITIES[0] * 0.3] * 4},
+            r"layers\.0\.mlp must have 1 for a",
+        ),
     ],
 )
 def test_what_cannot_be_weighed_is_refused_in_one_line(
@@ -163,7 +166,5 @@ def test_embeddings_that_say_nothing_of_images_are_refused() -> None:
 
 
 def test_experts_spread_over_processes_are_refused() -> None:
-    model = images.make("llava")
-    spread = [dataclasses.replace(layer, ranks=Ranks()) for layer in find_moe_layers(model)]
     with pytest.raises(UsageError, match="method=macs: weighs the tokens of a batch in one proces"):
-        _check_weighing(model, Method("macs", 0.5), spread, None)
+        Method("macs", 0.5).check_processes(2)

@@ -8,31 +8,28 @@ that the tokens of a grid form one picture, read row by row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-# Shape suffixes: X, Y of pixels, N crops, P patches of a crop, D numbers of a patch, I tokens of a
-# crop, T tokens of an image with those around it.
+# Shape suffixes: Y, X of pixels (or tokens of a grid), C colours, N crops, P patches of a crop, D
+# numbers of a patch, I tokens of a crop, T tokens of an image with those around it.
 
 NOWHERE = -100
 """Position of a crop's token that stands for nothing: a neighbour has it."""
-
-Pixels = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Geometry:
     """Sizes of crops, in patches unless they say otherwise."""
 
-    crop: int = 24  # of a side
-    margin: int = 4  # that a crop gives up on each side where it has a neighbour
-    patch: int = 14  # pixels of a side
-    max_crops: int = 12  # in the grid
+    crop: int  # of a side
+    margin: int  # that a crop gives up on each side where it has a neighbour
+    patch: int  # pixels of a side
+    max_crops: int  # in the grid
 
     @property
     def window(self) -> int:
@@ -63,27 +60,19 @@ class Geometry:
             return grids[int(scales.argmax())]
         return grids[int(np.where(scales < 1, np.float32(10e9), scales).argmin())]
 
-    def positions(self, rows: int, columns: int) -> Iterator[NDArray[np.int64]]:
-        """Yield for each crop of a grid, row by row, the place of its tokens [I].
+    def positions(self, rows: int, columns: int) -> Tensor:
+        """Return for each crop of a grid, row by row, the place of its tokens [N, I].
 
         Places are counted over the grid's tokens with one more token behind every row; a token
         that a neighbouring crop has is :data:`NOWHERE`.
         """
-        step, side, margin = self.window // 2, self.tokens, self.margin // 2
-        stride = step * columns + 2 * margin + 1
-
-        def kept(crop: int, crops: int) -> NDArray[np.bool_]:
-            cell = np.arange(side)
-            first = 0 if crop == 0 else margin
-            last = side if crop == crops - 1 else side - margin
-            return (first <= cell) & (cell < last)
-
-        for i in range(rows):
-            for j in range(columns):
-                row, column = step * i + np.arange(side), step * j + np.arange(side)
-                place = row[:, None] * stride + column
-                inside = kept(i, rows)[:, None] & kept(j, columns)
-                yield np.where(inside, place, NOWHERE).ravel()
+        step, margin = self.window // 2, self.margin // 2
+        y, x = (torch.arange(step * n + 2 * margin) for n in (rows, columns))
+        row_Y = ((y - margin) // step).clip(0, rows - 1)  # the crop that has each token
+        column_X = ((x - margin) // step).clip(0, columns - 1)
+        crop_NI = _tiles(row_Y[:, None] * columns + column_X, self.tokens, step).flatten(1)
+        place_NI = _tiles(y[:, None] * (len(x) + 1) + x, self.tokens, step).flatten(1)
+        return place_NI.where(crop_NI == torch.arange(len(crop_NI))[:, None], NOWHERE)
 
 
 @dataclass(frozen=True)
@@ -120,72 +109,61 @@ def cut(
     """Return the crops of an image.
 
     Args:
-        image: Red, green and blue of its pixels, 0 to 255 [Y, X, 3].
+        image: Red, green and blue of its pixels, 0 to 255 [Y, X, C].
         geometry: The sizes of crops.
         marks: The ids of the tokens.
         mean: Of each colour, which is subtracted.
         std: Of each colour, by which is then divided.
     """
     rows, columns = geometry.tiling(*image.shape[:2])
-    colours = np.array([mean, std], dtype=np.float32)
-    side, margin, window = geometry.crop, geometry.margin, geometry.window
+    mean_C11, std_C11 = (torch.tensor(of)[:, None, None] for of in (mean, std))
+    patch, side, step = (n * geometry.patch for n in (1, geometry.crop, geometry.window))
 
-    def shown(height: int, width: int) -> tuple[Pixels, NDArray[np.bool_]]:
-        pixels, inside = _fitted(image, height * geometry.patch, width * geometry.patch)
-        return (pixels - colours[0]) / colours[1], inside
+    def shown(height: int, width: int) -> tuple[Tensor, Tensor]:
+        pixels_CYX, inside_YX = _fitted(image, height, width)
+        return (pixels_CYX - mean_C11) / std_C11, inside_YX
 
-    whole, _ = shown(side, side)
-    large, inside = shown(window * rows + 2 * margin, window * columns + 2 * margin)
-    parts = [
-        tuple(
-            slice(number * window * geometry.patch, (number * window + side) * geometry.patch)
-            for number in (i, j)
-        )
-        for i in range(rows)
-        for j in range(columns)
-    ]
-    patches = [_patches(whole, geometry), *(_patches(large[part], geometry) for part in parts)]
-    masks = [_patches(inside[part][..., None], geometry).mean(axis=-1) for part in parts]
+    whole_CYX, _ = shown(side, side)
+    large_CYX, inside_YX = shown(*(step * (n - 1) + side for n in (rows, columns)))
+    crops_CNYX = torch.cat([whole_CYX[:, None], _tiles(large_CYX, side, step)], dim=1)
+    masks_NP = _tiles(_tiles(inside_YX, side, step), patch, patch).flatten(2).mean(dim=2)
     # MolmoE was trained with the masks one crop too early: the whole image has the first crop's,
     # and the last crop none, which is written −1.
-    masks.append(np.full_like(masks[-1], -1))
+    masks_NP = torch.cat([masks_NP, torch.full_like(masks_NP[:1], -1)])
     first = marks.picture(geometry.tokens, geometry.tokens)
-    second = marks.picture(*(window // 2 * n + margin for n in (rows, columns)))
+    second = marks.picture(*(geometry.window // 2 * n + geometry.margin for n in (rows, columns)))
     positions = [
-        np.where(place < 0, NOWHERE, place + start)
-        for start, grid in ((1, (1, 1)), (len(first) + 1, (rows, columns)))
-        for place in geometry.positions(*grid)
+        shifted(geometry.positions(1, 1), 1),
+        shifted(geometry.positions(rows, columns), len(first) + 1),
     ]
-    return Crops(
-        torch.from_numpy(np.stack(patches)),
-        torch.from_numpy(np.stack(masks)),
-        first + second,
-        torch.from_numpy(np.stack(positions)),
-    )
+    patches_NPD = _tiles(crops_CNYX, patch, patch).movedim(0, -1).flatten(2)
+    return Crops(patches_NPD, masks_NP, first + second, torch.cat(positions))
 
 
-def _fitted(image: NDArray[np.uint8], height: int, width: int) -> tuple[Pixels, NDArray[np.bool_]]:
-    """Return an image, 0 to 1, in the middle of a black canvas, and where on it the image is."""
+def shifted(position_NI: Tensor, places: int) -> Tensor:
+    """Return positions behind so many more tokens; those that are :data:`NOWHERE` stay so."""
+    return torch.where(position_NI < 0, position_NI, position_NI + places)
+
+
+def _fitted(image: NDArray[np.uint8], height: int, width: int) -> tuple[Tensor, Tensor]:
+    """Return an image in the middle of a black canvas, 0 to 1 [C, Y, X], and 1 where it is."""
     scale = min(
         np.float32(wanted) / np.float32(given)
         for wanted, given in zip((height, width), image.shape[:2], strict=True)
     )
     scaled = tuple(int(np.float32(given) * scale) for given in image.shape[:2])
     pixels = torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255
-    pixels = torch.nn.functional.interpolate(
+    pixels = nn.functional.interpolate(
         pixels, scaled, mode="bilinear", align_corners=False, antialias=True
-    ).clip(0, 1)
+    )
     top, left = (height - scaled[0]) // 2, (width - scaled[1]) // 2
-    canvas = np.zeros((height, width, 3), dtype=np.float32)
-    inside = np.zeros((height, width), dtype=np.bool_)
-    where = (slice(top, top + scaled[0]), slice(left, left + scaled[1]))
-    canvas[where] = pixels[0].permute(1, 2, 0).numpy()
-    inside[where] = True
-    return canvas, inside
+    around = (left, width - scaled[1] - left, top, height - scaled[0] - top)
+    return (
+        nn.functional.pad(pixels[0].clip(0, 1), around),
+        nn.functional.pad(torch.ones(scaled), around),
+    )
 
 
-def _patches(pixels: NDArray[np.generic], geometry: Geometry) -> Pixels:
-    """Return a crop's patches, row by row, each as a row of numbers [P, D]."""
-    n, patch = geometry.crop, geometry.patch
-    grid = pixels.reshape(n, patch, n, patch, -1).transpose(0, 2, 1, 3, 4)
-    return grid.reshape(n * n, -1).astype(np.float32)
+def _tiles(picture: Tensor, side: int, step: int) -> Tensor:
+    """Return the squares of a picture […, Y, X] that begin every ``step`` […, N, side, side]."""
+    return picture.unfold(-2, side, step).unfold(-2, side, step).flatten(-4, -3)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import BatchFeature, ProcessorMixin
 from transformers.image_processing_utils import BaseImageProcessor
-from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
+from transformers.image_utils import (
+    OPENAI_CLIP_MEAN,
+    OPENAI_CLIP_STD,
+    make_nested_list_of_images,
+)
 
 from capmoe_eval.wrapper.molmoe.configuration import SPECIAL_TOKENS
-from capmoe_eval.wrapper.molmoe.crops import NOWHERE, Crops, Geometry, Marks, cut
+from capmoe_eval.wrapper.molmoe.crops import NOWHERE, Crops, Geometry, Marks, cut, shifted
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -90,23 +96,20 @@ class MolmoProcessor(ProcessorMixin):
             ValueError: If a prompt has another number of placeholders than images.
         """
         prompts = [text] if isinstance(text, str) else list(text)
-        of_prompts = _by_prompt(images, len(prompts))
+        none = images is None or images == []
+        of_prompts = [[] for _ in prompts] if none else make_nested_list_of_images(images)
         rows = [self._row(*pair) for pair in zip(prompts, of_prompts, strict=True)]
-        width = max(len(tokens) for tokens, _ in rows)
-        left = self.tokenizer.padding_side == "left"
-        pad = self.tokenizer.pad_token_id
-        pad = self.tokenizer.eos_token_id if pad is None else pad
-        tokens, masks, places = [], [], []
-        for words, crops in rows:
-            pads, none = [pad] * (width - len(words)), [0] * (width - len(words))
-            ones = [1] * len(words)
-            tokens.append(pads + words if left else words + pads)
-            masks.append(none + ones if left else ones + none)
-            places.append([_moved(c.position_NI, len(pads) if left else 0) for c in crops])
-        data = {"input_ids": torch.tensor(tokens), "attention_mask": torch.tensor(masks)}
-        if any(places):
-            data["pixel_values"] = _filled([[c.patches_NPD for c in crops] for _, crops in rows], 0)
-            data["image_masks"] = _filled([[c.masks_NP for c in crops] for _, crops in rows], 0)
+        words = {"input_ids": [tokens for tokens, _ in rows]}
+        data = dict(self.tokenizer.pad(words, return_tensors="pt", verbose=False))
+        pads = data["attention_mask"].argmax(dim=1).tolist()  # before each prompt
+        all_crops = [crops for _, crops in rows]
+        if any(all_crops):
+            data["pixel_values"] = _filled([[c.patches_NPD for c in row] for row in all_crops], 0)
+            data["image_masks"] = _filled([[c.masks_NP for c in row] for row in all_crops], 0)
+            places = [
+                [shifted(crops.position_NI, before) for crops in row]
+                for row, before in zip(all_crops, pads, strict=True)
+            ]
             data["image_input_idx"] = _filled(places, NOWHERE)
         return BatchFeature(data)
 
@@ -124,33 +127,15 @@ class MolmoProcessor(ProcessorMixin):
         all_crops = []
         for image in images:
             crops = self.image_processor.crops(image, self.marks)
-            place = _moved(crops.position_NI, len(tokens))
-            all_crops.append(Crops(crops.patches_NPD, crops.masks_NP, crops.tokens_T, place))
+            place_NI = shifted(crops.position_NI, len(tokens))
+            all_crops.append(dataclasses.replace(crops, position_NI=place_NI))
             tokens += crops.tokens_T
         return tokens + words, all_crops
 
 
-def _by_prompt(images: Any, n_prompts: int) -> list[list[Image.Image]]:
-    """Return the images of each prompt."""
-    if images is None:
-        return [[] for _ in range(n_prompts)]
-    given = list(images) if isinstance(images, (list, tuple)) else [images]
-    if n_prompts == 1 and not (given and isinstance(given[0], (list, tuple))):
-        return [given]
-    return [list(some) if isinstance(some, (list, tuple)) else [some] for some in given]
-
-
-def _moved(position_NI: Tensor, places: int) -> Tensor:
-    return torch.where(position_NI < 0, position_NI, position_NI + places)
-
-
 def _filled(rows: Sequence[list[Tensor]], value: float) -> Tensor:
     """Return the crops of all sequences as one tensor, the shorter sequences filled up."""
-    some = next(parts[0] for parts in rows if parts)
-    most = max(sum(map(len, parts)) for parts in rows)
-    filled = some.new_full((len(rows), most, *some.shape[1:]), value)
-    for row, parts in zip(filled, rows, strict=True):
-        if parts:
-            crops = torch.cat(parts)
-            row[: len(crops)] = crops
-    return filled
+    none = next(parts[0] for parts in rows if parts)[:0]
+    return pad_sequence(
+        [torch.cat([none, *parts]) for parts in rows], batch_first=True, padding_value=value
+    )
