@@ -25,8 +25,7 @@ from pydantic import TypeAdapter
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.files import write_text
 from capmoe_eval.experiment.names import family
-from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.pairing import Documents
+from capmoe_eval.experiment.record import Record, Scored
 from capmoe_eval.paper.statistics import Effect, contrast
 
 MIX: Final = "zero_shot_mix"
@@ -94,12 +93,12 @@ class Effects:
             )
 
 
-def documents(side: Records) -> dict[str, list[Documents]]:
+def documents(side: Records) -> dict[str, list[Scored]]:
     """Return a side's scores on a model, by task: one item for each seed and shuffle.
 
     The subjects of MMLU are one task, those of a mixture are several.
     """
-    found: dict[str, list[Documents]] = {}
+    found: dict[str, list[Scored]] = {}
     for task, records in side.items():
         for record in records:
             if task == MIX:

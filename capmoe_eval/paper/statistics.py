@@ -16,8 +16,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from capmoe_eval.experiment.record import Scored
 from capmoe_eval.paper.hierarchy import over_models
-from capmoe_eval.paper.pairing import Documents, Floats, Paired, Unpaired, pair, pool
+from capmoe_eval.paper.pairing import Floats, Paired, Unpaired, pair, pool
 from capmoe_eval.paper.resampling import resampled_sums
 
 #: Resamples of the bootstrap, and of the sign flips where they are drawn.
@@ -91,7 +92,7 @@ def share_of(part: Floats, whole: Floats, task: str) -> tuple[float, float, floa
     return float(part.sum() / whole.sum()), float(low), float(high)
 
 
-Side: TypeAlias = Mapping[str, Sequence[Documents]]
+Side: TypeAlias = Mapping[str, Sequence[Scored]]
 """One side of a contrast on one model: the evaluations of each task (seeds, shuffles)."""
 
 
