@@ -19,16 +19,12 @@ from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import Reader, read_results
 from capmoe_eval.paper.benchmarks import Bench
-from capmoe_eval.paper.effects import MIX, Effects, documents
-from capmoe_eval.paper.pairing import Documents
+from capmoe_eval.paper.effects import MIX, Effects
 from capmoe_eval.paper.statistics import Effect
 from capmoe_eval.paper.tables import ALL_TASKS
 from capmoe_eval.routing.method import Method
 
 _LANGUAGE: Final = {MIX, *(column.task for column in ALL_TASKS)}
-_IMAGES: Final = {"mme", "mmbench", "seedbench"}
-_GENERATION: Final = {"humaneval", "nq_open", "mts_dialog"}
-_TASKS: Final = _LANGUAGE | _IMAGES | _GENERATION
 
 TRAININGS: Final = Path("results/training_seeds.json")
 """The file of the balance of the trained tiny models of several training seeds."""
@@ -40,7 +36,7 @@ four tasks. ``sized``: batches of four tasks by length, of several sizes."""
 
 @dataclass(frozen=True)
 class Home:
-    """The deployment of a model where a claim names none: its ``conf/model`` settings."""
+    """The deployment of a model where a claim names none."""
 
     ep_size: int  # expert-parallel ranks
     batch_size: int | str  # sequences per forward
@@ -118,7 +114,7 @@ class Evidence:
     profile: str
     records: tuple[Record, ...] = ()  # models are shown in the order of their first record
     broken: tuple[str, ...] = ()  # one line for each file that is no whole record
-    homes: Mapping[str, Home] = field(default_factory=dict)  # each model's own settings
+    homes: Mapping[str, Home] = field(default_factory=dict)  # those that are known beforehand
     trainings: tuple[Training, ...] = ()  # of several seeds
     bench: Bench = field(default_factory=Bench)
     effects: Effects = field(default_factory=Effects)  # those of contrasts
@@ -148,10 +144,6 @@ class Evidence:
         asked = {side.task} if side.task else _LANGUAGE
         found = self._by_side.get(key, {})
         return {task: records for task, records in found.items() if task in asked}
-
-    def documents(self, side: Side, model: str) -> dict[str, list[Documents]]:
-        """Return a side's scores on a model, see :func:`capmoe_eval.paper.effects.documents`."""
-        return documents(self.find(side, model))
 
     def effect(self, first: Side, second: Side, model: str = "") -> Effect:
         """Return the first side minus the second.
@@ -202,9 +194,11 @@ class Evidence:
         """Return the models of which a device has one expert, where only one side is of devices."""
         if first.knobs.get("granularity") == second.knobs.get("granularity"):
             return []
-        homes = {model: self.home(model) for model in self.models}
-        layers = {model: records[0].layers[0] for model, records in self._by_model.items()}
-        return [m for m, home in homes.items() if home and layers[m].n_experts <= home.ep_size]
+        return [
+            model
+            for model, records in self._by_model.items()
+            if records[0].layers[0].n_experts <= self._homes[model].ep_size
+        ]
 
     def dropped(self, sides: Sequence[Side], model: str) -> list[float]:
         """Return the share of pairs that each side drops, over the tasks that all have, if any."""
@@ -227,29 +221,26 @@ class Evidence:
         return min(found, key=lambda shares: abs(shares[1] - shares[2]), default=None)
 
     def home(self, model: str) -> Home | None:
-        """Return a model's own settings; without them, the most frequent among its records."""
-        return self.homes.get(model) or self._usual.get(model)
+        """Return a model's own settings, None for one without records.
 
-    def settled(self) -> Evidence:
-        """Return it with the γ of each model's file in ``conf/model``, the rest as recorded."""
-        homes = {}
-        for model in set(self.models).intersection(options("model")):
-            gamma, home = load_option("model", model).gamma, self.home(model)
-            if gamma is not None and home is not None:
-                homes[model] = dataclasses.replace(home, gamma=float(gamma))
-        return dataclasses.replace(self, homes=homes)
+        They are the most frequent among its records; γ is that of its file in ``conf/model``, if it
+        has one.
+        """
+        return self._homes.get(model)
 
     @cached_property
-    def _usual(self) -> dict[str, Home]:
-        """The settings that are most frequent among the records of each model."""
-        found = {}
-        for model, records in self._by_model.items():
-            cells = [record.cell for record in records]
+    def _homes(self) -> dict[str, Home]:
+        found, files = dict(self.homes), options("model")
+        for model in self._by_model.keys() - found:
+            cells = [record.cell for record in self._by_model[model]]
             methods = [cell.method for cell in cells]
+            gammas = [method.gamma for method in methods if method.gamma is not None]
+            if model in files and (own := load_option("model", model).gamma) is not None:
+                gammas = [float(own)]
             found[model] = Home(
                 _most([method.ep_size for method in methods if method.uses_ranks], 1),
                 _most([cell.batch_size for cell in cells], 1),
-                _most([method.gamma for method in methods if method.gamma is not None], 1.0),
+                _most(gammas, 1.0),
             )
         return found
 
@@ -259,7 +250,7 @@ class Evidence:
         for model, records in self._by_model.items():
             for record in records:
                 cell, is_mix = record.cell, record.task == MIX
-                if record.task in _TASKS and (is_mix or cell.shuffle is None):
+                if is_mix or cell.shuffle is None:
                     mixed = "sized" if cell.shuffle is None else "mixed"
                     batches = (mixed, None) if is_mix else ("single", cell.batch_size)
                     tasks = found.setdefault((model, *batches, _unseeded(cell.method)), {})

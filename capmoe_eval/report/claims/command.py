@@ -74,7 +74,7 @@ def build(
     effects: Effects | None = None,
 ) -> Report:
     """Return the ledger of a results directory, with links as seen from ``folder``."""
-    found, evidence = read_bench(bench), read_evidence(results, profile, reader).settled()
+    found, evidence = read_bench(bench), read_evidence(results, profile, reader)
     broken = (*evidence.broken, *found.broken)
     effects = effects or Effects()
     evidence = dataclasses.replace(evidence, broken=broken, bench=found, effects=effects)
