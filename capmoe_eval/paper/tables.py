@@ -6,7 +6,7 @@ from typing import Final
 
 from capmoe_eval.errors import bad_choice
 from capmoe_eval.experiment.data_file import read_data
-from capmoe_eval.paper.layout import AnyLayout, Layout, PaperTable
+from capmoe_eval.paper.layout import AnyLayout, Layout
 
 _READ: Final = read_data(__package__, "data/layouts.yaml", tuple[AnyLayout, ...])
 _ORDER: Final = ("v2", "v1", "ours")
@@ -35,7 +35,7 @@ def find_layout(key: str) -> AnyLayout:
     return tables[key]
 
 
-def printed_layout(name: str, version: str) -> PaperTable:
+def printed_layout(name: str, version: str) -> AnyLayout:
     """Return the layout of a table in a version of the paper.
 
     Raises:

@@ -83,7 +83,11 @@ class Measured:
             with contextlib.suppress(LookupError):
                 if paper:
                     printed = [entry.value for entry in printed_row(layout, paper, spec, gamma)]
-                    same = [_printed_metric(*of) for of in zip(layout.tasks, found, strict=True)]
+                    same = [
+                        not column.printed_metric
+                        or all(run.record.metric == column.printed_metric for run in runs)
+                        for column, runs in zip(layout.tasks, found, strict=True)
+                    ]
                     cells = list(_beside(cells, layout, printed, same))
         return cells
 
@@ -203,12 +207,6 @@ def _differences(runs: Sequence[_Run], baseline: Sequence[_Run]) -> Floats | str
     return found.units
 
 
-def _printed_metric(column: TaskColumn, runs: Sequence[_Run]) -> bool:
-    """Return whether a column's evaluations have the metric that the paper prints."""
-    printed = column.printed_metric
-    return not printed or all(run.record.metric == printed for run in runs)
-
-
 def _beside(
     cells: Sequence[Entry | Missing],
     layout: Layout,
@@ -219,14 +217,13 @@ def _beside(
 
     ``same`` says of each task whether its metric is that of the paper.
     """
-    errors = [_sampling_error(*pair, layout.scale) for pair in zip(cells, printed, strict=True)]
-    for place, column in enumerate(layout.tasks):
-        cell = cells[place]
-        if column.printed_metric and isinstance(cell, Entry):  # no share: it varies as ours does
-            errors[place] = cell.stderr
+    errors = [
+        _printed_error(cell, number, column, layout.scale)
+        for cell, number, column in zip(cells, printed, layout.tasks, strict=False)
+    ]
     comparable = list(same)
     if layout.average is not None:
-        errors[-1] = _error_of_mean(errors[:-1], layout.same_documents)
+        errors.append(_error_of_mean(errors, layout.same_documents))
         comparable.append(all(same))
     for cell, number, sampling, is_same in zip(cells, printed, errors, comparable, strict=True):
         if isinstance(cell, Missing) or not is_same:
@@ -239,11 +236,15 @@ def _beside(
         yield dataclasses.replace(cell, published=published)
 
 
-def _sampling_error(cell: Entry | Missing, printed: float, scale: float) -> float | None:
-    """Return the standard error of a printed share, had it been measured on our documents."""
-    if isinstance(cell, Missing) or not cell.documents:
+def _printed_error(
+    cell: Entry | Missing, printed: float, column: TaskColumn, scale: float
+) -> float | None:
+    """Return the standard error of a printed value, had it been measured on our documents."""
+    if isinstance(cell, Missing):
         return None
+    if column.printed_metric:  # no share: it varies as ours does
+        return cell.stderr
     share = printed / scale
-    if not 0 <= share <= 1:  # points, of which it does not follow
+    if not cell.documents or not 0 <= share <= 1:  # points, of which it does not follow
         return None
     return scale * math.sqrt(share * (1 - share) / cell.documents)

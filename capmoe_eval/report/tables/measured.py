@@ -13,7 +13,7 @@ from capmoe_eval.experiment.configuration import load_option, profile_name
 from capmoe_eval.experiment.results import Reader
 from capmoe_eval.experiment.selection import Finished, composed, finished, refuse_experiment
 from capmoe_eval.experiment.timings.names import FOLDER
-from capmoe_eval.paper.benchmarks import Bench, read_bench
+from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.paper.layout import Layout, ModelSlot, QueryLayout, SettingsLayout, WorkloadLayout
 from capmoe_eval.paper.tables import find_layout
 from capmoe_eval.report.tables.entries import Measured
@@ -54,27 +54,21 @@ def _measured_table(
     key: str, overrides: tuple[str, ...], reader: Reader, bench: Path
 ) -> tuple[Table, str]:
     layout = find_layout(key)
-    if isinstance(layout, Layout):
-        refuse_experiment(overrides)
-        found = finished([f"experiment={key}", *overrides], reader)
-        return results_table(layout, found, overrides), profile_name(found.config)
-    if isinstance(layout, QueryLayout):
-        refuse_experiment(overrides)
-        found = finished([f"experiment={layout.records}", *overrides], reader)
-        return query_table(layout, found.records), profile_name(found.config)
-    profile = profile_name(cell_config(overrides))
-    return other_table(layout, read_bench(bench)), profile
-
-
-def other_table(layout: SettingsLayout | WorkloadLayout, bench: Bench) -> Table:
-    """Return a table that is not of evaluations: of settings, or of timings."""
-    if isinstance(layout, SettingsLayout):
+    if isinstance(layout, (SettingsLayout, WorkloadLayout)):
+        profile = profile_name(cell_config(overrides))
+        if isinstance(layout, WorkloadLayout):
+            return workload_table(layout, read_bench(bench)), profile
         tasks = [setting.task for setting in layout.settings]
-        return settings_table(layout, {task: load_option("tasks", task)[task] for task in tasks})
-    return workload_table(layout, bench)
+        return settings_table(layout, {t: load_option("tasks", t)[t] for t in tasks}), profile
+    refuse_experiment(overrides)
+    experiment = layout.records if isinstance(layout, QueryLayout) else key
+    found = finished([f"experiment={experiment}", *overrides], reader)
+    if isinstance(layout, QueryLayout):
+        return query_table(layout, found.records), profile_name(found.config)
+    return _results_table(layout, found, overrides), profile_name(found.config)
 
 
-def results_table(layout: Layout, found: Finished, overrides: Sequence[str]) -> Table:
+def _results_table(layout: Layout, found: Finished, overrides: Sequence[str]) -> Table:
     """Return a table filled with the finished records of its experiment."""
     fills = [word for word in overrides if not word.startswith((*GRIDS, "profile="))]
     source = Measured(found.records, fills, list(found.config.profile.seeds))

@@ -35,16 +35,16 @@ def published_table(name: str, version: str = "v2") -> Table:
     """
     layout = printed_layout(name, version)
     note = f"As published ({VERSIONS[version]})."
-    if isinstance(layout, SettingsLayout):
-        table = settings_table(layout)
-    elif isinstance(layout, WorkloadLayout):
-        table = printed_workloads(layout)
-    elif isinstance(layout, QueryLayout):
-        table = printed_query(layout)
-    else:
-        assert isinstance(layout, Layout)
-        table = fill(_as_printed(layout), layout.paper_models, printed_row)
-        note = f"Published numbers ({VERSIONS[version]}), averages as printed."
+    match layout:
+        case SettingsLayout():
+            table = settings_table(layout)
+        case WorkloadLayout():
+            table = printed_workloads(layout)
+        case QueryLayout():
+            table = printed_query(layout)
+        case Layout():
+            table = fill(_as_printed(layout), layout.paper_models, printed_row)
+            note = f"Published numbers ({VERSIONS[version]}), averages as printed."
     return dataclasses.replace(
         table, name=f"{name}_published_{version}", notes=(note, *table.notes)
     )
