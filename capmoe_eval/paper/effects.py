@@ -73,8 +73,7 @@ class Effects:
     def write(self) -> None:
         """Write the effects that were asked for, no others; what cannot be written is not kept.
 
-        Raises:
-            UsageError: If the file held others for the same records and code.
+        If the file held others for the same records and code, that is a UsageError.
         """
         if self._path is None or not self._used:
             return

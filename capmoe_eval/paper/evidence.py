@@ -272,15 +272,9 @@ class Evidence:
 
 
 def read_evidence(root: Path, profile: str, reader: Reader | None = None) -> Evidence:
-    """Read every record under a results directory; broken files are listed and left out.
+    """Read every record of ``results/<profile>``; broken files are listed and left out.
 
-    Args:
-        root: The directory, ``results/<profile>``.
-        profile: Name of the profile.
-        reader: Reads the records.
-
-    Raises:
-        UsageError: If the file of trainings is damaged.
+    A damaged file of trainings is a UsageError.
     """
     found = read_results(root, reader)
     trained = read_trainings(None, profile)
@@ -291,10 +285,7 @@ def read_trainings(path: Path | None, profile: str) -> tuple[Training, ...]:
     """Return the trainings of several seeds, none where there is no file.
 
     Where no path is given it is :data:`TRAININGS` in profile zoo, and none in the others: trained
-    tiny models say nothing of them.
-
-    Raises:
-        UsageError: If the file is damaged.
+    tiny models say nothing of them. A damaged file is a UsageError.
     """
     path = path or (TRAININGS if profile == "zoo" else None)
     if path is None or not path.is_file():

@@ -238,11 +238,7 @@ def _by_seed(label: str, seeds: Mapping[str, float], note: str) -> Finding:
 
 
 def measured(name: str, evidence: Evidence) -> list[Finding]:
-    """Return the findings of the measure that a claim names.
-
-    Raises:
-        ValueError: If there is no such measure.
-    """
+    """Return the findings of the measure that a claim names, or raise ValueError."""
     measures = {
         one.__name__: one for one in (removed, balance, decay, companions, orders, text_kept)
     }

@@ -46,16 +46,10 @@ class Comparison:
 
 
 def compare(differences: Mapping[str, Sequence[float] | Floats]) -> Comparison:
-    """Compare two methods by the differences of their scores, document by document.
+    """Compare two methods by the differences of their scores on each task's documents.
 
     The confidence interval resamples documents within tasks, seeded; the test is
-    :func:`sign_flip`.
-
-    Args:
-        differences: For each task, one difference for each document.
-
-    Raises:
-        ValueError: If there is no task, or a task has no documents.
+    :func:`sign_flip`, which refuses what it does.
     """
     tasks = [np.asarray(values, dtype=np.float64) for values in differences.values()]
     p = sign_flip(tasks)
@@ -147,10 +141,7 @@ def sign_flip(tasks: Sequence[Floats]) -> float:
     documents, nor the sides, nor the unit plays a part.
 
     Args:
-        tasks: For each task, one difference for each document.
-
-    Raises:
-        ValueError: If there is no task, or a task has no documents.
+        tasks: For each task, one difference for each document; none of either is a ValueError.
     """
     if not tasks or any(not len(values) for values in tasks):
         raise ValueError("every task needs documents")

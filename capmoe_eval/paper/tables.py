@@ -24,11 +24,7 @@ ALL_TASKS: Final = next(layout.tasks for layout in LAYOUTS if layout.key == "tab
 
 
 def find_layout(key: str) -> AnyLayout:
-    """Return a table's layout by its :attr:`PaperTable.key`.
-
-    Raises:
-        UsageError: If there is none of that key.
-    """
+    """Return a table's layout by its :attr:`PaperTable.key`, or raise UsageError."""
     tables = {table.key: table for table in TABLES}
     if key not in tables:
         raise bad_choice("table", key, tables)
@@ -36,11 +32,7 @@ def find_layout(key: str) -> AnyLayout:
 
 
 def printed_layout(name: str, version: str) -> AnyLayout:
-    """Return the layout of a table in a version of the paper.
-
-    Raises:
-        UsageError: If there is none of that name or version.
-    """
+    """Return the layout of a table in a version of the paper, or raise UsageError."""
     versions = {layout.version: layout for layout in PAPER_TABLES if layout.name == name}
     if not versions:
         raise bad_choice("table", name, dict.fromkeys(layout.name for layout in PAPER_TABLES))

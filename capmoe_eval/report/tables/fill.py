@@ -26,9 +26,8 @@ _PUBLISHED = (
 def fill(layout: Layout, slots: Sequence[ModelSlot], entries: RowSource) -> Table:
     """Lay out a table for the given models, in order, with numbers from a source.
 
-    Raises:
-        UsageError: If the layout has no place for the models' names and there is not exactly one
-            model, or if a row asks for a model's own γ and the model has none.
+    Several models in a layout without a place for their names are a UsageError, and so is a model
+    without a γ of its own in a row that asks for it.
     """
     names_model = any("{model}" in template for _, template in layout.labels)
     if len(slots) != 1 and not names_model:

@@ -29,9 +29,7 @@ GRIDS = ("grid.", "parts.")
 def cell_config(overrides: Sequence[str]) -> DictConfig:
     """Return the configuration that a command line composes without an experiment.
 
-    Raises:
-        UsageError: If it names an experiment.
-        HydraException: For an override that does not exist.
+    One that it names is a UsageError, an override that does not exist a HydraException.
     """
     refuse_experiment(overrides)
     return composed([word for word in overrides if not word.startswith(GRIDS)])
@@ -42,8 +40,7 @@ def measured_table(
 ) -> tuple[Table, str]:
     """Return a table filled with this suite's own results, and the name of its profile.
 
-    Raises:
-        UsageError: For a table or an override that does not exist.
+    A table that does not exist is a UsageError, errors of overrides as :func:`cell_config`.
     """
     return _measured_table(key, tuple(overrides), reader or Reader(), bench)
 

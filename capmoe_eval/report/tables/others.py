@@ -52,10 +52,8 @@ def settings_table(layout: SettingsLayout, ours: Mapping[str, Any] | None = None
 def query_table(layout: QueryLayout, records: Iterable[Record]) -> Table:
     """Lay out the tokens of a query with an image, as records count them, beside the printed ones.
 
-    They are means over the queries of one model without a limit, without its answers.
-
-    Raises:
-        UsageError: If a record does not tell images and text apart.
+    They are means over the queries of one model without a limit, without its answers. A record that
+    does not tell images and text apart is a UsageError.
     """
     record = next((record for record in records if record.method == "baseline"), None)
     (heading, *_), *lines = layout.words

@@ -28,10 +28,8 @@ def published_table(name: str, version: str = "v2") -> Table:
     """Return a table of the paper with its printed numbers, laid out as measured ones are.
 
     Averages are as printed: the paper truncates some and rounds others, so they are not computed
-    again. Printed numbers have no standard errors.
-
-    Raises:
-        UsageError: If there is no table of that name, such as "table1", in that version.
+    again. Printed numbers have no standard errors. A table that is not in that version is a
+    UsageError.
     """
     layout = printed_layout(name, version)
     note = f"As published ({VERSIONS[version]})."
@@ -63,11 +61,7 @@ def _as_printed(layout: Layout) -> Layout:
 
 
 def printed_row(layout: Layout, slot: ModelSlot, spec: RowSpec, gamma: float | None) -> list[Entry]:
-    """Return a row's printed entries, see :data:`capmoe_eval.report.tables.fill.RowSource`.
-
-    Raises:
-        LookupError: If the paper does not print the row.
-    """
+    """Return a row's printed entries, or raise LookupError if the paper does not print it."""
     if not spec.in_print:
         raise LookupError(f"{layout.name} has no row {spec.name} in print")
     headings = [column.printed or column.heading for column in layout.tasks]

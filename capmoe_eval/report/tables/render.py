@@ -161,11 +161,7 @@ RENDERERS: Final = MappingProxyType[str, Callable[[Table], str]](
 
 
 def write(table: Table, directory: Path) -> list[Path]:
-    """Write a table in every format, each file whole or not at all; return their paths.
-
-    Raises:
-        OSError: If a file cannot be written.
-    """
+    """Write a table in every format, each file whole or not at all; return their paths."""
     # All are rendered before the first is written: a failure leaves no mixture of old and new.
     texts = {directory / f"{table.name}.{suffix}": r(table) for suffix, r in RENDERERS.items()}
     for path, text in texts.items():

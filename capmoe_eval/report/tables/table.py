@@ -50,8 +50,7 @@ class PairedTest:
 class Entry:
     """One number of a table, in its display units (percent, where the layout says so).
 
-    Raises:
-        ValueError: If a number is not finite; a failed run is a :class:`Missing`, never a NaN.
+    It is finite, or a ValueError: a failed run is a :class:`Missing`, never a NaN.
     """
 
     value: float

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 def render(template: str, **values: object) -> str:
-    """Return a filled template: a file of this folder, with what it shows.
-
-    Raises:
-        jinja2.UndefinedError: If it asks for a value that is not there.
-    """
+    """Return a filled template of this folder; a value that it lacks is an UndefinedError."""
     page = _environment().get_template(template).render(values)
     return _spelled(page) if template.endswith(".html") else page.rstrip("\n") + "\n"
 
