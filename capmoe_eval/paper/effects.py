@@ -20,7 +20,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.files import write_text
@@ -41,7 +41,11 @@ _SOURCES: Final = (
 _LIBRARIES: Final = ("numpy", "scipy")
 FILE: Final = "effects.{}.json"
 """The file of a results directory that keeps the effects of a command."""
-_EFFECT: Final = TypeAdapter(Effect)
+
+
+class _File(BaseModel):
+    code: str  # the digest of :func:`code`
+    effects: dict[str, Effect]  # by the digest over their records
 
 
 class Effects:
@@ -135,16 +139,14 @@ def _digest(found: Mapping[str, tuple[Records, Records]]) -> str | None:
 def _read(path: Path) -> dict[str, Effect]:
     """Return the effects of a file by their digests; none if damaged or of other code."""
     try:
-        content = json.loads(path.read_bytes())
-        if content["code"] != code():
-            return {}
-        return {key: _EFFECT.validate_python(raw) for key, raw in content["effects"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        kept = _File.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
         return {}
+    return kept.effects if kept.code == code() else {}
 
 
 def _text(effect: Effect) -> str:
-    return json.dumps(_EFFECT.dump_python(effect, exclude={"unpaired", "records"}))
+    return json.dumps(TypeAdapter(Effect).dump_python(effect, exclude={"unpaired", "records"}))
 
 
 def _close(one: Effect, other: Effect) -> bool:

@@ -17,7 +17,6 @@ from capmoe_eval.errors import UsageError, field_problem
 from capmoe_eval.experiment.configuration import load_option, options
 from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.results import Reader, read_results
 from capmoe_eval.paper.benchmarks import Bench
 from capmoe_eval.paper.effects import MIX, Effects
 from capmoe_eval.paper.statistics import Effect
@@ -269,16 +268,6 @@ class Evidence:
             return (item[0][0], len(item[1]), item[0][1:])
 
         return {model: tuple(max(sets.items(), key=rank)[1]) for model, sets in groups.items()}
-
-
-def read_evidence(root: Path, profile: str, reader: Reader | None = None) -> Evidence:
-    """Read every record of ``results/<profile>``; broken files are listed and left out.
-
-    A damaged file of trainings is a UsageError.
-    """
-    found = read_results(root, reader)
-    trained = read_trainings(None, profile)
-    return Evidence(profile, found.records, found.broken, trainings=trained)
 
 
 def read_trainings(path: Path | None, profile: str) -> tuple[Training, ...]:

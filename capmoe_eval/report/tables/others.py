@@ -71,11 +71,11 @@ def query_table(layout: QueryLayout, records: Iterable[Record]) -> Table:
         [Row((label,), (*ours, Text(printed)))]
         for (label, *_, printed), ours in zip(lines, cells, strict=True)
     ]
-    told = (
-        [f"{record.model}: the mean over {record.n:,} queries of {record.task}."] if record else []
-    )
+    notes = []
+    if record:
+        notes = [f"{record.model}: the mean over {record.n:,} queries of {record.task}."]
     columns = ("Token Count", "Share (%)", "Token Count (paper)")
-    return Table.of(layout, [heading], columns, blocks, [told] if told else [])
+    return Table.of(layout, [heading], columns, blocks, notes)
 
 
 def printed_query(layout: QueryLayout) -> Table:
