@@ -133,6 +133,8 @@ class Evidence:
         home = self.home(model)
         if home is None:
             return {}
+        if side.gamma == "own":
+            side = side.model_copy(update={"gamma": self._own_gamma(model)})
         if side.gamma == "matched":
             if not (matched := self._matched(side, model)):
                 return {}
@@ -220,26 +222,27 @@ class Evidence:
         return min(found, key=lambda shares: abs(shares[1] - shares[2]), default=None)
 
     def home(self, model: str) -> Home | None:
-        """Return a model's own settings, None for one without records.
-
-        They are the most frequent among its records; γ is that of its file in ``conf/model``, if it
-        has one.
-        """
+        """Return a model's settings, None for one without records: those of most of them."""
         return self._homes.get(model)
+
+    def _own_gamma(self, model: str) -> float:
+        """Return the γ of a model's file in ``conf/model``, else that of most of its records."""
+        if model in options("model") and model not in self.homes:
+            gamma = load_option("model", model).gamma
+            if gamma is not None:
+                return float(gamma)
+        return self._homes[model].gamma
 
     @cached_property
     def _homes(self) -> dict[str, Home]:
-        found, files = dict(self.homes), options("model")
+        found = dict(self.homes)
         for model in self._by_model.keys() - found:
             cells = [record.cell for record in self._by_model[model]]
             methods = [cell.method for cell in cells]
-            gammas = [method.gamma for method in methods if method.gamma is not None]
-            if model in files and (own := load_option("model", model).gamma) is not None:
-                gammas = [float(own)]
             found[model] = Home(
                 _most([method.ep_size for method in methods if method.uses_ranks], 1),
                 _most([cell.batch_size for cell in cells], 1),
-                _most(gammas, 1.0),
+                _most([method.gamma for method in methods if method.gamma is not None], 1.0),
             )
         return found
 
@@ -264,10 +267,11 @@ class Evidence:
             key = (cell.limit or float("inf"), cell.data, cell.eval_seed, repr(cell.model))
             groups.setdefault(cell.model.name, {}).setdefault(key, []).append(record)
 
-        def rank(item: tuple[tuple[Any, ...], list[Record]]) -> tuple[Any, ...]:
-            return (item[0][0], len(item[1]), item[0][1:])
-
-        return {model: tuple(max(sets.items(), key=rank)[1]) for model, sets in groups.items()}
+        found = {}
+        for model, sets in groups.items():
+            best = max(sets, key=lambda key: (key[0], len(sets[key]), key[1:]))
+            found[model] = tuple(sets[best])
+        return found
 
 
 def read_trainings(path: Path | None, profile: str) -> tuple[Training, ...]:

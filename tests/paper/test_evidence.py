@@ -47,8 +47,12 @@ def test_settings_are_those_of_most_records_but_for_the_gamma_of_a_model_that_ha
         for model in ("zoo_olmoe", "mine")
         for gamma, ep_size in ((1.0, 4), (1.5, 4), (1.5, 1))
     ]
-    found = Evidence("zoo", tuple(records))
-    assert (found.home("mine"), found.home("zoo_olmoe")) == (Home(4, 16, 1.5), Home(4, 16, 2.0))
+    two = [record("score", 2.0, ep_size=4)]
+    found = Evidence("zoo", (*records, *two))
+    assert found.home("mine") == Home(4, 16, 1.5)
+    own = Side(method="score", gamma="own")
+    assert found.find(own, "mine") == {"obqa": [records[4]]}
+    assert found.find(own, "zoo_olmoe") == {"obqa": two}  # of conf/model/zoo_olmoe.yaml
     assert found.home("zoo_other") is None
     assert evidence(*records).home("zoo_olmoe") is HOME
 

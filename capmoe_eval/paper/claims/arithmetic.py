@@ -289,20 +289,8 @@ def check(arguments: Mapping[str, Any]) -> CheckResult:
 
 
 _FACTS: Final[Sequence[Callable[..., CheckResult]]] = (
-    *(
-        averages,
-        difference,
-        nearest,
-        ranking,
-        same,
-        best_against,
-        grain,
-        points,
-        questions,
-        columns,
-        agreement,
-    ),
-    *(one_factor, rising, workload, *drawn.FACTS),
+    *(averages, difference, nearest, ranking, same, best_against, grain, points, questions),
+    *(columns, agreement, one_factor, rising, workload, *drawn.FACTS),
 )
 FACTS: Final = {fact.__name__: fact for fact in _FACTS}
 """Every fact that a claim can name."""

@@ -22,19 +22,12 @@ from capmoe_eval.paper.verdict_file import (
     WrittenGrouping,
 )
 from capmoe_eval.paper.verdicts import CONFIRMED, CONTRADICTED, NOT_SHOWN
-from capmoe_eval.report.figures.style import (
-    BLUE,
-    COLOURS,
-    VERMILLION,
-    column,
-    subplots,
-    whiskers,
-)
+from capmoe_eval.report.figures import style
 
 # Told apart by shape, too.
 _LOOKS: Final = {
-    CONFIRMED: (BLUE, "o", "●"),
-    CONTRADICTED: (VERMILLION, "X", "✖"),
+    CONFIRMED: (style.BLUE, "o", "●"),
+    CONTRADICTED: (style.VERMILLION, "X", "✖"),
     NOT_SHOWN: ("#6e6e6e", "s", "■"),
 }
 _MODEL: Final = "#b0b0b0"
@@ -218,20 +211,20 @@ def draw_gaps(grouping: Sequence[WrittenGrouping]) -> Figure:
     printed, *rows = grouping
     sizes = [row.sequences for row in rows]
     with rc_context({"font.size": _POINTS}):
-        figure, axes = subplots(6.4, 3.2)
+        figure, axes = style.subplots(6.4, 3.2)
         for index, (first, second) in enumerate(GAPS):
             gaps = [row.gaps[index].model_dump() for row in rows]
-            effects, low, high = (column(gaps, name) for name in ("effect", "low", "high"))
+            effects, low, high = (style.column(gaps, name) for name in ("effect", "low", "high"))
             axes.errorbar(
                 sizes,
                 effects,
-                whiskers(effects, low, high),
-                color=COLOURS[index],
+                style.whiskers(effects, low, high),
+                color=style.COLOURS[index],
                 marker="osD"[index],
                 capsize=3,
                 label=f"{first} − {second}".replace("_", " "),
             )
-            in_print = {"color": COLOURS[index], "linestyle": "--", "alpha": 0.6}
+            in_print = {"color": style.COLOURS[index], "linestyle": "--", "alpha": 0.6}
             axes.axhline(printed.gaps[index].effect, **in_print)
         axes.axhline(0, color="black", linewidth=0.8)
         axes.set_xscale("log", base=2)

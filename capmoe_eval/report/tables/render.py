@@ -6,7 +6,6 @@ import csv
 import io
 from collections.abc import Callable
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 from capmoe_eval.experiment.files import write_text
@@ -15,7 +14,7 @@ from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.tables.table import Cell, Entry, Missing, Published, Table, Text
 from capmoe_eval.report.templates import render
 
-_MARKS: Final = MappingProxyType({"better": "▲", "worse": "▼", None: ""})
+_MARKS: Final = {"better": "▲", "worse": "▼", None: ""}
 _SUFFIXES: Final = (
     *("", " stderr", " low", " high", " published", " difference", " z"),
     *(" effect", " p", " p corrected"),
@@ -154,9 +153,7 @@ def _beside(published: Published | None, decimals: int) -> View:
     }
 
 
-RENDERERS: Final = MappingProxyType[str, Callable[[Table], str]](
-    {"md": to_markdown, "tex": to_latex, "csv": to_csv, "html": to_html}
-)
+RENDERERS: Final = {"md": to_markdown, "tex": to_latex, "csv": to_csv, "html": to_html}
 """Renderer of each file suffix."""
 
 
