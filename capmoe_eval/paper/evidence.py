@@ -181,7 +181,7 @@ class Evidence:
     def remark(self, first: Side, second: Side) -> str:
         """Return what a reader of a contrast must know of its models; empty for most."""
         shares = [
-            f"{model} γ={found[0]:g} drops {found[1]:.1%}, Expert Drop {found[2]:.1%}"
+            f"{model}{gamma_suffix(found[0])} drops {found[1]:.1%}, Expert Drop {found[2]:.1%}"
             for side in (first, second)
             for model in self.models
             if side.gamma == "matched" and (found := self._matched(side, model))

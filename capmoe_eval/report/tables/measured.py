@@ -82,7 +82,7 @@ def _slots(config: DictConfig, table: str) -> list[ModelSlot]:
         ModelSlot(
             model.name,
             model.title,
-            float(model.gamma),
+            None if model.gamma is None else float(model.gamma),
             symbols,
             knobs | ({"ep_size": int(model.ep_size)} if own_ranks else {}),
         )
