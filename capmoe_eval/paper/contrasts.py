@@ -31,11 +31,7 @@ class Expectation:
 
     @classmethod
     def of(cls, raw: str | Mapping[str, float | str]) -> Expectation:
-        """Read an expectation.
-
-        Raises:
-            ValueError: If it is none.
-        """
+        """Read an expectation, or raise ValueError."""
         [(name, given)] = raw.items() if isinstance(raw, Mapping) else [(raw, 0.0)]
         bound = in_points(given)
         bounds = {
@@ -102,8 +98,7 @@ def _named() -> dict[str, list[Any]]:
 def read_contrasts(raw: Sequence[str | Mapping[str, Any]]) -> tuple[Contrast, ...]:
     """Return contrasts: each item is one, or the name of a list in ``data/contrasts.yaml``.
 
-    Raises:
-        ValueError: If an item is no contrast, or there is no such list.
+    An item that is neither is a ValueError.
     """
     items: list[Any] = []
     for item in raw:

@@ -20,13 +20,12 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.files import write_text
 from capmoe_eval.experiment.names import family
-from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.pairing import Documents
+from capmoe_eval.experiment.record import Record, Scored
 from capmoe_eval.paper.statistics import Effect, contrast
 
 MIX: Final = "zero_shot_mix"
@@ -42,7 +41,11 @@ _SOURCES: Final = (
 _LIBRARIES: Final = ("numpy", "scipy")
 FILE: Final = "effects.{}.json"
 """The file of a results directory that keeps the effects of a command."""
-_EFFECT: Final = TypeAdapter(Effect)
+
+
+class _File(BaseModel):
+    code: str  # the digest of :func:`code`
+    effects: dict[str, Effect]  # by the digest over their records
 
 
 class Effects:
@@ -74,8 +77,7 @@ class Effects:
     def write(self) -> None:
         """Write the effects that were asked for, no others; what cannot be written is not kept.
 
-        Raises:
-            UsageError: If the file held others for the same records and code.
+        If the file held others for the same records and code, that is a UsageError.
         """
         if self._path is None or not self._used:
             return
@@ -94,12 +96,12 @@ class Effects:
             )
 
 
-def documents(side: Records) -> dict[str, list[Documents]]:
+def documents(side: Records) -> dict[str, list[Scored]]:
     """Return a side's scores on a model, by task: one item for each seed and shuffle.
 
     The subjects of MMLU are one task, those of a mixture are several.
     """
-    found: dict[str, list[Documents]] = {}
+    found: dict[str, list[Scored]] = {}
     for task, records in side.items():
         for record in records:
             if task == MIX:
@@ -137,16 +139,14 @@ def _digest(found: Mapping[str, tuple[Records, Records]]) -> str | None:
 def _read(path: Path) -> dict[str, Effect]:
     """Return the effects of a file by their digests; none if damaged or of other code."""
     try:
-        content = json.loads(path.read_bytes())
-        if content["code"] != code():
-            return {}
-        return {key: _EFFECT.validate_python(raw) for key, raw in content["effects"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        kept = _File.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
         return {}
+    return kept.effects if kept.code == code() else {}
 
 
 def _text(effect: Effect) -> str:
-    return json.dumps(_EFFECT.dump_python(effect, exclude={"unpaired", "records"}))
+    return json.dumps(TypeAdapter(Effect).dump_python(effect, exclude={"unpaired", "records"}))
 
 
 def _close(one: Effect, other: Effect) -> bool:

@@ -17,18 +17,13 @@ from capmoe_eval.errors import UsageError, field_problem
 from capmoe_eval.experiment.configuration import load_option, options
 from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.results import Reader, read_results
 from capmoe_eval.paper.benchmarks import Bench
-from capmoe_eval.paper.effects import MIX, Effects, documents
-from capmoe_eval.paper.pairing import Documents
+from capmoe_eval.paper.effects import MIX, Effects
 from capmoe_eval.paper.statistics import Effect
 from capmoe_eval.paper.tables import ALL_TASKS
 from capmoe_eval.routing.method import Method
 
 _LANGUAGE: Final = {MIX, *(column.task for column in ALL_TASKS)}
-_IMAGES: Final = {"mme", "mmbench", "seedbench"}
-_GENERATION: Final = {"humaneval", "nq_open", "mts_dialog"}
-_TASKS: Final = _LANGUAGE | _IMAGES | _GENERATION
 
 TRAININGS: Final = Path("results/training_seeds.json")
 """The file of the balance of the trained tiny models of several training seeds."""
@@ -40,7 +35,7 @@ four tasks. ``sized``: batches of four tasks by length, of several sizes."""
 
 @dataclass(frozen=True)
 class Home:
-    """The deployment of a model where a claim names none: its ``conf/model`` settings."""
+    """The deployment of a model where a claim names none."""
 
     ep_size: int  # expert-parallel ranks
     batch_size: int | str  # sequences per forward
@@ -118,7 +113,7 @@ class Evidence:
     profile: str
     records: tuple[Record, ...] = ()  # models are shown in the order of their first record
     broken: tuple[str, ...] = ()  # one line for each file that is no whole record
-    homes: Mapping[str, Home] = field(default_factory=dict)  # each model's own settings
+    homes: Mapping[str, Home] = field(default_factory=dict)  # those that are known beforehand
     trainings: tuple[Training, ...] = ()  # of several seeds
     bench: Bench = field(default_factory=Bench)
     effects: Effects = field(default_factory=Effects)  # those of contrasts
@@ -138,6 +133,8 @@ class Evidence:
         home = self.home(model)
         if home is None:
             return {}
+        if side.gamma == "own":
+            side = side.model_copy(update={"gamma": self._own_gamma(model)})
         if side.gamma == "matched":
             if not (matched := self._matched(side, model)):
                 return {}
@@ -148,10 +145,6 @@ class Evidence:
         asked = {side.task} if side.task else _LANGUAGE
         found = self._by_side.get(key, {})
         return {task: records for task, records in found.items() if task in asked}
-
-    def documents(self, side: Side, model: str) -> dict[str, list[Documents]]:
-        """Return a side's scores on a model, see :func:`capmoe_eval.paper.effects.documents`."""
-        return documents(self.find(side, model))
 
     def effect(self, first: Side, second: Side, model: str = "") -> Effect:
         """Return the first side minus the second.
@@ -188,7 +181,7 @@ class Evidence:
     def remark(self, first: Side, second: Side) -> str:
         """Return what a reader of a contrast must know of its models; empty for most."""
         shares = [
-            f"{model} γ={found[0]:g} drops {found[1]:.1%}, Expert Drop {found[2]:.1%}"
+            f"{model}{gamma_suffix(found[0])} drops {found[1]:.1%}, Expert Drop {found[2]:.1%}"
             for side in (first, second)
             for model in self.models
             if side.gamma == "matched" and (found := self._matched(side, model))
@@ -202,9 +195,11 @@ class Evidence:
         """Return the models of which a device has one expert, where only one side is of devices."""
         if first.knobs.get("granularity") == second.knobs.get("granularity"):
             return []
-        homes = {model: self.home(model) for model in self.models}
-        layers = {model: records[0].layers[0] for model, records in self._by_model.items()}
-        return [m for m, home in homes.items() if home and layers[m].n_experts <= home.ep_size]
+        return [
+            model
+            for model, records in self._by_model.items()
+            if records[0].layers[0].n_experts <= self._homes[model].ep_size
+        ]
 
     def dropped(self, sides: Sequence[Side], model: str) -> list[float]:
         """Return the share of pairs that each side drops, over the tasks that all have, if any."""
@@ -227,24 +222,22 @@ class Evidence:
         return min(found, key=lambda shares: abs(shares[1] - shares[2]), default=None)
 
     def home(self, model: str) -> Home | None:
-        """Return a model's own settings; without them, the most frequent among its records."""
-        return self.homes.get(model) or self._usual.get(model)
+        """Return a model's settings, None for one without records: those of most of them."""
+        return self._homes.get(model)
 
-    def settled(self) -> Evidence:
-        """Return it with the γ of each model's file in ``conf/model``, the rest as recorded."""
-        homes = {}
-        for model in set(self.models).intersection(options("model")):
-            gamma, home = load_option("model", model).gamma, self.home(model)
-            if gamma is not None and home is not None:
-                homes[model] = dataclasses.replace(home, gamma=float(gamma))
-        return dataclasses.replace(self, homes=homes)
+    def _own_gamma(self, model: str) -> float:
+        """Return the γ of a model's file in ``conf/model``, else that of most of its records."""
+        if model in options("model") and model not in self.homes:
+            gamma = load_option("model", model).gamma
+            if gamma is not None:
+                return float(gamma)
+        return self._homes[model].gamma
 
     @cached_property
-    def _usual(self) -> dict[str, Home]:
-        """The settings that are most frequent among the records of each model."""
-        found = {}
-        for model, records in self._by_model.items():
-            cells = [record.cell for record in records]
+    def _homes(self) -> dict[str, Home]:
+        found = dict(self.homes)
+        for model in self._by_model.keys() - found:
+            cells = [record.cell for record in self._by_model[model]]
             methods = [cell.method for cell in cells]
             found[model] = Home(
                 _most([method.ep_size for method in methods if method.uses_ranks], 1),
@@ -259,7 +252,7 @@ class Evidence:
         for model, records in self._by_model.items():
             for record in records:
                 cell, is_mix = record.cell, record.task == MIX
-                if record.task in _TASKS and (is_mix or cell.shuffle is None):
+                if is_mix or cell.shuffle is None:
                     mixed = "sized" if cell.shuffle is None else "mixed"
                     batches = (mixed, None) if is_mix else ("single", cell.batch_size)
                     tasks = found.setdefault((model, *batches, _unseeded(cell.method)), {})
@@ -274,36 +267,18 @@ class Evidence:
             key = (cell.limit or float("inf"), cell.data, cell.eval_seed, repr(cell.model))
             groups.setdefault(cell.model.name, {}).setdefault(key, []).append(record)
 
-        def rank(item: tuple[tuple[Any, ...], list[Record]]) -> tuple[Any, ...]:
-            return (item[0][0], len(item[1]), item[0][1:])
-
-        return {model: tuple(max(sets.items(), key=rank)[1]) for model, sets in groups.items()}
-
-
-def read_evidence(root: Path, profile: str, reader: Reader | None = None) -> Evidence:
-    """Read every record under a results directory; broken files are listed and left out.
-
-    Args:
-        root: The directory, ``results/<profile>``.
-        profile: Name of the profile.
-        reader: Reads the records.
-
-    Raises:
-        UsageError: If the file of trainings is damaged.
-    """
-    found = read_results(root, reader)
-    trained = read_trainings(None, profile)
-    return Evidence(profile, found.records, found.broken, trainings=trained)
+        found = {}
+        for model, sets in groups.items():
+            best = max(sets, key=lambda key: (key[0], len(sets[key]), key[1:]))
+            found[model] = tuple(sets[best])
+        return found
 
 
 def read_trainings(path: Path | None, profile: str) -> tuple[Training, ...]:
     """Return the trainings of several seeds, none where there is no file.
 
     Where no path is given it is :data:`TRAININGS` in profile zoo, and none in the others: trained
-    tiny models say nothing of them.
-
-    Raises:
-        UsageError: If the file is damaged.
+    tiny models say nothing of them. A damaged file is a UsageError.
     """
     path = path or (TRAININGS if profile == "zoo" else None)
     if path is None or not path.is_file():

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import BeforeValidator
 
 from capmoe_eval.experiment.names import TITLES
-from capmoe_eval.routing.method import DEFAULTS, Method
+from capmoe_eval.routing.method import Method
 
 OWN: Final = "own"
 """A row's γ is that of its model."""
@@ -59,37 +59,14 @@ class RowSpec:
         """Return the knobs that it names, with a model's numbers for their symbols."""
         return {knob: slot.symbols.get(str(v), v) for knob, v in self.knobs.items()}
 
+    def method_on(self, slot: ModelSlot, gamma: float | None) -> Method:
+        """Return the method on a model; UsageError for a value that a knob cannot have."""
+        return Method(self.method, gamma, **{**slot.knobs, **self.knobs_on(slot)})
+
 
 def _named(row: Any) -> Any:
     """Return a row of the file, with the method's printed name where it has none."""
     return {"name": TITLES[row["method"]], **row} if isinstance(row, dict) else row
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The method, γ and named knobs of a row on a model, in their canonical form."""
-
-    method: str
-    gamma: float | None
-    knobs: Mapping[str, object]
-
-    @classmethod
-    def of(cls, slot: ModelSlot, spec: RowSpec, gamma: float | None) -> Asked:
-        """Return what a row asks for on a model at a capacity factor.
-
-        Raises:
-            UsageError: If a knob has a value that it cannot have.
-        """
-        named = spec.knobs_on(slot)
-        method = Method(spec.method, gamma, **{**slot.knobs, **named})
-        return cls(method.name, method.gamma, {knob: getattr(method, knob) for knob in named})
-
-    def fits(self, knobs: Mapping[str, object]) -> bool:
-        """Return whether an evaluation with these knobs is one of those asked for.
-
-        A knob that is not among them has no effect there, and its default.
-        """
-        return all(knobs.get(knob, DEFAULTS[knob]) == value for knob, value in self.knobs.items())
 
 
 @dataclass(frozen=True)

@@ -60,10 +60,9 @@ def margins() -> Mapping[str, Margin]:
 
 
 def in_points(bound: float | str) -> float:
-    """Return a bound in points: a number, or the name of a margin with a sign or without.
+    """Return a bound in points: a number, or the name of a margin, with a sign or without.
 
-    Raises:
-        ValueError: If there is no such margin.
+    A name that no margin has is a ValueError.
     """
     if not isinstance(bound, str):
         return float(bound)

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Final
 
 from capmoe_eval.paper.contrasts import Expectation
+from capmoe_eval.paper.effects import documents
 from capmoe_eval.paper.evidence import Batches, Evidence, Side, Training, not_paired
 from capmoe_eval.paper.pairing import Unpaired, pair
 from capmoe_eval.paper.printed import figure
@@ -200,7 +201,7 @@ def _company(evidence: Evidence, methods: Sequence[str]) -> list[Finding]:
 def _changed(evidence: Evidence, model: str, side: Side) -> float | None:
     """Return the mean share of documents whose score differs between two compositions."""
     shares = []
-    for task, runs in evidence.documents(side, model).items():
+    for task, runs in documents(evidence.find(side, model)).items():
         of_task = []
         for one, other in itertools.combinations(runs, 2):
             paired = pair([one], [other])
@@ -237,11 +238,7 @@ def _by_seed(label: str, seeds: Mapping[str, float], note: str) -> Finding:
 
 
 def measured(name: str, evidence: Evidence) -> list[Finding]:
-    """Return the findings of the measure that a claim names.
-
-    Raises:
-        ValueError: If there is no such measure.
-    """
+    """Return the findings of the measure that a claim names, or raise ValueError."""
     measures = {
         one.__name__: one for one in (removed, balance, decay, companions, orders, text_kept)
     }

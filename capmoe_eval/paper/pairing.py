@@ -15,19 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capmoe_eval.experiment.names import family
+from capmoe_eval.experiment.record import Scored
 
 Floats: TypeAlias = NDArray[np.float64]
-
-_Numbers: TypeAlias = Sequence[float] | NDArray[np.float64] | NDArray[np.int64]
-
-Documents: TypeAlias = Mapping[
-    str,
-    tuple[str, _Numbers]
-    | tuple[str, _Numbers, _Numbers]
-    | tuple[str, _Numbers, _Numbers, _Numbers],
-]
-"""Per subtask: a hash over its documents, each document's score in their order, and its batch and
-the number of its image where they are known."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +59,7 @@ class Unpaired:
     reason: str
 
 
-def pair(first: Sequence[Documents], second: Sequence[Documents]) -> Paired | Unpaired:
+def pair(first: Sequence[Scored], second: Sequence[Scored]) -> Paired | Unpaired:
     """Return the scores of two sides on the documents that they share, or why they share none.
 
     Each side is the documents of one evaluation, or of one for each seed.
@@ -86,7 +76,7 @@ def pair(first: Sequence[Documents], second: Sequence[Documents]) -> Paired | Un
     return Paired(documents, _mean(first), _mean(second), _shared_batches(everyone), images)
 
 
-def scores_by_unit(run: Documents) -> Floats:
+def scores_by_unit(run: Scored) -> Floats:
     """Return an evaluation's scores by unit of chance, as :attr:`Paired.units` [units]."""
     return _by_unit(_mean([run]), _images(run))
 
@@ -128,16 +118,16 @@ def _by_unit(values: Floats, images: NDArray[np.int64] | None) -> Floats:
     return of_image * (len(of_image) / len(images))
 
 
-def _incomplete(run: Documents) -> str | None:
+def _incomplete(run: Scored) -> str | None:
     """Return what an evaluation lacks to be paired with any, or None."""
-    if not run or any(not len(part[1]) for part in run.values()):
+    if not run or any(not len(scores) for _, scores, *_ in run.values()):
         return "scores by document are not known"
-    if not all(np.isfinite(np.asarray(part[1], float)).all() for part in run.values()):
+    if not all(np.isfinite(scores).all() for _, scores, *_ in run.values()):
         return "a document's score is not a number"
     return None
 
 
-def _other(run: Documents, than: Documents) -> str | None:
+def _other(run: Scored, than: Scored) -> str | None:
     """Return in what an evaluation's documents differ from another's, or None."""
     subtasks = sorted(run.keys() ^ than.keys())
     if subtasks:
@@ -151,30 +141,25 @@ def _other(run: Documents, than: Documents) -> str | None:
     return None
 
 
-def _shared_batches(runs: Sequence[Documents]) -> NDArray[np.int64] | None:
+def _shared_batches(runs: Sequence[Scored]) -> NDArray[np.int64] | None:
     """Return the batch of each document, or None unless all runs name the same."""
-    named = [[part[2] if len(part) > 2 else () for _, part in sorted(run.items())] for run in runs]
-    batches = [np.concatenate([np.asarray(part, dtype=np.int64) for part in run]) for run in named]
-    documents = sum(len(part[1]) for part in runs[0].values())
+    batches = [np.concatenate([run[name][2] for name in sorted(run)]) for run in runs]
+    documents = sum(len(scores) for _, scores, *_ in runs[0].values())
     same = all(np.array_equal(other, batches[0]) for other in batches)
     return batches[0] if same and len(batches[0]) == documents else None
 
 
-def _images(run: Documents) -> NDArray[np.int64] | None:
+def _images(run: Scored) -> NDArray[np.int64] | None:
     """Return the image of each document, numbered from 0, or None unless all are known."""
-    shown = [
-        (number, image)
-        for number, (_, part) in enumerate(sorted(run.items()))
-        for image in (part[3] if len(part) > 3 else ())
-    ]
-    if len(shown) != sum(len(part[1]) for part in run.values()):
+    shown = [(name, image) for name in sorted(run) for image in run[name][3]]
+    if len(shown) != sum(len(scores) for _, scores, *_ in run.values()):
         return None
     numbers = {one: number for number, one in enumerate(dict.fromkeys(shown))}
     return np.array([numbers[one] for one in shown], dtype=np.int64)
 
 
-def _mean(runs: Sequence[Documents]) -> Floats:
+def _mean(runs: Sequence[Scored]) -> Floats:
     """Return the mean over runs of each document's score [documents]."""
-    scores = [[np.asarray(run[name][1], np.float64) for name in sorted(run)] for run in runs]
-    mean: Floats = np.mean([np.concatenate(parts) for parts in scores], axis=0)
+    scores = [np.concatenate([run[name][1] for name in sorted(run)]) for run in runs]
+    mean: Floats = np.mean(scores, axis=0)
     return mean

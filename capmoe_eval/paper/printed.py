@@ -87,11 +87,7 @@ def printed_rows() -> tuple[PrintedRow, ...]:
 
 
 def find_rows(where: Where) -> list[PrintedRow]:
-    """Return the rows that fit.
-
-    Raises:
-        LookupError: If none does.
-    """
+    """Return the rows that fit, or raise LookupError if none does."""
     wanted = {"version": "v2", **where}
     unknown = set(wanted) - set(FIELDS)
     if unknown:
@@ -106,10 +102,8 @@ def find_rows(where: Where) -> list[PrintedRow]:
 def lookup(column: str, *, gamma: float | None = None, **names: Any) -> float:
     """Return a printed number, in the table's own units; ``names`` are fields of its row.
 
-    A row for which the paper states no γ (Expert Drop, Table 6) is found by any ``gamma``.
-
-    Raises:
-        LookupError: If the paper prints no such number.
+    A row for which the paper states no γ (Expert Drop, Table 6) is found by any ``gamma``. A number
+    that it does not print is a LookupError.
     """
     rows = find_rows({"variant": "", **names, "gamma": [gamma, None]})
     for row in sorted(rows, key=lambda row: row.gamma is None):
@@ -119,11 +113,7 @@ def lookup(column: str, *, gamma: float | None = None, **names: Any) -> float:
 
 
 def find_row(where: Where) -> PrintedRow:
-    """Return the one row that fits.
-
-    Raises:
-        LookupError: If none does, or several.
-    """
+    """Return the one row that fits, or raise LookupError if none does, or several."""
     rows = find_rows(where)
     if len(rows) > 1:
         raise LookupError(f"{dict(where)} is no single row: {', '.join(r.label for r in rows)}")
@@ -133,10 +123,8 @@ def find_row(where: Where) -> PrintedRow:
 def pairs(a: Where, b: Where) -> list[tuple[PrintedRow, PrintedRow]]:
     """Pair rows of two choices by the fields that neither fixes to one value.
 
-    A row without a γ (Expert Drop, or the baseline beside any γ) pairs with every γ.
-
-    Raises:
-        LookupError: If a row of ``a`` has no partner or several.
+    A row without a γ (Expert Drop, or the baseline beside any γ) pairs with every γ. A row of ``a``
+    that has no partner or several is a LookupError.
     """
     shared = [f for f in FIELDS if _is_open(a, f) and _is_open(b, f)]
     if {"Baseline", "Expert Drop"} & {str(a.get("method")), str(b.get("method"))}:
@@ -162,11 +150,7 @@ def _figures() -> Any:
 
 
 def figure(*path: str | int) -> Any:
-    """Return the values read from a figure, under a path of keys.
-
-    Raises:
-        LookupError: If nothing lies there.
-    """
+    """Return the values read from a figure, under a path of keys, or raise LookupError."""
     return reduce(getitem, path, _figures())
 
 
@@ -189,21 +173,17 @@ def table1_scores(model: str, titles: Sequence[str]) -> dict[str, list[float]] |
         ``gamma`` and ``value`` (percent), and ``baseline`` with one number; None where the model is
         not Table 1's, or a task is not printed.
     """
-    if model != "olmoe":  # the base model
+    rows = sorted(find_rows({"table": 1, "version": ["v1", "v2"]}), key=lambda row: row.version)
+    if model != "olmoe" or not rows[0].values.keys() >= set(titles):  # the base model
         return None
-    rows: dict[str, dict[float, Mapping[str, float]]] = {"Score": {}, "Baseline": {}}
     # v2 comes after v1 and replaces it where both print a γ.
-    for row in sorted(printed_rows(), key=lambda row: row.version):
-        if row.table == 1 and row.method in rows and row.gamma is not None:
-            rows[row.method][row.gamma] = row.values
-    if any(set(titles) - set(values) for of in rows.values() for values in of.values()):
-        return None
     score, baseline = (
         {
-            gamma: statistics.fmean(values[title] for title in titles)
-            for gamma, values in sorted(of.items())
+            row.gamma: statistics.fmean(row.values[title] for title in titles)
+            for row in sorted(rows, key=lambda row: row.gamma or 0)
+            if row.method == method
         }
-        for of in rows.values()
+        for method in ("Score", "Baseline")
     )
     return {"gamma": [*score], "value": [*score.values()], "baseline": [*baseline.values()]}
 

@@ -16,8 +16,9 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from capmoe_eval.experiment.record import Scored
 from capmoe_eval.paper.hierarchy import over_models
-from capmoe_eval.paper.pairing import Documents, Floats, Paired, Unpaired, pair, pool
+from capmoe_eval.paper.pairing import Floats, Paired, Unpaired, pair, pool
 from capmoe_eval.paper.resampling import resampled_sums
 
 #: Resamples of the bootstrap, and of the sign flips where they are drawn.
@@ -53,16 +54,10 @@ class Interval(NamedTuple):
 
 
 def compare(differences: Mapping[str, Sequence[float] | Floats]) -> Comparison:
-    """Compare two methods by the differences of their scores, document by document.
+    """Compare two methods by the differences of their scores on each task's documents.
 
     The confidence interval resamples documents within tasks, seeded; the test is
-    :func:`sign_flip`.
-
-    Args:
-        differences: For each task, one difference for each document.
-
-    Raises:
-        ValueError: If there is no task, or a task has no documents.
+    :func:`sign_flip`, which refuses what it does.
     """
     tasks = [np.asarray(values, dtype=np.float64) for values in differences.values()]
     p = sign_flip(tasks)
@@ -99,7 +94,7 @@ def share_of(part: Floats, whole: Floats, task: str) -> Interval:
     return Interval(float(part.sum() / whole.sum()), float(low), float(high))
 
 
-Side: TypeAlias = Mapping[str, Sequence[Documents]]
+Side: TypeAlias = Mapping[str, Sequence[Scored]]
 """One side of a contrast on one model: the evaluations of each task (seeds, shuffles)."""
 
 
@@ -154,10 +149,7 @@ def sign_flip(tasks: Sequence[Floats]) -> float:
     documents, nor the sides, nor the unit plays a part.
 
     Args:
-        tasks: For each task, one difference for each document.
-
-    Raises:
-        ValueError: If there is no task, or a task has no documents.
+        tasks: For each task, one difference for each document; none of either is a ValueError.
     """
     if not tasks or any(not len(values) for values in tasks):
         raise ValueError("every task needs documents")

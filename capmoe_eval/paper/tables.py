@@ -6,7 +6,7 @@ from typing import Final
 
 from capmoe_eval.errors import bad_choice
 from capmoe_eval.experiment.data_file import read_data
-from capmoe_eval.paper.layout import AnyLayout, Layout, PaperTable
+from capmoe_eval.paper.layout import AnyLayout, Layout
 
 _READ: Final = read_data(__package__, "data/layouts.yaml", tuple[AnyLayout, ...])
 _ORDER: Final = ("v2", "v1", "ours")
@@ -24,23 +24,15 @@ ALL_TASKS: Final = next(layout.tasks for layout in LAYOUTS if layout.key == "tab
 
 
 def find_layout(key: str) -> AnyLayout:
-    """Return a table's layout by its :attr:`PaperTable.key`.
-
-    Raises:
-        UsageError: If there is none of that key.
-    """
+    """Return a table's layout by its :attr:`PaperTable.key`, or raise UsageError."""
     tables = {table.key: table for table in TABLES}
     if key not in tables:
         raise bad_choice("table", key, tables)
     return tables[key]
 
 
-def printed_layout(name: str, version: str) -> PaperTable:
-    """Return the layout of a table in a version of the paper.
-
-    Raises:
-        UsageError: If there is none of that name or version.
-    """
+def printed_layout(name: str, version: str) -> AnyLayout:
+    """Return the layout of a table in a version of the paper, or raise UsageError."""
     versions = {layout.version: layout for layout in PAPER_TABLES if layout.name == name}
     if not versions:
         raise bad_choice("table", name, dict.fromkeys(layout.name for layout in PAPER_TABLES))

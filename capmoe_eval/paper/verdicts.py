@@ -10,6 +10,9 @@ from typing import Final
 LEVEL: Final = 0.05
 """Family-wise error rate within a claim."""
 
+BEYOND: Final = 1.96
+"""Standard errors at which a normal difference is significant at that level."""
+
 
 class Outcome(Enum):
     """The result of one test of a claim."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.evidence import Evidence, Side
+from capmoe_eval.paper.effects import documents
+from capmoe_eval.paper.evidence import Evidence, Home, Side
 from capmoe_eval.paper.pairing import Paired, pair
 from tests.paper.fabricate import HOME, evidence, record
 
@@ -40,11 +41,18 @@ def test_m_is_a_multiple_of_the_models_top_k() -> None:
     assert evidence(ranked).find(side, "zoo_olmoe") == {"obqa": [ranked]}
 
 
-def test_settings_are_guessed_only_where_none_are_known() -> None:
-    records = (record("score", 1.0, ep_size=4), record("score", 1.5, ep_size=4))
-    found = Evidence("zoo", (*records, record("score", 1.5, ep_size=1)))
-    home = found.home("zoo_olmoe")
-    assert home is not None and (home.ep_size, home.batch_size, home.gamma) == (4, 16, 1.5)
+def test_settings_are_those_of_most_records_but_for_the_gamma_of_a_model_that_has_a_file() -> None:
+    records = [
+        record("score", gamma, ep_size=ep_size, model=model)
+        for model in ("zoo_olmoe", "mine")
+        for gamma, ep_size in ((1.0, 4), (1.5, 4), (1.5, 1))
+    ]
+    two = [record("score", 2.0, ep_size=4)]
+    found = Evidence("zoo", (*records, *two))
+    assert found.home("mine") == Home(4, 16, 1.5)
+    own = Side(method="score", gamma="own")
+    assert found.find(own, "mine") == {"obqa": [records[4]]}
+    assert found.find(own, "zoo_olmoe") == {"obqa": two}  # of conf/model/zoo_olmoe.yaml
     assert found.home("zoo_other") is None
     assert evidence(*records).home("zoo_olmoe") is HOME
 
@@ -61,7 +69,7 @@ def test_the_batches_that_records_name_are_those_of_the_comparison() -> None:
         row.content["capmoe"]["documents"]["obqa"]["batches"] = [0, 0, 1, 1]
     sides = (Side(method=name, gamma=1.0) for name in ("score", "random"))
     again = evidence(*(Record(row.content, row.path) for row in rows))
-    first, second = (again.documents(side, "zoo_olmoe")["obqa"] for side in sides)
+    first, second = (documents(again.find(side, "zoo_olmoe"))["obqa"] for side in sides)
     paired = pair(first, second)
     assert isinstance(paired, Paired) and paired.batches is not None
     assert paired.batches.tolist() == [0, 0, 1, 1]

@@ -98,8 +98,10 @@ def test_a_models_name_may_end_in_its_training_seed() -> None:
 
 
 def test_batches_count_where_all_evaluations_name_the_same() -> None:
-    one, other = {"t": ("d", [1.0, 0.0], [0, 1])}, {"t": ("d", [1.0, 0.0], [1, 1])}
-    without = {"t": ("d", [1.0, 0.0])}
+    one, other, without = (
+        {"t": ("d", np.array([1.0, 0.0]), np.array(batches, np.int64), np.array([], np.int64))}
+        for batches in ([0, 1], [1, 1], [])
+    )
     same = pair([one], [one])
     assert not isinstance(same, Unpaired) and same.batches is not None
     assert same.batches.tolist() == [0, 1]

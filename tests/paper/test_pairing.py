@@ -9,18 +9,28 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from capmoe_eval.paper.pairing import Documents, Paired, Unpaired, by_document, pair, pool
+from capmoe_eval.experiment.record import Scored
+from capmoe_eval.paper.pairing import Paired, Unpaired, by_document, pair, pool
 from capmoe_eval.paper.statistics import contrast
 
-BASELINE: Documents = {"a": ("ha", [1.0, 0.0])}
+
+def scored(
+    documents: str, scores: Sequence[float], images: Sequence[int] = ()
+) -> tuple[str, NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return what a record has of a subtask without batches."""
+    return documents, np.array(scores), np.array([], np.int64), np.array(images, np.int64)
+
+
+BASELINE: Scored = {"a": scored("ha", [1.0, 0.0])}
 
 
 def test_subtasks_are_joined_by_name_and_seeds_averaged() -> None:
-    baseline = {"b": ("hb", [1.0]), "a": ("ha", [0.0, 1.0])}
+    baseline = {"b": scored("hb", [1.0]), "a": scored("ha", [0.0, 1.0])}
     runs = [
-        {"a": ("ha", [1.0, 1.0]), "b": ("hb", [0.0])},
-        {"b": ("hb", [0.0]), "a": ("ha", [0.0, 1.0])},
+        {"a": scored("ha", [1.0, 1.0]), "b": scored("hb", [0.0])},
+        {"b": scored("hb", [0.0]), "a": scored("ha", [0.0, 1.0])},
     ]
     found = pair(runs, [baseline])
     assert isinstance(found, Paired)
@@ -34,17 +44,20 @@ def test_subtasks_are_joined_by_name_and_seeds_averaged() -> None:
     [
         ([], "a side has no evaluation"),
         ([{}], "scores by document are not known"),
-        ([{"a": ("ha", [])}], "scores by document are not known"),
-        ([{"a": ("ha", [1.0])}], "1 and 2 scores for the same documents of a"),
-        ([{"a": ("hx", [1.0, 1.0])}], "other documents of a"),
-        ([{"a": ("ha", [1.0, 1.0])}, {"a": ("hx", [1.0, 1.0])}], "other documents of a"),
-        ([{"a": ("ha", [1.0, 1.0]), "b": ("hb", [1.0])}], "other subtasks: b"),
-        ([{"a": ("ha", [1.0, math.nan])}], "a document's score is not a number"),
-        ([{"a": ("ha", [1.0, math.inf])}], "a document's score is not a number"),
+        ([{"a": scored("ha", [])}], "scores by document are not known"),
+        ([{"a": scored("ha", [1.0])}], "1 and 2 scores for the same documents of a"),
+        ([{"a": scored("hx", [1.0, 1.0])}], "other documents of a"),
+        (
+            [{"a": scored("ha", [1.0, 1.0])}, {"a": scored("hx", [1.0, 1.0])}],
+            "other documents of a",
+        ),
+        ([{"a": scored("ha", [1.0, 1.0]), "b": scored("hb", [1.0])}], "other subtasks: b"),
+        ([{"a": scored("ha", [1.0, math.nan])}], "a document's score is not a number"),
+        ([{"a": scored("ha", [1.0, math.inf])}], "a document's score is not a number"),
     ],
 )
 def test_other_documents_are_not_paired_and_the_reason_is_said(
-    runs: list[Documents], reason: str
+    runs: list[Scored], reason: str
 ) -> None:
     assert pair(runs, [BASELINE]) == Unpaired(reason)
     assert isinstance(pair([BASELINE], runs), Unpaired)  # from either side
@@ -81,8 +94,8 @@ def test_tasks_of_the_same_documents_are_one() -> None:
     assert by_document(other) is other
 
 
-def of_images(scores: Sequence[float], images: Sequence[int]) -> Documents:
-    return {"a": ("ha", scores, (), images)}
+def of_images(scores: Sequence[float], images: Sequence[int]) -> Scored:
+    return {"a": scored("ha", scores, images)}
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 1), st.integers(0, 1)), min_size=1))

@@ -27,17 +27,15 @@ from capmoe_eval.paper.printed import (
     find_rows,
     pairs,
 )
-from capmoe_eval.paper.verdicts import Outcome, weigh
+from capmoe_eval.paper.verdicts import BEYOND, Outcome, weigh
 
-_TWO_SIDED: Final = 1.96
 # Printed decimals are exact; sums of binary fractions are not.
 _EPSILON: Final = 1e-9
 
 
 def rounded(value: float, decimals: int = 1) -> float:
     """Return ``value`` rounded half up, as print does."""
-    scale = 10.0**decimals
-    return math.floor(value * scale + 0.5 + _EPSILON) / scale
+    return truncated(value + 0.5 / 10.0**decimals, decimals)
 
 
 def truncated(value: float, decimals: int) -> float:
@@ -165,26 +163,21 @@ def grain(
     return in_print(not impossible, listed(text, impossible + only_cut))
 
 
-def points(column: str, questions: Sequence[int], table: int = 4, decimals: int = 1) -> CheckResult:
-    """Check that printed points of MME are possible for one run.
+def points(column: str, questions: Sequence[int]) -> CheckResult:
+    """Check that the points of MME in a column of Table 4 are possible for one run.
 
     A category of n questions gives 100/n for each right answer and 200/n for each image with both
     right, so that a sum of categories is a multiple of the largest step that divides every 100/n.
-
-    Args:
-        column: The column of the table.
-        questions: The number of questions of each category.
-        table: The table.
-        decimals: As printed.
+    ``questions`` are the numbers n.
     """
     common = math.lcm(*questions)
     step = Fraction(math.gcd(*(100 * common // n for n in questions)), common)
-    rows = find_rows({"table": table})
+    rows = find_rows({"table": 4})
     impossible = []
     for row in rows:
         value = row.values[column]
         near = [float(step * (math.floor(value / step) + move)) for move in (0, 1)]
-        if value not in {mode(one, decimals) for one in near for mode in (rounded, truncated)}:
+        if value not in {mode(one, 1) for one in near for mode in (rounded, truncated)}:
             said = " and ".join(f"{one:.3f}" for one in near)
             impossible.append(f"{row.label} {value:g} lies between {said}")
     text = f"{len(impossible)} of {len(rows)} printed {column} values are no multiple of {step}."
@@ -226,7 +219,7 @@ def agreement(a: Where, b: Where, documents: int, margin: str) -> CheckResult:
     for row, other in pairs(a, b):
         for column, value in row.tasks.items():
             gap, p = 100 * (value - other.values[column]), (value + other.values[column]) / 2
-            reach = 100 * _TWO_SIDED * math.sqrt(2 * p * (1 - p) / documents)
+            reach = 100 * BEYOND * math.sqrt(2 * p * (1 - p) / documents)
             outcomes.append(Expectation.of({"within": bound}).judge(gap - reach, gap + reach))
             found.append((reach, f"{row.label} {column} {gap:+.0f} ± {reach:.0f}"))
     text = (
@@ -281,14 +274,10 @@ def workload() -> CheckResult:
 
 
 def check(arguments: Mapping[str, Any]) -> CheckResult:
-    """Return what a printed fact says.
+    """Return what a printed fact says; ValueError or TypeError for another fact or argument.
 
     Where the threshold or the reading is ours (``ours: true``), the paper does not contradict
     itself by falling short of it: what fails is then undecided.
-
-    Raises:
-        ValueError: If there is no such fact.
-        TypeError: If it does not take these arguments.
     """
     rest = dict(arguments)
     name, ours = rest.pop("fact", None), rest.pop("ours", False)
@@ -300,20 +289,8 @@ def check(arguments: Mapping[str, Any]) -> CheckResult:
 
 
 _FACTS: Final[Sequence[Callable[..., CheckResult]]] = (
-    *(
-        averages,
-        difference,
-        nearest,
-        ranking,
-        same,
-        best_against,
-        grain,
-        points,
-        questions,
-        columns,
-        agreement,
-    ),
-    *(one_factor, rising, workload, *drawn.FACTS),
+    *(averages, difference, nearest, ranking, same, best_against, grain, points, questions),
+    *(columns, agreement, one_factor, rising, workload, *drawn.FACTS),
 )
 FACTS: Final = {fact.__name__: fact for fact in _FACTS}
 """Every fact that a claim can name."""

@@ -67,11 +67,7 @@ def paper_claims() -> tuple[Entry, ...]:
 
 
 def read_claims(text: str) -> tuple[Entry, ...]:
-    """Read claims from YAML.
-
-    Raises:
-        ValueError: If an entry does not fit the schema; the message names it.
-    """
+    """Read claims from YAML; one that does not fit the schema is a ValueError that names it."""
     entries: dict[str, Entry] = {}
     for raw in read_yaml(text):
         try:

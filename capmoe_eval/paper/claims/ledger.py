@@ -67,8 +67,7 @@ class Verdict:
 def ledger(entries: Sequence[Entry], evidence: Evidence) -> list[Verdict]:
     """Return the verdict of every claim, in the same order, by the evidence of one profile.
 
-    Raises:
-        ValueError: If a check cannot be read; the message names the claim.
+    A check that cannot be read is a ValueError that names the claim.
     """
     by_id = {entry.id: entry for entry in entries}
     verdicts = []

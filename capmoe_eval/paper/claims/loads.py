@@ -109,10 +109,7 @@ def check(raw: Mapping[str, Any], evidence: Evidence) -> CheckResult:
     """Return what the load statistics say: true of every model, of none, or of some.
 
     Loads are counted, not sampled: they have no intervals, and a claim holds if it is true of every
-    model present.
-
-    Raises:
-        ValueError: If the question cannot be read.
+    model present. A question that cannot be read is a ValueError.
     """
     question = LoadQuestion.model_validate(raw)
     asked = [question]
@@ -161,8 +158,7 @@ def _listed(values: Mapping[str, float]) -> str:
 def check_promise(name: str, evidence: Evidence) -> CheckResult:
     """Return whether a promise was kept by every record to which it applies.
 
-    Raises:
-        ValueError: If no record can have such a promise.
+    One that no record can have is a ValueError.
     """
     if name not in Proofs.model_fields:
         raise ValueError(f"promise: {name!r} is none of {', '.join(Proofs.model_fields)}")

@@ -51,10 +51,7 @@ def check(raw: Mapping[str, Any], bench: Bench) -> CheckResult:
     """Return whether every comparison of a fact goes the way it must.
 
     It holds where the quartiles of all lie apart on the right side, fails where all lie apart on
-    the wrong side, and is open otherwise.
-
-    Raises:
-        ValueError: If there is no such fact.
+    the wrong side, and is open otherwise. A fact that there is not is a ValueError.
     """
     if set(raw) != {"fact"} or raw["fact"] not in FACTS:
         raise ValueError(f"speedup: fact {raw.get('fact')!r} is none of {', '.join(FACTS)}")

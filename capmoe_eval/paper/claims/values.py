@@ -14,20 +14,17 @@ from capmoe_eval.paper.layout import OWN
 from capmoe_eval.paper.printed import PrintedRow, find_rows
 from capmoe_eval.paper.statistics import binomial_tail
 from capmoe_eval.paper.tables import ALL_TASKS, LAYOUTS
-from capmoe_eval.paper.verdicts import LEVEL, Finding, Outcome
+from capmoe_eval.paper.verdicts import BEYOND, LEVEL, Finding, Outcome
 
 _TASKS: Final = {column.heading: column.task for column in ALL_TASKS}
-_BEYOND: Final = 1.96
 
 
 def check(where: Mapping[str, Any], evidence: Evidence) -> CheckResult:
     """Compare rows of a printed table with records of the same checkpoints, number by number.
 
     z is the difference over the standard error of a difference of two runs, each with ours: the
-    paper prints none, and it asked as many documents. Only profile paper has these checkpoints.
-
-    Raises:
-        LookupError: If the paper prints no such row.
+    paper prints none, and it asked as many documents. Only profile paper has these checkpoints. A
+    row that the paper does not print is a LookupError.
     """
     rows = find_rows(where)
     if evidence.profile != "paper":
@@ -35,8 +32,8 @@ def check(where: Mapping[str, Any], evidence: Evidence) -> CheckResult:
         text = f"Needs the weights of {names}: profile=paper compares."
         return CheckResult("value", Outcome.IMPOSSIBLE, text)
     findings: list[Finding] = []
-    # By number: the size of its z, what is said of it, its difference and our standard error.
-    compared: list[tuple[float, str, float, float]] = []
+    # By number: the size of its z, its difference and our standard error.
+    compared: list[tuple[float, float, float]] = []
     for row in rows:
         model, side = _asked(row)
         found = evidence.find(side, model)
@@ -52,20 +49,19 @@ def check(where: Mapping[str, Any], evidence: Evidence) -> CheckResult:
             findings.append(
                 Finding(label, Outcome.UNDECIDED, ours, unit="percent", records=(path,))
             )
-            said = f"{row.label} {heading}, ours {ours:.1f}, printed {printed:g}, z = {z:+.1f}"
-            compared.append((abs(z), said, ours - printed, error))
+            compared.append((abs(z), ours - printed, error))
     cells = sum(len(row.tasks) for row in rows)
     if not compared:
         return CheckResult("value", Outcome.ABSENT, f"None of {cells} numbers has a record.")
-    sizes, texts, gaps, errors = zip(*compared, strict=True)
-    beyond = sum(z >= _BEYOND for z in sizes)
-    worst = texts[sizes.index(max(sizes))]
+    sizes, gaps, errors = zip(*compared, strict=True)
+    beyond = sum(z >= BEYOND for z in sizes)
+    worst = findings[sizes.index(max(sizes))]
     mean = sum(gaps) / len(gaps)
-    reach = _BEYOND * math.sqrt(2 * sum(error**2 for error in errors)) / len(gaps)
+    reach = BEYOND * math.sqrt(2 * sum(error**2 for error in errors)) / len(gaps)
     text = (
-        f"{len(compared)} of {cells} numbers have records; {beyond} differ by {_BEYOND} standard "
+        f"{len(compared)} of {cells} numbers have records; {beyond} differ by {BEYOND} standard "
         f"errors or more, {0.05 * len(compared):.1f} would by chance; the mean difference is "
-        f"{mean:+.2f} ± {reach:.2f} points. Furthest: {worst}."
+        f"{mean:+.2f} ± {reach:.2f} points. Furthest: {worst.label}, ours {worst.effect:.1f}."
     )
     # A whole table fails if too many numbers lie beyond; it holds only if, besides, the mean
     # difference is known to be within the margin.

@@ -33,14 +33,12 @@ class Claim(BaseModel):
 
 def written_margins() -> tuple[WrittenMargin, ...]:
     """Return every margin as it is written."""
-    judging: dict[str, list[str]] = {name: [] for name in margins()}
-    for claim in replication_claims():
-        for name in {contrast.expect.margin for contrast in claim.contrasts} - {""}:
-            judging[name].append(claim.id)
-    return tuple(
-        WrittenMargin.model_validate(margin).model_copy(update={"claims": tuple(judging[name])})
-        for name, margin in margins().items()
-    )
+    written = []
+    for name, margin in margins().items():
+        claims = [c for c in replication_claims() if name in {x.expect.margin for x in c.contrasts}]
+        judged_by_it = {"claims": tuple(claim.id for claim in claims)}
+        written.append(WrittenMargin.model_validate(margin).model_copy(update=judged_by_it))
+    return tuple(written)
 
 
 @cache
@@ -52,8 +50,7 @@ def replication_claims() -> tuple[Claim, ...]:
 def find(claim: Claim, evidence: Evidence) -> list[Finding]:
     """Return the findings of a claim's contrasts, then those of its measure.
 
-    Raises:
-        UsageError: If the records of a task do not pair: a verdict on a part of them is none.
+    Records of a task that do not pair are a UsageError: a verdict on a part of them is none.
     """
     for contrast in claim.contrasts:
         effect = evidence.effect(contrast.first, contrast.second, contrast.model)

@@ -24,7 +24,8 @@ def grouping(evidence: Evidence) -> tuple[WrittenGrouping, ...]:
     ``distance`` is the mean distance of a row's gaps from the printed ones, in points.
     """
     printed = [_printed(first) - _printed(second) for first, second in GAPS]
-    rows = [WrittenGrouping(label="Table 1, OLMoE", gaps=tuple(map(_exact, printed)))]
+    in_print = tuple(WrittenFinding(label="as printed", effect=round(g, 2)) for g in printed)
+    rows = [WrittenGrouping(label="Table 1, OLMoE", gaps=in_print)]
     for size in (None, *BATCHES):
         found = [judge([_contrast(*gap, size)], evidence)[0] for gap in GAPS]
         effects = [finding.effect for finding in found if finding.effect is not None]
@@ -44,10 +45,6 @@ def grouping(evidence: Evidence) -> tuple[WrittenGrouping, ...]:
 def _printed(method: str) -> float:
     row = find_row({"table": 1, "method": method.replace("_", " ").title(), "gamma": GAMMA})
     return row.number(AVERAGE)
-
-
-def _exact(gap: float) -> WrittenFinding:
-    return WrittenFinding(label="as printed", effect=round(gap, 2))
 
 
 def _contrast(first: str, second: str, size: int | None) -> Contrast:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,13 +11,13 @@ from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import Parser, recompute_option, report_options
 from capmoe_eval.experiment.configuration import options
 from capmoe_eval.experiment.files import check_writable, write_text
-from capmoe_eval.experiment.results import Reader
+from capmoe_eval.experiment.results import Reader, read_results
 from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.paper.claims.entries import paper_claims
 from capmoe_eval.paper.claims.ledger import ledger
 from capmoe_eval.paper.effects import FILE, Effects
-from capmoe_eval.paper.evidence import read_evidence
+from capmoe_eval.paper.evidence import Evidence, read_trainings
 from capmoe_eval.report.claims.render import RENDERERS, Report
 
 _KEYS = ("profile", "results_dir")
@@ -74,10 +73,15 @@ def build(
     effects: Effects | None = None,
 ) -> Report:
     """Return the ledger of a results directory, with links as seen from ``folder``."""
-    found, evidence = read_bench(bench), read_evidence(results, profile, reader).settled()
-    broken = (*evidence.broken, *found.broken)
-    effects = effects or Effects()
-    evidence = dataclasses.replace(evidence, broken=broken, bench=found, effects=effects)
+    found, timed = read_results(results, reader), read_bench(bench)
+    evidence = Evidence(
+        profile,
+        found.records,
+        (*found.broken, *timed.broken),
+        trainings=read_trainings(None, profile),
+        bench=timed,
+        effects=effects or Effects(),
+    )
     return Report(ledger(paper_claims(), evidence), evidence, folder)
 
 

@@ -11,46 +11,17 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
+from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.paper.claims.ledger import Verdict
 from capmoe_eval.paper.claims.result import CheckResult
 from capmoe_eval.paper.evidence import Evidence
-from capmoe_eval.paper.verdicts import (
-    CONFIRMED,
-    CONTRADICTED,
-    INCONSISTENT,
-    NOT_MEASURED,
-    NOT_SHOWN,
-    NOT_TESTABLE,
-    WORDS,
-    Finding,
-)
+from capmoe_eval.paper.verdicts import WORDS
 from capmoe_eval.report.templates import render
 
 _TITLE: Final = "Claims of “Capacity-Aware Inference”, one by one"
-_MEANING: Final = {
-    CONFIRMED: "what was measured, or the arithmetic of the printed numbers, bears it out",
-    CONTRADICTED: "what was measured says the opposite",
-    NOT_SHOWN: "measured or computed, but it decides nothing",
-    INCONSISTENT: "the paper's own numbers or places disagree",
-    NOT_MEASURED: "it can be measured here; the records are not there",
-    NOT_TESTABLE: "it needs hardware, weights or data that this suite has not, or is a definition",
-}
-_SCOPE_NOTE: Final = {
-    "zoo": (
-        "Measured verdicts are at toy scale: they speak of small models trained on a closed "
-        "mini-world, never of the paper's checkpoints."
-    ),
-    "tiny": "Measured verdicts are of untrained models, whose answers are guesses.",
-    "paper": "Measured verdicts are of the paper's checkpoints.",
-}
-# Checks that are shown under another name.
-_SOURCES: Final = {
-    "printed": "in print",
-    "agree": "in print",
-    "speedup": "expert parallelism",
-    "none": "not tested",
-}
+_WORDS: Final = read_data(__package__, "words.yaml", dict[str, dict[str, str]])
 _LINKS: Final = 3
+_NUMBERS: Final = ("label", "effect", "low", "high", "p", "unit")
 
 
 @dataclass(frozen=True)
@@ -107,12 +78,12 @@ def _content(report: Report) -> dict[str, object]:
         "v1: arXiv). How verdicts are reached: docs/claims.md.",
         f"Profile {evidence.profile}: {len(evidence.records)} records, {len(evidence.broken)} "
         f"files that could not be read; models: {', '.join(evidence.models) or 'none'}.",
-        _SCOPE_NOTE.get(evidence.profile, ""),
+        _WORDS["profiles"].get(evidence.profile, ""),
     )
     return {
         "title": _TITLE,
         "intro": [text for text in intro if text],
-        "counts": [(word, count, _MEANING[word]) for word, count in report.counts.items()],
+        "counts": [(word, n, _WORDS["verdicts"][word]) for word, n in report.counts.items()],
         "sections": sections,
         "broken": evidence.broken,
     }
@@ -134,7 +105,7 @@ def _result(result: CheckResult, report: Report) -> dict[str, object]:
     paths = _records(result)
     rest = len(paths) - _LINKS
     return {
-        "origin": f"{_SOURCES.get(result.source, result.source)}, {result.outcome.value}",
+        "origin": f"{_WORDS['checks'].get(result.source, result.source)}, {result.outcome.value}",
         "text": " ".join([result.text, *_models(result)]),
         "records": [
             {"href": quote(report.link(path), safe="/.-_~"), "text": Path(path).name}
@@ -176,21 +147,15 @@ def to_json(report: Report) -> str:
                     "source": result.source,
                     "outcome": result.outcome.value,
                     "text": result.text,
-                    "details": [detail(found) for found in result.findings],
+                    "details": [
+                        {name: getattr(found, name) for name in _NUMBERS}
+                        | {"outcome": found.outcome.value, "wide": found.wide}
+                        | {"models": found.models, "records": [position[r] for r in found.records]}
+                        for found in result.findings
+                    ],
                 }
                 for result in verdict.results
             ],
-        }
-
-    def detail(found: Finding) -> dict[str, Any]:
-        return {
-            "label": found.label,
-            **{name: _round(getattr(found, name)) for name in ("effect", "low", "high", "p")},
-            "unit": found.unit,
-            "outcome": found.outcome.value,
-            "wide": found.wide and [_round(end) for end in found.wide],
-            "models": {model: _round(value) for model, value in found.models.items()},
-            "records": [position[path] for path in found.records],
         }
 
     content = {
@@ -202,12 +167,10 @@ def to_json(report: Report) -> str:
         "counts": report.counts,
         "claims": [claim(verdict) for verdict in report.verdicts],
     }
-    return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _round(value: float | None) -> float | None:
-    """Return six significant digits: beyond them platforms differ, and nobody reads them."""
-    return None if value is None else float(f"{value:.6g}")
+    # Six significant digits: beyond them platforms differ, and nobody reads them.
+    text = json.dumps(content, allow_nan=False)
+    rounded = json.loads(text, parse_float=lambda digits: float(f"{float(digits):.6g}"))
+    return json.dumps(rounded, indent=1, ensure_ascii=False) + "\n"
 
 
 RENDERERS: Final = {"md": to_markdown, "html": to_html, "json": to_json}

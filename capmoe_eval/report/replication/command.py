@@ -22,7 +22,6 @@ from capmoe_eval.paper.replication.claims import find, judged, replication_claim
 from capmoe_eval.paper.replication.grouping import grouping
 from capmoe_eval.paper.verdict_file import VerdictFile
 from capmoe_eval.paper.verdicts import LEVEL
-from capmoe_eval.report.replication.picture import draw, to_png
 from capmoe_eval.report.templates import render
 
 
@@ -61,14 +60,13 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
         check_writable("--out", given.out)
         trainings = read_trainings(given.trainings, profile)
         effects = Effects(results / FILE.format("replication"), recompute=given.recompute)
-        evidence = Evidence(
-            profile, tuple(found.records), trainings=trainings, effects=effects
-        ).settled()
+        records = tuple(found.records)
+        evidence = Evidence(profile, records, trainings=trainings, effects=effects)
         file = VerdictFile(
             profile=profile,
             models=evidence.models,
-            records=len(found.records),
-            missing=len(found.plans) - len(found.records),
+            records=len(records),
+            missing=len(found.plans) - len(records),
             notes=(*found.notes, *found.broken),
             level=LEVEL,
             margins=written_margins(),
@@ -78,14 +76,14 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
         with writing("--results", results):
             write_text(results / VERDICTS, file.to_json())
         effects.write()
+        from capmoe_eval.report.replication.picture import draw, draw_gaps, to_png
+
         folder = given.out / profile
         text = render("replication.md", **_content(file))
         with writing("--out", given.out):
             write_text(folder / "replication.md", text)
             write_bytes(folder / "replication.png", to_png(draw(file)))
             if len(file.grouping) > 1:
-                from capmoe_eval.report.replication.gaps import draw_gaps
-
                 write_bytes(folder / "gaps.png", to_png(draw_gaps(file.grouping)))
         print(text.partition("\n## ")[0])
         if file.missing:

@@ -1,4 +1,4 @@
-"""The verdicts of the replication as a forest plot, one panel for each claim."""
+"""Pictures of the replication: verdicts as a forest plot, a panel for each claim, and gaps."""
 
 from __future__ import annotations
 
@@ -7,19 +7,27 @@ import math
 import re
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from capmoe_eval.paper.verdict_file import VerdictFile, WrittenClaim, WrittenFinding
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from capmoe_eval.paper.replication.grouping import GAPS
+from capmoe_eval.paper.verdict_file import (
+    VerdictFile,
+    WrittenClaim,
+    WrittenFinding,
+    WrittenGrouping,
+)
 from capmoe_eval.paper.verdicts import CONFIRMED, CONTRADICTED, NOT_SHOWN
+from capmoe_eval.report.figures import style
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-# Told apart by shape, too: Okabe and Ito's blue, vermilion and grey.
+# Told apart by shape, too.
 _LOOKS: Final = {
-    CONFIRMED: ("#0072b2", "o", "●"),
-    CONTRADICTED: ("#d55e00", "X", "✖"),
+    CONFIRMED: (style.BLUE, "o", "●"),
+    CONTRADICTED: (style.VERMILLION, "X", "✖"),
     NOT_SHOWN: ("#6e6e6e", "s", "■"),
 }
 _MODEL: Final = "#b0b0b0"
@@ -72,8 +80,6 @@ def _label(label: str) -> str:
 
 def draw(file: VerdictFile) -> Figure:
     """Draw every contrast's effect with its interval, beside its margin and each model's effect."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
 
     def tall(column: Sequence[Panel]) -> float:
         return sum(panel.height for panel in column)
@@ -180,8 +186,6 @@ def _arrow(axes: Axes, row: WrittenFinding, place: float) -> None:
 
 
 def _legend(figure: Figure, file: VerdictFile) -> None:
-    from matplotlib.lines import Line2D
-
     handles = [
         Line2D([], [], color=colour, marker=marker, markersize=6.5, linewidth=2.2, label=word)
         for word, (colour, marker, _) in _LOOKS.items()
@@ -200,6 +204,36 @@ def _legend(figure: Figure, file: VerdictFile) -> None:
     figure.legend(
         handles=handles, ncols=len(handles), loc="lower center", frameon=False, title=said
     )
+
+
+def draw_gaps(grouping: Sequence[WrittenGrouping]) -> Figure:
+    """Draw each gap of Table 1 by the sequences per rank; the first row's, as printed, dashed."""
+    printed, *rows = grouping
+    sizes = [row.sequences for row in rows]
+    with rc_context({"font.size": _POINTS}):
+        figure, axes = style.subplots(6.4, 3.2)
+        for index, (first, second) in enumerate(GAPS):
+            gaps = [row.gaps[index].model_dump() for row in rows]
+            effects, low, high = (style.column(gaps, name) for name in ("effect", "low", "high"))
+            axes.errorbar(
+                sizes,
+                effects,
+                style.whiskers(effects, low, high),
+                color=style.COLOURS[index],
+                marker="osD"[index],
+                capsize=3,
+                label=f"{first} − {second}".replace("_", " "),
+            )
+            in_print = {"color": style.COLOURS[index], "linestyle": "--", "alpha": 0.6}
+            axes.axhline(printed.gaps[index].effect, **in_print)
+        axes.axhline(0, color="black", linewidth=0.8)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, list(map(str, sizes)))
+        axes.set(xlabel="sequences that share a capacity", ylabel="points of accuracy, γ=1")
+        told = "solid: measured here; dashed: Table 1, OLMoE"
+        figure.legend(loc="outside lower center", ncols=len(GAPS), frameon=False, title=told)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
 
 
 def to_png(figure: Figure) -> bytes:

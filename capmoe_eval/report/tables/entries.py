@@ -15,14 +15,15 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.commands import override, row_command
 from capmoe_eval.experiment.datasource import EMBEDDED
 from capmoe_eval.experiment.record import Record, Score
-from capmoe_eval.paper.layout import Asked, Layout, ModelSlot, RowSpec, TaskColumn
+from capmoe_eval.paper.layout import Layout, ModelSlot, RowSpec, TaskColumn
 from capmoe_eval.report.tables.published import printed_row
 from capmoe_eval.report.tables.table import Entry, Missing, PairedTest, Published
+from capmoe_eval.routing.method import DEFAULTS, Method
 
 if TYPE_CHECKING:
     from capmoe_eval.paper.pairing import Floats
 
-_BASELINE = Asked("baseline", None, {})
+_BASELINE = Method("baseline")
 
 
 class Measured:
@@ -55,15 +56,12 @@ class Measured:
     ) -> list[Entry | Missing]:
         """Return a row's entries, see :data:`capmoe_eval.report.tables.fill.RowSource`.
 
-        One command fills all that is missing in a row, so that a checkpoint is loaded once.
-
-        Raises:
-            UsageError: If two evaluations claim one entry and no seed tells them apart, if the
-                seeds of one entry have different knobs or saw different numbers of documents, or
-                if a number is not finite.
+        One command fills all that is missing in a row, so that a checkpoint is loaded once. Two
+        evaluations of one entry that no seed tells apart, seeds of different knobs or numbers of
+        documents, and a number that is not finite are UsageErrors.
         """
-        asked = Asked.of(slot, spec, gamma)
-        found = [self._runs(slot, asked, column) for column in layout.tasks]
+        method = spec.method_on(slot, gamma)
+        found = [self._runs(slot, method, column, spec.knobs) for column in layout.tasks]
         lacking = [c for c, runs in zip(layout.tasks, found, strict=True) if not runs]
         absent = list(dict.fromkeys(column.task for column in lacking))
         asks = (slot.key, spec.method, gamma, spec.knobs_on(slot), absent)
@@ -74,7 +72,7 @@ class Measured:
         if layout.average is not None:
             tasks = [cell for cell in cells if isinstance(cell, Entry)]
             cells.append(missing if absent else _average(tasks, layout.same_documents))
-        if asked.method != _BASELINE.method:
+        if method.name != _BASELINE.name:
             baselines = [self._runs(slot, _BASELINE, column) for column in layout.tasks]
             cells = list(_tested(cells, found, baselines, layout))
         if all(run.record.data not in EMBEDDED for runs in found for run in runs):
@@ -83,16 +81,25 @@ class Measured:
             with contextlib.suppress(LookupError):
                 if paper:
                     printed = [entry.value for entry in printed_row(layout, paper, spec, gamma)]
-                    same = [_printed_metric(*of) for of in zip(layout.tasks, found, strict=True)]
+                    same = [
+                        not column.printed_metric
+                        or all(run.record.metric == column.printed_metric for run in runs)
+                        for column, runs in zip(layout.tasks, found, strict=True)
+                    ]
                     cells = list(_beside(cells, layout, printed, same))
         return cells
 
-    def _runs(self, slot: ModelSlot, asked: Asked, column: TaskColumn) -> list[_Run]:
-        found = self._found.get((slot.key, asked.method, asked.gamma, column.task), [])
-        fitting = (record for record in found if asked.fits(record.knobs))
+    def _runs(
+        self, slot: ModelSlot, method: Method, column: TaskColumn, named: Iterable[str] = ()
+    ) -> list[_Run]:
+        """Return the evaluations under a method that have its values of some knobs.
+
+        A knob that an evaluation does not have has no effect there, and its default.
+        """
         return [
             _Run(record, record.score(column.metric) if column.metric else record)
-            for record in fitting
+            for record in self._found.get((slot.key, method.name, method.gamma, column.task), [])
+            if all(record.knobs.get(k, DEFAULTS[k]) == getattr(method, k) for k in named)
         ]
 
 
@@ -203,12 +210,6 @@ def _differences(runs: Sequence[_Run], baseline: Sequence[_Run]) -> Floats | str
     return found.units
 
 
-def _printed_metric(column: TaskColumn, runs: Sequence[_Run]) -> bool:
-    """Return whether a column's evaluations have the metric that the paper prints."""
-    printed = column.printed_metric
-    return not printed or all(run.record.metric == printed for run in runs)
-
-
 def _beside(
     cells: Sequence[Entry | Missing],
     layout: Layout,
@@ -219,14 +220,13 @@ def _beside(
 
     ``same`` says of each task whether its metric is that of the paper.
     """
-    errors = [_sampling_error(*pair, layout.scale) for pair in zip(cells, printed, strict=True)]
-    for place, column in enumerate(layout.tasks):
-        cell = cells[place]
-        if column.printed_metric and isinstance(cell, Entry):  # no share: it varies as ours does
-            errors[place] = cell.stderr
+    errors = [
+        _printed_error(cell, number, column, layout.scale)
+        for cell, number, column in zip(cells, printed, layout.tasks, strict=False)
+    ]
     comparable = list(same)
     if layout.average is not None:
-        errors[-1] = _error_of_mean(errors[:-1], layout.same_documents)
+        errors.append(_error_of_mean(errors, layout.same_documents))
         comparable.append(all(same))
     for cell, number, sampling, is_same in zip(cells, printed, errors, comparable, strict=True):
         if isinstance(cell, Missing) or not is_same:
@@ -239,11 +239,15 @@ def _beside(
         yield dataclasses.replace(cell, published=published)
 
 
-def _sampling_error(cell: Entry | Missing, printed: float, scale: float) -> float | None:
-    """Return the standard error of a printed share, had it been measured on our documents."""
-    if isinstance(cell, Missing) or not cell.documents:
+def _printed_error(
+    cell: Entry | Missing, printed: float, column: TaskColumn, scale: float
+) -> float | None:
+    """Return the standard error of a printed value, had it been measured on our documents."""
+    if isinstance(cell, Missing):
         return None
+    if column.printed_metric:  # no share: it varies as ours does
+        return cell.stderr
     share = printed / scale
-    if not 0 <= share <= 1:  # points, of which it does not follow
+    if not cell.documents or not 0 <= share <= 1:  # points, of which it does not follow
         return None
     return scale * math.sqrt(share * (1 - share) / cell.documents)

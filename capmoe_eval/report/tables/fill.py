@@ -9,7 +9,7 @@ from typing import TypeAlias
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import gamma_number, gamma_text
 from capmoe_eval.paper.layout import OWN, Layout, ModelSlot, RowSpec
-from capmoe_eval.report.tables.table import ALPHA, Block, Entry, Missing, Row, Table
+from capmoe_eval.report.tables.table import ALPHA, Entry, Missing, Row, Table
 
 RowSource: TypeAlias = Callable[
     [Layout, ModelSlot, RowSpec, float | None], Sequence[Entry | Missing]
@@ -26,9 +26,8 @@ _PUBLISHED = (
 def fill(layout: Layout, slots: Sequence[ModelSlot], entries: RowSource) -> Table:
     """Lay out a table for the given models, in order, with numbers from a source.
 
-    Raises:
-        UsageError: If the layout has no place for the models' names and there is not exactly one
-            model, or if a row asks for a model's own γ and the model has none.
+    Several models in a layout without a place for their names are a UsageError, and so is a model
+    without a γ of its own in a row that asks for it.
     """
     names_model = any("{model}" in template for _, template in layout.labels)
     if len(slots) != 1 and not names_model:
@@ -36,19 +35,18 @@ def fill(layout: Layout, slots: Sequence[ModelSlot], entries: RowSource) -> Tabl
             f"{layout.name} is a table of one model, got {len(slots)}: "
             f"{', '.join(slot.key for slot in slots) or 'none'}; lay it out for each by itself"
         )
-    columns = tuple(column.heading for column in layout.tasks)
-    table = Table(
-        name=layout.key,
-        title=layout.title.format(model=", ".join(slot.title for slot in slots)),
-        caption=layout.caption,
-        label_headings=tuple(heading for heading, _ in layout.labels),
-        columns=columns if layout.average is None else (*columns, layout.average),
-        blocks=tuple(
-            Block(tuple(_row(layout, slot, spec, entries) for spec in block))
+    columns = [column.heading for column in layout.tasks]
+    table = Table.of(
+        layout,
+        [heading for heading, _ in layout.labels],
+        columns if layout.average is None else [*columns, layout.average],
+        [
+            [_row(layout, slot, spec, entries) for spec in block]
             for slot in slots
             for block in layout.blocks
-        ),
+        ],
         decimals=layout.decimals,
+        model=", ".join(slot.title for slot in slots),
     )
     if tests := [entry.test for entry in table.entries if entry.test]:
         from capmoe_eval.paper.statistics import holm

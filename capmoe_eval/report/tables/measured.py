@@ -13,7 +13,7 @@ from capmoe_eval.experiment.configuration import load_option, profile_name
 from capmoe_eval.experiment.results import Reader
 from capmoe_eval.experiment.selection import Finished, composed, finished, refuse_experiment
 from capmoe_eval.experiment.timings.names import FOLDER
-from capmoe_eval.paper.benchmarks import Bench, read_bench
+from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.paper.layout import Layout, ModelSlot, QueryLayout, SettingsLayout, WorkloadLayout
 from capmoe_eval.paper.tables import find_layout
 from capmoe_eval.report.tables.entries import Measured
@@ -29,9 +29,7 @@ GRIDS = ("grid.", "parts.")
 def cell_config(overrides: Sequence[str]) -> DictConfig:
     """Return the configuration that a command line composes without an experiment.
 
-    Raises:
-        UsageError: If it names an experiment.
-        HydraException: For an override that does not exist.
+    One that it names is a UsageError, an override that does not exist a HydraException.
     """
     refuse_experiment(overrides)
     return composed([word for word in overrides if not word.startswith(GRIDS)])
@@ -42,8 +40,7 @@ def measured_table(
 ) -> tuple[Table, str]:
     """Return a table filled with this suite's own results, and the name of its profile.
 
-    Raises:
-        UsageError: For a table or an override that does not exist.
+    A table that does not exist is a UsageError, errors of overrides as :func:`cell_config`.
     """
     return _measured_table(key, tuple(overrides), reader or Reader(), bench)
 
@@ -54,27 +51,21 @@ def _measured_table(
     key: str, overrides: tuple[str, ...], reader: Reader, bench: Path
 ) -> tuple[Table, str]:
     layout = find_layout(key)
-    if isinstance(layout, Layout):
-        refuse_experiment(overrides)
-        found = finished([f"experiment={key}", *overrides], reader)
-        return results_table(layout, found, overrides), profile_name(found.config)
-    if isinstance(layout, QueryLayout):
-        refuse_experiment(overrides)
-        found = finished([f"experiment={layout.records}", *overrides], reader)
-        return query_table(layout, found.records), profile_name(found.config)
-    profile = profile_name(cell_config(overrides))
-    return other_table(layout, read_bench(bench)), profile
-
-
-def other_table(layout: SettingsLayout | WorkloadLayout, bench: Bench) -> Table:
-    """Return a table that is not of evaluations: of settings, or of timings."""
-    if isinstance(layout, SettingsLayout):
+    if isinstance(layout, (SettingsLayout, WorkloadLayout)):
+        profile = profile_name(cell_config(overrides))
+        if isinstance(layout, WorkloadLayout):
+            return workload_table(layout, read_bench(bench)), profile
         tasks = [setting.task for setting in layout.settings]
-        return settings_table(layout, {task: load_option("tasks", task)[task] for task in tasks})
-    return workload_table(layout, bench)
+        return settings_table(layout, {t: load_option("tasks", t)[t] for t in tasks}), profile
+    refuse_experiment(overrides)
+    experiment = layout.records if isinstance(layout, QueryLayout) else key
+    found = finished([f"experiment={experiment}", *overrides], reader)
+    if isinstance(layout, QueryLayout):
+        return query_table(layout, found.records), profile_name(found.config)
+    return _results_table(layout, found, overrides), profile_name(found.config)
 
 
-def results_table(layout: Layout, found: Finished, overrides: Sequence[str]) -> Table:
+def _results_table(layout: Layout, found: Finished, overrides: Sequence[str]) -> Table:
     """Return a table filled with the finished records of its experiment."""
     fills = [word for word in overrides if not word.startswith((*GRIDS, "profile="))]
     source = Measured(found.records, fills, list(found.config.profile.seeds))
@@ -91,7 +82,7 @@ def _slots(config: DictConfig, table: str) -> list[ModelSlot]:
         ModelSlot(
             model.name,
             model.title,
-            float(model.gamma),
+            None if model.gamma is None else float(model.gamma),
             symbols,
             knobs | ({"ep_size": int(model.ep_size)} if own_ranks else {}),
         )

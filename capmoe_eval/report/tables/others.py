@@ -14,7 +14,7 @@ from capmoe_eval.experiment.timings.names import bench_command
 from capmoe_eval.paper.benchmarks import Bench, Shown
 from capmoe_eval.paper.layout import QueryLayout, SettingsLayout, WorkloadLayout
 from capmoe_eval.paper.printed import MACHINE, lookup
-from capmoe_eval.report.tables.table import Block, Entry, Missing, Published, Row, Table, Text
+from capmoe_eval.report.tables.table import Entry, Missing, Published, Row, Table, Text
 
 if TYPE_CHECKING:
     from capmoe_eval.experiment.timings.schema import Point, Prefill, Timing
@@ -46,24 +46,14 @@ def settings_table(layout: SettingsLayout, ours: Mapping[str, Any] | None = None
         rows.append(Row((setting.heading,), tuple(map(Text, cells))))
     if ours is not None and not notes:
         notes.append("All settings are the paper's. It names no filter of the answers.")
-    return Table(
-        name=layout.key,
-        title=layout.title,
-        caption=layout.caption,
-        label_headings=("Task",),
-        columns=_PRINTED if ours is None else _BOTH,
-        blocks=(Block(tuple(rows)),),
-        notes=tuple(notes),
-    )
+    return Table.of(layout, ["Task"], _PRINTED if ours is None else _BOTH, [rows], notes)
 
 
 def query_table(layout: QueryLayout, records: Iterable[Record]) -> Table:
     """Lay out the tokens of a query with an image, as records count them, beside the printed ones.
 
-    They are means over the queries of one model without a limit, without its answers.
-
-    Raises:
-        UsageError: If a record does not tell images and text apart.
+    They are means over the queries of one model without a limit, without its answers. A record that
+    does not tell images and text apart is a UsageError.
     """
     record = next((record for record in records if record.method == "baseline"), None)
     (heading, *_), *lines = layout.words
@@ -78,37 +68,21 @@ def query_table(layout: QueryLayout, records: Iterable[Record]) -> Table:
         cells = [(Entry(count), Entry(100 * count / counts[-1])) for count in counts]
     # A block each: counts are not compared with each other.
     blocks = [
-        Block((Row((label,), (*ours, Text(printed))),))
+        [Row((label,), (*ours, Text(printed)))]
         for (label, *_, printed), ours in zip(lines, cells, strict=True)
     ]
-    told = f"{record.model}: the mean over {record.n:,} queries of {record.task}." if record else ""
+    notes = []
+    if record:
+        notes = [f"{record.model}: the mean over {record.n:,} queries of {record.task}."]
     columns = ("Token Count", "Share (%)", "Token Count (paper)")
-    return _of_queries(layout, heading, columns, blocks, [told] if told else [])
+    return Table.of(layout, [heading], columns, blocks, notes)
 
 
 def printed_query(layout: QueryLayout) -> Table:
     """Lay out the same table as the paper prints it."""
     (heading, *columns), *lines = layout.words
-    rows = tuple(Row((label,), tuple(map(Text, cells))) for label, *cells in lines)
-    return _of_queries(layout, heading, columns, [Block(rows)])
-
-
-def _of_queries(
-    layout: QueryLayout,
-    heading: str,
-    columns: Sequence[str],
-    blocks: Sequence[Block],
-    notes: Sequence[str] = (),
-) -> Table:
-    return Table(
-        name=layout.key,
-        title=layout.title,
-        caption=layout.caption,
-        label_headings=(heading,),
-        columns=tuple(columns),
-        blocks=tuple(blocks),
-        notes=tuple(notes),
-    )
+    rows = [Row((label,), tuple(map(Text, cells))) for label, *cells in lines]
+    return Table.of(layout, [heading], columns, [rows])
 
 
 def workload_table(layout: WorkloadLayout, bench: Bench) -> Table:
@@ -124,11 +98,10 @@ def workload_table(layout: WorkloadLayout, bench: Bench) -> Table:
         timed: Mapping[str, Point] | Mapping[str, Prefill],
         entry: Callable[[Timing, float], Entry],
     ) -> Row:
-        timings = {place: _timing(layout, found) for place, found in timed.items()}
-        cells = [
-            Missing(bench_command(STUDY)) if timing is None else entry(timing, printed[place])
-            for place, timing in ((place, timings.get(place)) for place in places)
-        ]
+        cells: list[Entry | Missing] = []
+        for place in places:
+            timing = _timing(layout, timed[place]) if place in timed else None
+            cells.append(entry(timing, printed[place]) if timing else Missing(bench_command(STUDY)))
         return Row((name,), tuple(cells))
 
     rows = [row("one MoE layer", points, _entry)]
@@ -140,28 +113,20 @@ def workload_table(layout: WorkloadLayout, bench: Bench) -> Table:
         rows.append(row("ideal of the layer", points, lambda timing, _: Entry(timing.ideal_rank)))
     notes = list(_notes(one, [points[p] for p in places if p in points])) if one else []
     notes += [f"{LEFT_OUT}: {line}" for line in bench.broken_of(STUDY)]
-    return _table(layout, rows, f" ({one.kind})" if one else "", notes)
+    return _of_workloads(layout, rows, notes, f" ({one.kind})" if one else "")
 
 
 def printed_workloads(layout: WorkloadLayout) -> Table:
     """Lay out the same table as the paper prints it."""
     cells = tuple(map(Entry, _printed_speedups(layout).values()))
-    return _table(layout, [Row((TITLES[layout.method],), cells)])
+    return _of_workloads(layout, [Row((TITLES[layout.method],), cells)])
 
 
-def _table(
-    layout: WorkloadLayout, rows: Sequence[Row], kind: str = "", notes: Sequence[str] = ()
+def _of_workloads(
+    layout: WorkloadLayout, rows: Iterable[Row], notes: Sequence[str] = (), kind: str = ""
 ) -> Table:
-    return Table(
-        name=layout.key,
-        title=layout.title.format(kind=kind),
-        caption=layout.caption,
-        label_headings=("Speedup of",),
-        columns=tuple(layout.workloads),
-        blocks=tuple(Block((row,)) for row in rows),
-        decimals=layout.decimals,
-        notes=tuple(notes),
-    )
+    blocks, headings = [[row] for row in rows], ["Speedup of"]
+    return Table.of(layout, headings, layout.workloads, blocks, notes, layout.decimals, kind=kind)
 
 
 def _timing(layout: WorkloadLayout, timed: Point | Prefill) -> Timing | None:

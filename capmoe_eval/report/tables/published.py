@@ -28,23 +28,21 @@ def published_table(name: str, version: str = "v2") -> Table:
     """Return a table of the paper with its printed numbers, laid out as measured ones are.
 
     Averages are as printed: the paper truncates some and rounds others, so they are not computed
-    again. Printed numbers have no standard errors.
-
-    Raises:
-        UsageError: If there is no table of that name, such as "table1", in that version.
+    again. Printed numbers have no standard errors. A table that is not in that version is a
+    UsageError.
     """
     layout = printed_layout(name, version)
     note = f"As published ({VERSIONS[version]})."
-    if isinstance(layout, SettingsLayout):
-        table = settings_table(layout)
-    elif isinstance(layout, WorkloadLayout):
-        table = printed_workloads(layout)
-    elif isinstance(layout, QueryLayout):
-        table = printed_query(layout)
-    else:
-        assert isinstance(layout, Layout)
-        table = fill(_as_printed(layout), layout.paper_models, printed_row)
-        note = f"Published numbers ({VERSIONS[version]}), averages as printed."
+    match layout:
+        case SettingsLayout():
+            table = settings_table(layout)
+        case WorkloadLayout():
+            table = printed_workloads(layout)
+        case QueryLayout():
+            table = printed_query(layout)
+        case Layout():
+            table = fill(_as_printed(layout), layout.paper_models, printed_row)
+            note = f"Published numbers ({VERSIONS[version]}), averages as printed."
     return dataclasses.replace(
         table, name=f"{name}_published_{version}", notes=(note, *table.notes)
     )
@@ -63,11 +61,7 @@ def _as_printed(layout: Layout) -> Layout:
 
 
 def printed_row(layout: Layout, slot: ModelSlot, spec: RowSpec, gamma: float | None) -> list[Entry]:
-    """Return a row's printed entries, see :data:`capmoe_eval.report.tables.fill.RowSource`.
-
-    Raises:
-        LookupError: If the paper does not print the row.
-    """
+    """Return a row's printed entries, or raise LookupError if the paper does not print it."""
     if not spec.in_print:
         raise LookupError(f"{layout.name} has no row {spec.name} in print")
     headings = [column.printed or column.heading for column in layout.tasks]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from capmoe_eval.experiment.record import Record
+from capmoe_eval.paper.layout import PaperTable
 
 ALPHA = 0.05
 """A paired test is significant where its p, corrected for the table's tests, is below this."""
@@ -49,8 +50,7 @@ class PairedTest:
 class Entry:
     """One number of a table, in its display units (percent, where the layout says so).
 
-    Raises:
-        ValueError: If a number is not finite; a failed run is a :class:`Missing`, never a NaN.
+    It is finite, or a ValueError: a failed run is a :class:`Missing`, never a NaN.
     """
 
     value: float
@@ -141,6 +141,29 @@ class Table:
     blocks: tuple[Block, ...]
     decimals: int = 1
     notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        layout: PaperTable,
+        label_headings: Iterable[str],
+        columns: Iterable[str],
+        blocks: Iterable[Sequence[Row]],
+        notes: Iterable[str] = (),
+        decimals: int = 1,
+        **named: str,
+    ) -> Table:
+        """Return a table of a layout; ``named`` are the texts for the places in its title."""
+        return cls(
+            layout.key,
+            layout.title.format(**named),
+            layout.caption,
+            tuple(label_headings),
+            tuple(columns),
+            tuple(Block(tuple(rows)) for rows in blocks),
+            decimals,
+            tuple(notes),
+        )
 
     @property
     def rows(self) -> tuple[Row, ...]:

@@ -1,8 +1,8 @@
-r"""The HTML and Markdown of tables, ledger and site: Jinja templates, filled with plain values.
+r"""The HTML, Markdown and LaTeX of tables, ledger and site: Jinja templates of plain values.
 
-In HTML every value is escaped, in Markdown what goes through the filter ``md``. A line break of
-HTML is for the reader of the template: beside a tag or a Jinja expression it is nothing, within a
-text or a tag one space. What is printed is ``{{ "\n" }}``.
+In HTML every value is escaped, in Markdown and LaTeX what goes through ``md`` or ``latex``. A line
+break of HTML is for the reader of the template: beside a tag or a Jinja expression it is nothing,
+within a text or a tag one space. What is printed is ``{{ "\n" }}``.
 """
 
 from __future__ import annotations
@@ -11,20 +11,16 @@ import functools
 import re
 from typing import TYPE_CHECKING
 
-from capmoe_eval.report.templates.texts import markdown, shown
+from capmoe_eval.report.templates.texts import latex, markdown, one_line, shown
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 
 def render(template: str, **values: object) -> str:
-    """Return a filled template: a file of this folder, with what it shows.
-
-    Raises:
-        jinja2.UndefinedError: If it asks for a value that is not there.
-    """
+    """Return a filled template of this folder; a value that it lacks is an UndefinedError."""
     page = _environment().get_template(template).render(values)
-    return page.rstrip("\n") + "\n" if template.endswith(".md") else _spelled(page)
+    return _spelled(page) if template.endswith(".html") else page.rstrip("\n") + "\n"
 
 
 def _spelled(page: str) -> str:
@@ -54,7 +50,7 @@ def _environment() -> Environment:
 
     environment = Environment(
         loader=PackageLoader("capmoe_eval.report"),
-        autoescape=lambda name: not (name or "").endswith(".md"),
+        autoescape=lambda name: not (name or "").endswith((".md", ".tex")),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -63,7 +59,9 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "kind": _kind,
+        "latex": latex,
         "md": markdown,
+        "one_line": one_line,
         "shown": shown,
     }
     return environment

@@ -4,42 +4,39 @@ from __future__ import annotations
 
 import json
 import re
-from types import MappingProxyType
 from typing import Final
 
 from capmoe_eval.experiment.names import NO_LIMIT
 
 ABSENT: Final = "—"
-_LATEX: Final = MappingProxyType(
-    {
-        "\\": r"\textbackslash{}",
-        "&": r"\&",
-        "%": r"\%",
-        "$": r"\$",
-        "#": r"\#",
-        "_": r"\_",
-        "{": r"\{",
-        "}": r"\}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        # Bare, these two would be read as arguments of the line break before them.
-        "[": "{[}",
-        "*": "{*}",
-        "<": r"\textless{}",
-        ">": r"\textgreater{}",
-        "|": r"\textbar{}",
-        "γ": r"$\gamma$",
-        NO_LIMIT: r"$+\infty$",
-        "∞": r"$\infty$",
-        "×": r"$\times$",
-        "±": r"$\pm$",
-        "−": r"$-$",
-        "▼": r"$^{\dagger}$",
-        "▲": r"$^{\ddagger}$",
-        "–": "--",
-        "—": "---",
-    }
-)
+_LATEX: Final = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    # Bare, these two would be read as arguments of the line break before them.
+    "[": "{[}",
+    "*": "{*}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "γ": r"$\gamma$",
+    NO_LIMIT: r"$+\infty$",
+    "∞": r"$\infty$",
+    "×": r"$\times$",
+    "±": r"$\pm$",
+    "−": r"$-$",
+    "▼": r"$^{\dagger}$",
+    "▲": r"$^{\ddagger}$",
+    "–": "--",
+    "—": "---",
+}
 _SPECIAL: Final = re.compile("|".join(re.escape(s) for s in sorted(_LATEX, key=len, reverse=True)))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.replication.grouping import grouping
-from capmoe_eval.report.replication.gaps import draw_gaps
+from capmoe_eval.report.replication.picture import draw_gaps
 from tests.paper.fabricate import evidence, record
 
 RIGHT = {"score": 9, "random": 6, "reverse_order": 5, "order": 3}

@@ -1,6 +1,6 @@
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pytest
@@ -27,7 +27,7 @@ class Result:
     knobs: Mapping[str, object] = field(default_factory=dict)
     n: int = 500
     data: str = "hub"
-    documents: Mapping[str, tuple[str, Sequence[float]]] = field(default_factory=dict)
+    documents: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
 
 
 LAYOUT = Layout(
@@ -318,7 +318,10 @@ def graded(method: str, scores: str, **given: object) -> Result:
     """A run whose documents are right ("1") or wrong ("0")."""
     correct = [float(score) for score in scores]
     gamma = None if method == "baseline" else 1.0
-    given = {"documents": {"t": ("hash", correct)}, "value": sum(correct) / len(correct)} | given
+    given = {
+        "documents": {"t": ("hash", correct, (), ())},
+        "value": sum(correct) / len(correct),
+    } | given
     return Result(method, gamma, n=len(correct), **given)  # type: ignore[arg-type]
 
 
@@ -385,7 +388,7 @@ def test_seeds_are_averaged_by_document_before_they_are_tested() -> None:
         ([], "the baseline is missing"),
         ([graded("baseline", "1111", documents={"t": ("other", [1.0] * 4)})], "other documents"),
         (
-            [graded("baseline", "1111", documents={"u": ("hash", [1.0] * 4)})],
+            [graded("baseline", "1111", documents={"u": ("hash", [1.0] * 4, (), ())})],
             "other subtasks: t, u",
         ),
         ([graded("baseline", "111")], "4 and 3 scores for the same documents of t"),

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.paper.tables import TABLES, find_layout
 from capmoe_eval.report.tables import command as tables
+from capmoe_eval.report.tables import measured
 from capmoe_eval.report.tables.table import Entry, Table, Text
 from tests.records import of_images, planned, record, write_all
 
@@ -270,6 +272,15 @@ def test_settings_are_those_of_the_configuration(command: Command) -> None:
     assert "| GSM8K | 5 | Exact Match | flexible-extract | 5 | Exact Match |" in out
     assert "All settings are the paper's." in out
     assert Path("reports/zoo/table5.tex").is_file()
+
+
+def test_a_table_of_other_factors_needs_none_of_the_models_own(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = OmegaConf.create({"name": "mine", "title": "Mine", "gamma": None, "ep_size": 8})
+    monkeypatch.setattr(measured, "load_option", lambda group, name: model)
+    table, _ = tables.measured_table("table1")
+    assert table.title.endswith("on Mine") and len(table.missing) == 13 * 9
 
 
 def test_a_record_gives_what_a_table_needs(tmp_path: Path) -> None:
