@@ -11,12 +11,9 @@ from collections.abc import Hashable, Sequence
 
 
 def deal(keys: Sequence[Hashable], size: int, seed: int) -> list[list[int]]:
-    """Return random batches, each with the indices of its requests.
+    """Return random batches of ``size`` rows, each with the indices of its requests.
 
-    Args:
-        keys: A key of each request; requests with equal keys share one row of a batch.
-        size: Rows of a batch; the last one may have fewer.
-        seed: Seed; equal seeds deal equal keys equally.
+    Requests with equal keys share one row. Equal seeds deal equal keys equally.
     """
     rows: dict[Hashable, list[int]] = {}
     for index, key in enumerate(keys):

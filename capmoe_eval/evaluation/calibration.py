@@ -72,16 +72,9 @@ def calibrate(
 ) -> Calibration:
     """Run the stock model on other documents than the cell's, and return what it measured.
 
-    They have the cell's prompts, batches and capacity groups.
-
-    Args:
-        kind: The kind of calibration.
-        cell: The cell.
-        lm: Its model.
-        source: Source of the documents, in place.
-        weights: The hash of the model's weights.
-        evaluated: Take the documents that the cell evaluates instead, as many as its limit says: a
-            test of a calibration, and no calibration.
+    They have the cell's prompts, batches and capacity groups. ``weights`` is the hash of the
+    model's. ``evaluated`` takes the documents that the cell evaluates instead, as many as its limit
+    says: a test of a calibration, and no calibration.
 
     Raises:
         UsageError: If there are no other documents.
@@ -132,7 +125,7 @@ def _unlimited(knobs: dict[str, Any]) -> Method:
 def _other_documents(task: TaskId, source: DataSource, asked_by: str) -> tuple[dict[str, Any], str]:
     """Return a task over documents that it does not evaluate, and the name of their split.
 
-    ``asked_by`` is the setting that needs them, for the message where there are none.
+    Where there are none, ``asked_by`` names the setting that needs them.
     """
     library = TaskLibrary()
     if source.name in _DEV:

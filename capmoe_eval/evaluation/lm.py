@@ -106,12 +106,7 @@ class CapmoeLM(HFLM):
         return self.tokenizer
 
     def set_batches(self, batch_size: int | str, shuffle: int | None = None) -> None:
-        """Set the batches of the next requests.
-
-        Args:
-            batch_size: Sequences per forward; ``auto`` for the baseline alone.
-            shuffle: Seed of batches that are dealt at random; None for lm-eval's own.
-        """
+        """Set the sequences per forward, and the seed of random batches, of the next requests."""
         self.batch_size_per_gpu = batch_size
         self.batch_sizes: dict[int, int] = {}
         self.shuffle = shuffle

@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from capmoe_eval.errors import UsageError, bad_choice, choice, first_line
 from capmoe_eval.evaluation.image_lm import CapmoeMultimodalLM, reads_images
 from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.experiment.cell import ModelId
-from capmoe_eval.experiment.configuration import Plan
+from capmoe_eval.experiment.configuration import Placement
 from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.schema import ATTENTION, DTYPES
 from capmoe_eval.wrapper.checkpoint import (
@@ -45,20 +44,7 @@ ZOO, TINY = "zoo:", "tiny:"
 """Prefixes of an embedded model's ``pretrained``: trained, and with random weights."""
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Device and processes of a model; no part of a cell."""
-
-    device: str = "auto"  # auto (a GPU if there is one), cpu, cuda, cuda:1, …
-    # How to spread a large model, as transformers says it (auto, balanced); None for one device.
-    device_map: str | None = None
-    threads: int | None = None  # CPU threads of torch; None for its own choice
-    # none, or ep: over the processes that torchrun started, each with E/R experts and its own
-    # sequences of every batch
-    parallel: str = "none"
-
-
-def load_lm(model: ModelId, placement: Placement, batch_size: int | str) -> CapmoeLM:
+def load_lm(model: ModelId, placement: Placement, batch_size: int = 1) -> CapmoeLM:
     """Load a model as lm-eval's ``capmoe``, without a capacity yet.
 
     A model that reads images becomes a ``capmoe-multimodal``, for tasks of text as well.
@@ -81,18 +67,8 @@ def load_lm(model: ModelId, placement: Placement, batch_size: int | str) -> Capm
     return without_capacity(loaded, reader, batch_size, model.max_length)
 
 
-def load_planned(plan: Plan) -> CapmoeLM:
-    """Load the model of a planned cell, on the device and in the processes that the plan says.
-
-    Raises:
-        UsageError: As :func:`load_lm`.
-    """
-    placement = Placement(plan.device, plan.device_map, plan.threads, plan.parallel)
-    return load_lm(plan.cell.model, placement, batch_size=1)
-
-
 def without_capacity(
-    model: Any, reader: Any, batch_size: int | str, max_length: int | None = None
+    model: Any, reader: Any, batch_size: int, max_length: int | None = None
 ) -> CapmoeLM:
     """Return a loaded model as lm-eval's ``capmoe``, without a capacity yet and without bars.
 

@@ -63,13 +63,11 @@ class TaskLibrary:
         self._built: dict[tuple[DataSource, str, str | None], dict[str, Any]] = {}
 
     def get(self, name: str, source: DataSource, dataset: str | None = None) -> dict[str, Any]:
-        """Return lm-eval's tasks and groups of that name, as its ``evaluate`` takes them.
+        """Return lm-eval's tasks and groups of that name, or ours, as its ``evaluate`` takes them.
 
-        Args:
-            name: The task's name in lm-eval, or one of ours.
-            source: Source of its documents, in place (:func:`ready`).
-            dataset: The data set that it reads, of a group all of them, joined by ``+``; None for
-                that of its file. Only a task that is no group can read another than its file says.
+        The documents are in place (:func:`ready`). ``dataset`` is the data set that it reads, of a
+        group all of them, joined by ``+``; None for that of its file. Only a task that is no group
+        can read another than its file says.
 
         Raises:
             UsageError: If the task or its dataset does not exist or cannot be reached.

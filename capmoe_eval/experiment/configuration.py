@@ -8,7 +8,7 @@ import pickle
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,16 +33,7 @@ OmegaConf.register_new_resolver("capmoe.cache", lambda name: str(cache_directory
 OmegaConf.register_new_resolver("capmoe.beside", lambda path: str(Path(path).absolute().parent))
 
 _GRIDS = ("grid", "parts")
-_PLACEMENT = (
-    "device",
-    "device_map",
-    "threads",
-    "parallel",
-    "overwrite",
-    "allow_code_execution",
-    "save_trace",
-    "trace_tokens",
-)
+_OPTIONS = ("overwrite", "allow_code_execution", "save_trace", "trace_tokens")
 _NO_NAME = re.compile(r"[-+]?[\d.][\d._e]*|null|true|false", re.IGNORECASE)
 _OF_HYDRA = tuple(
     f"~hydra/{group}"
@@ -56,16 +47,26 @@ _IN_A_GRID = re.compile(r"(grid|parts)[.=]")
 
 
 @dataclass(frozen=True)
+class Placement:
+    """Device and processes of a model."""
+
+    device: str = "auto"  # auto (a GPU if there is one), cpu, cuda, cuda:1, …
+    # How to spread a large model, as transformers says it (auto, balanced); None for one device.
+    device_map: str | None = None
+    threads: int | None = None  # CPU threads of torch; None for its own choice
+    # none, or ep: over the processes that torchrun started, each with E/R experts and its own
+    # sequences of every batch
+    parallel: str = "none"
+
+
+@dataclass(frozen=True)
 class Plan:
     """A cell and what is needed to compute it but does not change its result."""
 
     cell: Cell
     source: DataSource  # of its documents
     root: Path  # the results directory
-    device: str = "auto"
-    device_map: str | None = None  # how a large model is spread
-    threads: int | None = None  # CPU threads of torch; None for its own choice
-    parallel: str = "none"  # or ``ep``: each process that ``torchrun`` started is a rank
+    placement: Placement = Placement()
     overwrite: bool = False  # a finished cell is computed again
     allow_code_execution: bool = False  # programs that the model writes may run, in a sandbox
     save_trace: str | None = None  # directory for the trace of each cell that is computed
@@ -350,5 +351,6 @@ def _plan(config: Mapping[str, Any], task_name: str) -> Plan:
         source=source,
         root=Path(config["results_dir"]),
         note=model["note"],
-        **{key: config[key] for key in _PLACEMENT},
+        placement=Placement(**{field.name: config[field.name] for field in fields(Placement)}),
+        **{key: config[key] for key in _OPTIONS},
     )

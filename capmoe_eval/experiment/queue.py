@@ -33,7 +33,7 @@ class Turn:
 
 def loads(plan: Plan) -> tuple[object, ...]:
     """Return what cells have in common for which a model is loaded once."""
-    return (plan.cell.model, plan.device, plan.device_map, plan.parallel, plan.threads)
+    return plan.cell.model, plan.placement
 
 
 class Queue:

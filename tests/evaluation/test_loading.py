@@ -15,9 +15,10 @@ from transformers import AutoModelForCausalLM
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.lm import CapmoeLM
-from capmoe_eval.evaluation.loading import Placement, load_lm
+from capmoe_eval.evaluation.loading import load_lm
 from capmoe_eval.evaluation.provenance import provenance, weights_hash
 from capmoe_eval.experiment.cell import ModelId
+from capmoe_eval.experiment.configuration import Placement
 from capmoe_eval.zoo import recipes
 from capmoe_eval.zoo.synthetic.models import tiny_model
 from capmoe_eval.zoo.synthetic.tokenizer import tiny_tokenizer

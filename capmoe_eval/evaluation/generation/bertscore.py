@@ -24,10 +24,8 @@ class BertScore:
     count for nothing themselves. With ``rescale``, each is (score − b) / (1 − b), where the package
     has the b of the encoder and layer.
 
-    Args:
-        encoder: Path or hub id.
-        layer: Its hidden layer; None for the package's choice, which it has for known ids.
-        rescale: Whether scores are rescaled.
+    ``encoder`` is a path or hub id, and ``layer`` its hidden layer; None for the package's choice,
+    which it has for known ids.
 
     Raises:
         UsageError: If the package or the encoder is absent, or has no such layer or baseline.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.training.model_cards import measure, miniworld_sets
+from capmoe_eval.evaluation.training.model_cards import measure, miniworld_sets, peaks
 from capmoe_eval.experiment.files import write_text
 from capmoe_eval.routing.method import Method
 from capmoe_eval.zoo import recipes
@@ -36,11 +36,7 @@ class Study:
 def study(asked: Study, out: Path, *, work: Path, say: Callable[[str], None] = print) -> None:
     """Train and measure the models that the file lacks; the file is written after each training.
 
-    Args:
-        asked: The trainings.
-        out: File of the results.
-        work: Directory of the checkpoints.
-        say: Function that takes progress lines.
+    ``work`` is the directory of the checkpoints, and ``say`` takes progress lines.
 
     Raises:
         UsageError: If a model is unknown or not upcycled in the zoo, or ``out`` is another file.
@@ -52,8 +48,7 @@ def study(asked: Study, out: Path, *, work: Path, say: Callable[[str], None] = p
             raise UsageError(f"names={name}: not upcycled; choose among {', '.join(upcycled)}")
     kept = _trainings(out)
     done = {(t["name"], t["origin"], t["seed"], t["steps"]) for t in kept}
-    points = itertools.product(asked.names, asked.seeds, ("scratch", "upcycled"))
-    for name, seed, origin in points:
+    for name, seed, origin in itertools.product(asked.names, asked.seeds, ("scratch", "upcycled")):
         if (name, origin, seed, asked.steps) in done:
             continue
         say(f"{name}, {origin}, seed {seed}")
@@ -87,12 +82,7 @@ def _measured(name: str, model: Any) -> dict[str, Any]:
     sets = miniworld_sets()
     measured = replace(sets, tasks=[task for task in sets.tasks if task.name in _MEASURED])
     results = measure(name, model, Method("baseline"), measured, limit=_DOCUMENTS)
-    layers = [part["layers"] for part in results.values()]
-    peaks = [
-        sum(own[number]["peak"]["expert_before"]["mean"] for own in layers) / len(layers)
-        for number in range(len(layers[0]))
-    ]
     return {
         "accuracy": {task: part["value"] for task, part in results.items()},
-        "peaks": [round(peak, 3) for peak in peaks],
+        "peaks": [round(peak, 3) for peak in peaks(results).values()],
     }

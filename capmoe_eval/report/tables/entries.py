@@ -77,7 +77,7 @@ class Measured:
         if asked.method != _BASELINE.method:
             baselines = [self._runs(slot, _BASELINE, column) for column in layout.tasks]
             cells = list(_tested(cells, found, baselines, layout))
-        if all(run.record.data not in EMBEDDED for runs in found for run in runs):
+        if all(run.record.cell.data not in EMBEDDED for runs in found for run in runs):
             paper = next((model for model in layout.paper_models if model.key == slot.key), None)
             # The paper did not take every γ.
             with contextlib.suppress(LookupError):
@@ -206,7 +206,7 @@ def _differences(runs: Sequence[_Run], baseline: Sequence[_Run]) -> Floats | str
 def _printed_metric(column: TaskColumn, runs: Sequence[_Run]) -> bool:
     """Return whether a column's evaluations have the metric that the paper prints."""
     printed = column.printed_metric
-    return not printed or all(run.record.metric == printed for run in runs)
+    return not printed or all(run.record.cell.task.metric == printed for run in runs)
 
 
 def _beside(
