@@ -62,39 +62,31 @@ def apply_calibration(plan: Plan, lm: CapmoeLM) -> Applied | None:
 
 
 def calibrate(
-    kind: type[Calibration],
-    cell: Cell,
-    lm: CapmoeLM,
-    source: DataSource,
-    weights: str,
-    *,
-    evaluated: bool = False,
+    kind: type[Calibration], cell: Cell, lm: CapmoeLM, source: DataSource, weights: str
 ) -> Calibration:
     """Run the stock model on other documents than the cell's, and return what it measured.
 
     They have the cell's prompts, batches and capacity groups. ``weights`` is the hash of the
-    model's. ``evaluated`` takes the documents that the cell evaluates instead, as many as its limit
-    says: a test of a calibration, and no calibration.
+    model's.
 
     Raises:
         UsageError: If there are no other documents.
     """
-    if evaluated:
-        tasks, split = TaskLibrary().get(cell.task.lm_eval, source, cell.task.dataset), "evaluated"
-    else:
-        tasks, split = _other_documents(cell.task, source, kind.asked_by)
+    tasks, split = _other_documents(cell.task, source, kind.asked_by)
     prepare(tasks, cell)
     lm.set_batches(cell.batch_size, cell.shuffle)
     per_part = math.ceil(calibration.DOCUMENTS / len(tasks["tasks"]))
     requests: dict[str, list[Any]] = {}
     documents = 0
     for task in tasks["tasks"].values():
-        limit = get_sample_size(task, cell.limit if evaluated else per_part)
+        limit = get_sample_size(task, per_part)
         task.build_all_requests(limit=limit, rank=0, world_size=1)
         documents += len({request.doc_id for request in task.instances})
         for request in task.instances:
             requests.setdefault(request.request_type, []).append(request)
-    meter = lm.route(_unlimited({knob: getattr(cell.method, knob) for knob in kind.knobs}))
+    knobs = {knob: getattr(cell.method, knob) for knob in kind.knobs}  # also of capacity groups
+    # It drops nothing, and a γ that is still to be chosen is in no simpler form.
+    meter = lm.route(Method("score", ADAPTIVE, budget=0.5, **knobs).at(math.inf))
     try:
         layers = [of_layer.layer for of_layer in meter.layers]
         observer = meter.recorder = kind.observer(layers, cell.method)
@@ -113,12 +105,6 @@ def calibrate(
         weights=weights,
         **kind.measured(observer),
     )
-
-
-def _unlimited(knobs: dict[str, Any]) -> Method:
-    """Return a method with these knobs, also those of its capacity groups, that drops nothing."""
-    # A γ that is still to be chosen is in no simpler form.
-    return Method("score", ADAPTIVE, budget=0.5, **knobs).at(math.inf)  # type: ignore[arg-type]
 
 
 @functools.lru_cache(maxsize=16)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,9 +72,9 @@ def without_capacity(
 
     ``reader`` is its tokenizer, or its processor of images and text.
     """
+    quiet_libraries()
     kind = CapmoeMultimodalLM if isinstance(reader, ProcessorMixin) else CapmoeLM
-    with _quiet("lm_eval.models.huggingface"):
-        lm = kind(model, tokenizer=reader, batch_size=batch_size, max_length=max_length)
+    lm = kind(model, tokenizer=reader, batch_size=batch_size, max_length=max_length)
     lm.release()
     lm.quiet = True
     return lm
@@ -101,7 +99,7 @@ def _spread(model: ModelId, placement: Placement, reader: Any, device: torch.dev
     """Return this process's part of a model: its experts, and its sequences of every batch."""
     from capmoe_eval.wrapper.parallel.model import distributed_config, shard_experts, split_batches
 
-    device, world = _joined(device)
+    device, world = join(device)
     if model.pretrained.startswith((ZOO, TINY)) or world.size == 1:
         loaded = _whole(model, placement, reader, device)
         shard_experts(loaded, device.type)
@@ -111,13 +109,8 @@ def _spread(model: ModelId, placement: Placement, reader: Any, device: torch.dev
     return loaded
 
 
-def join(device: str) -> World:
-    """Join the processes that share the experts of models, each on a device of this name."""
-    return _joined(chosen_device(device))[1]
-
-
-def _joined(device: torch.device) -> tuple[torch.device, World]:
-    """Return this process's own device and the processes that share a model's experts."""
+def join(device: torch.device) -> tuple[torch.device, World]:
+    """Join the processes that share a model's experts; return also this one's own device."""
     from capmoe_eval.wrapper.parallel.world import World
 
     if device == torch.device("cuda"):  # none in particular
@@ -216,18 +209,6 @@ def _tokenizer(model: ModelId) -> Any:
         return tokenizer
     field = "model.tokenizer" if model.tokenizer else "model.pretrained"
     return load_tokenizer(field, name, model.revision)
-
-
-@contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    """Silence a logger's warnings inside a block."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def quiet_libraries() -> None:

@@ -47,8 +47,8 @@ def check_processes(plan: Plan) -> None:
         )
     if plan.placement.device_map is not None:
         raise UsageError(
-            f"device_map={plan.placement.device_map}: under parallel=ep every process has one device; "
-            "set device_map=null"
+            f"device_map={plan.placement.device_map}: under parallel=ep every process has one "
+            "device; set device_map=null"
         )
 
 

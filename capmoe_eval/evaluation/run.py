@@ -129,9 +129,9 @@ def _world(plans: Sequence[Plan]) -> World | None:
     devices = [p.placement.device for p in plans if p.placement.parallel == "ep"]
     if not devices:
         return None
-    from capmoe_eval.evaluation.loading import join
+    from capmoe_eval.evaluation.loading import chosen_device, join
 
-    world = join(devices[0])
+    _, world = join(chosen_device(devices[0]))
     world.agree("the cells to compute", "\n".join(str(plan.path) for plan in plans))
     return world
 

@@ -32,11 +32,7 @@ def run_command(command: Callable[[], int | None]) -> int:
     answer from it.
     """
     try:
-        with (
-            _no_input(),
-            _signals(),
-            one_line_errors(),
-        ):
+        with _no_input(), _signals(), one_line_errors():
             status = _status(command)
             sys.stdout.flush()
             return status

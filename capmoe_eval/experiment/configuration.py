@@ -96,10 +96,10 @@ def config_directory() -> Path:
 
 
 def for_hydra(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line with new keys of grids forced on Hydra.
+    """Return the words of a command line, new keys of grids forced on Hydra, which refuses them.
 
-    Hydra refuses a key that a grid does not have yet; keys of grids are checked on expansion. A
-    number, null, true or false in place of a group's option is a UsageError.
+    They are checked on expansion. A number, null, true or false in place of a group's option is a
+    UsageError.
     """
     for word in words:
         group, _, option = word.partition("=")
@@ -110,9 +110,9 @@ def for_hydra(words: Sequence[str]) -> list[str]:
 
 def profile_name(config: DictConfig) -> str:
     """Return the profile's name, or raise UsageError if it cannot be a directory of reports."""
-    name = (config.get("profile") or {}).get("name")
+    name: str = (config.get("profile") or {}).get("name")
     NAME("profile.name", name)
-    return str(name)
+    return name
 
 
 def options(group: str) -> list[str]:
@@ -123,12 +123,7 @@ def options(group: str) -> list[str]:
 def load_option(group: str, name: str) -> DictConfig:
     """Return one option of a group, composed, or raise UsageError if there is none."""
     choice(*options(group))(group, name)
-    return _loaded(group)[name].copy()
-
-
-def load_options(group: str) -> None:
-    """Compose the options of a group now, so that no process that is forked needs to."""
-    _loaded(group)
+    return load_options(group)[name].copy()
 
 
 @contextmanager
@@ -169,8 +164,8 @@ def compose_words(words: Sequence[str], config: str | None = "config") -> DictCo
 
 
 @functools.cache
-def _loaded(group: str) -> dict[str, DictConfig]:
-    """Return all options of a group: composing them one by one takes long."""
+def load_options(group: str) -> dict[str, DictConfig]:
+    """Return all options of a group, composed once: one by one takes long."""
     names = options(group)
     composed = compose_words([f"+{group}@_{n}={name}" for n, name in enumerate(names)], None)
     OmegaConf.set_struct(composed, False)
@@ -268,7 +263,7 @@ def _chosen_task(tasks: Mapping[str, Any], name: object, grid: str) -> dict[str,
 
 
 def _resolved(config: DictConfig) -> dict[str, Any]:
-    """Return the configuration as plain values."""
+    """Return the configuration as plain values, checked."""
     try:
         plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:

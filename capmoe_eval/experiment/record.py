@@ -282,10 +282,8 @@ def _finite(value: Any) -> Any:
 def read_record(path: Path, root: Path | None = None) -> Record:
     """Read and validate a record.
 
-    Args:
-        path: The file.
-        root: The results directory. With it the record must have its cell's path below it; without
-            it, its cell's file name.
+    It must have its cell's path below the results directory, or its cell's file name where none is
+    given.
 
     Raises:
         UsageError: If the file is truncated, changed, no record, of another schema or cell.

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from capmoe_eval.evaluation.evaluate import evaluate
-from capmoe_eval.evaluation.loading import quiet_libraries, without_capacity
+from capmoe_eval.evaluation.loading import without_capacity
 from capmoe_eval.evaluation.provenance import weights_hash
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import TASK_FIELDS, Cell, ModelId, TaskId
@@ -155,7 +155,6 @@ def measure(
         For each task its ``value`` in percent, the score of each document (``right``), lm-eval's
         other ``scores``, and the ``layers`` of the meter's report.
     """
-    quiet_libraries()
     lm = without_capacity(model, sets.reader, BATCH_SIZE)
     library = TaskLibrary()
     identity = ModelId(name, f"zoo:{name}", dtype="float32")
