@@ -34,7 +34,7 @@ from capmoe_eval.evaluation.workload import Workload, workload
 from capmoe_eval.experiment.cell import ModelId
 from capmoe_eval.experiment.configuration import Plan
 from capmoe_eval.experiment.queue import loads
-from capmoe_eval.experiment.record import read_record
+from capmoe_eval.experiment.results import Reader
 from capmoe_eval.routing.knobs import CONTIGUOUS
 from capmoe_eval.routing.method import Method
 from capmoe_eval.serving.calibration import DOCUMENTS
@@ -122,19 +122,17 @@ def recorded_rate(cells: Sequence[Plan]) -> Rate | None:
     """
     first = cells[0]
     device = described(chosen_device(first.placement.device))
-    each = []
-    for path in sorted(first.path.parent.glob("*.json")):
-        record = read_record(path, first.root)
-        if (
-            record.cell.batch_size == first.cell.batch_size
-            and record.cell.model == first.cell.model
-            and record.provenance.device == device
-            and record.provenance.threads == (first.placement.threads or torch.get_num_threads())
-        ):
-            each.append(record.provenance.seconds / record.n)
-    if not each:
-        return None
-    return Rate(0.0, statistics.median(each), f"{len(each)} finished")
+    threads = first.placement.threads or torch.get_num_threads()
+    places = ((path, first.root) for path in sorted(first.path.parent.glob("*.json")))
+    each = [
+        record.provenance.seconds / record.n
+        for record in Reader().each(places, broken=[])
+        if record.cell.batch_size == first.cell.batch_size
+        and record.cell.model == first.cell.model
+        and record.provenance.device == device
+        and record.provenance.threads == threads
+    ]
+    return Rate(0.0, statistics.median(each), f"{len(each)} finished") if each else None
 
 
 def measured_rate(

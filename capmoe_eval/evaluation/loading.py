@@ -17,13 +17,12 @@ from transformers import (
     ProcessorMixin,
 )
 
-from capmoe_eval.errors import UsageError, bad_choice, choice, first_line
+from capmoe_eval.errors import UsageError, bad_choice, first_line
 from capmoe_eval.evaluation.image_lm import CapmoeMultimodalLM, reads_images
 from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.experiment.cell import ModelId
 from capmoe_eval.experiment.configuration import Placement
 from capmoe_eval.experiment.names import family
-from capmoe_eval.experiment.schema import ATTENTION, DTYPES
 from capmoe_eval.wrapper.checkpoint import (
     load_checkpoint,
     load_processor,
@@ -50,9 +49,6 @@ def load_lm(model: ModelId, placement: Placement, batch_size: int = 1) -> Capmoe
     Raises:
         UsageError: If it cannot be loaded; the line says what to do.
     """
-    choice(*DTYPES)("dtype", model.dtype)
-    if model.attention is not None:
-        choice(*ATTENTION)("attention", model.attention)
     device = chosen_device(placement.device)
     if placement.threads is not None:
         torch.set_num_threads(placement.threads)

@@ -240,7 +240,8 @@ class _Work:
         """Compute a cell and write its record, or return None if its reservation was lost."""
         from capmoe_eval.evaluation.calibration import apply_calibration
         from capmoe_eval.evaluation.evaluate import evaluate
-        from capmoe_eval.evaluation.traces import recorder_for, write_trace
+        from capmoe_eval.evaluation.traces import write_trace
+        from capmoe_eval.wrapper.recorder import Recorder
 
         plan = turn.plan
         inputs.check(plan.root, plan.cell, self._origin(plan, lm))
@@ -253,7 +254,7 @@ class _Work:
             root=plan.root,
             sandbox=self.sandbox,
             applied=apply_calibration(plan, lm),
-            recorder=recorder_for(plan),
+            recorder=None if plan.save_trace is None else Recorder(plan.trace_tokens),
         )
         write_trace(plan, lm.meter)  # before the record, which says that the cell is finished
         if turn.reservation is not None:

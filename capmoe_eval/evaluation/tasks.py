@@ -103,12 +103,12 @@ class TaskLibrary:
             UsageError: Naming those that there are, or what is needed.
         """
         parts = self.get(task.lm_eval, source, task.dataset)["tasks"].values()
-        pairs = []
-        for part in parts:
-            filters = part.get_config("filter_list") or [{"name": "none"}]
-            pairs += [
-                f"{metric},{each['name']}" for metric in part.aggregation() for each in filters
-            ]
+        pairs = [
+            f"{metric},{each['name']}"
+            for part in parts
+            for metric in part.aggregation()
+            for each in part.get_config("filter_list") or [{"name": "none"}]
+        ]
         key = f"{task.metric},{task.filter}"
         if key not in pairs:
             raise bad_choice(f"task {task.name}: metric,filter", key, dict.fromkeys(pairs))

@@ -37,7 +37,7 @@ class BeforeValidator(_Noted):
     """A function that makes a value from what a file has."""
 
 
-AfterValidator = PlainSerializer = PlainValidator = _Noted
+AfterValidator = PlainSerializer = _Noted
 
 
 def Field(default: Any = None, **_rules: Any) -> Any:

@@ -89,6 +89,8 @@ def test_a_recorded_rate_is_of_like_records_alone(tmp_path: Path) -> None:
         other = dataclasses.replace(plans[0], cell=dataclasses.replace(plans[0].cell, **change))
         assert recorded_rate([other]) is None
     assert recorded_rate([dataclasses.replace(plans[0], placement=Placement(threads=7))]) is None
+    plans[0].path.with_name("damaged.json").write_text("{")  # another cell's, which no run reads
+    assert recorded_rate(plans) == rate
 
 
 @pytest.mark.parametrize(("fixed", "each"), [(2.0, 0.5), (0.0, 1.0)])

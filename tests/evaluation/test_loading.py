@@ -66,7 +66,6 @@ def test_the_weights_hash_sees_one_changed_value() -> None:
     ("model", "placement", "line"),
     [
         (ModelId("m", "tiny:olmo"), Placement("cpu"), "did you mean 'tiny:olmoe'"),
-        (ModelId("m", "tiny:olmoe", dtype="int8"), Placement("cpu"), "dtype=int8: choose one of"),
         (ModelId("m", "tiny:olmoe"), Placement("cuda:99"), "device=cuda:99: not usable here"),
         (
             ModelId("m", "./nothing"),
