@@ -15,7 +15,7 @@ from capmoe_eval.errors import UsageError, writing
 from capmoe_eval.evaluation.evaluate import prepare
 from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.evaluation.provenance import provenance
-from capmoe_eval.evaluation.tasks import TaskLibrary
+from capmoe_eval.evaluation.tasks import WORLDS, TaskLibrary, dev_source
 from capmoe_eval.experiment.cell import Cell, TaskId
 from capmoe_eval.experiment.configuration import Plan
 from capmoe_eval.experiment.datasource import DataSource
@@ -25,10 +25,6 @@ from capmoe_eval.serving import calibration
 from capmoe_eval.serving.calibration import Applied, Calibration
 from capmoe_eval.serving.calibration_kinds import kind_of
 from capmoe_eval.wrapper.ranks import ranks_in
-from capmoe_eval.zoo.miniworld.evaluation import miniworld_hub
-from capmoe_eval.zoo.pictures.evaluation import pictures_hub
-
-_DEV = {"miniworld": miniworld_hub, "pictures": pictures_hub}
 
 
 def apply_calibration(plan: Plan, lm: CapmoeLM) -> Applied | None:
@@ -86,7 +82,8 @@ def calibrate(
             requests.setdefault(request.request_type, []).append(request)
     knobs = {knob: getattr(cell.method, knob) for knob in kind.knobs}  # also of capacity groups
     # It drops nothing, and a γ that is still to be chosen is in no simpler form.
-    meter = lm.route(Method("score", ADAPTIVE, budget=0.5, **knobs).at(math.inf))
+    unlimited = Method("score", ADAPTIVE, budget=0.5, **knobs)  # type: ignore[arg-type]
+    meter = lm.route(unlimited.at(math.inf))
     try:
         layers = [of_layer.layer for of_layer in meter.layers]
         observer = meter.recorder = kind.observer(layers, cell.method)
@@ -114,9 +111,8 @@ def _other_documents(task: TaskId, source: DataSource, asked_by: str) -> tuple[d
     Where there are none, ``asked_by`` names the setting that needs them.
     """
     library = TaskLibrary()
-    if source.name in _DEV:
-        dev = DataSource(source.name, _DEV[source.name]("dev"))
-        return library.get(task.lm_eval, dev, task.dataset), "dev"
+    if source.name in WORLDS:
+        return library.get(task.lm_eval, dev_source(source.name), task.dataset), "dev"
     tasks = library.get(task.lm_eval, source, task.dataset)
     splits = set()
     for part in tasks["tasks"].values():

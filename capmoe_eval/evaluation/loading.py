@@ -18,17 +18,12 @@ from transformers import (
 )
 
 from capmoe_eval.errors import UsageError, bad_choice, first_line
-from capmoe_eval.evaluation.image_lm import CapmoeMultimodalLM, reads_images
+from capmoe_eval.evaluation.image_lm import CapmoeMultimodalLM
 from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.experiment.cell import ModelId
 from capmoe_eval.experiment.configuration import Placement
 from capmoe_eval.experiment.names import family
-from capmoe_eval.wrapper.checkpoint import (
-    load_checkpoint,
-    load_processor,
-    load_tokenizer,
-    one_line,
-)
+from capmoe_eval.wrapper.checkpoint import load_checkpoint, load_processor, load_tokenizer, one_line
 from capmoe_eval.zoo.recipes import ZOO as RECIPES
 from capmoe_eval.zoo.recipes import trained_model, trained_processor, trained_tokenizer
 from capmoe_eval.zoo.synthetic.models import TINY_FAMILIES, TINY_LLAVA, tiny_llava, tiny_model
@@ -188,7 +183,7 @@ def reader_of(model: ModelId) -> Any:
             config = AutoConfig.from_pretrained(
                 model.pretrained, revision=model.revision, trust_remote_code=False
             )
-        if reads_images(config):
+        if type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
             field = "model.tokenizer" if model.tokenizer else "model.pretrained"
             return load_processor(field, model.tokenizer or model.pretrained, model.revision)
     return _tokenizer(model)

@@ -110,9 +110,9 @@ def for_hydra(words: Sequence[str]) -> list[str]:
 
 def profile_name(config: DictConfig) -> str:
     """Return the profile's name, or raise UsageError if it cannot be a directory of reports."""
-    name: str = (config.get("profile") or {}).get("name")
+    name = (config.get("profile") or {}).get("name")
     NAME("profile.name", name)
-    return name
+    return str(name)
 
 
 def options(group: str) -> list[str]:

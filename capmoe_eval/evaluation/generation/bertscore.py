@@ -78,7 +78,5 @@ class BertScore:
         return {name: float(value) for name, value in zip(METRICS, scores, strict=True)}
 
 
-@functools.lru_cache(maxsize=1)
-def bertscore(encoder: str, layer: int | None, rescale: bool) -> BertScore:
-    """Return a :class:`BertScore`; the last one is kept."""
-    return BertScore(encoder, layer, rescale)
+bertscore = functools.lru_cache(maxsize=1)(BertScore)
+"""Return a :class:`BertScore`; the last one is kept."""
