@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from lm_eval.api.registry import register_model
@@ -278,15 +279,8 @@ def _padded_lengths(lengths: list[int]) -> Iterator[None]:
 @contextmanager
 def _in_lm_eval(name: str, ours: Any) -> Iterator[None]:
     """Put something in the place of what lm-eval's models make batches by."""
-    theirs = getattr(huggingface, name)
-    modules = (huggingface, hf_vlms)
-    try:
-        for module in modules:
-            setattr(module, name, ours)
+    with mock.patch.object(huggingface, name, ours), mock.patch.object(hf_vlms, name, ours):
         yield
-    finally:
-        for module in modules:
-            setattr(module, name, theirs)
 
 
 def _documents(requests: Any) -> list[Document]:

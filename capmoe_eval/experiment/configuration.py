@@ -172,20 +172,14 @@ def load_options(group: str) -> dict[str, DictConfig]:
     return {name: composed[f"_{number}"] for number, name in enumerate(names)}
 
 
-def expand(config: DictConfig) -> Iterator[dict[str, Any]]:
-    """Yield the configuration, plain and resolved, at every point of its grids.
-
-    The first key of ``grid`` is the slowest. With ``parts`` each part is expanded together with
-    ``grid``, one after the other. A ``tasks`` key of a grid chooses among the composed tasks. An
-    interpolation sees a point's model, but no other key of the grid. A key that the configuration
-    has not, or an empty list, is a UsageError; a part without models has no points.
-    """
-    for points in expand_parts(config).values():
-        yield from points()
-
-
 def expand_parts(config: DictConfig) -> dict[str, Callable[[], Iterator[dict[str, Any]]]]:
-    """Return what yields the points of each part, by name; ``grid`` alone where there are none."""
+    """Return what yields the configuration, plain and resolved, at every point of each part.
+
+    The first key of ``grid`` is the slowest. Each part is expanded together with ``grid``, which
+    stands alone where there are none. A ``tasks`` key of a grid chooses among the composed tasks.
+    An interpolation sees a point's model, but no other key of the grid. A key that the
+    configuration has not, or an empty list, is a UsageError; a part without models has no points.
+    """
     parts = grids(config)
     shared = parts.pop("grid")
     ungridded = OmegaConf.masked_copy(config, [str(key) for key in config if key not in _GRIDS])
@@ -290,11 +284,11 @@ def check_overrides(config: DictConfig, overrides: Sequence[str]) -> None:
 
 def plans(config: DictConfig) -> list[Plan]:
     """Return a composed configuration's plans, one per cell; UsageError for an impossible value."""
-    return plans_at(expand(config))
+    return plans_at(point for points in expand_parts(config).values() for point in points())
 
 
 def plans_at(points: Iterable[Mapping[str, Any]]) -> list[Plan]:
-    """Return the plans at some points of :func:`expand`, as :func:`plans` does."""
+    """Return the plans at some points of :func:`expand_parts`, as :func:`plans` does."""
     found: dict[str, Plan] = {}
     for point in points:
         for name in point["tasks"]:
