@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import math
 from contextlib import nullcontext
+from operator import attrgetter
 from typing import Any
 
 from filelock import FileLock
-from lm_eval.evaluator_utils import get_sample_size
 
 from capmoe_eval.errors import UsageError, writing
-from capmoe_eval.evaluation.evaluate import prepare
+from capmoe_eval.evaluation.evaluate import requests
 from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.evaluation.provenance import provenance
 from capmoe_eval.evaluation.tasks import WORLDS, TaskLibrary, dev_source
@@ -69,17 +70,9 @@ def calibrate(
         UsageError: If there are no other documents.
     """
     tasks, split = _other_documents(cell.task, source, kind.asked_by)
-    prepare(tasks, cell)
-    lm.set_batches(cell.batch_size, cell.shuffle)
     per_part = math.ceil(calibration.DOCUMENTS / len(tasks["tasks"]))
-    requests: dict[str, list[Any]] = {}
-    documents = 0
-    for task in tasks["tasks"].values():
-        limit = get_sample_size(task, per_part)
-        task.build_all_requests(limit=limit, rank=0, world_size=1)
-        documents += len({request.doc_id for request in task.instances})
-        for request in task.instances:
-            requests.setdefault(request.request_type, []).append(request)
+    asked = sorted(requests(tasks, cell, per_part), key=attrgetter("request_type"))
+    lm.set_batches(cell.batch_size, cell.shuffle)
     knobs = {knob: getattr(cell.method, knob) for knob in kind.knobs}  # also of capacity groups
     # It drops nothing, and a γ that is still to be chosen is in no simpler form.
     unlimited = Method("score", ADAPTIVE, budget=0.5, **knobs)  # type: ignore[arg-type]
@@ -87,15 +80,15 @@ def calibrate(
     try:
         layers = [of_layer.layer for of_layer in meter.layers]
         observer = meter.recorder = kind.observer(layers, cell.method)
-        for request_type, asked in sorted(requests.items()):
-            getattr(lm, request_type)(asked)
+        for request_type, alike in itertools.groupby(asked, attrgetter("request_type")):
+            getattr(lm, request_type)(list(alike))
     finally:
         lm.release()
-    prompts = "\n".join(str(one.args[0]) for _, asked in sorted(requests.items()) for one in asked)
+    prompts = "\n".join(str(request.args[0]) for request in asked)
     return kind(
         of=kind.identity_of(cell),
         split=split,
-        documents=documents,
+        documents=len({(request.task_name, request.doc_id) for request in asked}),
         prompts=hashlib.sha256(prompts.encode()).hexdigest()[:16],
         tokens=meter.summary()["tokens"],
         forwards=meter.forwards,

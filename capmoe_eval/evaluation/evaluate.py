@@ -15,6 +15,8 @@ from typing import Any
 import lm_eval.evaluator
 import numpy as np
 import torch
+from lm_eval.api.instance import Instance
+from lm_eval.evaluator_utils import get_sample_size
 from lm_eval.utils import handle_non_serializable
 
 from capmoe_eval.errors import UsageError, bad_choice
@@ -143,6 +145,16 @@ def prepare(tasks: dict[str, Any], cell: Cell) -> None:
         task.set_fewshot_seed(seed=cell.eval_seed)
         if isinstance(task, MtsDialog):
             task.ask(cell.task)
+
+
+def requests(tasks: dict[str, Any], cell: Cell, limit: int | None) -> list[Instance]:
+    """Return lm-eval's requests for the first documents of each (sub)task, in a cell's prompts."""
+    prepare(tasks, cell)
+    asked: list[Instance] = []
+    for task in tasks["tasks"].values():
+        task.build_all_requests(limit=get_sample_size(task, limit), rank=0, world_size=1)
+        asked += task.instances
+    return asked
 
 
 def _configurations(tasks: dict[str, Any], source: DataSource) -> dict[str, Any]:

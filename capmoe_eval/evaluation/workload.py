@@ -6,9 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from lm_eval.evaluator_utils import get_sample_size
-
-from capmoe_eval.evaluation.evaluate import prepare
+from capmoe_eval.evaluation.evaluate import requests
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.datasource import DataSource
@@ -41,13 +39,8 @@ def workload(cell: Cell, library: TaskLibrary, source: DataSource, reader: Any) 
         UsageError: For a task or dataset that is not there.
     """
     tasks = library.get(cell.task.lm_eval, source, cell.task.dataset)
-    prepare(tasks, cell)
-    documents, asked = 0, []
-    for task in tasks["tasks"].values():
-        limit = get_sample_size(task, cell.limit)
-        task.build_all_requests(limit=limit, rank=0, world_size=1)
-        documents += len(task.eval_docs) if limit is None else min(limit, len(task.eval_docs))
-        asked += task.instances
+    asked = requests(tasks, cell, cell.limit)
+    documents = len({(request.task_name, request.doc_id) for request in asked})
     if reader is None:
         return Workload(documents, len(asked))
     lengths = _Lengths(reader)
@@ -58,7 +51,7 @@ def workload(cell: Cell, library: TaskLibrary, source: DataSource, reader: Any) 
         int(own.get("max_gen_toks", own.get("max_new_tokens", _MOST_NEW_TOKENS)))
         for _, own, *_ in generated
     ]
-    whole = [prompt + own for prompt, own in zip(prompts, new, strict=True)]
+    whole = [prompt + most for prompt, most in zip(prompts, new, strict=True)]
     return Workload(
         documents,
         len(asked),
