@@ -84,7 +84,7 @@ def test_a_grid_of_models_is_composed_inside_hydras_job(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a process that has composed no models yet."""
-    monkeypatch.setattr(configuration, "_options", {})
+    monkeypatch.setattr(configuration, "_composed", {})
     words = ("grid.model=[tiny_olmoe,tiny_mixtral]", "tasks=obqa", "limit=2", "ep_size=2")
     status, out, _ = shell(*words, "gamma=1.0", "batch_size=4", "results_dir=results/mine")
     assert status == 0
@@ -397,3 +397,14 @@ def test_lm_evals_command_line_knows_capmoe(shell: Shell, tmp_path: Path, hub: P
     assert told["method"]["gamma"] == 0.5 and told["method"]["ep_size"] == 2
     assert told["summary"]["dropped"] > 0
     assert all(proof["passed"] for proof in told["proofs"].values())
+
+
+@pytest.mark.parametrize("own", [["--include_path=mine"], ["--include_path", "mine"], []])
+def test_lm_evals_command_line_keeps_a_folder_of_tasks(
+    own: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(Path(lm_eval_commandline.__file__).parent)
+    monkeypatch.setattr("lm_eval.__main__.cli_evaluate", lambda: None)
+    monkeypatch.setattr("sys.argv", ["lm_eval", "run", *own])
+    lm_eval_commandline.main()
+    assert sys.argv[2:] == (own or ["--include_path", folder])

@@ -16,9 +16,9 @@ from typing import Any
 from capmoe_eval.bench.options import GAMMAS, check_names
 from capmoe_eval.bench.rounds import CPU, alternate, finish, ratio, say
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.loading import Placement, load_lm, quiet_libraries
+from capmoe_eval.evaluation.loading import load_lm
 from capmoe_eval.evaluation.tasks import ready, task_manager
-from capmoe_eval.experiment.configuration import Plan, plans
+from capmoe_eval.experiment.configuration import Placement, Plan, plans
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.experiment.timings.spread import Spread, Target
 
@@ -33,8 +33,7 @@ def run(given: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         say("suite: saving the model and the tasks for plain lm-eval")
         planned = plans(composed([f"model={given.model}", tasks]))
-        quiet_libraries()
-        lm = load_lm(planned[0].cell.model, Placement(device="cpu"), batch_size=1)
+        lm = load_lm(planned[0].cell.model, Placement("cpu"))
         for part in (lm.model, lm.tokenizer):  # as any Hugging Face model, for lm-eval's loader
             part.save_pretrained(f"{scratch}/model")
         names = _save_tasks(planned, Path(scratch, "tasks"))

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import math
 from contextlib import nullcontext
+from operator import attrgetter
 from typing import Any
 
 from filelock import FileLock
-from lm_eval.evaluator_utils import get_sample_size
 
 from capmoe_eval.errors import UsageError, writing
-from capmoe_eval.evaluation.evaluate import prepare
+from capmoe_eval.evaluation.evaluate import requests
 from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.evaluation.provenance import provenance
-from capmoe_eval.evaluation.tasks import TaskLibrary
+from capmoe_eval.evaluation.tasks import WORLDS, TaskLibrary, dev_source
 from capmoe_eval.experiment.cell import Cell, TaskId
 from capmoe_eval.experiment.configuration import Plan
 from capmoe_eval.experiment.datasource import DataSource
@@ -25,10 +26,6 @@ from capmoe_eval.serving import calibration
 from capmoe_eval.serving.calibration import Applied, Calibration
 from capmoe_eval.serving.calibration_kinds import kind_of
 from capmoe_eval.wrapper.ranks import ranks_in
-from capmoe_eval.zoo.miniworld.evaluation import miniworld_hub
-from capmoe_eval.zoo.pictures.evaluation import pictures_hub
-
-_DEV = {"miniworld": miniworld_hub, "pictures": pictures_hub}
 
 
 def apply_calibration(plan: Plan, lm: CapmoeLM) -> Applied | None:
@@ -62,58 +59,36 @@ def apply_calibration(plan: Plan, lm: CapmoeLM) -> Applied | None:
 
 
 def calibrate(
-    kind: type[Calibration],
-    cell: Cell,
-    lm: CapmoeLM,
-    source: DataSource,
-    weights: str,
-    *,
-    evaluated: bool = False,
+    kind: type[Calibration], cell: Cell, lm: CapmoeLM, source: DataSource, weights: str
 ) -> Calibration:
     """Run the stock model on other documents than the cell's, and return what it measured.
 
-    They have the cell's prompts, batches and capacity groups.
-
-    Args:
-        kind: The kind of calibration.
-        cell: The cell.
-        lm: Its model.
-        source: Source of the documents, in place.
-        weights: The hash of the model's weights.
-        evaluated: Take the documents that the cell evaluates instead, as many as its limit says: a
-            test of a calibration, and no calibration.
+    They have the cell's prompts, batches and capacity groups. ``weights`` is the hash of the
+    model's.
 
     Raises:
         UsageError: If there are no other documents.
     """
-    if evaluated:
-        tasks, split = TaskLibrary().get(cell.task.lm_eval, source, cell.task.dataset), "evaluated"
-    else:
-        tasks, split = _other_documents(cell.task, source, kind.asked_by)
-    prepare(tasks, cell)
-    lm.set_batches(cell.batch_size, cell.shuffle)
+    tasks, split = _other_documents(cell.task, source, kind.asked_by)
     per_part = math.ceil(calibration.DOCUMENTS / len(tasks["tasks"]))
-    requests: dict[str, list[Any]] = {}
-    documents = 0
-    for task in tasks["tasks"].values():
-        limit = get_sample_size(task, cell.limit if evaluated else per_part)
-        task.build_all_requests(limit=limit, rank=0, world_size=1)
-        documents += len({request.doc_id for request in task.instances})
-        for request in task.instances:
-            requests.setdefault(request.request_type, []).append(request)
-    meter = lm.route(_unlimited({knob: getattr(cell.method, knob) for knob in kind.knobs}))
+    asked = sorted(requests(tasks, cell, per_part), key=attrgetter("request_type"))
+    lm.set_batches(cell.batch_size, cell.shuffle)
+    knobs = {knob: getattr(cell.method, knob) for knob in kind.knobs}  # also of capacity groups
+    # It drops nothing, and a γ that is still to be chosen is in no simpler form.
+    unlimited = Method("score", ADAPTIVE, budget=0.5, **knobs)  # type: ignore[arg-type]
+    meter = lm.route(unlimited.at(math.inf))
     try:
         layers = [of_layer.layer for of_layer in meter.layers]
         observer = meter.recorder = kind.observer(layers, cell.method)
-        for request_type, asked in sorted(requests.items()):
-            getattr(lm, request_type)(asked)
+        for request_type, alike in itertools.groupby(asked, attrgetter("request_type")):
+            getattr(lm, request_type)(list(alike))
     finally:
         lm.release()
-    prompts = "\n".join(str(one.args[0]) for _, asked in sorted(requests.items()) for one in asked)
+    prompts = "\n".join(str(request.args[0]) for request in asked)
     return kind(
         of=kind.identity_of(cell),
         split=split,
-        documents=documents,
+        documents=len({(request.task_name, request.doc_id) for request in asked}),
         prompts=hashlib.sha256(prompts.encode()).hexdigest()[:16],
         tokens=meter.summary()["tokens"],
         forwards=meter.forwards,
@@ -122,22 +97,15 @@ def calibrate(
     )
 
 
-def _unlimited(knobs: dict[str, Any]) -> Method:
-    """Return a method with these knobs, also those of its capacity groups, that drops nothing."""
-    # A γ that is still to be chosen is in no simpler form.
-    return Method("score", ADAPTIVE, budget=0.5, **knobs).at(math.inf)  # type: ignore[arg-type]
-
-
 @functools.lru_cache(maxsize=16)
 def _other_documents(task: TaskId, source: DataSource, asked_by: str) -> tuple[dict[str, Any], str]:
     """Return a task over documents that it does not evaluate, and the name of their split.
 
-    ``asked_by`` is the setting that needs them, for the message where there are none.
+    Where there are none, ``asked_by`` names the setting that needs them.
     """
     library = TaskLibrary()
-    if source.name in _DEV:
-        dev = DataSource(source.name, _DEV[source.name]("dev"))
-        return library.get(task.lm_eval, dev, task.dataset), "dev"
+    if source.name in WORLDS:
+        return library.get(task.lm_eval, dev_source(source.name), task.dataset), "dev"
     tasks = library.get(task.lm_eval, source, task.dataset)
     splits = set()
     for part in tasks["tasks"].values():

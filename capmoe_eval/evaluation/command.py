@@ -32,9 +32,7 @@ from capmoe_eval.experiment.schema import CALIBRATE
 def execute(plans: Sequence[Plan], ask: bool | str = False) -> int:
     """Compute the plans and print the results; return 0 if every cell is finished, else 1.
 
-    Args:
-        plans: The cells.
-        ask: The key ``plan``: true or ``calibrate`` for a forecast in place of the results.
+    ``ask`` is the key ``plan``: true or ``calibrate`` for a forecast in place of the results.
 
     Raises:
         UsageError: For a mistake that concerns all planned cells.
@@ -50,7 +48,7 @@ def execute(plans: Sequence[Plan], ask: bool | str = False) -> int:
         print(forecast(plans, calibrate=ask == CALIBRATE))
         return 0
     outcome = run(plans)
-    if process_rank() and any(plan.parallel == "ep" for plan in plans):
+    if process_rank() and any(plan.placement.parallel == "ep" for plan in plans):
         return 1 if outcome.failures else 0  # rank 0 prints
     if outcome.finished:
         print(summary(outcome.records, outcome.finished))

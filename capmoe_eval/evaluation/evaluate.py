@@ -15,6 +15,8 @@ from typing import Any
 import lm_eval.evaluator
 import numpy as np
 import torch
+from lm_eval.api.instance import Instance
+from lm_eval.evaluator_utils import get_sample_size
 from lm_eval.utils import handle_non_serializable
 
 from capmoe_eval.errors import UsageError, bad_choice
@@ -42,28 +44,19 @@ def evaluate(
     applied: Applied | None = None,
     recorder: Recorder | None = None,
 ) -> Record:
-    """Evaluate a cell on a loaded model.
+    """Evaluate a cell whose documents are in place on its model; the record is not yet written.
 
     One task a call: lm-eval pools the requests of all tasks that it is given into common batches,
-    and under a capacity an answer depends on its batch.
-
-    Args:
-        cell: The cell.
-        lm: Its model.
-        library: Built tasks.
-        source: Source of the documents, in place (:func:`ready`).
-        root: The results directory; the record is not yet written.
-        sandbox: A sandbox for programs that the model writes; None if none may run.
-        applied: The cell's method after its calibration, where it needs one.
-        recorder: Keeps the router's choices; None if nobody asks for them.
+    and under a capacity an answer depends on its batch. Programs that the model writes run in
+    ``sandbox``; without one none may run. ``applied`` is the method after its calibration, where it
+    needs one. ``recorder`` keeps the router's choices.
 
     Raises:
         UsageError: For a task, metric or dataset that is not there.
         EnforcementError: If a promise of the semantics is broken.
     """
     tasks = library.get(cell.task.lm_eval, source, cell.task.dataset)
-    _check_images(tasks, cell, lm)
-    _check_decode(tasks, cell)
+    _check_task(tasks, cell, lm)
     programs = [task for task in tasks["tasks"].values() if isinstance(task, ProgramTask)]
     for task in programs:
         task.sandbox, task.on_judged = sandbox, lm.on_judged
@@ -119,8 +112,8 @@ def evaluate(
     return Record(plain, cell.path(root))
 
 
-def _check_images(tasks: dict[str, Any], cell: Cell, lm: CapmoeLM) -> None:
-    """Refuse a task with images that does not say so, and a model that cannot see them."""
+def _check_task(tasks: dict[str, Any], cell: Cell, lm: CapmoeLM) -> None:
+    """Refuse a task that does not say its images, and one that model or method have no use for."""
     asks = any(getattr(task, "MULTIMODAL", False) for task in tasks["tasks"].values())
     if asks != cell.task.images:
         raise UsageError(
@@ -133,10 +126,6 @@ def _check_images(tasks: dict[str, Any], cell: Cell, lm: CapmoeLM) -> None:
             f"model={cell.model.name}: reads no images, which {cell.task.name} asks about; choose "
             "a model of images and text"
         )
-
-
-def _check_decode(tasks: dict[str, Any], cell: Cell) -> None:
-    """Refuse a method of decode steps alone on a task that has none."""
     kinds = {task.OUTPUT_TYPE for task in tasks["tasks"].values()}
     if cell.method.decode == "only" and "generate_until" not in kinds:
         raise UsageError(
@@ -158,6 +147,16 @@ def prepare(tasks: dict[str, Any], cell: Cell) -> None:
             task.ask(cell.task)
 
 
+def requests(tasks: dict[str, Any], cell: Cell, limit: int | None) -> list[Instance]:
+    """Return lm-eval's requests for the first documents of each (sub)task, in a cell's prompts."""
+    prepare(tasks, cell)
+    asked: list[Instance] = []
+    for task in tasks["tasks"].values():
+        task.build_all_requests(limit=get_sample_size(task, limit), rank=0, world_size=1)
+        asked += task.instances
+    return asked
+
+
 def _configurations(tasks: dict[str, Any], source: DataSource) -> dict[str, Any]:
     """Return the tasks' configurations: the first whole, of the others what differs from it."""
     configs = {
@@ -166,9 +165,7 @@ def _configurations(tasks: dict[str, Any], source: DataSource) -> dict[str, Any]
     }
     first = next(iter(configs.values()))
     return {
-        name: config
-        if config is first
-        else {key: part for key, part in config.items() if part != first.get(key)}
+        name: {k: part for k, part in config.items() if config is first or part != first.get(k)}
         for name, config in configs.items()
     }
 
@@ -215,9 +212,8 @@ def _documents(
 ) -> dict[str, Any]:
     """Return each document's correctness and first batch, and a hash over the documents.
 
-    Of a task with images also which documents share one, and which each metric is of.
-
-    Only records with the same hash may be paired document by document.
+    Of a task with images also which documents share one, and which each metric is of. Only records
+    with the same hash may be paired document by document.
     """
     parts: dict[str, dict[str, Any]] = {}
     for name, rows in sorted(samples.items()):

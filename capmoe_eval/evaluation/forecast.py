@@ -11,7 +11,6 @@ import math
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import psutil
 import torch
@@ -20,7 +19,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.evaluate import evaluate
 from capmoe_eval.evaluation.generation.sandbox import Sandbox
 from capmoe_eval.evaluation.lm import CapmoeLM
-from capmoe_eval.evaluation.loading import chosen_device, load_planned, reader_of, weightless
+from capmoe_eval.evaluation.loading import chosen_device, load_lm, reader_of, weightless
 from capmoe_eval.evaluation.preparation import (
     finished_record,
     sandbox_for,
@@ -35,7 +34,7 @@ from capmoe_eval.evaluation.workload import Workload, workload
 from capmoe_eval.experiment.cell import ModelId
 from capmoe_eval.experiment.configuration import Plan
 from capmoe_eval.experiment.queue import loads
-from capmoe_eval.experiment.record import read_record
+from capmoe_eval.experiment.results import Reader
 from capmoe_eval.routing.knobs import CONTIGUOUS
 from capmoe_eval.routing.method import Method
 from capmoe_eval.serving.calibration import DOCUMENTS
@@ -69,13 +68,8 @@ class Memory:
 def forecast(plans: Sequence[Plan], *, calibrate: bool) -> str:
     """Return in text what a run of the plans would compute; no record is written.
 
-    Args:
-        plans: The cells and their settings.
-        calibrate: Whether to load each model and time a few batches of each task of which no
-            finished record tells the time.
-
-    Raises:
-        UsageError: As for a run.
+    With ``calibrate`` each model is loaded, and a few batches are timed of each task of which no
+    finished record tells the time. Mistakes are a UsageError, as for a run.
     """
     plans = with_documents(plans)
     missing = [plan for plan in plans if plan.overwrite or finished_record(plan) is None]
@@ -90,13 +84,17 @@ def forecast(plans: Sequence[Plan], *, calibrate: bool) -> str:
         first = of_model[0]
         model = first.cell.model
         progress.loading(model.name)
-        reader, lm, works = _reader(model, notes), None, []
+        reader, lm, works = None, None, []
+        try:
+            reader = reader_of(model)
+        except UsageError as error:
+            notes.append(f"{model.name}: its tokens and its memory are not known: {error}")
         for cells in _grouped(of_model, lambda plan: (plan.cell.task, plan.cell.limit)):
             # Methods have the same documents.
             work = workload(cells[0].cell, library, cells[0].source, reader)
             rate = recorded_rate(cells)
             if rate is None and calibrate and cells[0].path not in refused:
-                lm = lm or load_planned(first)
+                lm = lm or load_lm(model, first.placement)
                 rate = measured_rate(cells[0], lm, library, work.documents, sandbox)
             seconds = len(cells) * rate.of(work.documents) if rate else None
             rows.append(_row(cells, work, seconds, rate))
@@ -116,15 +114,6 @@ def _grouped(plans: Iterable[Plan], key: Callable[[Plan], Hashable]) -> list[lis
     return list(groups.values())
 
 
-def _reader(model: ModelId, notes: list[str]) -> Any:
-    """Return a model's tokenizer or processor; None, with a note, if it cannot be loaded."""
-    try:
-        return reader_of(model)
-    except UsageError as error:
-        notes.append(f"{model.name}: its tokens and its memory are not known: {error}")
-        return None
-
-
 def recorded_rate(cells: Sequence[Plan]) -> Rate | None:
     """Return the rate of the finished records of the cells' model and task on a device like this.
 
@@ -132,34 +121,26 @@ def recorded_rate(cells: Sequence[Plan]) -> Rate | None:
     any. It has no fixed part.
     """
     first = cells[0]
-    device = described(chosen_device(first.device))
-    each = []
-    for path in sorted(first.path.parent.glob("*.json")):
-        record = read_record(path, first.root)
-        same = (
-            record.cell.batch_size == first.cell.batch_size
-            and record.cell.model == first.cell.model
-            and record.provenance.device == device
-            and record.provenance.threads == (first.threads or torch.get_num_threads())
-        )
-        if same:
-            each.append(record.provenance.seconds / record.n)
-    if not each:
-        return None
-    return Rate(0.0, statistics.median(each), f"{len(each)} finished")
+    device = described(chosen_device(first.placement.device))
+    threads = first.placement.threads or torch.get_num_threads()
+    places = ((path, first.root) for path in sorted(first.path.parent.glob("*.json")))
+    each = [
+        record.provenance.seconds / record.n
+        for record in Reader().each(places, broken=[])
+        if record.cell.batch_size == first.cell.batch_size
+        and record.cell.model == first.cell.model
+        and record.provenance.device == device
+        and record.provenance.threads == threads
+    ]
+    return Rate(0.0, statistics.median(each), f"{len(each)} finished") if each else None
 
 
 def measured_rate(
     plan: Plan, lm: CapmoeLM, library: TaskLibrary, documents: int, sandbox: Sandbox | None = None
 ) -> Rate:
-    """Time one and three batches of a cell, after one to warm up, and return its rate.
+    """Time one and three batches of a cell of so many documents, after one to warm up.
 
-    Args:
-        plan: The cell.
-        lm: Its loaded model.
-        library: Built tasks.
-        documents: Number of the cell's documents.
-        sandbox: A sandbox for programs that the model writes; None if none may run.
+    Programs that the model writes run in the sandbox, or not at all where that is None.
     """
     parts = len(library.get(plan.cell.task.lm_eval, plan.source, plan.cell.task.dataset)["tasks"])
     limit = max(1, math.ceil(_sequences(plan) / parts))  # a limit is one of each part
@@ -205,11 +186,9 @@ def _sequences(plan: Plan) -> int:
 
 
 def needed_memory(model: ModelId, works: Iterable[tuple[int, Workload]]) -> Memory:
-    """Return the memory of a model and of its largest batch.
+    """Return the memory of a model, which is not loaded, and of its largest batch.
 
-    Args:
-        model: The model; its weights are not loaded.
-        works: Batch size and work of each task.
+    ``works`` has the batch size and the work of each task.
     """
     built = weightless(model)
     weights = sum(each.numel() * each.element_size() for each in built.parameters())
@@ -254,10 +233,10 @@ def _memory_line(plan: Plan, memory: Memory) -> str:
 
 def _room(plan: Plan) -> tuple[str, int]:
     """Return the name and the memory in bytes of what the model is loaded on."""
-    device = chosen_device(plan.device)
+    device = chosen_device(plan.placement.device)
     if device.type != "cuda":
         return "this machine", psutil.virtual_memory().total
-    devices = range(torch.cuda.device_count()) if plan.device_map else [device.index or 0]
+    devices = range(torch.cuda.device_count()) if plan.placement.device_map else [device.index or 0]
     room = sum(torch.cuda.get_device_properties(each).total_memory for each in devices)
     return f"{len(devices)} GPU" if len(devices) == 1 else f"{len(devices)} GPUs", room
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import transformers
 from lm_eval.api.registry import register_model
 from lm_eval.models.hf_vlms import HFMultimodalLM
 from torch import Tensor
@@ -71,8 +70,3 @@ class CapmoeMultimodalLM(CapmoeLM, HFMultimodalLM):
         output: Tensor = super()._model_multimodal_generate(inputs, *args, **kwargs)
         self.on_rows(len(inputs["input_ids"]))
         return output
-
-
-def reads_images(config: Any) -> bool:
-    """Return whether the model of a configuration answers with text to images and text."""
-    return type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import random
 from array import array
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from lm_eval.api.registry import register_model
@@ -22,7 +24,6 @@ from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.batching import deal
 from capmoe_eval.experiment.cell import check_batch_size
 from capmoe_eval.experiment.processes import process_count
 from capmoe_eval.routing.method import Method
@@ -68,8 +69,7 @@ class CapmoeLM(HFLM):
         size = kwargs.get("batch_size") or 1
         check_batch_size(int(size) if str(size).isdecimal() else size, chosen)
         self._tokens = functools.lru_cache(_REMEMBERED)(self._encoded)
-        worlds = ranks_in(pretrained)
-        if (process_count() or 1) > 1 and not worlds:
+        if (process_count() or 1) > 1 and not ranks_in(pretrained):
             raise UsageError(
                 "WORLD_SIZE: capmoe runs in one process (a capacity concerns a whole batch); place "
                 "a large model with device_map=auto or parallelize=True instead, or make every "
@@ -78,7 +78,6 @@ class CapmoeLM(HFLM):
         named = isinstance(pretrained, str)
         with one_line("pretrained", pretrained) if named else nullcontext():
             super().__init__(pretrained, **kwargs)
-        self._worlds = worlds
         self._lengths: list[int] = []
         self._asked: list[Document] = []  # the document of each log-likelihood that is asked for
         self._n_batches = 0
@@ -106,12 +105,7 @@ class CapmoeLM(HFLM):
         return self.tokenizer
 
     def set_batches(self, batch_size: int | str, shuffle: int | None = None) -> None:
-        """Set the batches of the next requests.
-
-        Args:
-            batch_size: Sequences per forward; ``auto`` for the baseline alone.
-            shuffle: Seed of batches that are dealt at random; None for lm-eval's own.
-        """
+        """Set the sequences per forward, and the seed of random batches, of the next requests."""
         self.batch_size_per_gpu = batch_size
         self.batch_sizes: dict[int, int] = {}
         self.shuffle = shuffle
@@ -285,16 +279,24 @@ def _padded_lengths(lengths: list[int]) -> Iterator[None]:
 @contextmanager
 def _in_lm_eval(name: str, ours: Any) -> Iterator[None]:
     """Put something in the place of what lm-eval's models make batches by."""
-    theirs = getattr(huggingface, name)
-    modules = (huggingface, hf_vlms)
-    try:
-        for module in modules:
-            setattr(module, name, ours)
+    with mock.patch.object(huggingface, name, ours), mock.patch.object(hf_vlms, name, ours):
         yield
-    finally:
-        for module in modules:
-            setattr(module, name, theirs)
 
 
 def _documents(requests: Any) -> list[Document]:
     return [(request.task_name, request.doc_id) for request in requests]
+
+
+def deal(keys: Sequence[Hashable], size: int, seed: int) -> list[list[int]]:
+    """Return random batches of ``size`` rows, each with the indices of its requests.
+
+    Requests with equal keys share one row. Equal seeds deal equal keys equally. lm-eval sorts
+    requests by length instead: a batch, and with it a capacity, has questions of one length.
+    """
+    rows: dict[Hashable, list[int]] = {}
+    for index, key in enumerate(keys):
+        rows.setdefault(key, []).append(index)
+    draw = random.Random(seed).random  # the one method whose sequence Python promises to keep
+    dealt = sorted(rows.values(), key=lambda _: draw())
+    batches = [dealt[start : start + size] for start in range(0, len(dealt), size)]
+    return [[index for row in batch for index in row] for batch in batches]

@@ -30,7 +30,8 @@ def _run() -> None:
 
     import capmoe_eval.evaluation.image_lm  # noqa: F401 - registers both models
 
-    if "--include_path" not in sys.argv and sys.argv[1:2] == ["run"]:
+    given = {word.partition("=")[0] for word in sys.argv}
+    if "--include_path" not in given and sys.argv[1:2] == ["run"]:
         sys.argv += ["--include_path", str(Path(__file__).parent)]
     try:
         cli_evaluate()

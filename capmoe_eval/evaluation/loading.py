@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,19 +17,13 @@ from transformers import (
     ProcessorMixin,
 )
 
-from capmoe_eval.errors import UsageError, bad_choice, choice, first_line
-from capmoe_eval.evaluation.image_lm import CapmoeMultimodalLM, reads_images
+from capmoe_eval.errors import UsageError, bad_choice, first_line
+from capmoe_eval.evaluation.image_lm import CapmoeMultimodalLM
 from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.experiment.cell import ModelId
-from capmoe_eval.experiment.configuration import Plan
+from capmoe_eval.experiment.configuration import Placement
 from capmoe_eval.experiment.names import family
-from capmoe_eval.experiment.schema import ATTENTION, DTYPES
-from capmoe_eval.wrapper.checkpoint import (
-    load_checkpoint,
-    load_processor,
-    load_tokenizer,
-    one_line,
-)
+from capmoe_eval.wrapper.checkpoint import load_checkpoint, load_processor, load_tokenizer, one_line
 from capmoe_eval.zoo.recipes import ZOO as RECIPES
 from capmoe_eval.zoo.recipes import trained_model, trained_processor, trained_tokenizer
 from capmoe_eval.zoo.synthetic.models import TINY_FAMILIES, TINY_LLAVA, tiny_llava, tiny_model
@@ -45,20 +36,7 @@ ZOO, TINY = "zoo:", "tiny:"
 """Prefixes of an embedded model's ``pretrained``: trained, and with random weights."""
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Device and processes of a model; no part of a cell."""
-
-    device: str = "auto"  # auto (a GPU if there is one), cpu, cuda, cuda:1, …
-    # How to spread a large model, as transformers says it (auto, balanced); None for one device.
-    device_map: str | None = None
-    threads: int | None = None  # CPU threads of torch; None for its own choice
-    # none, or ep: over the processes that torchrun started, each with E/R experts and its own
-    # sequences of every batch
-    parallel: str = "none"
-
-
-def load_lm(model: ModelId, placement: Placement, batch_size: int | str) -> CapmoeLM:
+def load_lm(model: ModelId, placement: Placement, batch_size: int = 1) -> CapmoeLM:
     """Load a model as lm-eval's ``capmoe``, without a capacity yet.
 
     A model that reads images becomes a ``capmoe-multimodal``, for tasks of text as well.
@@ -66,9 +44,6 @@ def load_lm(model: ModelId, placement: Placement, batch_size: int | str) -> Capm
     Raises:
         UsageError: If it cannot be loaded; the line says what to do.
     """
-    choice(*DTYPES)("dtype", model.dtype)
-    if model.attention is not None:
-        choice(*ATTENTION)("attention", model.attention)
     device = chosen_device(placement.device)
     if placement.threads is not None:
         torch.set_num_threads(placement.threads)
@@ -81,26 +56,16 @@ def load_lm(model: ModelId, placement: Placement, batch_size: int | str) -> Capm
     return without_capacity(loaded, reader, batch_size, model.max_length)
 
 
-def load_planned(plan: Plan) -> CapmoeLM:
-    """Load the model of a planned cell, on the device and in the processes that the plan says.
-
-    Raises:
-        UsageError: As :func:`load_lm`.
-    """
-    placement = Placement(plan.device, plan.device_map, plan.threads, plan.parallel)
-    return load_lm(plan.cell.model, placement, batch_size=1)
-
-
 def without_capacity(
-    model: Any, reader: Any, batch_size: int | str, max_length: int | None = None
+    model: Any, reader: Any, batch_size: int, max_length: int | None = None
 ) -> CapmoeLM:
     """Return a loaded model as lm-eval's ``capmoe``, without a capacity yet and without bars.
 
     ``reader`` is its tokenizer, or its processor of images and text.
     """
+    quiet_libraries()
     kind = CapmoeMultimodalLM if isinstance(reader, ProcessorMixin) else CapmoeLM
-    with _quiet("lm_eval.models.huggingface"):
-        lm = kind(model, tokenizer=reader, batch_size=batch_size, max_length=max_length)
+    lm = kind(model, tokenizer=reader, batch_size=batch_size, max_length=max_length)
     lm.release()
     lm.quiet = True
     return lm
@@ -125,7 +90,7 @@ def _spread(model: ModelId, placement: Placement, reader: Any, device: torch.dev
     """Return this process's part of a model: its experts, and its sequences of every batch."""
     from capmoe_eval.wrapper.parallel.model import distributed_config, shard_experts, split_batches
 
-    device, world = _joined(device)
+    device, world = join(device)
     if model.pretrained.startswith((ZOO, TINY)) or world.size == 1:
         loaded = _whole(model, placement, reader, device)
         shard_experts(loaded, device.type)
@@ -135,13 +100,8 @@ def _spread(model: ModelId, placement: Placement, reader: Any, device: torch.dev
     return loaded
 
 
-def join(device: str) -> World:
-    """Join the processes that share the experts of models, each on a device of this name."""
-    return _joined(chosen_device(device))[1]
-
-
-def _joined(device: torch.device) -> tuple[torch.device, World]:
-    """Return this process's own device and the processes that share a model's experts."""
+def join(device: torch.device) -> tuple[torch.device, World]:
+    """Join the processes that share a model's experts; return also this one's own device."""
     from capmoe_eval.wrapper.parallel.world import World
 
     if device == torch.device("cuda"):  # none in particular
@@ -223,7 +183,7 @@ def reader_of(model: ModelId) -> Any:
             config = AutoConfig.from_pretrained(
                 model.pretrained, revision=model.revision, trust_remote_code=False
             )
-        if reads_images(config):
+        if type(config) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
             field = "model.tokenizer" if model.tokenizer else "model.pretrained"
             return load_processor(field, model.tokenizer or model.pretrained, model.revision)
     return _tokenizer(model)
@@ -240,18 +200,6 @@ def _tokenizer(model: ModelId) -> Any:
         return tokenizer
     field = "model.tokenizer" if model.tokenizer else "model.pretrained"
     return load_tokenizer(field, name, model.revision)
-
-
-@contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    """Silence a logger's warnings inside a block."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def quiet_libraries() -> None:

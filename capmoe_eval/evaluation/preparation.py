@@ -25,7 +25,7 @@ def check_processes(plan: Plan) -> None:
     Raises:
         UsageError: With the command that works.
     """
-    if plan.parallel != "ep":
+    if plan.placement.parallel != "ep":
         return
     adopt_srun()
     ranks, started = plan.cell.method.ep_size, process_count()
@@ -36,10 +36,10 @@ def check_processes(plan: Plan) -> None:
             f"{ranks} -m capmoe_eval … parallel=ep ep_size={ranks}, or with srun --ntasks {ranks} "
             f"python -m capmoe_eval … parallel=ep ep_size={ranks}"
         )
-    if plan.device_map is not None:
+    if plan.placement.device_map is not None:
         raise UsageError(
-            f"device_map={plan.device_map}: under parallel=ep every process has one device; set "
-            "device_map=null"
+            f"device_map={plan.placement.device_map}: under parallel=ep every process has one "
+            "device; set device_map=null"
         )
 
 
@@ -79,14 +79,9 @@ def trace_path(plan: Plan) -> Path | None:
 
 
 def check_traces(plans: Sequence[Plan], missing: Collection[Path]) -> None:
-    """Refuse traces that would not be written.
+    """Refuse traces of finished cells, which are not computed, by a UsageError.
 
-    Args:
-        plans: The cells of a run.
-        missing: Paths of the records that it is to compute.
-
-    Raises:
-        UsageError: For finished cells, which are not computed.
+    ``missing`` are the paths of the records that a run is to compute.
     """
     for plan in plans:
         path = trace_path(plan)

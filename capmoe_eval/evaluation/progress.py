@@ -10,6 +10,8 @@ from typing import TextIO
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.record import Record
 
+_ERASE = "\r\x1b[2K"
+
 
 def duration(seconds: float) -> str:
     """Return a time in seconds, minutes or hours, whichever is read best."""
@@ -49,14 +51,13 @@ class Progress:
         if (kind or line) in self._warned:
             return
         self._warned.add(kind or line)
-        self._erase()
-        print(f"warning: {line}", file=self._stream, flush=True)
+        self._print(f"warning: {line}")
 
     def start(self, cell: Cell) -> None:
         """Show the cell that starts."""
         self._cell, self._rows = str(cell), 0
         self._unit = "images" if cell.task.images else "sequences"
-        self._draw(f"[{self._done + 1}/{self._total}] {self._cell} …")
+        self._draw_cell(" …")
 
     def rows(self, n: int) -> None:
         """Count ``n`` sequences that the model has processed for the running cell.
@@ -64,31 +65,28 @@ class Progress:
         Where the task has images, each is a document with its image.
         """
         self._rows += n
-        count = f"{self._rows:,} {self._unit}"
-        self._draw(f"[{self._done + 1}/{self._total}] {self._cell}: {count}{self._time_left()}")
+        self._draw_cell(f": {self._rows:,} {self._unit}{self._time_left()}")
 
     def judged(self, done: int, count: int) -> None:
         """Show how many of the programs that the model wrote for the running cell were judged."""
-        counted = f"{done} of {count} programs judged"
-        self._draw(f"[{self._done + 1}/{self._total}] {self._cell}: {counted}{self._time_left()}")
+        self._draw_cell(f": {done} of {count} programs judged{self._time_left()}")
 
     def finish(self, record: Record) -> None:
         """Print the running cell's result."""
         spread = "" if record.stderr is None else f" ± {100 * record.stderr:.1f}"
         self._end(
+            record.cell,
             f"{100 * record.value:.1f}{spread}, dropped {100 * record.load.drop_rate:.1f} %, "
-            f"{record.provenance.seconds:.1f} s"
+            f"{record.provenance.seconds:.1f} s",
         )
 
     def fail(self, cell: Cell, reason: str) -> None:
         """Print that a cell failed, and why."""
-        self._cell = str(cell)
-        self._end(f"FAILED: {reason}")
+        self._end(cell, f"FAILED: {reason}")
 
     def finished(self, cell: Cell, by: str | None) -> None:
         """Print that another process has computed a cell: which one, if it is known."""
-        self._cell = str(cell)
-        self._end(f"computed by {by or 'another process'}")
+        self._end(cell, f"computed by {by or 'another process'}")
 
     def waiting(self, cells: Mapping[str, int]) -> None:
         """Show how many cells each of other processes computes, where nothing else is left."""
@@ -96,14 +94,11 @@ class Progress:
         line = f"waiting for {names} to compute what is left"
         if line != self._waited_for:
             self._waited_for = line
-            self._erase()
-            print(line, file=self._stream, flush=True)
+            self._print(line)
 
-    def _end(self, outcome: str) -> None:
+    def _end(self, cell: Cell, outcome: str) -> None:
         self._done += 1
-        self._erase()
-        line = f"[{self._done}/{self._total}] {self._cell}: {outcome}{self._time_left()}"
-        print(line, file=self._stream, flush=True)
+        self._print(f"[{self._done}/{self._total}] {cell}: {outcome}{self._time_left()}")
 
     def _time_left(self) -> str:
         if not 0 < self._done < self._total:
@@ -111,12 +106,12 @@ class Progress:
         seconds = (time.monotonic() - self._started) / self._done * (self._total - self._done)
         return f", {duration(seconds)} left"
 
+    def _draw_cell(self, what: str) -> None:
+        self._draw(f"[{self._done + 1}/{self._total}] {self._cell}{what}")
+
     def _draw(self, line: str) -> None:
         if self._live:
-            self._erase()
-            self._stream.write(line)
-            self._stream.flush()
+            print(_ERASE, line, sep="", end="", file=self._stream, flush=True)
 
-    def _erase(self) -> None:
-        if self._live:
-            self._stream.write("\r\x1b[2K")
+    def _print(self, line: str) -> None:
+        print(_ERASE if self._live else "", line, sep="", file=self._stream, flush=True)

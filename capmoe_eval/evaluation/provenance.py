@@ -29,6 +29,7 @@ def provenance(model: nn.Module, reader: Any) -> dict[str, Any]:
 
     Both are hashed once, and their hashes are kept with them.
     """
+    worlds = ranks_in(model)
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "versions": _versions(),
@@ -45,7 +46,9 @@ def provenance(model: nn.Module, reader: Any) -> dict[str, Any]:
         },
         "device": described(next(model.parameters()).device),
         "threads": torch.get_num_threads(),
-        "parallel": _parallel(model),
+        "parallel": {"kind": "ep", "ranks": worlds[0].size, "backend": worlds[0].backend}
+        if worlds
+        else None,
     }
 
 
@@ -106,13 +109,6 @@ def hub_commit(documents: Any) -> str | None:
         for file in split.cache_files:  # named by the commit where the URLs are not kept
             if _COMMIT.fullmatch(Path(file["filename"]).parent.name):
                 return Path(file["filename"]).parent.name
-    return None
-
-
-def _parallel(model: nn.Module) -> dict[str, Any] | None:
-    """Return how the experts are spread over processes, or None if one has them all."""
-    for world in ranks_in(model):
-        return {"kind": "ep", "ranks": world.size, "backend": world.backend}
     return None
 
 

@@ -72,10 +72,7 @@ def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
     Everything that can be checked without a model is checked first, so that a long run does not
     stop half-way because of a typing error. Cells of one model run together, and each model is
     loaded once. The run ends when all records are there, whoever computed them.
-
-    Args:
-        plans: The cells and their settings.
-        progress: The display; a new one on standard error by default.
+    ``progress`` is the display; a new one on standard error by default.
 
     Raises:
         UsageError: For an unwritable results directory, a file there that is not a whole record, a
@@ -104,36 +101,37 @@ def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
         check_writable("results_dir", root)
         remove_strays(sorted({plan.path.parent for plan in missing if plan.root == root}))
         inputs.prepare(root)
-    if missing:
-        library = task_library(missing)
-        sandbox, refused = sandbox_for(missing, library)
-        if len(refused) == len(missing):
-            raise next(iter(refused.values()))
-        progress = progress or Progress(len(missing), io.StringIO() if process_rank() else None)
-        for plan in missing:
-            if plan.path in refused:
-                _fail(plan, str(refused[plan.path]), progress, outcome)
-        missing = [plan for plan in missing if plan.path not in refused]
-        numbers = {plan.path: number for number, plan in enumerate(plans)}
-        try:
-            with closing(_turns(missing, progress, world)) as turns:
-                before = list(done.values())
-                for record in _compute(turns, missing, before, library, sandbox, progress, outcome):
-                    outcome.add(numbers[record.path], record)
-        finally:
-            release_all(directories)
-            tidy(directories)
+    if not missing:
+        return outcome
+    library = task_library(missing)
+    sandbox, refused = sandbox_for(missing, library)
+    if len(refused) == len(missing):
+        raise next(iter(refused.values()))
+    progress = progress or Progress(len(missing), io.StringIO() if process_rank() else None)
+    allowed = [plan for plan in missing if plan.path not in refused]
+    work = _Work(allowed, list(done.values()), library, sandbox, progress, outcome)
+    for plan in missing:
+        if plan.path in refused:
+            work.fail(plan, str(refused[plan.path]))
+    numbers = {plan.path: number for number, plan in enumerate(plans)}
+    try:
+        with closing(_turns(allowed, progress, world)) as turns:
+            for record in work.records(turns):
+                outcome.add(numbers[record.path], record)
+    finally:
+        release_all(directories)
+        tidy(directories)
     return outcome
 
 
 def _world(plans: Sequence[Plan]) -> World | None:
     """Return the processes that compute every cell together, or None if this one does so alone."""
-    together = [plan for plan in plans if plan.parallel == "ep"]
-    if not together:
+    devices = [p.placement.device for p in plans if p.placement.parallel == "ep"]
+    if not devices:
         return None
-    from capmoe_eval.evaluation.loading import join
+    from capmoe_eval.evaluation.loading import chosen_device, join
 
-    world = join(together[0].device)
+    _, world = join(chosen_device(devices[0]))
     world.agree("the cells to compute", "\n".join(str(plan.path) for plan in plans))
     return world
 
@@ -159,134 +157,135 @@ def _turns(plans: Sequence[Plan], progress: Progress, world: World | None) -> Ge
     tell(None)
 
 
-def _compute(
-    turns: Iterable[Turn],
-    plans: Sequence[Plan],
-    finished: Sequence[Record],
-    library: TaskLibrary,
-    sandbox: Sandbox | None,
-    progress: Progress,
-    outcome: Outcome,
-) -> Iterator[Record]:
-    """Compute the cells whose turn it is, model by model, and yield the record of each.
+@dataclass(frozen=True)
+class _Work:
+    """The work of a run, and what all of it needs."""
 
-    ``plans`` are all missing cells, ``finished`` the records of others, one for each model and
-    dataset; ``outcome`` receives counts and failures.
-    """
-    import torch
+    plans: Sequence[Plan]  # of all cells that may be computed
+    finished: Sequence[Record]  # records of other cells, one for each model and dataset
+    library: TaskLibrary
+    sandbox: Sandbox | None
+    progress: Progress
+    outcome: Outcome  # receives counts and failures
 
-    own_threads = torch.get_num_threads()
-    for _, cells in itertools.groupby(turns, key=lambda turn: loads(turn.plan)):
-        torch.set_num_threads(own_threads)  # the model before may have changed it
-        yield from _of_one_model(cells, plans, library, sandbox, finished, progress, outcome)
-        gc.collect()  # only reference cycles still hold the model
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-    torch.set_num_threads(own_threads)
+    def records(self, turns: Iterable[Turn]) -> Iterator[Record]:
+        """Compute the cells whose turn it is, model by model, and yield the record of each."""
+        import torch
 
+        own_threads = torch.get_num_threads()
+        for _, cells in itertools.groupby(turns, key=lambda turn: loads(turn.plan)):
+            torch.set_num_threads(own_threads)  # the model before may have changed it
+            yield from self._of_one_model(cells)
+            gc.collect()  # only reference cycles still hold the model
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        torch.set_num_threads(own_threads)
 
-def _of_one_model(
-    turns: Iterable[Turn],
-    plans: Sequence[Plan],
-    library: TaskLibrary,
-    sandbox: Sandbox | None,
-    finished: Sequence[Record],
-    progress: Progress,
-    outcome: Outcome,
-) -> Iterator[Record]:
-    """Compute the cells of one model among all plans, and yield the record of each."""
-    lm: CapmoeLM | None = None
-    unloadable: str | None = None  # the reason; no other cell can be computed without the model
-    for turn in turns:
-        plan, record = turn.plan, None
-        if unloadable is not None and not turn.finished:
-            _fail(plan, unloadable, progress, outcome)
-            continue
-        try:
+    def fail(self, plan: Plan, reason: str) -> None:
+        """Note that a cell failed, and why."""
+        self.progress.fail(plan.cell, reason)
+        self.outcome.failures.append((str(plan.cell), reason))
+
+    def _of_one_model(self, turns: Iterable[Turn]) -> Iterator[Record]:
+        lm: CapmoeLM | None = None
+        unloadable: str | None = None  # the reason; no other cell can be computed without the model
+        for turn in turns:
+            plan = turn.plan
+            if unloadable is not None and not turn.finished:
+                self.fail(plan, unloadable)
+                continue
+            try:
+                if turn.finished:
+                    record: Record | None = _written(plan)
+                else:
+                    lm = lm or self._load(plan)
+                    record = self._evaluate(turn, lm)
+            except Exception as error:
+                if isinstance(error, OSError) and error.errno in _DISK:
+                    raise unwritable("results_dir", plan.root, error) from error
+                if self._is_ended_by(error, plan, loaded=lm is not None):
+                    raise
+                if lm is None and not turn.finished:
+                    unloadable = _one_line(error)
+                self.fail(plan, _one_line(error))
+                continue
+            if record is None:
+                self.progress.warn(
+                    f"{plan.cell}: taken over by another process, since this one stood still"
+                )
+                continue
             if turn.finished:
-                record = _written(plan)
+                self.outcome.by_others += 1
+                self.progress.finished(plan.cell, turn.by)
             else:
-                lm = lm or _load(plan, library, finished, progress)
-                record = _evaluate(turn, lm, library, sandbox, progress)
-        except Exception as error:
-            if isinstance(error, OSError) and error.errno in _DISK:
-                raise unwritable("results_dir", plan.root, error) from error
-            if _ends_the_run(error, plan, plans, lm is not None, outcome):
-                raise
-            if lm is None and not turn.finished:
-                unloadable = _one_line(error)
-            _fail(plan, _one_line(error), progress, outcome)
-            continue
-        if record is None:
-            progress.warn(f"{plan.cell}: taken over by another process, since this one stood still")
-            continue
-        if turn.finished:
-            outcome.by_others += 1
-            progress.finished(plan.cell, turn.by)
-        else:
-            outcome.computed += 1
-            progress.finish(record)
-        yield record
+                self.outcome.computed += 1
+                self.progress.finish(record)
+            yield record
 
+    def _load(self, plan: Plan) -> CapmoeLM:
+        """Load the model of a cell, and compare it with that of the finished records."""
+        from capmoe_eval.evaluation.loading import load_lm
 
-def _load(
-    plan: Plan, library: TaskLibrary, finished: Sequence[Record], progress: Progress
-) -> CapmoeLM:
-    """Load the model of a cell, and compare it with that of the finished records."""
-    from capmoe_eval.evaluation.loading import load_planned
+        # Before the model, so that documents which cannot be read cost no time.
+        self.library.fingerprint(plan.cell.task, plan.source)
+        self.progress.loading(plan.cell.model.name)
+        lm = load_lm(plan.cell.model, plan.placement)
+        warning = inputs.check(plan.root, plan.cell, self._origin(plan, lm), self.finished)
+        if warning is not None:
+            self.progress.warn(warning)
+        lm.on_rows, lm.on_judged = self.progress.rows, self.progress.judged
+        return lm
 
-    # Before the model, so that documents which cannot be read cost no time.
-    library.fingerprint(plan.cell.task, plan.source)
-    progress.loading(plan.cell.model.name)
-    lm = load_planned(plan)
-    warning = inputs.check(plan.root, plan.cell, _origin(plan, lm, library), finished)
-    if warning is not None:
-        progress.warn(warning)
-    lm.on_rows, lm.on_judged = progress.rows, progress.judged
-    return lm
+    def _evaluate(self, turn: Turn, lm: CapmoeLM) -> Record | None:
+        """Compute a cell and write its record, or return None if its reservation was lost."""
+        from capmoe_eval.evaluation.calibration import apply_calibration
+        from capmoe_eval.evaluation.evaluate import evaluate
+        from capmoe_eval.evaluation.traces import write_trace
+        from capmoe_eval.wrapper.recorder import Recorder
 
+        plan = turn.plan
+        inputs.check(plan.root, plan.cell, self._origin(plan, lm))
+        self.progress.start(plan.cell)
+        record = evaluate(
+            plan.cell,
+            lm,
+            self.library,
+            plan.source,
+            root=plan.root,
+            sandbox=self.sandbox,
+            applied=apply_calibration(plan, lm),
+            recorder=None if plan.save_trace is None else Recorder(plan.trace_tokens),
+        )
+        write_trace(plan, lm.meter)  # before the record, which says that the cell is finished
+        if turn.reservation is not None:
+            if not turn.reservation.held():
+                return None
+            inputs.note(record, plan.root)
+            record.write()
+        if (rounded := rounding_warning(record)) is not None:
+            self.progress.warn(rounded, "rounding")
+        return record
 
-def _evaluate(
-    turn: Turn,
-    lm: CapmoeLM,
-    library: TaskLibrary,
-    sandbox: Sandbox | None,
-    progress: Progress,
-) -> Record | None:
-    """Compute a cell and write its record, or return None if its reservation was lost meanwhile."""
-    from capmoe_eval.evaluation.calibration import apply_calibration
-    from capmoe_eval.evaluation.evaluate import evaluate
-    from capmoe_eval.evaluation.traces import recorder_for, write_trace
+    def _origin(self, plan: Plan, lm: CapmoeLM) -> dict[str, Any]:
+        from capmoe_eval.evaluation.provenance import provenance
 
-    plan = turn.plan
-    inputs.check(plan.root, plan.cell, _origin(plan, lm, library))
-    progress.start(plan.cell)
-    record = evaluate(
-        plan.cell,
-        lm,
-        library,
-        plan.source,
-        root=plan.root,
-        sandbox=sandbox,
-        applied=apply_calibration(plan, lm),
-        recorder=recorder_for(plan),
-    )
-    write_trace(plan, lm.meter)  # before the record, which says that the cell is finished
-    if turn.reservation is not None:
-        if not turn.reservation.held():
-            return None
-        inputs.note(record, plan.root)
-        record.write()
-    if (rounded := rounding_warning(record)) is not None:
-        progress.warn(rounded, "rounding")
-    return record
+        fingerprint = self.library.fingerprint(plan.cell.task, plan.source)
+        return {**provenance(lm.model, lm.reader), "data_fingerprint": fingerprint}
 
-
-def _origin(plan: Plan, lm: CapmoeLM, library: TaskLibrary) -> dict[str, Any]:
-    from capmoe_eval.evaluation.provenance import provenance
-
-    fingerprint = library.fingerprint(plan.cell.task, plan.source)
-    return {**provenance(lm.model, lm.reader), "data_fingerprint": fingerprint}
+    def _is_ended_by(self, error: Exception, plan: Plan, *, loaded: bool) -> bool:
+        """Return whether the run cannot go on after the error of one cell."""
+        mistake = isinstance(error, UsageError)
+        alike = len({plan.cell.model for plan in self.plans}) == 1 and (
+            len({plan.cell.method for plan in self.plans}) == 1 or not loaded
+        )
+        return (
+            isinstance(error, UnwritableError)  # no further cell could be written either
+            or of_submitit(error)  # it comes with a signal, at any moment
+            or bool(os.environ.get("CAPMOE_DEBUG"))
+            or (mistake and alike and not self.outcome.computed)  # all cells would fail alike
+            # Under parallel=ep the other processes wait for this one: end them all.
+            or (plan.placement.parallel == "ep" and not (mistake and loaded))
+        )
 
 
 def _written(plan: Plan) -> Record:
@@ -295,29 +294,6 @@ def _written(plan: Plan) -> Record:
     if record is None:
         raise UsageError(f"{plan.path}: deleted after another process wrote it; run it again")
     return record
-
-
-def _fail(plan: Plan, reason: str, progress: Progress, outcome: Outcome) -> None:
-    progress.fail(plan.cell, reason)
-    outcome.failures.append((str(plan.cell), reason))
-
-
-def _ends_the_run(
-    error: Exception, plan: Plan, plans: Sequence[Plan], loaded: bool, outcome: Outcome
-) -> bool:
-    """Return whether a run cannot go on after the error of one cell."""
-    mistake = isinstance(error, UsageError)
-    alike = len({plan.cell.model for plan in plans}) == 1 and (
-        len({plan.cell.method for plan in plans}) == 1 or not loaded
-    )
-    return (
-        isinstance(error, UnwritableError)  # no further cell could be written either
-        or of_submitit(error)  # it comes with a signal, at any moment
-        or bool(os.environ.get("CAPMOE_DEBUG"))
-        or (mistake and alike and not outcome.computed)  # all planned cells would fail alike
-        # Under parallel=ep the other processes wait for this one: end them all.
-        or (plan.parallel == "ep" and not (mistake and loaded))
-    )
 
 
 def _one_line(error: Exception) -> str:

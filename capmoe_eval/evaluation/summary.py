@@ -13,11 +13,7 @@ SHOWN = 48
 
 
 def summary(records: Sequence[Record], number: int) -> str:
-    """Return a table of records: score, capacity, drop rate, and peak load, in text.
-
-    Args:
-        records: The first of them, at most :data:`SHOWN`.
-        number: The number of all.
+    """Return a table in text of the first of some records: score, capacity, drop rate, peak load.
 
     ``effective γ`` is the applied capacity over the mean load, empty without a capacity. ``peak``
     is the highest load of an expert over the mean load, in any layer and forward, before and after
@@ -30,11 +26,9 @@ def summary(records: Sequence[Record], number: int) -> str:
 
 
 def aligned(rows: Sequence[Mapping[str, str]], numbers: Collection[str]) -> str:
-    """Return rows with the same headings as a table in text.
+    """Return rows with the same headings, at least one, as a table in text.
 
-    Args:
-        rows: At least one.
-        numbers: Headings of columns of numbers, whose ends are in line.
+    ``numbers`` are the headings of columns of numbers, whose ends are in line.
     """
     columns = {heading: [heading, *(row[heading] for row in rows)] for heading in rows[0]}
     for heading, cells in columns.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,13 @@ OURS = tuple(
     for name in ("banking77", "generation", "longicl", "mixtures", "multimodal")
 )
 
+WORLDS = {"miniworld": miniworld_hub, "pictures": pictures_hub}
+"""Embedded sources that have other documents than those that are evaluated."""
+_HUBS: Mapping[str, Callable[[], Path]] = {
+    **WORLDS,
+    **{"synthetic": synthetic_hub, "banking77": real_text_hub, "easy_vqa": easy_vqa_hub},
+}
+
 
 def ready(source: DataSource) -> DataSource:
     """Return the source with its documents in place; embedded ones are written on first use.
@@ -41,14 +48,12 @@ def ready(source: DataSource) -> DataSource:
     """
     if source.name not in EMBEDDED or source.root != Path(source.name):
         return source
-    hubs = {
-        "miniworld": miniworld_hub,
-        "synthetic": synthetic_hub,
-        "banking77": real_text_hub,
-        "pictures": pictures_hub,
-        "easy_vqa": easy_vqa_hub,
-    }
-    return DataSource(source.name, hubs[source.name]())
+    return DataSource(source.name, _HUBS[source.name]())
+
+
+def dev_source(world: str) -> DataSource:
+    """Return the documents of one of :data:`WORLDS` that are beside those to evaluate."""
+    return DataSource(world, WORLDS[world]("dev"))
 
 
 class TaskLibrary:
@@ -63,13 +68,11 @@ class TaskLibrary:
         self._built: dict[tuple[DataSource, str, str | None], dict[str, Any]] = {}
 
     def get(self, name: str, source: DataSource, dataset: str | None = None) -> dict[str, Any]:
-        """Return lm-eval's tasks and groups of that name, as its ``evaluate`` takes them.
+        """Return lm-eval's tasks and groups of that name, or ours, as its ``evaluate`` takes them.
 
-        Args:
-            name: The task's name in lm-eval, or one of ours.
-            source: Source of its documents, in place (:func:`ready`).
-            dataset: The data set that it reads, of a group all of them, joined by ``+``; None for
-                that of its file. Only a task that is no group can read another than its file says.
+        The documents are in place (:func:`ready`). ``dataset`` is the data set that it reads, of a
+        group all of them, joined by ``+``; None for that of its file. Only a task that is no group
+        can read another than its file says.
 
         Raises:
             UsageError: If the task or its dataset does not exist or cannot be reached.
@@ -105,12 +108,12 @@ class TaskLibrary:
             UsageError: Naming those that there are, or what is needed.
         """
         parts = self.get(task.lm_eval, source, task.dataset)["tasks"].values()
-        pairs = []
-        for part in parts:
-            filters = part.get_config("filter_list") or [{"name": "none"}]
-            pairs += [
-                f"{metric},{each['name']}" for metric in part.aggregation() for each in filters
-            ]
+        pairs = [
+            f"{metric},{each['name']}"
+            for part in parts
+            for metric in part.aggregation()
+            for each in part.get_config("filter_list") or [{"name": "none"}]
+        ]
         key = f"{task.metric},{task.filter}"
         if key not in pairs:
             raise bad_choice(f"task {task.name}: metric,filter", key, dict.fromkeys(pairs))

@@ -11,11 +11,6 @@ from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.recorder import Recorder, merged
 
 
-def recorder_for(plan: Plan) -> Recorder | None:
-    """Return a recorder for a cell whose trace is asked for."""
-    return None if plan.save_trace is None else Recorder(plan.trace_tokens)
-
-
 def write_trace(plan: Plan, meter: Meter) -> None:
     """Write the trace of a cell that was computed under this meter, if one is asked for.
 

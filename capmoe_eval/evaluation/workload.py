@@ -6,9 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from lm_eval.evaluator_utils import get_sample_size
-
-from capmoe_eval.evaluation.evaluate import prepare
+from capmoe_eval.evaluation.evaluate import requests
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.datasource import DataSource
@@ -19,67 +17,49 @@ _MOST_NEW_TOKENS = 256
 
 @dataclass(frozen=True)
 class Workload:
-    """The work of one cell.
+    """The work of one cell."""
 
-    Attributes:
-        documents: Documents that are evaluated.
-        requests: Requests of lm-eval: one for each choice of a document, or one to be continued.
-        tokens: Tokens of all prompts and choices, pads not counted. Choices of a single token that
-            have the same prompt share a sequence, as in lm-eval.
-        new_tokens: Tokens that are generated, at most; an answer may end before.
-        longest: Tokens of the longest sequence, with what is generated.
-        scored: Tokens of the longest sequence whose logits are all needed at once; 0 if none is.
-    """
-
-    documents: int
-    requests: int
-    tokens: int
-    new_tokens: int
-    longest: int
-    scored: int
+    documents: int  # that are evaluated
+    requests: int  # of lm-eval: one for each choice of a document, or one to be continued
+    # Of all prompts and choices, pads not counted. Choices of a single token that have the same
+    # prompt share a sequence, as in lm-eval.
+    tokens: int = 0
+    new_tokens: int = 0  # that are generated, at most; an answer may end before
+    longest: int = 0  # tokens of the longest sequence, with what is generated
+    scored: int = 0  # tokens of the longest sequence whose logits are all needed at once
 
 
 def workload(cell: Cell, library: TaskLibrary, source: DataSource, reader: Any) -> Workload:
-    """Return the work of a cell.
+    """Return the work of a cell whose documents are in place.
 
-    Args:
-        cell: The cell.
-        library: Built tasks.
-        source: Source of the documents, in place.
-        reader: The model's tokenizer, or its processor of images and text; None for no tokens.
+    ``reader`` is the model's tokenizer, or its processor of images and text; with None no tokens
+    are counted.
 
     Raises:
         UsageError: For a task or dataset that is not there.
     """
     tasks = library.get(cell.task.lm_eval, source, cell.task.dataset)
-    prepare(tasks, cell)
-    documents, asked = 0, []
-    for task in tasks["tasks"].values():
-        limit = get_sample_size(task, cell.limit)
-        task.build_all_requests(limit=limit, rank=0, world_size=1)
-        documents += len(task.eval_docs) if limit is None else min(limit, len(task.eval_docs))
-        asked += task.instances
+    asked = requests(tasks, cell, cell.limit)
+    documents = len({(request.task_name, request.doc_id) for request in asked})
     if reader is None:
-        return Workload(documents, len(asked), 0, 0, 0, 0)
+        return Workload(documents, len(asked))
     lengths = _Lengths(reader)
-    scored = [one.args for one in asked if one.request_type != "generate_until"]
-    sizes = lengths.of_scored(scored)
+    sizes = lengths.of_scored(one.args for one in asked if one.request_type != "generate_until")
     generated = [one.args for one in asked if one.request_type == "generate_until"]
     prompts = lengths.of_prompts(generated)
-    news = [_most_new_tokens(arguments[1]) for arguments in generated]
-    whole = [size + new for size, new in zip(prompts, news, strict=True)]
+    new = [
+        int(own.get("max_gen_toks", own.get("max_new_tokens", _MOST_NEW_TOKENS)))
+        for _, own, *_ in generated
+    ]
+    whole = [prompt + most for prompt, most in zip(prompts, new, strict=True)]
     return Workload(
         documents,
         len(asked),
         sum(sizes) + sum(prompts),
-        sum(news),
+        sum(new),
         max([*sizes, *whole], default=0),
         max(sizes, default=0),
     )
-
-
-def _most_new_tokens(arguments: dict[str, Any]) -> int:
-    return int(arguments.get("max_gen_toks", arguments.get("max_new_tokens", _MOST_NEW_TOKENS)))
 
 
 class _Lengths:

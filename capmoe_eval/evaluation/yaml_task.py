@@ -11,13 +11,6 @@ from lm_eval.api.task import ConfigurableTask
 class YamlTask(ConfigurableTask):
     """A task that is configured by a YAML file and has methods of its own."""
 
-    def __init__(
-        self,
-        data_dir: str | None = None,
-        cache_dir: str | None = None,
-        download_mode: str | None = None,
-        config: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, config: Mapping[str, Any]) -> None:
         # "class" names this class in a YAML file; it is not a setting of the task.
-        settings = {key: value for key, value in (config or {}).items() if key != "class"}
-        super().__init__(data_dir, cache_dir, download_mode, config=settings)
+        super().__init__(config={key: own for key, own in config.items() if key != "class"})

@@ -32,11 +32,7 @@ def run_command(command: Callable[[], int | None]) -> int:
     answer from it.
     """
     try:
-        with (
-            _no_input(),
-            _signals(),
-            one_line_errors(),
-        ):
+        with _no_input(), _signals(), one_line_errors():
             status = _status(command)
             sys.stdout.flush()
             return status
@@ -78,16 +74,12 @@ def _status(command: Callable[[], int | None]) -> int:
         return _say(f"not valid YAML: {error}")
     except EOFError as error:
         return _say(f"a question was asked, and none is answered here: {error}")
-    except OSError as error:
+    except Exception as error:
         if (line := _hydra_line(error)) is not None:  # a missing option is an error of files, too
             return _say(line)
-        if os.environ.get("CAPMOE_DEBUG"):
+        if not isinstance(error, OSError) or os.environ.get("CAPMOE_DEBUG"):
             raise
         return _say(f"{shown(error.filename or 'a file')}: {error.strerror or error}")
-    except Exception as error:
-        if (line := _hydra_line(error)) is None:
-            raise
-        return _say(line)
 
 
 @contextmanager

@@ -201,6 +201,10 @@ def check_batch_size(batch_size: int | str, method: Method) -> None:
 
 _ALWAYS_SHOWN = ("m", "k0", "expert_budget", "min_similarity")
 """Knobs that have no natural default."""
+_SHORT = {
+    **{"ep_size": "ep", "seed": "s", "rounds": "r", "k0": "k"},
+    **{"expert_budget": "b", "min_similarity": "sim"},
+}
 
 
 def method_label(method: Method) -> str:
@@ -208,16 +212,12 @@ def method_label(method: Method) -> str:
     parts = [method.name]
     if method.factor is not None:
         parts.append(gamma_label(method.factor))
-    short = {"ep_size": "ep", "seed": "s", "rounds": "r", "k0": "k", "expert_budget": "b"}
-    short |= {"min_similarity": "sim"}
     by_factor = ("method", "gamma", "budget", "layer_gammas")
     for knob, value in method.identity().items():
         if knob in by_factor or (value == DEFAULTS[knob] and knob not in _ALWAYS_SHOWN):
             continue
         if value is True:
             parts.append(knob)
-        elif isinstance(value, str):
-            parts.append(value)
         else:
-            parts.append(f"{short.get(knob, knob)}{value}")
+            parts.append(value if isinstance(value, str) else f"{_SHORT.get(knob, knob)}{value}")
     return "-".join(parts)

@@ -40,17 +40,4 @@ if TYPE_CHECKING or find_spec("pydantic"):
     )
     from pydantic_core import from_json
 else:
-    from capmoe_eval.experiment.unchecked import (
-        AfterValidator,
-        BaseModel,
-        BeforeValidator,
-        ConfigDict,
-        Field,
-        PlainSerializer,
-        TypeAdapter,
-        ValidationError,
-        ValidationInfo,
-        field_validator,
-        from_json,
-        model_validator,
-    )
+    from capmoe_eval.experiment.unchecked import *  # noqa: F403

@@ -8,7 +8,7 @@ import pickle
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,19 +33,10 @@ OmegaConf.register_new_resolver("capmoe.cache", lambda name: str(cache_directory
 OmegaConf.register_new_resolver("capmoe.beside", lambda path: str(Path(path).absolute().parent))
 
 # The options that were composed, by group and name.
-_options: dict[tuple[str, str], DictConfig] = {}
+_composed: dict[tuple[str, str], DictConfig] = {}
 
 _GRIDS = ("grid", "parts")
-_PLACEMENT = (
-    "device",
-    "device_map",
-    "threads",
-    "parallel",
-    "overwrite",
-    "allow_code_execution",
-    "save_trace",
-    "trace_tokens",
-)
+_OPTIONS = ("overwrite", "allow_code_execution", "save_trace", "trace_tokens")
 _NO_NAME = re.compile(r"[-+]?[\d.][\d._e]*|null|true|false", re.IGNORECASE)
 _OF_HYDRA = tuple(
     f"~hydra/{group}"
@@ -59,16 +50,26 @@ _IN_A_GRID = re.compile(r"(grid|parts)[.=]")
 
 
 @dataclass(frozen=True)
+class Placement:
+    """Device and processes of a model."""
+
+    device: str = "auto"  # auto (a GPU if there is one), cpu, cuda, cuda:1, …
+    # How to spread a large model, as transformers says it (auto, balanced); None for one device.
+    device_map: str | None = None
+    threads: int | None = None  # CPU threads of torch; None for its own choice
+    # none, or ep: over the processes that torchrun started, each with E/R experts and its own
+    # sequences of every batch
+    parallel: str = "none"
+
+
+@dataclass(frozen=True)
 class Plan:
     """A cell and what is needed to compute it but does not change its result."""
 
     cell: Cell
     source: DataSource  # of its documents
     root: Path  # the results directory
-    device: str = "auto"
-    device_map: str | None = None  # how a large model is spread
-    threads: int | None = None  # CPU threads of torch; None for its own choice
-    parallel: str = "none"  # or ``ep``: each process that ``torchrun`` started is a rank
+    placement: Placement = Placement()
     overwrite: bool = False  # a finished cell is computed again
     allow_code_execution: bool = False  # programs that the model writes may run, in a sandbox
     save_trace: str | None = None  # directory for the trace of each cell that is computed
@@ -98,10 +99,10 @@ def config_directory() -> Path:
 
 
 def for_hydra(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line with new keys of grids forced on Hydra.
+    """Return the words of a command line, new keys of grids forced on Hydra, which refuses them.
 
-    Hydra refuses a key that a grid does not have yet; keys of grids are checked on expansion. A
-    number, null, true or false in place of a group's option is a UsageError.
+    They are checked on expansion. A number, null, true or false in place of a group's option is a
+    UsageError.
     """
     for word in words:
         group, _, option = word.partition("=")
@@ -126,16 +127,16 @@ def load_option(group: str, name: str) -> DictConfig:
     """Return one option of a group, composed, or raise UsageError if there is none."""
     choice(*options(group))(group, name)
     load_options(group, [name])
-    return _options[group, name].copy()
+    return _composed[group, name].copy()
 
 
 def load_options(group: str, names: Iterable[str]) -> None:
     """Compose some options of a group, and keep them: all at once takes half as long as singly."""
-    new = [name for name in dict.fromkeys(names) if (group, name) not in _options]
+    new = [name for name in dict.fromkeys(names) if (group, name) not in _composed]
     if new:
         composed = compose_words([f"+{group}@_{n}={name}" for n, name in enumerate(new)], None)
         OmegaConf.set_struct(composed, False)
-        _options.update({(group, name): composed[f"_{n}"] for n, name in enumerate(new)})
+        _composed.update({(group, name): composed[f"_{n}"] for n, name in enumerate(new)})
 
 
 @contextmanager
@@ -175,20 +176,14 @@ def compose_words(words: Sequence[str], config: str | None = "config") -> DictCo
     return composed
 
 
-def expand(config: DictConfig) -> Iterator[dict[str, Any]]:
-    """Yield the configuration, plain and resolved, at every point of its grids.
-
-    The first key of ``grid`` is the slowest. With ``parts`` each part is expanded together with
-    ``grid``, one after the other. A ``tasks`` key of a grid chooses among the composed tasks. An
-    interpolation sees a point's model, but no other key of the grid. A key that the configuration
-    has not, or an empty list, is a UsageError; a part without models has no points.
-    """
-    for points in expand_parts(config).values():
-        yield from points()
-
-
 def expand_parts(config: DictConfig) -> dict[str, Callable[[], Iterator[dict[str, Any]]]]:
-    """Return what yields the points of each part, by name; ``grid`` alone where there are none."""
+    """Return what yields the configuration, plain and resolved, at every point of each part.
+
+    The first key of ``grid`` is the slowest. Each part is expanded together with ``grid``, which
+    stands alone where there are none. A ``tasks`` key of a grid chooses among the composed tasks.
+    An interpolation sees a point's model, but no other key of the grid. A key that the
+    configuration has not, or an empty list, is a UsageError; a part without models has no points.
+    """
     parts = grids(config)
     shared = parts.pop("grid")
     ungridded = OmegaConf.masked_copy(config, [str(key) for key in config if key not in _GRIDS])
@@ -267,7 +262,7 @@ def _chosen_task(tasks: Mapping[str, Any], name: object, grid: str) -> dict[str,
 
 
 def _resolved(config: DictConfig) -> dict[str, Any]:
-    """Return the configuration as plain values."""
+    """Return the configuration as plain values, checked."""
     try:
         plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
@@ -294,11 +289,11 @@ def check_overrides(config: DictConfig, overrides: Sequence[str]) -> None:
 
 def plans(config: DictConfig) -> list[Plan]:
     """Return a composed configuration's plans, one per cell; UsageError for an impossible value."""
-    return plans_at(expand(config))
+    return plans_at(point for points in expand_parts(config).values() for point in points())
 
 
 def plans_at(points: Iterable[Mapping[str, Any]]) -> list[Plan]:
-    """Return the plans at some points of :func:`expand`, as :func:`plans` does."""
+    """Return the plans at some points of :func:`expand_parts`, as :func:`plans` does."""
     found: dict[str, Plan] = {}
     for point in points:
         for name in point["tasks"]:
@@ -350,5 +345,6 @@ def _plan(config: Mapping[str, Any], task_name: str) -> Plan:
         source=source,
         root=Path(config["results_dir"]),
         note=model["note"],
-        **{key: config[key] for key in _PLACEMENT},
+        placement=Placement(**{field.name: config[field.name] for field in fields(Placement)}),
+        **{key: config[key] for key in _OPTIONS},
     )

@@ -34,16 +34,13 @@ _Inputs = dict[str, dict[str, Any]]
 def check(
     root: Path, cell: Cell, provenance: Mapping[str, Any], finished: Iterable[Record] = ()
 ) -> str | None:
-    """Compare the inputs of a cell with those of a results directory.
+    """Return a warning if a model's last computation in a directory ran under other conditions.
 
     Args:
         root: The results directory.
-        cell: The cell.
+        cell: A cell of the model.
         provenance: That of its future record; ``model`` is missing before a model is loaded.
         finished: Records of the directory that were read before; one for each :func:`decisive`.
-
-    Returns:
-        A warning in one line if the model's last computation ran under other conditions, else None.
 
     Raises:
         UsageError: If a record there has other weights, tokenizer, attention or documents.

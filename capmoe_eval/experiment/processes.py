@@ -8,9 +8,6 @@ from typing import Final
 
 from capmoe_eval.errors import UsageError
 
-PARALLEL = ("none", "ep")
-"""How a model may run: ``none``, in one process; ``ep``, expert-parallel over several."""
-
 _SRUN: Final = {
     # Not SLURM_NTASKS, which a batch script has as well, where nothing else was started.
     "WORLD_SIZE": "SLURM_STEP_NUM_TASKS",

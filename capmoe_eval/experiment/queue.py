@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 from capmoe_eval.errors import writing
 from capmoe_eval.experiment.configuration import Plan
@@ -17,8 +17,6 @@ from capmoe_eval.experiment.reservations import Reservation, Watch, reserve, res
 
 POLL: Final = 1.0
 """Seconds between two looks at cells that other processes compute."""
-
-_Version: TypeAlias = tuple[int, int] | None
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Turn:
 
 def loads(plan: Plan) -> tuple[object, ...]:
     """Return what cells have in common for which a model is loaded once."""
-    return (plan.cell.model, plan.device, plan.device_map, plan.parallel, plan.threads)
+    return plan.cell.model, plan.placement
 
 
 class Queue:
@@ -154,7 +152,7 @@ class Queue:
         return Turn(plan, finished=True, by=self._holders.get(plan.path))
 
 
-def _version(path: Path) -> _Version:
+def _version(path: Path) -> tuple[int, int] | None:
     """Return what differs between a file and one that replaces it; None if there is none."""
     try:
         status = path.stat()

@@ -163,11 +163,6 @@ class Record(Part):
         return self.cell.method.factor
 
     @property
-    def metric(self) -> str:
-        """Metric of the value."""
-        return self.cell.task.metric
-
-    @property
     def task(self) -> str:
         """Key of the task."""
         return self.cell.task.name
@@ -183,11 +178,6 @@ class Record(Part):
         named = ("method", "gamma", "seed")
         knobs = self.cell.method.identity().items()
         return {knob: value for knob, value in knobs if knob not in named}
-
-    @property
-    def data(self) -> str:
-        """Name of the source of its documents."""
-        return self.cell.data
 
     @cached_property
     def documents(self) -> Scored:
@@ -292,10 +282,8 @@ def _finite(value: Any) -> Any:
 def read_record(path: Path, root: Path | None = None) -> Record:
     """Read and validate a record.
 
-    Args:
-        path: The file.
-        root: The results directory. With it the record must have its cell's path below it; without
-            it, its cell's file name.
+    It must have its cell's path below the results directory, or its cell's file name where none is
+    given.
 
     Raises:
         UsageError: If the file is truncated, changed, no record, of another schema or cell.

@@ -61,7 +61,7 @@ class DecodeLoad(Part):
     live: Amount  # mean sequences of a step that count: live ones; with ``count_padding`` all
     drop_rate: Share
     effective_gamma: Amount | None  # None for a method without γ
-    # Experts that a step would activate in a layer, and that it does: means. None as in Load.
+    # Experts that a step would activate in a layer, and that it does, as in Statistics.
     activated_before: Amount | None = None
     activated_after: Amount | None = None
 
@@ -83,11 +83,10 @@ class TokenWeights(Part):
     experts: ExpertModalities
 
 
-class Load(Part):
-    """Statistics over all layers and constrained forwards."""
+class Statistics(Part):
+    """Statistics over constrained forwards."""
 
     forwards: Count
-    decode_forwards: Count
     tokens: Count
     dropped: Count
     added: Count
@@ -96,14 +95,20 @@ class Load(Part):
     pad_waste: Share | None
     mean_load: Amount | None = None
     effective_gamma: Amount | None = None
+    # Experts that a forward would activate in a layer, and that it does: means. None of records
+    # from before these fields.
+    activated_before: Amount | None = None
+    activated_after: Amount | None = None
+
+
+class Load(Statistics):
+    """Statistics over all layers."""
+
+    decode_forwards: Count
     peak_before: Amount
     peak_after: Amount
     mean_peak_before: Amount
     mean_peak_after: Amount
-    # Experts that a forward would activate in a layer, and that it does: means over layers and
-    # forwards. None of records from before these fields.
-    activated_before: Amount | None = None
-    activated_after: Amount | None = None
     # Of image and text apart; None where no forward had an image.
     modalities: dict[Modality, ByModality] | None = None
     # None without a capacity on decode steps, and of records from before this field.
@@ -185,8 +190,8 @@ class ChosenFactors(Calibrated):
     straggler: Amount
 
 
-class Layer(Part):
-    """Statistics of one MoE layer of E experts over its constrained forwards; lists are [E]."""
+class Layer(Statistics):
+    """Statistics of one MoE layer of E experts; lists are [E]."""
 
     name: str
     n_experts: Positive
@@ -194,15 +199,6 @@ class Layer(Part):
     forwards: Positive
     tokens: Positive
     assignments: Positive
-    dropped: Count
-    added: Count
-    lost_all: Count
-    drop_rate: Share
-    pad_waste: Share | None
-    mean_load: Amount | None = None
-    effective_gamma: Amount | None = None
-    activated_before: Amount | None = None  # mean over forwards, as in Load
-    activated_after: Amount | None = None
     gamma: Amount | Literal["inf"] | None = None  # of this layer, where layers have their own
     load_before: list[Count]
     load_after: list[Count]

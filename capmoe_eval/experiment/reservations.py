@@ -31,7 +31,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from capmoe_eval.experiment.files import remove_temporaries
@@ -113,12 +112,7 @@ class Reservation:
         threading.Thread(target=self._renew, daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Release it, if it is still held."""
         self._done.set()
         _release(self._file)

@@ -51,11 +51,8 @@ class Reader:
     ) -> Iterator[Record]:
         """Yield the records at some paths, each with its results directory, in their order.
 
-        Args:
-            places: The paths and their directories.
-            broken: Receives a line for each file that is no whole record.
-            keep: Whether the records are kept; otherwise memory holds one at a time, and those that
-                were kept before.
+        ``broken`` receives a line for each file that is no whole record. Unless records are kept,
+        memory holds one at a time, and those that were kept before.
         """
         for path, root in places:
             try:

@@ -12,13 +12,11 @@ from typing import Final
 from capmoe_eval.errors import CAPACITY, FLAG, NAME, TEXT, Check, UsageError, choice, shown, whole
 from capmoe_eval.experiment.cell import BERTSCORE, TASK_FIELDS, Cell, ModelId, TaskId, checks
 from capmoe_eval.experiment.datasource import EMBEDDED, HUB
-from capmoe_eval.experiment.processes import PARALLEL
 from capmoe_eval.routing.knobs import GAMMA, KNOBS
 from capmoe_eval.routing.method import METHODS
 
 DTYPES: Final = ("float32", "bfloat16", "float16")
 CALIBRATE: Final = "calibrate"
-ATTENTION: Final = ("sdpa", "eager", "flash_attention_2")
 _SHARD: Final = re.compile(r"([1-9]\d*)/([1-9]\d*)")
 
 _DATA_NAME = Check(
@@ -68,9 +66,9 @@ SCHEMA: Final[dict[str, Check | dict[str, Check]]] = {
         "root": _MODEL["data_root"],
         "name": _DATA_NAME.or_null("null for the directory's own"),
     },
-    "attention": choice(*ATTENTION).or_null("null for the model's own"),
+    "attention": choice("sdpa", "eager", "flash_attention_2").or_null("null for the model's own"),
     "device": TEXT,
-    "parallel": choice(*PARALLEL),
+    "parallel": choice("none", "ep"),
     "results_dir": TEXT,
     "overwrite": FLAG,
     "plan": Check(

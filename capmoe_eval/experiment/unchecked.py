@@ -37,7 +37,7 @@ class BeforeValidator(_Noted):
     """A function that makes a value from what a file has."""
 
 
-AfterValidator = PlainSerializer = PlainValidator = _Noted
+AfterValidator = PlainSerializer = _Noted
 
 
 def Field(default: Any = None, **_rules: Any) -> Any:
@@ -62,18 +62,11 @@ class BaseModel:
 
     def model_dump(self, **_how: Any) -> dict[str, Any]:
         """Return the given fields in the order of the class, JSON-ready."""
-        order = [name for kind in reversed(type(self).__mro__) for name in _annotated(kind)]
-        given = sorted(self._given.items(), key=lambda one: _place(order, one[0]))
-        return {name: _plain(value) for name, value in given}
-
-
-def _annotated(kind: type) -> list[str]:
-    # A field whose name the class has taken, `schema_`, is given without the underscore.
-    return [name.rstrip("_") for name in vars(kind).get("__annotations__", {})]
-
-
-def _place(order: list[str], name: str) -> int:
-    return order.index(name) if name in order else len(order)
+        kinds = (vars(kind).get("__annotations__", {}) for kind in reversed(type(self).__mro__))
+        # A field whose name the class has taken, `schema_`, is given without the underscore.
+        order = [name.rstrip("_") for fields in kinds for name in fields]
+        names = dict.fromkeys((*order, *self._given))
+        return {name: _plain(self._given[name]) for name in names if name in self._given}
 
 
 def _plain(value: Any) -> Any:

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.batching import deal
-from capmoe_eval.evaluation.lm import CapmoeLM
+from capmoe_eval.evaluation.lm import CapmoeLM, deal
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.routing.method import Method
 from capmoe_eval.zoo.synthetic.models import tiny_model

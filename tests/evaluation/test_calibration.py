@@ -17,7 +17,7 @@ from capmoe_eval.evaluation.run import run
 from capmoe_eval.evaluation.tasks import TaskLibrary, ready
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.commands import cell_command
-from capmoe_eval.experiment.configuration import Plan
+from capmoe_eval.experiment.configuration import Placement, Plan
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.record import Record, read_record, sealed
 from capmoe_eval.experiment.record_part import ChosenFactors
@@ -34,7 +34,7 @@ HUMANEVAL = TaskId("humaneval", "capmoe_humaneval", "openai/openai_humaneval", "
 def plan(root: Path, budget: float, **knobs: Any) -> Plan:
     method = Method("score", "adaptive", budget=budget, ep_size=2, **knobs)  # type: ignore[arg-type]
     cell = Cell(ModelId("tiny", "tiny:olmoe", dtype="float32"), method, OBQA, 4, 4, "synthetic")
-    return Plan(cell, data_source("synthetic"), root, device="cpu")
+    return Plan(cell, data_source("synthetic"), root, Placement("cpu"))
 
 
 @pytest.fixture(scope="module")

@@ -22,10 +22,10 @@ from lm_eval.models.huggingface import HFLM
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.evaluate import _serializable, evaluate, prepare
 from capmoe_eval.evaluation.lm import CapmoeLM
-from capmoe_eval.evaluation.loading import Placement, load_lm
+from capmoe_eval.evaluation.loading import load_lm
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
-from capmoe_eval.experiment.configuration import load_option, options
+from capmoe_eval.experiment.configuration import Placement, load_option, options
 from capmoe_eval.experiment.datasource import DataSource, data_source
 from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.routing.method import Method

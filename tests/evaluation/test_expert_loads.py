@@ -14,7 +14,7 @@ from capmoe_eval.evaluation.forecast import forecast
 from capmoe_eval.evaluation.run import run
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.commands import cell_command
-from capmoe_eval.experiment.configuration import Plan
+from capmoe_eval.experiment.configuration import Placement, Plan
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.experiment.record_part import Calibrated
@@ -29,7 +29,7 @@ TINY = ModelId("tiny", "tiny:olmoe", dtype="float32")
 def plan(root: Path, parallel: str = "none", **knobs: Any) -> Plan:
     method = Method("score", **{"gamma": 0.5, "ep_size": 4, "granularity": "device", **knobs})
     cell = Cell(TINY, method, OBQA, 4, 8, "synthetic")
-    return Plan(cell, data_source("synthetic"), root, device="cpu", parallel=parallel)
+    return Plan(cell, data_source("synthetic"), root, Placement("cpu", parallel=parallel))
 
 
 @pytest.fixture(scope="module")

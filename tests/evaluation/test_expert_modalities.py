@@ -12,7 +12,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.run import run
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.commands import cell_command
-from capmoe_eval.experiment.configuration import Plan
+from capmoe_eval.experiment.configuration import Placement, Plan
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.routing.method import Method
@@ -29,7 +29,7 @@ LLAVA = ModelId("tiny_llava", "tiny:llava_olmoe", dtype="float32")
 
 def plan(root: Path, name: str = "macs", **knobs: float) -> Plan:
     cell = Cell(LLAVA, Method(name, 0.5, ep_size=2, **knobs), MME, 4, 4, "pictures")  # type: ignore[arg-type]
-    return Plan(cell, data_source("pictures"), root, device="cpu")
+    return Plan(cell, data_source("pictures"), root, Placement("cpu"))
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ import pytest
 
 from capmoe_eval.evaluation import forecast as forecast_module
 from capmoe_eval.evaluation.forecast import forecast, measured_rate, needed_memory, recorded_rate
-from capmoe_eval.evaluation.loading import Placement, load_lm, reader_of, weightless
+from capmoe_eval.evaluation.loading import load_lm, reader_of, weightless
 from capmoe_eval.evaluation.run import run
 from capmoe_eval.evaluation.tasks import TaskLibrary, ready
 from capmoe_eval.evaluation.workload import Workload, workload
-from capmoe_eval.experiment.configuration import Plan
+from capmoe_eval.experiment.configuration import Placement, Plan
 from tests import records
 
 
@@ -88,7 +88,9 @@ def test_a_recorded_rate_is_of_like_records_alone(tmp_path: Path) -> None:
     ):
         other = dataclasses.replace(plans[0], cell=dataclasses.replace(plans[0].cell, **change))
         assert recorded_rate([other]) is None
-    assert recorded_rate([dataclasses.replace(plans[0], threads=7)]) is None
+    assert recorded_rate([dataclasses.replace(plans[0], placement=Placement(threads=7))]) is None
+    plans[0].path.with_name("damaged.json").write_text("{")  # another cell's, which no run reads
+    assert recorded_rate(plans) == rate
 
 
 @pytest.mark.parametrize(("fixed", "each"), [(2.0, 0.5), (0.0, 1.0)])

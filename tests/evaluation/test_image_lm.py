@@ -18,11 +18,12 @@ from PIL import Image
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.evaluate import evaluate
 from capmoe_eval.evaluation.image_lm import CapmoeMultimodalLM
-from capmoe_eval.evaluation.loading import Placement, load_lm
+from capmoe_eval.evaluation.loading import load_lm
 from capmoe_eval.evaluation.progress import Progress
 from capmoe_eval.evaluation.provenance import reader_hash
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
+from capmoe_eval.experiment.configuration import Placement
 from capmoe_eval.experiment.datasource import DataSource, data_source
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.routing.method import Method

@@ -16,9 +16,10 @@ from transformers import AutoModelForCausalLM
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation import command, lm_eval_command
 from capmoe_eval.evaluation.lm import CapmoeLM
-from capmoe_eval.evaluation.loading import Placement, load_lm
+from capmoe_eval.evaluation.loading import load_lm
 from capmoe_eval.evaluation.provenance import provenance, weights_hash
 from capmoe_eval.experiment.cell import ModelId
+from capmoe_eval.experiment.configuration import Placement
 from capmoe_eval.zoo import recipes
 from capmoe_eval.zoo.synthetic.models import tiny_model
 from capmoe_eval.zoo.synthetic.tokenizer import tiny_tokenizer
@@ -66,7 +67,6 @@ def test_the_weights_hash_sees_one_changed_value() -> None:
     ("model", "placement", "line"),
     [
         (ModelId("m", "tiny:olmo"), Placement("cpu"), "did you mean 'tiny:olmoe'"),
-        (ModelId("m", "tiny:olmoe", dtype="int8"), Placement("cpu"), "dtype=int8: choose one of"),
         (ModelId("m", "tiny:olmoe"), Placement("cuda:99"), "device=cuda:99: not usable here"),
         (
             ModelId("m", "./nothing"),

@@ -26,7 +26,7 @@ from capmoe_eval.evaluation.run import Outcome, run
 from capmoe_eval.evaluation.summary import SHOWN
 from capmoe_eval.experiment import record as record_module
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
-from capmoe_eval.experiment.configuration import Plan
+from capmoe_eval.experiment.configuration import Placement, Plan
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.files import write_bytes
 from capmoe_eval.experiment.record import SCHEMA, read_record
@@ -41,7 +41,7 @@ def plan(root: Path, method: Method, *, model: str = "tiny:olmoe", **changes: ob
     name = model.replace(":", "_").replace("/", "_")
     cell = Cell(ModelId(name, model, dtype="float32"), method, OBQA, 4, 2, "synthetic")
     return dataclasses.replace(
-        Plan(cell, data_source("synthetic"), root, device="cpu"),
+        Plan(cell, data_source("synthetic"), root, Placement("cpu")),
         **changes,  # type: ignore[arg-type]
     )
 
@@ -139,9 +139,9 @@ def test_threads_are_those_of_a_models_own_cells(tmp_path: Path) -> None:
     """A number that one model's cells name is not that of the next model, which names none."""
     before = torch.get_num_threads()
     plans = [
-        plan(tmp_path, Method("baseline"), threads=before + 1),
+        plan(tmp_path, Method("baseline"), placement=Placement("cpu", threads=before + 1)),
         plan(tmp_path, Method("baseline"), model="tiny:mixtral"),
-        plan(tmp_path, Method("score", 1.0), threads=before + 2),
+        plan(tmp_path, Method("score", 1.0), placement=Placement("cpu", threads=before + 2)),
     ]
     try:
         used = [r.provenance.threads for r in run(plans).records]
@@ -206,7 +206,9 @@ def test_a_damaged_record_is_named_before_anything_is_computed(
     run(plans[2:])
     path = plans[2].path
     path.write_text(damage(path.read_text(encoding="utf-8")), encoding="utf-8")
-    monkeypatch.setattr(run_module, "_compute", lambda *_: pytest.fail("something was computed"))
+    monkeypatch.setattr(
+        run_module._Work, "records", lambda *_: pytest.fail("something was computed")
+    )
     with pytest.raises(UsageError, match=line) as error:
         run(plans)
     assert str(path) in str(error.value) and "delete it" in str(error.value)
@@ -251,7 +253,7 @@ def test_damaged_documents_give_one_line_before_a_model_is_loaded(
     shutil.copytree(hub / "allenai/openbookqa", tmp_path / "data/allenai/openbookqa")
     (file,) = tmp_path.glob("data/allenai/openbookqa/**/test*.parquet")
     file.write_bytes(file.read_bytes()[:-20])
-    monkeypatch.setattr(run_module, "_compute", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(run_module._Work, "records", lambda *_: pytest.fail("a model was loaded"))
     damaged = plan(tmp_path / "results", Method("baseline"))
     with pytest.raises(UsageError, match="task=openbookqa: ") as error:
         run([dataclasses.replace(damaged, source=data_source(str(tmp_path / "data")))])

@@ -15,7 +15,7 @@ from capmoe_eval.evaluation.forecast import forecast
 from capmoe_eval.evaluation.run import run
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.commands import cell_command
-from capmoe_eval.experiment.configuration import Plan
+from capmoe_eval.experiment.configuration import Placement, Plan
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.record import Record, read_record, sealed
 from capmoe_eval.experiment.record_part import Calibrated
@@ -33,7 +33,7 @@ OBQA = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
 def plan(root: Path, min_similarity: float, **knobs: Any) -> Plan:
     method = Method("sere", min_similarity=min_similarity, **knobs)
     cell = Cell(ModelId("tiny", "tiny:olmoe", dtype="float32"), method, OBQA, 4, 4, "synthetic")
-    return Plan(cell, data_source("synthetic"), root, device="cpu")
+    return Plan(cell, data_source("synthetic"), root, Placement("cpu"))
 
 
 @pytest.fixture(scope="module")

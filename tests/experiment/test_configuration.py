@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TextIO
+from typing import Any, TextIO
 
 import pytest
 from hydra import compose
@@ -14,13 +14,17 @@ from capmoe_eval.experiment.configuration import (
     Plan,
     check_overrides,
     composing,
-    expand,
+    expand_parts,
     load_option,
     options,
     plans,
     share,
 )
 from capmoe_eval.experiment.selection import composed
+
+
+def expand(config: DictConfig) -> list[dict[str, Any]]:
+    return [point for points in expand_parts(config).values() for point in points()]
 
 
 def planned(*words: str) -> list[Plan]:
@@ -52,7 +56,7 @@ def test_parts_are_expanded_one_after_the_other_with_the_grid() -> None:
 
 def test_an_interpolation_sees_the_model_of_a_point() -> None:
     models = {"zoo_olmoe": 8, "zoo_qwen2_moe": 6}
-    points = list(expand(composed([f"+grid.model=[{','.join(models)}]", "+grid.gamma=[1.0]"])))
+    points = expand(composed([f"+grid.model=[{','.join(models)}]", "+grid.gamma=[1.0]"]))
     assert {point["model"]["name"]: point["ep_size"] for point in points} == models
 
 

@@ -20,7 +20,7 @@ from capmoe_eval.evaluation.run import run
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment import inputs
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
-from capmoe_eval.experiment.configuration import Plan
+from capmoe_eval.experiment.configuration import Placement, Plan
 from capmoe_eval.experiment.datasource import DataSource, data_source
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.routing.method import Method
@@ -34,7 +34,7 @@ PIQA = TaskId("piqa", "piqa", "baber/piqa", "acc_norm", 0)
 def plan(root: Path, pretrained: str, method: Method, task: TaskId = OBQA, **changes: Any) -> Plan:
     cell = Cell(ModelId("mine", pretrained, dtype="float32"), method, task, 4, 2, "synthetic")
     return dataclasses.replace(
-        Plan(cell, data_source("synthetic"), root, device="cpu", threads=1), **changes
+        Plan(cell, data_source("synthetic"), root, Placement("cpu", threads=1)), **changes
     )
 
 

@@ -151,7 +151,7 @@ def _timing_lines(
         yield (
             f"{row.method:<38}{1e3 * row.seconds['total'].median:>9.2f}"
             f"{row.speedup.median:>9.2f}{quartiles:>14}{row.ideal_rank:>7.2f}{reached:>9}"
-            f"{100 * row.dropped_share:>7.1f} %  "
+            f"{100 * row.load.dropped_share:>7.1f} %  "
             + "".join(f"{1e3 * row.seconds[phase].median:>9.2f}" for phase in phases)
         )
     for name, error in check.errors.items() if check else ():

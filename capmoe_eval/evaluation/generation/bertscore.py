@@ -24,10 +24,8 @@ class BertScore:
     count for nothing themselves. With ``rescale``, each is (score − b) / (1 − b), where the package
     has the b of the encoder and layer.
 
-    Args:
-        encoder: Path or hub id.
-        layer: Its hidden layer; None for the package's choice, which it has for known ids.
-        rescale: Whether scores are rescaled.
+    ``encoder`` is a path or hub id, and ``layer`` its hidden layer; None for the package's choice,
+    which it has for known ids.
 
     Raises:
         UsageError: If the package or the encoder is absent, or has no such layer or baseline.
@@ -80,7 +78,5 @@ class BertScore:
         return {name: float(value) for name, value in zip(METRICS, scores, strict=True)}
 
 
-@functools.lru_cache(maxsize=1)
-def bertscore(encoder: str, layer: int | None, rescale: bool) -> BertScore:
-    """Return a :class:`BertScore`; the last one is kept."""
-    return BertScore(encoder, layer, rescale)
+bertscore = functools.lru_cache(maxsize=1)(BertScore)
+"""Return a :class:`BertScore`; the last one is kept."""

@@ -36,12 +36,7 @@ from capmoe_eval.evaluation.yaml_task import YamlTask
 #: Programs that run at once.
 AT_ONCE = 20
 PASSED, TIME = "passed", "out of time"
-_VERDICTS = {
-    tester.PASSED: PASSED,
-    tester.WRONG: "wrong",
-    tester.RAISED: "raised",
-    tester.ENDED: "ended",
-}
+_VERDICTS = {tester.PASSED: PASSED, tester.RAISED: "raised", tester.ENDED: "ended"}
 _INSIDE = Path(tester.__file__).parent
 _PROGRAM, _TESTER = ((_INSIDE / name).read_text("utf-8") for name in ("program.py", "tester.py"))
 
@@ -104,12 +99,9 @@ def judge_all(
     pairs: Sequence[tuple[Problem, str]],
     on_judged: Callable[[int, int], None] = _unseen,
 ) -> list[str]:
-    """Return the verdict on each completion; twenty are judged at once.
+    """Return the verdict on each problem's completion; twenty are judged at once.
 
-    Args:
-        sandbox: The sandbox.
-        pairs: Problems, each with a completion.
-        on_judged: Called after each with the number that is done, and that of all.
+    After each, ``on_judged`` is called with the number that is done, and that of all.
     """
     with ThreadPoolExecutor(AT_ONCE) as pool:
         futures = [pool.submit(judge, sandbox, *pair) for pair in pairs]
@@ -122,17 +114,11 @@ def judge_all(
 
 
 class ProgramTask(YamlTask):
-    """A task with the columns of HumanEval whose answers are programs; they run all at once.
+    """A task with the columns of HumanEval whose answers are programs; they run all at once."""
 
-    Attributes:
-        sandbox: The sandbox; None to open one when the first programs are there.
-        on_judged: As of :func:`judge_all`.
-        verdicts: The number of programs of each verdict in the last evaluation.
-    """
-
-    sandbox: Sandbox | None = None
-    on_judged: Callable[[int, int], None] = staticmethod(_unseen)
-    verdicts: Mapping[str, int] = {}
+    sandbox: Sandbox | None = None  # None to open one when the first programs are there
+    on_judged: Callable[[int, int], None] = staticmethod(_unseen)  # as of :func:`judge_all`
+    verdicts: Mapping[str, int] = {}  # programs of each verdict in the last evaluation
 
     def apply_filters(self) -> list[Instance] | None:
         """Put the verdict on each program in the place of the answer."""

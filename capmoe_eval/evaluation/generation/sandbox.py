@@ -129,12 +129,7 @@ class Sandbox:
         }
 
     def run(self, script: str, given: str = "") -> Finished:
-        """Run a script to its end, or until its time is up.
-
-        Args:
-            script: Source in Python.
-            given: Text that the script finds in the file ``/given``.
-        """
+        """Run a script in Python to its end, or until its time is up; ``/given`` has a text."""
         with tempfile.TemporaryFile() as output:
             with self.started(script, given, output=output, errors=output) as process:
                 status = ended(process, self.limits.wall_seconds)
@@ -151,14 +146,10 @@ class Sandbox:
         output: IO[bytes] | int = subprocess.DEVNULL,
         errors: IO[bytes] | int = subprocess.DEVNULL,
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """Start a script, and end it with all of its processes when the block is left.
+        """Start a script as :meth:`run`, and end all of its processes when the block is left.
 
-        Args:
-            script: Source in Python.
-            given: Text that the script finds in the file ``/given``.
-            source: Its standard input.
-            output: Its standard output: a pipe, or a file, which the limits bound.
-            errors: Its standard error, likewise.
+        ``source``, ``output`` and ``errors`` are its standard input, output and error: pipes, or
+        files, which the limits bound.
         """
         with contextlib.ExitStack() as stack:
             texts = [text.encode(errors="replace") for text in (script, given)]

@@ -11,34 +11,25 @@ score and, as a metric of its own, the standard error.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from lm_eval.api.metrics import mean_stderr
 
 from capmoe_eval.evaluation.multimodal.answers import first_word, option, yes_or_no
+from capmoe_eval.evaluation.yaml_task import YamlTask
 from capmoe_eval.zoo.pictures.evaluation import ROTATION
 
 #: The categories of each part of MME.
 MME = {
     "perception": (
-        "existence",
-        "count",
-        "position",
-        "color",
-        "posters",
-        "celebrity",
-        "scene",
-        "landmark",
-        "artwork",
-        "OCR",
+        *("existence", "count", "position", "color", "posters"),
+        *("celebrity", "scene", "landmark", "artwork", "OCR"),
     ),
     "cognition": (
-        "commonsense_reasoning",
-        "numerical_calculation",
-        "text_translation",
-        "code_reasoning",
+        *("commonsense_reasoning", "numerical_calculation"),
+        *("text_translation", "code_reasoning"),
     ),
 }
 #: The capabilities of MMBench as the paper abbreviates them (Figure 11), by ``L2-category``.
@@ -67,17 +58,11 @@ RESAMPLES, SEED = 1000, 0
 
 
 class Answer(NamedTuple):
-    """A scored answer.
+    """A scored answer."""
 
-    Attributes:
-        category: The category that it counts for.
-        unit: The picture (MME) or question (MMBench) that it shares with others.
-        right: 1.0 if it is right, else 0.0.
-    """
-
-    category: str
-    unit: str
-    right: float
+    category: str  # that it counts for
+    unit: str  # the picture (MME) or question (MMBench) that it shares with others
+    right: float  # 1.0 if it is right, else 0.0
 
 
 def mme_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, Any]:
@@ -116,6 +101,19 @@ def easy_vqa_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str
 def options(doc: Mapping[str, Any], columns: Sequence[str]) -> dict[str, str]:
     """Return the options of a question of MMBench; the hub has ``nan`` for one that is absent."""
     return {letter: doc[letter] for letter in columns if doc[letter] not in (None, "nan")}
+
+
+class PictureTask(YamlTask):
+    """A task about pictures; its metrics are ``acc`` and those of its data set."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        names, score, stderr = _METRICS[config["task"]]
+        metrics = [("acc", "mean", True), *((name, score, True) for name in names)]
+        if stderr is not None:
+            metrics += ((f"{name}_stderr", stderr, False) for name in names)
+        keys = ("metric", "aggregation", "higher_is_better")
+        listed = [dict(zip(keys, metric, strict=True)) for metric in metrics]
+        super().__init__(config={**config, "metric_list": listed})
 
 
 def _with_errors(metrics: Sequence[str], answer: Answer) -> dict[str, Answer]:
@@ -189,3 +187,12 @@ def _circular(answers: Sequence[Answer]) -> list[float]:
     for _, unit, right in answers:
         found[unit] = min(right, found.get(unit, 1.0))
     return list(found.values())
+
+
+#: The metrics of each task beside ``acc``: their names, their score, and its standard error.
+_METRICS: Mapping[str, tuple[Iterable[str], Any, Any]] = {
+    "mme": ((*MME["perception"], *MME["cognition"], *MME), mme_score, mme_stderr),
+    "mmbench": (("circular", *CAPABILITIES.values()), circular_score, circular_stderr),
+    "seedbench": (DIMENSIONS.values(), "mean", None),
+    "easy_vqa": (("shape", "color", "yes_no"), "mean", None),
+}

@@ -68,11 +68,7 @@ def _train(options: argparse.Namespace) -> None:
     check_writable("--out", directory)
     check_writable("--work", options.work)
     model, losses = recipes.build(
-        options.name,
-        options.work,
-        steps=steps,
-        seed=options.seed,
-        say=say,
+        options.name, options.work, steps=steps, seed=options.seed, say=say
     )
     with writing("--out", directory):
         recipes.save(model, directory)

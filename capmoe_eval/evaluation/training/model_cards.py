@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 import torch
 
 from capmoe_eval.evaluation.evaluate import evaluate
-from capmoe_eval.evaluation.loading import quiet_libraries, without_capacity
+from capmoe_eval.evaluation.loading import without_capacity
 from capmoe_eval.evaluation.provenance import weights_hash
-from capmoe_eval.evaluation.tasks import TaskLibrary
+from capmoe_eval.evaluation.tasks import TaskLibrary, dev_source
 from capmoe_eval.experiment.cell import TASK_FIELDS, Cell, ModelId, TaskId
 from capmoe_eval.experiment.configuration import load_option
 from capmoe_eval.experiment.datasource import DataSource
@@ -29,10 +30,8 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.checkpoint import load_checkpoint
 from capmoe_eval.zoo import recipes
 from capmoe_eval.zoo.llava import IMAGE_TOKENS, picture_processor
-from capmoe_eval.zoo.miniworld.evaluation import miniworld_hub
 from capmoe_eval.zoo.miniworld.tokenizer import miniworld_tokenizer
 from capmoe_eval.zoo.miniworld.world import world
-from capmoe_eval.zoo.pictures.evaluation import pictures_hub
 
 BATCH_SIZE = 16
 #: Number of first documents of a task whose right answers the card counts, for a quick check.
@@ -44,19 +43,14 @@ CHANCE: Mapping[str, float] = {
     "gsm8k": 0.0,
     **{"mme": 50.0, "mmbench": 25.0, "seedbench": 25.0},
 }
-SILENT = Method("score", 0.0)
 
 
-def paper_tasks() -> list[TaskId]:
-    """Return the nine tasks of the paper by lm-eval's names, with the settings of its Table 5."""
-    configured = load_option("tasks", "table2").values()
-    return [_task(settings) for settings in configured]
-
-
-def _task(settings: Any) -> TaskId:
-    return TaskId(
-        settings.lm_eval, **{key: {**TASK_DEFAULTS, **settings}[key] for key in TASK_FIELDS}
-    )
+def _tasks(option: str) -> list[TaskId]:
+    """Return the tasks of an option of ``tasks`` by lm-eval's names."""
+    configured = [TASK_DEFAULTS | dict(task) for task in load_option("tasks", option).values()]
+    return [
+        TaskId(task["lm_eval"], **{key: task[key] for key in TASK_FIELDS}) for task in configured
+    ]
 
 
 @dataclass(frozen=True)
@@ -69,17 +63,15 @@ class Sets:
 
 
 def miniworld_sets() -> Sets:
-    """Return the sets of the mini-world."""
-    source = DataSource("miniworld", miniworld_hub("dev"))
-    return Sets(paper_tasks(), source, miniworld_tokenizer())
+    """Return the sets of the mini-world: the nine tasks of the paper, as in its Table 5."""
+    return Sets(_tasks("table2"), dev_source("miniworld"), miniworld_tokenizer())
 
 
 def picture_sets(directory: Path) -> Sets:
     """Return the sets of the picture world, for a model whose tokenizer is in a directory."""
-    names = ("mme", "mmbench", "seedbench")
-    tasks = [_task(load_option("tasks", name)[name]) for name in names]
+    tasks = [task for name in ("mme", "mmbench", "seedbench") for task in _tasks(name)]
     reader = picture_processor(recipes.own_tokenizer(directory))
-    return Sets(tasks, DataSource("pictures", pictures_hub("dev")), reader)
+    return Sets(tasks, dev_source("pictures"), reader)
 
 
 @dataclass(frozen=True)
@@ -99,8 +91,8 @@ def write(
     Args:
         name: One of ``ZOO``.
         directory: Directory of the weights.
-        training: The training; None keeps that of the existing card.
-        say: Function that takes progress lines.
+        training: None keeps that of the existing card.
+        say: Takes progress lines.
 
     Raises:
         UsageError: If the name is unknown.
@@ -110,18 +102,13 @@ def write(
     before: dict[str, Any] = {}
     if training is None or file.is_file():
         before = json.loads(file.read_text(encoding="utf-8"))
-    if training is None:
-        trained: dict[str, Any] = before["training"]
-    else:
-        trained = _training(recipe, training)
-    kind = recipes.model_class(recipe)
-    model = load_checkpoint(directory, kind=kind, dtype=torch.float32)
+    model = load_checkpoint(directory, kind=recipes.model_class(recipe), dtype=torch.float32)
     card = {
         "name": name,
         "class": type(model).__name__,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "weights": weights_hash(model),  # as its records have it, in their provenance
-        "training": trained,
+        "training": before["training"] if training is None else _training(recipe, training),
     }
     if recipe.data != "banking77":
         sets = miniworld_sets() if recipe.data == "miniworld" else picture_sets(directory)
@@ -138,7 +125,7 @@ def _measured(
     say("baseline")
     baseline = measure(name, model, Method("baseline"), sets)
     say("every expert silent")
-    silent = measure(name, model, SILENT, sets)
+    silent = measure(name, model, Method("score", 0.0), sets)
     say("Token Drop at γ=1")
     dropped = measure(name, model, Method("score", 1.0, ep_size=ep_size), sets)
     found: dict[str, Any] = {
@@ -146,7 +133,7 @@ def _measured(
         "accuracy": {task: part["value"] for task, part in baseline.items()},
         "accuracy_silent": {task: part["value"] for task, part in silent.items()},
         "accuracy_dropped": {task: part["value"] for task, part in dropped.items()},
-        "peak_load": _peaks(baseline),
+        "peak_load": {layer: round(peak, 2) for layer, peak in peaks(baseline).items()},
         "idle_experts": _idle(baseline),
     }
     if sets.source.name == "pictures":
@@ -159,20 +146,12 @@ def _measured(
 def measure(
     name: str, model: Any, method: Method, sets: Sets, *, limit: int | None = None
 ) -> dict[str, Any]:
-    """Evaluate a model on tasks of the ``dev`` sets.
-
-    Args:
-        name: Name of the model.
-        model: A loaded model.
-        method: The routing method.
-        sets: The tasks and their documents.
-        limit: Documents per task (MMLU: per subject); None for all.
+    """Evaluate a loaded model on some sets, of which ``limit`` takes the first of each (sub)task.
 
     Returns:
         For each task its ``value`` in percent, the score of each document (``right``), lm-eval's
         other ``scores``, and the ``layers`` of the meter's report.
     """
-    quiet_libraries()
     lm = without_capacity(model, sets.reader, BATCH_SIZE)
     library = TaskLibrary()
     identity = ModelId(name, f"zoo:{name}", dtype="float32")
@@ -214,25 +193,26 @@ def _training(recipe: recipes.Recipe, training: Training) -> dict[str, Any]:
     }
 
 
-def _peaks(results: Mapping[str, Any]) -> dict[str, float]:
+def _by_layer(results: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """Return each layer's statistics, one of every task."""
+    by_task = (part["layers"] for part in results.values())
+    return {same[0]["name"]: same for same in zip(*by_task, strict=True)}
+
+
+def peaks(results: Mapping[str, Any]) -> dict[str, float]:
     """Return each layer's highest load over the mean load, averaged over forwards, then tasks."""
-    layers: dict[str, list[float]] = {}
-    for part in results.values():
-        for layer in part["layers"]:
-            layers.setdefault(layer["name"], []).append(layer["peak"]["expert_before"]["mean"])
-    return {name: round(sum(peaks) / len(peaks), 2) for name, peaks in layers.items()}
+    return {
+        name: sum(layer["peak"]["expert_before"]["mean"] for layer in same) / len(same)
+        for name, same in _by_layer(results).items()
+    }
 
 
 def _idle(results: Mapping[str, Any]) -> dict[str, int]:
     """Return each layer's number of experts with under a hundredth of the mean load of all."""
-    layers: dict[str, list[list[int]]] = {}
-    for part in results.values():
-        for layer in part["layers"]:
-            layers.setdefault(layer["name"], []).append(layer["load_before"])
     idle = {}
-    for name, loads in layers.items():
-        total = [sum(own) for own in zip(*loads, strict=True)]
-        idle[name] = sum(100 * len(total) * own < sum(total) for own in total)
+    for name, same in _by_layer(results).items():
+        total_E = np.sum([layer["load_before"] for layer in same], axis=0)
+        idle[name] = int((100 * len(total_E) * total_E < total_E.sum()).sum())
     return idle
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.training.model_cards import measure, miniworld_sets
+from capmoe_eval.evaluation.training.model_cards import measure, miniworld_sets, peaks
 from capmoe_eval.experiment.files import write_text
 from capmoe_eval.routing.method import Method
 from capmoe_eval.zoo import recipes
@@ -22,6 +22,7 @@ from capmoe_eval.zoo import recipes
 #: The tasks that the load is measured on: two without shots and one with 25.
 _MEASURED = ("openbookqa", "boolq", "arc_challenge")
 _DOCUMENTS = 60
+_TRAINING = ("name", "origin", "seed", "steps")  # what tells one training from another
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,7 @@ class Study:
 def study(asked: Study, out: Path, *, work: Path, say: Callable[[str], None] = print) -> None:
     """Train and measure the models that the file lacks; the file is written after each training.
 
-    Args:
-        asked: The trainings.
-        out: File of the results.
-        work: Directory of the checkpoints.
-        say: Function that takes progress lines.
+    ``work`` is the directory of the checkpoints, and ``say`` takes progress lines.
 
     Raises:
         UsageError: If a model is unknown or not upcycled in the zoo, or ``out`` is another file.
@@ -51,35 +48,30 @@ def study(asked: Study, out: Path, *, work: Path, say: Callable[[str], None] = p
             upcycled = [key for key, recipe in recipes.ZOO.items() if recipe.dense_steps]
             raise UsageError(f"names={name}: not upcycled; choose among {', '.join(upcycled)}")
     kept = _trainings(out)
-    done = {(t["name"], t["origin"], t["seed"], t["steps"]) for t in kept}
-    points = itertools.product(asked.names, asked.seeds, ("scratch", "upcycled"))
-    for name, seed, origin in points:
-        if (name, origin, seed, asked.steps) in done:
+    for name, seed, origin in itertools.product(asked.names, asked.seeds, ("scratch", "upcycled")):
+        training = dict(zip(_TRAINING, (name, origin, seed, asked.steps), strict=True))
+        if tuple(training.values()) in kept:
             continue
         say(f"{name}, {origin}, seed {seed}")
         model, losses = recipes.build(
             name, work, steps=asked.steps, seed=seed, scratch=origin == "scratch", say=say
         )
-        kept.append(
-            {"name": name, "origin": origin, "seed": seed, "steps": asked.steps}
-            | {"loss": round(sum(losses[-100:]) / len(losses[-100:]), 4)}
-            | _measured(name, model)
-        )
-        write_text(out, json.dumps({"trainings": kept}, indent=1) + "\n")
+        loss = round(sum(losses[-100:]) / len(losses[-100:]), 4)
+        kept[tuple(training.values())] = {**training, "loss": loss, **_measured(name, model)}
+        write_text(out, json.dumps({"trainings": list(kept.values())}, indent=1) + "\n")
 
 
-def _trainings(out: Path) -> list[dict[str, Any]]:
-    """Return the trainings in the file of results, none if there is no file."""
+def _trainings(out: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """Return the trainings in the file of results by what they are; none if there is no file."""
     if not out.is_file():
-        return []
+        return {}
     try:
-        kept: list[dict[str, Any]] = json.loads(out.read_text(encoding="utf-8"))["trainings"]
-        [(t["name"], t["origin"], t["seed"], t["steps"]) for t in kept]
+        kept = json.loads(out.read_text(encoding="utf-8"))["trainings"]
+        return {tuple(training[key] for key in _TRAINING): training for training in kept}
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"--out={out}: is there and no file of trainings ({error!r}); choose another"
         ) from error
-    return kept
 
 
 def _measured(name: str, model: Any) -> dict[str, Any]:
@@ -87,12 +79,7 @@ def _measured(name: str, model: Any) -> dict[str, Any]:
     sets = miniworld_sets()
     measured = replace(sets, tasks=[task for task in sets.tasks if task.name in _MEASURED])
     results = measure(name, model, Method("baseline"), measured, limit=_DOCUMENTS)
-    layers = [part["layers"] for part in results.values()]
-    peaks = [
-        sum(own[number]["peak"]["expert_before"]["mean"] for own in layers) / len(layers)
-        for number in range(len(layers[0]))
-    ]
     return {
         "accuracy": {task: part["value"] for task, part in results.items()},
-        "peaks": [round(peak, 3) for peak in peaks],
+        "peaks": [round(peak, 3) for peak in peaks(results).values()],
     }

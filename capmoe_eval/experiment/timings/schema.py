@@ -112,11 +112,6 @@ class Timing(Part):
     ideal_rank: Amount  # the same of the fullest rank's experts together
     reached: float | None  # the speedup's share of ``ideal_rank``'s gain; None if that is too small
 
-    @property
-    def dropped_share(self) -> float:
-        """Pairs of the tokens' own top-k that are not computed, as a share of all."""
-        return self.load.dropped_share
-
 
 def _with_dropless(rows: tuple[Timing, ...]) -> tuple[Timing, ...]:
     if [row.method for row in rows if row.label is None] != [DROPLESS]:

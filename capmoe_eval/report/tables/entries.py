@@ -75,7 +75,7 @@ class Measured:
         if method.name != _BASELINE.name:
             baselines = [self._runs(slot, _BASELINE, column) for column in layout.tasks]
             cells = list(_tested(cells, found, baselines, layout))
-        if all(run.record.data not in EMBEDDED for runs in found for run in runs):
+        if all(run.record.cell.data not in EMBEDDED for runs in found for run in runs):
             paper = next((model for model in layout.paper_models if model.key == slot.key), None)
             # The paper did not take every γ.
             with contextlib.suppress(LookupError):
@@ -83,7 +83,7 @@ class Measured:
                     printed = [entry.value for entry in printed_row(layout, paper, spec, gamma)]
                     same = [
                         not column.printed_metric
-                        or all(run.record.metric == column.printed_metric for run in runs)
+                        or all(run.record.cell.task.metric == column.printed_metric for run in runs)
                         for column, runs in zip(layout.tasks, found, strict=True)
                     ]
                     cells = list(_beside(cells, layout, printed, same))

@@ -19,7 +19,7 @@ from capmoe_eval.evaluation.progress import Progress
 from capmoe_eval.evaluation.run import run
 from capmoe_eval.evaluation.tasks import TaskLibrary, ready
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
-from capmoe_eval.experiment.configuration import Plan, load_option
+from capmoe_eval.experiment.configuration import Placement, Plan, load_option
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.routing.method import Method
@@ -32,7 +32,7 @@ def plan(root: Path, **changes: Any) -> Plan:
     model = ModelId("zoo_olmoe", "zoo:olmoe", dtype="float32")
     cell = Cell(model, Method("baseline"), TASK, 4, limit=4, data="miniworld")
     return dataclasses.replace(
-        Plan(cell, data_source("miniworld"), root, device="cpu", threads=1), **changes
+        Plan(cell, data_source("miniworld"), root, Placement("cpu", threads=1)), **changes
     )
 
 
