@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from capmoe_eval.errors import UsageError, shown
+from capmoe_eval.errors import Check, UsageError, whole
 from capmoe_eval.routing.capacity import experts_per_rank
 
 # Shape suffixes: T tokens, L MoE layers, K = top-k, S steps (forwards), E routed experts.
@@ -77,10 +77,12 @@ class Trace:
                 "expert_TLK, load_SLE: a trace has exactly one of them: the experts of every token "
                 "or the counts of every step"
             )
-        _check_whole("n_experts", self.n_experts)
+        whole(1)("n_experts", self.n_experts)
+        bounds = f"from 1 to n_experts={self.n_experts}"
+        some = Check(f"must be a whole number {bounds}", whole(1, self.n_experts).holds)
         for name in ("top_k", "ranks"):
             if (value := getattr(self, name)) is not None:
-                _check_whole(name, value, self.n_experts)
+                some(name, value)
         if self.ranks is not None:
             experts_per_rank(self.n_experts, self.ranks, "ranks")
         if self.load_SLE is None:
@@ -180,11 +182,9 @@ class Trace:
         """Number of steps of decoding; None where the kind of steps is not known."""
         return None if self.decode_S is None else int(self.decode_S.sum())
 
-    def decode_rows(self) -> Array | None:
-        """Return whether each token (with counts alone each step) is of decoding, booleans."""
-        if self.decode_S is None or self.expert_TLK is None:
-            return self.decode_S
-        return np.repeat(self.decode_S, np.diff(self._bounds()))
+    def by_row(self, values_S: Array) -> Array:
+        """Return a value of each step for every token; for every step where counts are alone."""
+        return values_S if self.expert_TLK is None else np.repeat(values_S, np.diff(self._bounds()))
 
     def only(self, kind: Kind) -> Trace:
         """Return the steps of one kind, in memory.
@@ -192,8 +192,7 @@ class Trace:
         Raises:
             UsageError: If the trace does not say the kind of its steps, or has none of this.
         """
-        decode_rows = self.decode_rows()
-        if decode_rows is None or self.decode_S is None:
+        if self.decode_S is None:
             raise UsageError(
                 f"only={kind}: the trace does not say which steps are prompts and which decode "
                 "steps; record it with save_trace=DIR, or leave --only out"
@@ -203,10 +202,22 @@ class Trace:
             return self
         if not is_of_kind_S.any():
             raise UsageError(f"only={kind}: the trace has no such step; leave --only out")
-        rows = decode_rows == (kind == "decode")
+        return self._part(self.by_row(is_of_kind_S), is_of_kind_S)
+
+    def second_half(self) -> Trace:
+        """Return the second half of the steps, or the whole of a single step."""
+        if self.n_steps < 2:
+            return self
+        middle = self.n_steps // 2
+        first = middle if self.expert_TLK is None else int(self._bounds()[middle])
+        return self._part(slice(first, None), slice(middle, None))
+
+    def _part(self, rows: Array | slice, steps: Array | slice) -> Trace:
+        """Return some steps; ``rows`` are their tokens, or the steps again of counts alone."""
         arrays = ("expert_TLK", "score_TLK", "step_T", "request_T", "load_SLE")
         parts = {name: array[rows] for name in arrays if (array := getattr(self, name)) is not None}
-        return dataclasses.replace(self, **parts, decode_S=self.decode_S[is_of_kind_S])
+        kinds_S = None if self.decode_S is None else self.decode_S[steps]
+        return dataclasses.replace(self, **parts, decode_S=kinds_S)
 
     def _rows(self, first: int = 0, last: int | None = None) -> Iterator[slice]:
         """Yield slices of tokens of a bounded number of pairs."""
@@ -333,13 +344,6 @@ def unsigned(ids: Array, field: str = "expert_TLK") -> Array:
     if (lowest := int(ids.min())) < 0:
         raise UsageError(f"{field}={lowest}: the number of an expert must be at least 0")
     return ids.astype(np.min_scalar_type(int(ids.max())), copy=False)
-
-
-def _check_whole(field: str, value: object, most: int | None = None) -> None:
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    if not is_whole or value < 1 or (most is not None and value > most):  # type: ignore[operator]
-        bounds = "of at least 1" if most is None else f"from 1 to n_experts={most}"
-        raise UsageError(f"{field}={shown(value)}: must be a whole number {bounds}")
 
 
 def _check_shape(field: str, array: Array | None, shape: tuple[int, ...], kinds: str) -> None:
