@@ -100,7 +100,7 @@ def test_a_verdict_counts_each_model_once() -> None:
     assert both.straggler == pytest.approx(mean_interval(gains)), "models are the units"
     assert both.straggler_most == pytest.approx(both.straggler.mean + 0.5)
     # By document the two models are one, then tasks count equally.
-    assert both.accuracy is not None and both.accuracy.effect == pytest.approx((31.25 - 25) / 2)
+    assert both.accuracy is not None and both.accuracy.mean == pytest.approx((31.25 - 25) / 2)
     models = ((12.5 - 25) / 2, 50.0)
     assert both.accuracy_over_models == pytest.approx(mean_interval(models))
     assert by_model(found[:4], points) == {"olmoe": pytest.approx(models[0])}

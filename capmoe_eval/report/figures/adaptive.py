@@ -16,7 +16,6 @@ from capmoe_eval.report.figures.evidence import FigureRecords
 from capmoe_eval.report.figures.pooling import by_key, by_task, mean_load
 from capmoe_eval.report.figures.style import column, whiskers
 from capmoe_eval.serving.trial import (
-    Interval,
     Outcome,
     Verdict,
     by_model,
@@ -87,7 +86,6 @@ def _budget(verdict: Verdict, compared: Sequence[Outcome], titles: Mapping[str, 
         and verdict.budget in (None, outcome.rule.budget)
     ]
     gain, accuracy = verdict.straggler, verdict.accuracy
-    score = accuracy and Interval(accuracy.effect, accuracy.low, accuracy.high)
 
     def of_models(value: Callable[[Outcome], float | None]) -> dict[str, float]:
         return {titles[model]: mean for model, mean in by_model(own, value).items()}
@@ -98,7 +96,7 @@ def _budget(verdict: Verdict, compared: Sequence[Outcome], titles: Mapping[str, 
         "cells": verdict.cells,
         "straggler": gain and gain._asdict(),
         "straggler_of_models": of_models(lambda outcome: outcome.gain),
-        "points": score and score._asdict(),
+        "points": accuracy and accuracy._asdict(),
         "points_of_models": of_models(points),
     }
 
