@@ -12,13 +12,9 @@ from capmoe_eval.experiment.configuration import options
 from capmoe_eval.experiment.names import gamma_number
 from capmoe_eval.serving.front import Axis, axis_of, comparable, cost
 from capmoe_eval.serving.settings import Change, Part, Setting
+from capmoe_eval.serving.trace import Trace
 
 _EQUAL = 1e-9  # speedups that are no different
-_WORDS = {
-    "points": "points of accuracy",
-    "scores": "the dropped share of the gate scores",
-    "pairs": "the dropped share of the pairs",
-}
 
 
 class Budget(Part):
@@ -35,13 +31,12 @@ class Budget(Part):
 
     def __str__(self) -> str:
         """Return the budget in words."""
-        points, gain = self.at_most_points, self.at_least_speedup
-        return " and ".join(
-            [
-                *([] if points is None else [f"at most {_counted(points, 'point')} lost"]),
-                *([] if gain is None else [f"an expert step at least {gain:g}× as fast"]),
-            ]
-        )
+        asked = []
+        if self.at_most_points is not None:
+            asked.append(f"at most {_counted(self.at_most_points, 'point')} lost")
+        if self.at_least_speedup is not None:
+            asked.append(f"an expert step at least {self.at_least_speedup:g}× as fast")
+        return " and ".join(asked)
 
     def holds(self, setting: Setting) -> bool:
         """Return whether a setting is known to keep the budget.
@@ -182,10 +177,7 @@ def _price(setting: Setting) -> str:
 
 
 def _changed(change: Change) -> str:
-    return (
-        f"{change.effect:+.2f} [{change.low:+.2f}, {change.high:+.2f}] points on "
-        f"{_counted(len(change.tasks), 'task')}"
-    ).replace("-", "−")
+    return f"{change} points on {_counted(len(change.tasks), 'task')}"
 
 
 def _by_layer(setting: Setting) -> str:
@@ -260,24 +252,17 @@ def activation(settings: Sequence[Setting], budget: Budget) -> str:
     return " ".join(lines)
 
 
-def unknown(
-    settings: Sequence[Setting],
-    *,
-    basis: str,
-    has_scores: bool,
-    steps: int,
-    knows_kinds: bool = False,
-) -> tuple[str, ...]:
-    """Return, in sentences, what cannot be known from what was given."""
+def unknown(settings: Sequence[Setting], trace: Trace | None) -> tuple[str, ...]:
+    """Return, in sentences, what settings on a trace, or of records alone, do not tell."""
     capacities = [s for s in (settings[n] for n in comparable(settings)) if not s.is_lossless]
     without = sum(setting.change is None for setting in capacities)
     lines = []
-    if basis == "trace" and not has_scores:
+    if trace is not None and trace.score_TLK is None:
         lines.append(
             "Which pairs score would drop, and with how much of the gate scores: the trace has no "
             "gate scores. The drop rate is exact all the same, whoever is kept."
         )
-    if basis == "trace" and not knows_kinds:
+    if trace is not None and trace.decode_S is None:
         lines.append(
             "Which steps are of prompts and which of decoding: the trace does not say, and all are "
             "judged together."
@@ -292,24 +277,23 @@ def unknown(
             f"What the answers lose under {without} of the {len(capacities)} capacities, of which "
             "no records were given."
         )
-    if basis == "records":
+    if trace is None:
         lines.append(
             "What balancing without loss gives, or a capacity on another placement: records hold "
             "loads that are summed over forwards; a trace (save_trace=DIR) has them step by step."
         )
-    elif steps < 2:
+    elif trace.n_steps < 2:
         lines.append(
             "What a placement gives: the trace has one step, and a plan is judged on other steps "
             "than it is made on."
         )
-    if basis == "trace" and any(setting.kind == "activation" for setting in settings):
+    if trace is not None and any(setting.kind == "activation" for setting in settings):
         lines.append(
             "Loads after OEA: where a token goes instead depends on scores that no trace has. Its "
             "activated experts are exact where the trace has a token’s experts best first."
         )
-    if by_records := sum(setting.loads == "records" for setting in settings[1:]) * (
-        basis == "trace"
-    ):
+    by_records = sum(setting.loads == "records" for setting in settings)
+    if trace is not None and by_records:
         lines.append(
             f"Loads of {by_records} settings of records alone on this traffic: the page has those "
             "of the records’ own batches, and they are not on the front."
@@ -337,25 +321,15 @@ def telling(
         words = [f"model={model}"]
     else:
         words = ["model=custom", f"model.name={model or 'NAME'}", "model.pretrained=PATH"]
-    last = f"results_dir={results}"
     swept = [f"gamma={','.join(map(gamma_number, gammas))}", "granularity=expert,device"]
     if any(setting.placement == "EPLB" for setting in settings):
         swept.append("placement=contiguous,eplb")
-    return (
-        shlex.join(["python", "-m", "capmoe_eval", *words, "method=baseline", last]),
-        shlex.join(
-            [
-                *("python", "-m", "capmoe_eval", "-m", *words, "method=score"),
-                *(*swept, f"ep_size={ranks}", last),
-            ]
-        ),
+    swept = ["-m", *words, "method=score", *swept, f"ep_size={ranks}"]
+    return tuple(
+        shlex.join(["python", "-m", "capmoe_eval", *command, f"results_dir={results}"])
+        for command in ([*words, "method=baseline"], swept)
     )
 
 
 def _counted(number: float, noun: str) -> str:
     return f"{number:g} {noun}{'' if number == 1 else 's'}"
-
-
-def axis_words(axis: Axis) -> str:
-    """Return what the cost of a capacity is counted in."""
-    return _WORDS[axis]

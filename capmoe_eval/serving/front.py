@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Final, Literal
 
 from capmoe_eval.serving.settings import Setting
 
 Axis = Literal["points", "scores", "pairs"]
 """What a capacity costs, as far as it is known: points of accuracy, else the dropped share of the
 gate scores, else the dropped share of the pairs."""
+
+
+AXES: Final[dict[Axis, str]] = {
+    "points": "points of accuracy",
+    "scores": "the dropped share of the gate scores",
+    "pairs": "the dropped share of the pairs",
+}
+"""What each is counted in."""
 
 
 def comparable(settings: Sequence[Setting]) -> list[int]:

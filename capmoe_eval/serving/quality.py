@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Final, NamedTuple
+from typing import Final
 
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.record import Record
@@ -94,12 +94,12 @@ class Quality:
         """
         found = [self._completed(setting) for setting in settings]
         told = {setting.title for setting in found}
-        others = [
-            one.setting
+        others = (
+            self._recorded(method, link_share)
             for method in self._methods()
-            if method.name not in KEEPERS and (one := self._recorded(method, link_share))
-        ]
-        return [*found, *(setting for setting in others if setting.title not in told)]
+            if method.name not in KEEPERS
+        )
+        return [*found, *(one for one in others if one is not None and one.title not in told)]
 
     def _completed(self, setting: Setting) -> Setting:
         if setting.kind == "activation":
@@ -135,8 +135,9 @@ class Quality:
         Raises:
             UsageError: If no record has a capacity over so many ranks.
         """
-        found = [one for method in self._methods() if (one := self._recorded(method, link_share))]
-        before = [one.before for one in found if one.before is not None]
+        methods = self._methods()
+        ranked = [self._found(self._side(one)) for one in methods if one.ep_size == self._ranks]
+        before = [_straggler(records, "before") for records in ranked if records]
         if not before:
             sizes = sorted({record.cell.method.ep_size for record in self.records})
             raise UsageError(
@@ -150,7 +151,8 @@ class Quality:
             straggler=fmean(before),
             speedup=1.0,
         )
-        return [home, *(one.setting for one in found)]
+        found = (self._recorded(method, link_share) for method in methods)
+        return [home, *(one for one in found if one is not None)]
 
     def _methods(self) -> list[Method]:
         """Return the methods of the records that are of so many ranks, or of no ranks at all.
@@ -171,19 +173,15 @@ class Quality:
         is_finite = bool(method.gamma) and method.gamma != math.inf
         return method.ep_size == self._ranks and is_finite
 
-    def _recorded(self, method: Method, link_share: float) -> _Recorded | None:
+    def _recorded(self, method: Method, link_share: float) -> Setting | None:
         """Return the setting of a method by its records' own batches, or None without records."""
         side = self._side(method)
         records = self._found(side)
         if not records:
             return None
-        drop_rate = fmean(record.load.drop_rate for record in records)
-        wastes = [record.load.pad_waste for record in records if record.load.pad_waste is not None]
-        actives = [
-            (record.load.activated_before, record.load.activated_after)
-            for record in records
-            if record.load.activated_before is not None and record.load.activated_after is not None
-        ]
+        loads = [record.load for record in records]
+        drop_rate = fmean(load.drop_rate for load in loads)
+        wastes = [load.pad_waste for load in loads if load.pad_waste is not None]
         fields = {
             "kind": "activation" if method.bound is None else "capacity",
             "method": method.name,
@@ -195,28 +193,24 @@ class Quality:
             "pad_waste": fmean(wastes) if wastes else None,
             "change": self._change(side),
         }
-        if len(actives) == len(records):  # older ones did not count them
-            before, after = (fmean(values) for values in zip(*actives, strict=True))
-            fields |= {"active": after, "active_before": before}
-        straggler = None
+        for field, when in (("active", "after"), ("active_before", "before")):
+            counts = [getattr(load, f"activated_{when}") for load in loads]
+            if None not in counts:  # older records did not count them
+                fields[field] = fmean(counts)
         if method.ep_size == self._ranks:
+            before, after = (_straggler(records, when) for when in ("before", "after"))
             layers = [layer for record in records for layer in record.layers]
-            straggler = fmean(layer.peak.device_before.mean for layer in layers)
-            after = fmean(layer.peak.device_after.mean for layer in layers)
-            pairs = sum(layer.assignments for layer in layers)
-            sent = 1 - drop_rate + sum(layer.added for layer in layers) / pairs
-            fields |= {
-                "straggler": after,
-                "speedup": speedup(after, straggler, sent, link_share),
-            }
-        return _Recorded(Setting.model_validate(fields), straggler)
+            added = sum(layer.added for layer in layers)
+            sent = 1 - drop_rate + added / sum(layer.assignments for layer in layers)
+            fields |= {"straggler": after, "speedup": speedup(after, before, sent, link_share)}
+        return Setting.model_validate(fields)
 
 
-class _Recorded(NamedTuple):
-    """A setting by records."""
-
-    setting: Setting
-    before: float | None  # straggler factor of the unchanged model on the same batches
+def _straggler(records: Sequence[Record], when: str) -> float:
+    """Return the mean straggler factor of records' ranks before or after drops."""
+    return fmean(
+        getattr(layer.peak, f"device_{when}").mean for record in records for layer in record.layers
+    )
 
 
 def _knobs(method: Method) -> str:

@@ -28,6 +28,10 @@ class Change(Part):
     tasks: Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
     drop_rate: Share  # of the pairs in the records, which have batches of their own
 
+    def __str__(self) -> str:
+        """Return the effect with its interval."""
+        return f"{self.effect:+.2f} [{self.low:+.2f}, {self.high:+.2f}]".replace("-", "−")
+
 
 class Setting(Part):
     """A way to serve, with its loads on a trace or in records."""

@@ -142,7 +142,7 @@ def write(advised: Advised, out: Path) -> None:
         UsageError: If a file cannot be written.
     """
     from capmoe_eval.report.advice.page import to_html
-    from capmoe_eval.serving.exports.files import SERVER_FILES
+    from capmoe_eval.serving.exports import SERVER_FILES
 
     texts = {PAGE: to_html(advised.advice), JSON: advised.advice.model_dump_json(indent=1) + "\n"}
     with writing("--out", out):

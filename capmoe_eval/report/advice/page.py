@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from capmoe_eval.report.templates import render
-from capmoe_eval.report.templates.texts import ABSENT, shown
-from capmoe_eval.serving.advice import Advice, axis_words
-from capmoe_eval.serving.exports.files import MEGATRON
-from capmoe_eval.serving.front import comparable, cost
+from capmoe_eval.report.templates.texts import ABSENT, columns, shown
+from capmoe_eval.serving.advice import Advice
+from capmoe_eval.serving.exports import MEGATRON
+from capmoe_eval.serving.front import AXES, comparable, cost
 from capmoe_eval.serving.settings import Change, Setting
 from capmoe_eval.serving.trace import steps_in_words
 
@@ -50,7 +50,7 @@ def content(advice: Advice) -> dict[str, object]:
             (row for row in rows if row[1].is_on_front), key=lambda row: row[1].reached
         ),
         "rows": rows,
-        "axis": axis_words(advice.axis),
+        "axis": AXES[advice.axis],
         "picture": _picture(advice),
     }
 
@@ -110,40 +110,18 @@ def _accuracy(change: Change | None) -> list[tuple[str, float | None]]:
 
 def text(advice: Advice) -> str:
     """Return the advice as lines: the recommendation, the front, and what is not known."""
-    rows = [
-        ["front", "fullest/mean", "speedup ≤", "dropped", "active", axis_words(advice.axis)],
-        *_front_rows(advice),
-    ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    table = [
-        "  ".join(
-            [
-                row[0].ljust(widths[0]),
-                *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)),
-            ]
-        )
-        for row in rows
-    ]
-    steps = [] if advice.assumed_steps is None else [f"steps: {advice.assumed_steps}"]
-    return "\n".join(
-        [
-            about(advice),
-            *steps,
-            "",
-            f"{advice.recommendation.sentence} {remark(advice)}".rstrip(),
-            "",
-            *table,
-            *(["", advice.activation] if advice.activation else []),
-            "",
-            "Not known:",
-            *(f"- {line}" for line in advice.unknown),
-            *(
-                ["", "To measure what the answers lose:", *advice.commands]
-                if advice.commands
-                else []
-            ),
-        ]
-    )
+    heads = ["front", "fullest/mean", "speedup ≤", "dropped", "active", AXES[advice.axis]]
+    lines = [about(advice)]
+    if advice.assumed_steps is not None:
+        lines.append(f"steps: {advice.assumed_steps}")
+    lines += ["", f"{advice.recommendation.sentence} {remark(advice)}".rstrip(), ""]
+    lines += columns([heads, *_front_rows(advice)])
+    if advice.activation:
+        lines += ["", advice.activation]
+    lines += ["", "Not known:", *(f"- {line}" for line in advice.unknown)]
+    if advice.commands:
+        lines += ["", "To measure what the answers lose:", *advice.commands]
+    return "\n".join(lines)
 
 
 def _front_rows(advice: Advice) -> list[list[str]]:
@@ -160,22 +138,18 @@ def _front_rows(advice: Advice) -> list[list[str]]:
         )
         key = one.name if one.is_lossless else one.bound
         names.setdefault((key, *cells), []).append(one.title)
-    return [
-        [titles[0] if len(titles) == 1 else f"{_either(titles)} {key}", *cells]
-        for (key, *cells), titles in names.items()
-    ]
-
-
-def _either(titles: list[str]) -> str:
-    return ", ".join(title.split(" γ")[0] for title in titles)
+    rows = []
+    for (key, *numbers), titles in names.items():
+        kept = ", ".join(title.partition(" γ")[0] for title in titles)
+        rows.append([titles[0] if len(titles) == 1 else f"{kept} {key}", *numbers])
+    return rows
 
 
 def _cost(setting: Setting, advice: Advice) -> str:
     if setting.is_lossless:
         return "no loss"
     if setting.change is not None:
-        change = setting.change
-        return f"{change.effect:+.2f} [{change.low:+.2f}, {change.high:+.2f}]".replace("-", "−")
+        return str(setting.change)
     return shown(cost(setting, advice.axis), "{:.1%}")
 
 
