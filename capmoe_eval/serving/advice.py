@@ -99,8 +99,8 @@ class Advice(Part):
         return self
 
 
-def choose(settings: Sequence[Setting], budget: Budget) -> int | None:
-    """Return the place of the recommended setting, or None if none is known to keep the budget.
+def choose(settings: Sequence[Setting], budget: Budget) -> Setting | None:
+    """Return the recommended setting, or None if none is known to keep the budget.
 
     It is one of those that can be compared.
 
@@ -110,20 +110,17 @@ def choose(settings: Sequence[Setting], budget: Budget) -> int | None:
     drops least.
     If only a loss is allowed, it is the fastest.
     """
-    keeping = [number for number in comparable(settings) if budget.holds(settings[number])]
+    keeping = [setting for setting in comparable(settings) if budget.holds(setting)]
     axis = axis_of(settings)
     if budget.at_least_speedup is None:
-        return min(keeping, key=lambda one: (*_by_speed(settings[one], axis), one), default=None)
-    best = min(keeping, key=lambda one: (*_by_loss(settings[one], axis), one), default=None)
-    if best is None or settings[best].change is None:
+        return min(keeping, key=lambda one: (-one.reached, *_by_loss(one, axis)), default=None)
+    best = min(keeping, key=lambda one: _by_loss(one, axis), default=None)
+    if best is None or best.change is None:
         return best
-    smallest = cost(settings[best], axis) or 0.0
-    alike = [
-        number
-        for number in keeping
-        if (change := settings[number].change) is not None and -change.high <= smallest
-    ]
-    return min(alike, key=lambda one: (settings[one].drop_rate, -settings[one].reached, one))
+    smallest = cost(best, axis) or 0.0
+    measured = [(one, one.change) for one in keeping if one.change is not None]
+    alike = [one for one, change in measured if -change.high <= smallest]
+    return min(alike, key=lambda one: (one.drop_rate, -one.reached))
 
 
 def _by_loss(setting: Setting, axis: Axis) -> tuple[float, ...]:
@@ -136,18 +133,13 @@ def _by_loss(setting: Setting, axis: Axis) -> tuple[float, ...]:
     return (1, lost, 0, -setting.reached)
 
 
-def _by_speed(setting: Setting, axis: Axis) -> tuple[float, ...]:
-    return (-setting.reached, *_by_loss(setting, axis))
-
-
 def recommend(settings: Sequence[Setting], budget: Budget) -> Recommendation:
     """Return the recommended setting with its reason in one sentence."""
-    place = choose(settings, budget)
-    known = [settings[number] for number in comparable(settings)]
+    chosen, known = choose(settings, budget), comparable(settings)
     best = max((one for one in known if one.is_lossless), key=lambda setting: setting.reached)
-    if place is None:
+    if chosen is None:
         return Recommendation(kind="none", setting=None, sentence=_none(known, budget, best))
-    chosen = settings[place]
+    place = settings.index(chosen)
     if not chosen.is_lossless:
         sentence = (
             f"{chosen.title}: the fullest rank gets {chosen.straggler:.2f} instead of "
@@ -254,7 +246,7 @@ def activation(settings: Sequence[Setting], budget: Budget) -> str:
 
 def unknown(settings: Sequence[Setting], trace: Trace | None) -> tuple[str, ...]:
     """Return, in sentences, what settings on a trace, or of records alone, do not tell."""
-    capacities = [s for s in (settings[n] for n in comparable(settings)) if not s.is_lossless]
+    capacities = [setting for setting in comparable(settings) if not setting.is_lossless]
     without = sum(setting.change is None for setting in capacities)
     lines = []
     if trace is not None and trace.score_TLK is None:

@@ -8,11 +8,9 @@ is a choice that no server makes, and copies are there to compute what it would 
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -46,16 +44,6 @@ class CapacitySums:
     active: Mapping[str, Array]  # copies of experts that compute [L], by keeper; no unknown ones
     mass_L: Array  # gate scores of all pairs
     lost_LM: Array | None  # of the dropped pairs, by keeper; None without scores
-
-    def of_layers(self, which: Array) -> CapacitySums:
-        """Return the same of some layers."""
-        own: dict[str, Any] = {
-            field.name: value[which]
-            for field in dataclasses.fields(self)
-            if isinstance(value := getattr(self, field.name), np.ndarray)
-        }
-        own["active"] = {keeper: found[which] for keeper, found in self.active.items()}
-        return dataclasses.replace(self, **own)
 
     @property
     def straggler(self) -> float:
@@ -106,7 +94,7 @@ def capacity_sums(
     counter = CapacityCounter(trace, factor_XL, placement, granularity, keepers)
     for part in trace.by_steps():
         counter.add(part)
-    return counter.sums()
+    return [counter.at(number) for number in range(len(factor_XL))]
 
 
 class CapacityCounter:
@@ -206,22 +194,19 @@ class CapacityCounter:
             self._mass_L[layer] += mass
             self._lost_XLM[:, layer] += lost_XM
 
-    def sums(self) -> list[CapacitySums]:
-        """Return the sums of each choice of factors."""
-        return [
-            CapacitySums(
-                ranks=self._placement.ranks,
-                steps=self._trace.n_steps,
-                asked_L=self._asked_L,
-                kept_L=self._kept_XL[number],
-                slots_L=self._slots_XL[number],
-                fullest_L=self._fullest_XL[number],
-                active={keeper: found[number] for keeper, found in self._active_XL.items()},
-                mass_L=self._mass_L,
-                lost_LM=None if self._trace.score_TLK is None else self._lost_XLM[number],
-            )
-            for number in range(len(self._factors))
-        ]
+    def at(self, number: int, layers: Array | slice = slice(None)) -> CapacitySums:
+        """Return the sums of one choice of factors, of all layers or some."""
+        return CapacitySums(
+            ranks=self._placement.ranks,
+            steps=self._trace.n_steps,
+            asked_L=self._asked_L[layers],
+            kept_L=self._kept_XL[number, layers],
+            slots_L=self._slots_XL[number, layers],
+            fullest_L=self._fullest_XL[number, layers],
+            active={keeper: found[number, layers] for keeper, found in self._active_XL.items()},
+            mass_L=self._mass_L[layers],
+            lost_LM=None if self._trace.score_TLK is None else self._lost_XLM[number, layers],
+        )
 
 
 def layer_factors(

@@ -113,15 +113,15 @@ def summarise(
         expert_peaks.append(_peaks(part.load_SLE))
         rank_peaks.append(_peaks(by_rank_SLRN.sum(axis=3)))
     expert_SL, rank_SL = np.concatenate(expert_peaks), np.concatenate(rank_peaks)
-    *bounded, unbounded = counter.sums()
 
     def layer(name: str, which: Array) -> LayerSummary:
         """Return the summary of one layer, or of several together."""
         at = []
-        for gamma, sums in zip(gammas, (one.of_layers(which) for one in bounded), strict=True):
+        for number, gamma in enumerate(gammas):
+            sums = counter.at(number, which)
             straggler = sums.straggler if is_ranked else None
             at.append(AtGamma(gamma, sums.drop_rate, sums.pad_waste, straggler, sums.lost or None))
-        before = unbounded.of_layers(which)
+        before = counter.at(-1, which)
         return LayerSummary(
             name=name,
             assignments=int(before.asked_L.sum()),
