@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ from capmoe_eval.serving.capacities import CapacityCounter
 from capmoe_eval.serving.placement.layout import contiguous
 from capmoe_eval.serving.trace import Array, Trace
 
-# Shape suffixes: S steps, L layers, E experts, U units of a load (experts, or ranks).
+# Shape suffixes: S steps, L layers, E experts, R ranks.
 
 GAMMAS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)
 """Capacity factors of a summary."""
@@ -99,35 +98,33 @@ def summarise(
         UsageError: If the experts cannot be spread evenly over the ranks.
     """
     ranks = trace.ranks if ranks is None else ranks
-    is_ranked = ranks is not None
     home = contiguous(trace.n_layers, trace.n_experts, 1 if ranks is None else ranks)
-    # Without a limit, in the end, nothing is dropped.
-    factors = [[gamma] * trace.n_layers for gamma in (*gammas, math.inf)]
+    factors = [[gamma] * trace.n_layers for gamma in gammas]
     counter = CapacityCounter(trace, factors, home, "expert", (), rounding)
     load_LE = np.zeros((trace.n_layers, trace.n_experts), dtype=np.int64)
-    expert_peaks, rank_peaks = [], []
+    parts = []
     for part in trace.by_steps():
         counter.add(part)
         load_LE += part.load_SLE.sum(axis=0)
-        by_rank_SLRN = part.load_SLE.reshape(*part.load_SLE.shape[:2], home.ranks, -1)
-        expert_peaks.append(_peaks(part.load_SLE))
-        rank_peaks.append(_peaks(by_rank_SLRN.sum(axis=3)))
-    expert_SL, rank_SL = np.concatenate(expert_peaks), np.concatenate(rank_peaks)
+        rank_SLR = part.load_SLE.reshape(*part.load_SLE.shape[:2], home.ranks, -1).sum(axis=3)
+        parts.append((part.load_SLE.sum(axis=2), part.load_SLE.max(axis=2), rank_SLR.max(axis=2)))
+    asked_SL, expert_SL, rank_SL = (np.concatenate(some) for some in zip(*parts, strict=True))
 
     def layer(name: str, which: Array) -> LayerSummary:
         """Return the summary of one layer, or of several together."""
         at = []
         for number, gamma in enumerate(gammas):
             sums = counter.at(number, which)
-            straggler = sums.straggler if is_ranked else None
+            straggler = None if ranks is None else sums.straggler
             at.append(AtGamma(gamma, sums.drop_rate, sums.pad_waste, straggler, sums.lost or None))
-        before = counter.at(-1, which)
+        own_SL, fullest_SL = asked_SL[:, which], rank_SL[:, which]
+        asked = int(own_SL.sum())
         return LayerSummary(
             name=name,
-            assignments=int(before.asked_L.sum()),
-            expert_peak=_peak(expert_SL[:, which]),
-            rank_peak=_peak(rank_SL[:, which]) if is_ranked else None,
-            straggler=before.straggler if is_ranked else None,
+            assignments=asked,
+            expert_peak=_peak(expert_SL[:, which], own_SL, trace.n_experts),
+            rank_peak=None if ranks is None else _peak(fullest_SL, own_SL, ranks),
+            straggler=None if ranks is None else int(fullest_SL.sum()) * ranks / (asked or 1),
             at=tuple(at),
             load=tuple(load_LE[which[0]].tolist()) if len(which) == 1 else (),
         )
@@ -147,12 +144,7 @@ def summarise(
     )
 
 
-def _peaks(load_SLU: Array) -> Array:
-    """Return the highest load over the mean in each step and layer [S, L]; 0 without a pair."""
-    mean_SL = np.maximum(load_SLU.sum(axis=2), 1) / load_SLU.shape[2]
-    peak_SL: Array = load_SLU.max(axis=2) / mean_SL
-    return peak_SL
-
-
-def _peak(peak_SL: Array) -> Peak:
-    return Peak(float(peak_SL.sum() / (np.count_nonzero(peak_SL) or 1)), float(peak_SL.max()))
+def _peak(fullest_SL: Array, asked_SL: Array, units: int) -> Peak:
+    """Return the peak of the fullest of some units, from its load in each step and layer."""
+    peak_SL = fullest_SL * units / np.maximum(asked_SL, 1)
+    return Peak(float(peak_SL.sum() / (np.count_nonzero(asked_SL) or 1)), float(peak_SL.max()))
