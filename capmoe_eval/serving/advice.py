@@ -10,17 +10,18 @@ from pydantic import Field, model_validator
 
 from capmoe_eval.experiment.configuration import options
 from capmoe_eval.experiment.names import gamma_number
+from capmoe_eval.experiment.record_part import Amount, Count, Positive, Share
 from capmoe_eval.serving.front import Axis, axis_of, comparable, cost
-from capmoe_eval.serving.settings import Change, Part, Setting
+from capmoe_eval.serving.settings import AdvicePart, Change, Setting
 from capmoe_eval.serving.trace import Trace
 
 _EQUAL = 1e-9  # speedups that are no different
 
 
-class Budget(Part):
+class Budget(AdvicePart):
     """What a setting may cost, and what it must give; at least one of them."""
 
-    at_most_points: Annotated[float, Field(ge=0)] | None = None  # lost, of accuracy
+    at_most_points: Amount | None = None  # lost, of accuracy
     at_least_speedup: Annotated[float, Field(gt=0)] | None = None  # of the expert step
 
     @model_validator(mode="after")
@@ -55,31 +56,31 @@ class Budget(Part):
         return setting.change is not None and setting.change.low >= -self.at_most_points
 
 
-class Recommendation(Part):
+class Recommendation(AdvicePart):
     """The recommended setting by its place among the settings, or that there is none."""
 
     kind: Literal["capacity", "lossless", "none"]
-    setting: Annotated[int, Field(ge=0)] | None
+    setting: Count | None
     sentence: str
 
 
-class Advice(Part):
+class Advice(AdvicePart):
     """An advice: what was asked, every setting, the recommended one, and what is not known."""
 
     version: Literal[2] = 2
     source: str
     model: str | None
     basis: Literal["trace", "records"]
-    n_experts: Annotated[int, Field(ge=1)]
-    top_k: Annotated[int, Field(ge=1)] | None
-    layers: Annotated[int, Field(ge=1)]
+    n_experts: Positive
+    top_k: Positive | None
+    layers: Positive
     ranks: Annotated[int, Field(ge=2)]
-    experts_per_rank: Annotated[int, Field(ge=1)]
-    steps: Annotated[int, Field(ge=1)]
-    decode_steps: Annotated[int, Field(ge=0)] | None = None  # None where a trace does not say
+    experts_per_rank: Positive
+    steps: Positive
+    decode_steps: Count | None = None  # None where a trace does not say
     assumed_steps: str | None = None  # how tokens were put into steps, where the trace does not say
-    link_share: Annotated[float, Field(ge=0, le=1)]
-    expert_bytes: Annotated[int, Field(ge=1)] | None = None  # of the weights of one expert
+    link_share: Share
+    expert_bytes: Positive | None = None  # of the weights of one expert
     budget: Budget
     axis: Axis
     settings: Annotated[tuple[Setting, ...], Field(min_length=1, strict=False)]

@@ -16,9 +16,9 @@ import numpy as np
 
 from capmoe_eval.routing.capacity import capacity, experts_per_rank
 from capmoe_eval.serving.adaptive import choose, grid
+from capmoe_eval.serving.pairs import KEEPERS, active_copies, dropped_mass
 from capmoe_eval.serving.placement.layout import Placement
 from capmoe_eval.serving.placement.replicas import by_slot, rank_loads, slots_in_turn
-from capmoe_eval.serving.score_mass import KEEPERS, active_copies, dropped_mass
 from capmoe_eval.serving.settings import Granularity
 from capmoe_eval.serving.trace import Array, Steps, Trace
 
@@ -75,14 +75,8 @@ class CapacitySums:
         return None if found is None else int(found.sum()) / (self.steps * len(found))
 
 
-def capacity_sums(
-    trace: Trace,
-    factor_XL: Sequence[Factors],
-    placement: Placement,
-    granularity: Granularity,
-    keepers: Sequence[str] = KEEPERS,
-) -> list[CapacitySums]:
-    """Return what capacities do, for each choice of factors; ``reference.py`` has the loop.
+class CapacityCounter:
+    """Counts what capacities do, for each choice of factors; ``reference.py`` has the loop.
 
     Args:
         trace: The trace.
@@ -90,15 +84,8 @@ def capacity_sums(
         placement: The experts in the slots of every rank.
         granularity: What has a capacity; each expert only where no expert has two slots.
         keepers: Who may be kept; of ``random`` the copies that compute are not known.
+        rounding: ``ceil`` or ``floor``.
     """
-    counter = CapacityCounter(trace, factor_XL, placement, granularity, keepers)
-    for part in trace.by_steps():
-        counter.add(part)
-    return [counter.at(number) for number in range(len(factor_XL))]
-
-
-class CapacityCounter:
-    """Counts what :func:`capacity_sums` returns, part by part of a trace."""
 
     def __init__(
         self,
@@ -121,8 +108,14 @@ class CapacityCounter:
         self._active_XL = {keeper: np.zeros(shape, dtype=np.int64) for keeper in keepers}
         self._mass_L, self._lost_XLM = np.zeros(placement.layers), np.zeros((*shape, len(KEEPERS)))
 
+    def counted(self) -> list[CapacitySums]:
+        """Count all steps, and return the sums of each choice of factors."""
+        for part in self._trace.by_steps():
+            self.add(part)
+        return [self.at(number) for number in range(len(self._factors))]
+
     def add(self, part: Steps) -> None:
-        """Add some steps."""
+        """Count some steps."""
         placement, asked_SL = self._placement, part.load_SLE.sum(axis=2)
         place = rank_loads if self._of_devices else by_slot
         load_SLB = place(part.load_SLE, placement)
@@ -219,23 +212,17 @@ def layer_factors(
     """Choose the γ of every layer, with as many drops in all as each static γ has on these loads.
 
     The rule is that of :func:`capmoe_eval.serving.adaptive.choose`; the straggler factor in it is
-    of the fullest rank. None where the static γ drops nothing.
-
-    Args:
-        load_SLE: The loads to plan on; of many steps some are taken, evenly spread.
-        top_k: Experts K per token, None if unknown.
-        gammas: Static capacity factors.
-        placement: The experts in the slots of every rank.
-        granularity: What has a capacity.
+    of the fullest rank. None where the static γ drops nothing. Of many steps some are planned on,
+    evenly spread.
     """
     load_SLE = load_SLE[:: -(-len(load_SLE) // _PLANNED)]
     _, n_layers, n_experts = load_SLE.shape
     trace = Trace(n_experts, load_SLE=load_SLE, top_k=top_k)
-    nothing_dropped = placement.ranks if granularity == "device" else n_experts / (top_k or 1)
-    offered = grid(nothing_dropped)
+    offered = grid(placement.ranks if granularity == "device" else n_experts / (top_k or 1))
 
-    def curves(factors: Sequence[float]) -> tuple[Array, Array]:
-        sums = capacity_sums(trace, [[f] * n_layers for f in factors], placement, granularity, ())
+    def curves(gammas: Sequence[float]) -> tuple[Array, Array]:
+        factor_XL = [[gamma] * n_layers for gamma in gammas]
+        sums = CapacityCounter(trace, factor_XL, placement, granularity, ()).counted()
         asked_L = np.maximum(sums[0].asked_L, 1)
         dropped_XL = np.array([(one.asked_L - one.kept_L) / asked_L for one in sums])
         straggler_XL = np.array([one.fullest_L * placement.ranks / asked_L for one in sums])

@@ -15,8 +15,8 @@ from capmoe_eval.experiment.results import Reader, record_paths
 from capmoe_eval.paper.evidence import Evidence, Side
 from capmoe_eval.routing.knobs import CONTIGUOUS, EPLB
 from capmoe_eval.routing.method import DEFAULTS, Method
-from capmoe_eval.serving.score_mass import KEEPERS
-from capmoe_eval.serving.settings import UNCHANGED, Change, Setting, speedup
+from capmoe_eval.serving.pairs import KEEPERS
+from capmoe_eval.serving.settings import Change, Setting, speedup
 
 _BASELINE = Side(method="baseline")
 # The placements of settings that records may be of, by the names that settings have for them.
@@ -48,18 +48,13 @@ class Quality:
         self._model = records[0].model
         self._evidence = Evidence(profile="", records=self.records)
 
-    def change(
-        self, method: str, gamma: float, granularity: str, placement: str = CONTIGUOUS
-    ) -> Change | None:
-        """Return the change of accuracy under a capacity, or None if no records pair.
+    def change(self, method: Method) -> Change | None:
+        """Return the change of accuracy under a method, or None if no records pair.
 
         All seeds of ``random`` are one side, as everywhere. Records of a capacity of devices are
         of the placement that is asked for, and of no other.
         """
-        knobs = {"ep_size": self._ranks, "granularity": granularity, "placement": placement}
-        return self._change(self._side(Method(method, gamma, **knobs)))  # type: ignore[arg-type]
-
-    def _change(self, side: Side) -> Change | None:
+        side = self._side(method)
         effect = self._evidence.effect(side, _BASELINE)
         found = effect.comparison
         if found is None:
@@ -109,9 +104,9 @@ class Quality:
             placement = CONTIGUOUS
         if setting.kind != "capacity" or setting.gamma is None or placement is None:
             return setting
-        assert setting.granularity is not None
-        change = self.change(setting.method, setting.gamma, setting.granularity, placement)
-        return setting.model_copy(update={"change": change})
+        knobs = {"granularity": setting.granularity, "placement": placement}
+        method = Method(setting.method, setting.gamma, ep_size=self._ranks, **knobs)  # type: ignore[arg-type]
+        return setting.model_copy(update={"change": self.change(method)})
 
     def _of_prompts(self, setting: Setting) -> Setting:
         """Return a setting of OEA with the change of accuracy of records that bound all forwards.
@@ -120,10 +115,9 @@ class Quality:
         """
         for method in self._methods():
             is_same = method.name == setting.method and f"k0={method.k0}" == setting.knobs
-            if is_same and method.decode == DEFAULTS["decode"]:
-                change = self._change(self._side(method))
-                if change is not None:
-                    return setting.model_copy(update={"change": change, "knobs": _knobs(method)})
+            of_all = method.decode == DEFAULTS["decode"]
+            if is_same and of_all and (change := self.change(method)) is not None:
+                return setting.model_copy(update={"change": change, "knobs": _knobs(method)})
         return setting
 
     def settings(self, link_share: float) -> list[Setting]:
@@ -146,7 +140,7 @@ class Quality:
             )
         home = Setting(
             kind="unchanged",
-            method=UNCHANGED,
+            method=CONTIGUOUS,
             loads="records",
             straggler=fmean(before),
             speedup=1.0,
@@ -159,14 +153,12 @@ class Quality:
 
         They are on blocks; the loads of records tell nothing of placements. Seeds are one.
         """
-        methods = {
-            dataclasses.replace(record.cell.method, seed=0)
-            for record in self.records
-            if not record.cell.method.is_stock and not record.cell.method.is_placed
-        }
+        methods = {dataclasses.replace(record.cell.method, seed=0) for record in self.records}
         return sorted(filter(self._is_served, methods), key=lambda one: repr(one.identity()))
 
     def _is_served(self, method: Method) -> bool:
+        if method.is_stock or method.is_placed:
+            return False
         if method.bound is None:  # the experts of a batch are chosen for all ranks together
             return method.ep_size == self._ranks or method.granularity == "expert"
         # With γ=0 there is nothing to speed up.
@@ -175,8 +167,7 @@ class Quality:
 
     def _recorded(self, method: Method, link_share: float) -> Setting | None:
         """Return the setting of a method by its records' own batches, or None without records."""
-        side = self._side(method)
-        records = self._found(side)
+        records = self._found(self._side(method))
         if not records:
             return None
         loads = [record.load for record in records]
@@ -191,7 +182,7 @@ class Quality:
             "loads": "records",
             "drop_rate": drop_rate,
             "pad_waste": fmean(wastes) if wastes else None,
-            "change": self._change(side),
+            "change": self.change(method),
         }
         for field, when in (("active", "after"), ("active_before", "before")):
             counts = [getattr(load, f"activated_{when}") for load in loads]

@@ -333,16 +333,18 @@ def steps_in_words(steps: int, decode_steps: int | None) -> str:
     )
 
 
-def unsigned(ids: Array, field: str = "expert_TLK") -> Array:
+def unsigned(ids: Array) -> Array:
     """Return integers of at least 0 in the smallest unsigned type that holds them.
 
     Raises:
         UsageError: If one is negative or they are no integers.
     """
     if ids.dtype.kind not in "ui" or not ids.size:
-        raise UsageError(f"{field}: {ids.dtype} {list(ids.shape)}; must be integers, at least one")
+        raise UsageError(
+            f"expert_TLK: {ids.dtype} {list(ids.shape)}; must be integers, at least one"
+        )
     if (lowest := int(ids.min())) < 0:
-        raise UsageError(f"{field}={lowest}: the number of an expert must be at least 0")
+        raise UsageError(f"expert_TLK={lowest}: the number of an expert must be at least 0")
     return ids.astype(np.min_scalar_type(int(ids.max())), copy=False)
 
 

@@ -13,14 +13,14 @@ import numpy as np
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.capacity import experts_per_rank
-from capmoe_eval.serving.activated import activated_by_oea
-from capmoe_eval.serving.capacities import Factors, capacity_sums, layer_factors
+from capmoe_eval.routing.knobs import CONTIGUOUS
+from capmoe_eval.serving.capacities import CapacityCounter, Factors, layer_factors
+from capmoe_eval.serving.pairs import KEEPERS, activated_by_oea
 from capmoe_eval.serving.placement.comparison import compare, halves
 from capmoe_eval.serving.placement.eplb import plan_eplb
 from capmoe_eval.serving.placement.layout import Counts, Placement, contiguous
 from capmoe_eval.serving.placement.outcome import Outcome, judge, judge_least_loaded
-from capmoe_eval.serving.score_mass import KEEPERS
-from capmoe_eval.serving.settings import UNCHANGED, Granularity, Setting, speedup
+from capmoe_eval.serving.settings import Granularity, Setting, speedup
 from capmoe_eval.serving.trace import Trace
 
 _BEST = ("score",)
@@ -63,7 +63,7 @@ def trace_settings(
     home = contiguous(trace.n_layers, trace.n_experts, ranks)
     extra = slots - home.expert_LRN.shape[2]
     if len(load_SLE) < 2:  # nothing is left to judge a plan on
-        planned_SLE, outcomes = None, [judge(UNCHANGED, load_SLE, home)]
+        planned_SLE, outcomes = None, [judge(CONTIGUOUS, load_SLE, home)]
         outcomes.append(judge_least_loaded(load_SLE, ranks))
     else:
         planned_SLE = halves(load_SLE)[0]
@@ -128,7 +128,7 @@ class _Judged:
     def balanced(self, outcome: Outcome) -> Setting:
         """Return the setting of a method that drops nothing."""
         summary = outcome.summary()
-        kinds = {UNCHANGED: "unchanged", "LLEP": "transfers"}
+        kinds = {CONTIGUOUS: "unchanged", "LLEP": "transfers"}
         return self._setting(
             _straggler(outcome),
             1.0,
@@ -170,8 +170,8 @@ class _Judged:
                 ]
             keepers = _BEST if about else KEEPERS
             factor_XL = [factors for _, factors in chosen]
-            sums = capacity_sums(self.trace, factor_XL, placement, granularity, keepers)
-            for (named, _), found in zip(chosen, sums, strict=True):
+            counter = CapacityCounter(self.trace, factor_XL, placement, granularity, keepers)
+            for (named, _), found in zip(chosen, counter.counted(), strict=True):
                 for keeper in _BEST if "layer_gammas" in named else keepers:
                     yield self._setting(
                         found.straggler,

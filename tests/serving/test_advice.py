@@ -348,15 +348,17 @@ def test_records_give_paired_quality_to_the_settings_that_they_are_of(tmp_path: 
     assert advice.axis == "points" and advice.commands == ()
     assert any("of which no records" in line for line in advice.unknown)
     # Records on a placement are never those of blocks, nor the other way round.
-    assert quality.change("score", 1.0, "device") is None
-    assert quality.change("score", 1.0, "device", "eplb") == changes["score γ=1 per device on EPLB"]
-    assert quality.change("order", 1.0, "device", "eplb") is None
+    of_devices = {"ep_size": 4, "granularity": "device"}
+    assert quality.change(Method("score", 1.0, **of_devices)) is None
+    placed = Method("score", 1.0, **of_devices, placement="eplb")
+    assert quality.change(placed) == changes["score γ=1 per device on EPLB"]
+    assert quality.change(dataclasses.replace(placed, name="order")) is None
     settings = {setting.title: setting for setting in advice.settings}
     for title in ("score γ=1 per device", "score γ=1 per device on EPLB+4"):
         assert settings[title].change is None
     # With other ranks the records say nothing.
     other = Quality(read_records(tmp_path, "made"), 8)
-    assert other.change("score", 1.0, "expert") is None
+    assert other.change(Method("score", 1.0, ep_size=8)) is None
     with pytest.raises(UsageError, match="no whole record of model mad; it has made"):
         read_records(tmp_path, "mad")
 

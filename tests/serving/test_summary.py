@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.serving import trace as trace_module
+from capmoe_eval.serving.pairs import KEEPERS
 from capmoe_eval.serving.reference import count_step, in_blocks
-from capmoe_eval.serving.score_mass import KEEPERS
 from capmoe_eval.serving.summary import summarise
 from capmoe_eval.serving.trace import Trace
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from numpy.typing import ArrayLike
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.routing.knobs import CONTIGUOUS
 from capmoe_eval.serving.placement.eplb import plan_eplb
 from capmoe_eval.serving.placement.layout import Counts, checked_pairs, contiguous
 from capmoe_eval.serving.placement.llep import LeastLoaded
@@ -56,7 +57,7 @@ def compare(
     home = contiguous(layers, n_experts, ranks)
     local = home.expert_LRN.shape[2]
     outcomes = [
-        judge("contiguous", judged_SLE, home),
+        judge(CONTIGUOUS, judged_SLE, home),
         judge("EPLB", judged_SLE, plan_eplb(expected_LE, ranks, local), before=home),
     ]
     for extra in extra_slots:
