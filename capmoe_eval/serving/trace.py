@@ -169,13 +169,14 @@ class Trace:
     @property
     def n_tokens(self) -> int | None:
         """Number of tokens T; None where counts alone are known, without K."""
-        tokens = self.tokens_per_step()
-        return None if tokens is None else int(tokens.sum())
+        if self.load_SLE is None:
+            return len(self._array)
+        return None if self.top_k is None else int(self.load_SLE[:, 0].sum()) // self.top_k
 
     @property
     def n_steps(self) -> int:
         """Number of steps S that have a token; 1 where the steps of tokens are unknown."""
-        return len(self._array) if self.expert_TLK is None else len(self._bounds()) - 1
+        return len(self._bounds()) - 1
 
     @property
     def decode_steps(self) -> int | None:
@@ -184,7 +185,7 @@ class Trace:
 
     def by_row(self, values_S: Array) -> Array:
         """Return a value of each step for every token; for every step where counts are alone."""
-        return values_S if self.expert_TLK is None else np.repeat(values_S, np.diff(self._bounds()))
+        return np.repeat(values_S, np.diff(self._bounds()))
 
     def only(self, kind: Kind) -> Trace:
         """Return the steps of one kind, in memory.
@@ -209,8 +210,7 @@ class Trace:
         if self.n_steps < 2:
             return self
         middle = self.n_steps // 2
-        first = middle if self.expert_TLK is None else int(self._bounds()[middle])
-        return self._part(slice(first, None), slice(middle, None))
+        return self._part(slice(int(self._bounds()[middle]), None), slice(middle, None))
 
     def _part(self, rows: Array | slice, steps: Array | slice) -> Trace:
         """Return some steps; ``rows`` are their tokens, or the steps again of counts alone."""
@@ -228,20 +228,17 @@ class Trace:
             yield slice(start, min(start + size, last))
 
     def _bounds(self) -> Array:
-        """Return the first token of each step, and the number of tokens [S + 1]."""
-        assert self.expert_TLK is not None
-        n_tokens = len(self.expert_TLK)
-        if self.step_T is None:
-            return np.array([0, n_tokens])
-        changes = np.flatnonzero(self.step_T[1:] != self.step_T[:-1]) + 1
-        return np.concatenate([[0], changes, [n_tokens]])
+        """Return the first row of each step and the number of rows [S + 1].
 
-    def tokens_per_step(self) -> Array | None:
-        """Return the tokens of every step, int64 [S]; None for counts without K."""
-        if self.expert_TLK is not None:
-            return np.diff(self._bounds())
-        assert self.load_SLE is not None
-        return None if self.top_k is None else self.load_SLE[:, 0].sum(axis=1) // self.top_k
+        A row is a token, or with counts alone a step.
+        """
+        rows = len(self._array)
+        if self.load_SLE is not None:
+            return np.arange(rows + 1)
+        if self.step_T is None:
+            return np.array([0, rows])
+        changes = np.flatnonzero(self.step_T[1:] != self.step_T[:-1]) + 1
+        return np.concatenate([[0], changes, [rows]])
 
     def loads(self) -> Array:
         """Return the pairs that each expert got, int64 [S, L, E]."""
@@ -276,9 +273,7 @@ class Trace:
             step_T = np.searchsorted(bounds, np.arange(rows.start, rows.stop), side="right") - 1
             place_TL1 = step_T[:, None, None] * (shape[1] * shape[2]) + place_L1
             cells = (place_TL1 + self.expert_TLK[rows]).ravel()
-            first = int(step_T[0]) * shape[1] * shape[2]
-            counted = np.bincount(cells - first)
-            load[first : first + len(counted)] += counted
+            load += np.bincount(cells, minlength=len(load))
         return load.reshape(shape)
 
     def in_steps(self, tokens: int) -> Trace:
@@ -299,13 +294,10 @@ class Trace:
 def in_known_steps(
     trace: Trace, tokens: int | None = None, only: Kind | None = None
 ) -> tuple[Trace, str | None]:
-    """Return a trace that has steps, and in words how tokens were put into them.
+    """Return a trace that has steps, and in words how tokens were put into them if they were.
 
-    Args:
-        trace: The trace.
-        tokens: Tokens of a step, also where the trace has steps; by default :data:`STEP_TOKENS`
-            where it has none.
-        only: The kind of steps that is taken; by default both.
+    They are if a number of tokens is given, and else, into :data:`STEP_TOKENS`, if the trace has no
+    steps. ``only`` takes the steps of one kind.
 
     Raises:
         UsageError: If counts, or steps of both kinds, should be cut anew, or the kind of steps is
