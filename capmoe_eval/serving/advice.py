@@ -56,10 +56,13 @@ class Budget(AdvicePart):
         return setting.change is not None and setting.change.low >= -self.at_most_points
 
 
+Kind = Literal["capacity", "lossless", "none"]
+
+
 class Recommendation(AdvicePart):
     """The recommended setting by its place among the settings, or that there is none."""
 
-    kind: Literal["capacity", "lossless", "none"]
+    kind: Kind
     setting: Count | None
     sentence: str
 
@@ -140,7 +143,6 @@ def recommend(settings: Sequence[Setting], budget: Budget) -> Recommendation:
     best = max((one for one in known if one.is_lossless), key=lambda setting: setting.reached)
     if chosen is None:
         return Recommendation(kind="none", setting=None, sentence=_none(known, budget, best))
-    place = settings.index(chosen)
     if not chosen.is_lossless:
         sentence = (
             f"{chosen.title}: the fullest rank gets {chosen.straggler:.2f} instead of "
@@ -148,8 +150,7 @@ def recommend(settings: Sequence[Setting], budget: Budget) -> Recommendation:
             f"{chosen.reached:.2f}× as fast; {_price(chosen)}; without loss {best.title} reaches "
             f"{best.reached:.2f}×.{_by_layer(chosen)}{_gentler(known, chosen)}"
         )
-        return Recommendation(kind="capacity", setting=place, sentence=sentence)
-    if chosen.kind == "unchanged":
+    elif chosen.kind == "unchanged":
         sentence = f"Nothing need change: as it is served, it keeps the budget ({budget})."
     else:
         reached = f"{chosen.title} makes the expert step at most {chosen.reached:.2f}× as fast"
@@ -157,7 +158,8 @@ def recommend(settings: Sequence[Setting], budget: Budget) -> Recommendation:
         sentence = (
             f"Balancing without loss reaches this, no capacity is needed: {reached}, with {copies}."
         )
-    return Recommendation(kind="lossless", setting=place, sentence=sentence)
+    kind: Kind = "lossless" if chosen.is_lossless else "capacity"
+    return Recommendation(kind=kind, setting=settings.index(chosen), sentence=sentence)
 
 
 def _price(setting: Setting) -> str:

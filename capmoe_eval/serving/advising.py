@@ -42,16 +42,10 @@ def advise_on_trace(
     assumed_steps: str | None = None,
     results: str = "results/mine",
 ) -> Advised:
-    """Return the advice on a trace.
+    """Return the advice on a trace, which has steps.
 
-    Args:
-        trace: The trace, which has steps.
-        gammas: Capacity factors.
-        deployment: The ranks and what is on them.
-        budget: What is asked.
-        quality: The accuracy of the trace's model by records; None if there are none.
-        assumed_steps: How tokens were put into steps, if that was assumed.
-        results: The results directory that the commands of the advice name.
+    ``quality`` is the accuracy of its model by records, ``assumed_steps`` says how tokens were put
+    into steps if that was assumed, and ``results`` is the directory that its commands name.
 
     Raises:
         UsageError: For another deployment than can be, or γ=∞.

@@ -112,8 +112,7 @@ class Calibration(Part, ABC):
 
     def write(self, path: Path) -> None:
         """Write the file, whole or not at all."""
-        content = self.model_dump(mode="json", by_alias=True)
-        content["checksum"] = self.checksum
+        content = self.model_dump(mode="json", by_alias=True) | {"checksum": self.checksum}
         with writing("results_dir", path.parents[2]):
             write_text(path, json.dumps(content, sort_keys=True) + "\n")
 

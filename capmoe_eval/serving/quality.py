@@ -54,8 +54,7 @@ class Quality:
         All seeds of ``random`` are one side, as everywhere. Records of a capacity of devices are
         of the placement that is asked for, and of no other.
         """
-        side = self._side(method)
-        effect = self._evidence.effect(side, _BASELINE)
+        effect = self._evidence.effect(_side(method), _BASELINE)
         found = effect.comparison
         if found is None:
             return None
@@ -65,16 +64,11 @@ class Quality:
             high=found.high,
             documents=found.documents,
             tasks=tuple(sorted(effect.tasks[self._model])),
-            drop_rate=fmean(record.load.drop_rate for record in self._found(side)),
+            drop_rate=fmean(record.load.drop_rate for record in self._found(method)),
         )
 
-    def _side(self, method: Method) -> Side:
-        identity = method.identity()
-        # What has no effect is not part of an identity, and would not be found with another value.
-        return Side.model_validate({"ep_size": method.ep_size} | identity)
-
-    def _found(self, side: Side) -> list[Record]:
-        tasks = self._evidence.find(side, self._model).values()
+    def _found(self, method: Method) -> list[Record]:
+        tasks = self._evidence.find(_side(method), self._model).values()
         return [record for records in tasks for record in records]
 
     def completed(self, settings: Sequence[Setting], link_share: float) -> list[Setting]:
@@ -130,7 +124,7 @@ class Quality:
             UsageError: If no record has a capacity over so many ranks.
         """
         methods = self._methods()
-        ranked = [self._found(self._side(one)) for one in methods if one.ep_size == self._ranks]
+        ranked = [self._found(one) for one in methods if one.ep_size == self._ranks]
         before = [_straggler(records, "before") for records in ranked if records]
         if not before:
             sizes = sorted({record.cell.method.ep_size for record in self.records})
@@ -167,7 +161,7 @@ class Quality:
 
     def _recorded(self, method: Method, link_share: float) -> Setting | None:
         """Return the setting of a method by its records' own batches, or None without records."""
-        records = self._found(self._side(method))
+        records = self._found(method)
         if not records:
             return None
         loads = [record.load for record in records]
@@ -195,6 +189,11 @@ class Quality:
             sent = 1 - drop_rate + added / sum(layer.assignments for layer in layers)
             fields |= {"straggler": after, "speedup": speedup(after, before, sent, link_share)}
         return Setting.model_validate(fields)
+
+
+def _side(method: Method) -> Side:
+    # What has no effect is not part of an identity, and would not be found with another value.
+    return Side.model_validate({"ep_size": method.ep_size} | method.identity())
 
 
 def _straggler(records: Sequence[Record], when: str) -> float:

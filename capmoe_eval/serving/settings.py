@@ -87,16 +87,14 @@ class Setting(AdvicePart):
     @property
     def bound(self) -> str:
         """The capacity in words, such as ``γ=1.5 per expert``; empty without one."""
-        words = []
-        if self.gamma is not None:
-            words.append(f"γ={self.gamma:g}")
-        if self.matched is not None:
-            words.append(f"γ by layer ≈{self.matched:g}")
-        if self.granularity is not None:
-            words.append(f"per {self.granularity}")
-        if self.placement is not None:
-            words.append(f"on {self.placement}")
-        return " ".join([*words, *([self.knobs] if self.knobs else [])])
+        words = {
+            "γ={:g}": self.gamma,
+            "γ by layer ≈{:g}": self.matched,
+            "per {}": self.granularity,
+            "on {}": self.placement,
+            "{}": self.knobs or None,
+        }
+        return " ".join(word.format(own) for word, own in words.items() if own is not None)
 
     @property
     def title(self) -> str:

@@ -30,14 +30,10 @@ class AtGamma:
     """What one capacity factor would do; the capacity group is a whole step."""
 
     gamma: float
-    drop_rate: float
-    """Dropped share of the pairs (Equation 11). It is the same whoever is kept."""
-    pad_waste: float | None
-    """Empty share of the slots C·E; None where there are none (γ=0)."""
-    straggler: float | None
-    """As :attr:`LayerSummary.straggler`, over the mean load before any drop."""
-    dropped_score: dict[str, float] | None
-    """Dropped share of the gate scores by who is kept; None for a trace without scores."""
+    drop_rate: float  # of the pairs (Equation 11); the same whoever is kept
+    pad_waste: float | None  # empty share of the slots C·E; None where there are none (γ=0)
+    straggler: float | None  # as of LayerSummary, over the mean load before any drop
+    dropped_score: dict[str, float] | None  # share by who is kept; None without scores
 
 
 @dataclass(frozen=True)
@@ -45,17 +41,14 @@ class LayerSummary:
     """The loads of one layer, or of all together."""
 
     name: str
-    assignments: int
-    """Pairs of a token and an expert, summed over steps."""
+    assignments: int  # pairs of a token and an expert, summed over steps
     expert_peak: Peak
-    rank_peak: Peak | None
-    """None where no ranks are known."""
+    rank_peak: Peak | None  # None where no ranks are known
+    # Load of the fullest rank over the mean load of a rank, both summed over steps: the time that
+    # the fullest rank takes, in units of balanced ranks. None where no ranks are known.
     straggler: float | None
-    """Load of the fullest rank over the mean load of a rank, both summed over steps: the time that
-    the fullest rank takes, in units of balanced ranks. None where no ranks are known."""
     at: tuple[AtGamma, ...]
-    load: tuple[int, ...]
-    """Pairs of each expert [E], summed over steps; of all layers, nothing."""
+    load: tuple[int, ...]  # pairs of each expert [E], summed over steps; of all layers, nothing
 
 
 @dataclass(frozen=True)
@@ -69,8 +62,7 @@ class Summary:
     ranks: int | None
     tokens: int | None
     steps: int
-    decode_steps: int | None
-    """Those of them that decode; None where the kind of steps is not known."""
+    decode_steps: int | None  # None where the kind of steps is not known
     rounding: str
     total: LayerSummary
     layers: tuple[LayerSummary, ...]
@@ -86,13 +78,8 @@ def summarise(
     """Summarise a trace in one pass of bounded memory.
 
     ``C = ceil(γ·T·K/E)`` with the T tokens of a step, as :func:`capacity` has it. Where K is not
-    known, C is not bounded by T, which changes no drop, only the waste at γ above E/K.
-
-    Args:
-        trace: The trace.
-        gammas: Capacity factors.
-        ranks: Expert-parallel ranks R, each with E/R consecutive experts; the trace's by default.
-        rounding: ``ceil`` or ``floor``.
+    known, C is not bounded by T, which changes no drop, only the waste at γ above E/K. Each of the
+    ranks, by default the trace's, has E/R consecutive experts.
 
     Raises:
         UsageError: If the experts cannot be spread evenly over the ranks.

@@ -23,6 +23,9 @@ Kind = Literal["prompts", "decode"]
 """What a step computes: tokens of prompts, or one token for each running request."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
+ROWS = ("expert_TLK", "score_TLK", "step_T", "request_T", "load_SLE")
+"""Arrays with a row for each token, or with counts alone for each step."""
+
 STEP_TOKENS = 2048
 """Tokens of a step where a trace does not say which forward computed a token."""
 
@@ -47,29 +50,20 @@ class Trace:
         UsageError: For arrays that cannot be; one line names the field, the value and the fix.
     """
 
-    n_experts: int
-    """Routed experts E of a layer; shared experts are none of them."""
+    n_experts: int  # routed experts E of a layer; shared experts are none of them
+    # Unsigned integers: a token's experts, in the router's order, no expert twice.
     expert_TLK: Array | None = None
-    """Unsigned integers [T, L, K]: a token's experts, in the router's order, no expert twice."""
-    score_TLK: Array | None = None
-    """Floats [T, L, K]: the gate scores of those experts, at least 0."""
+    score_TLK: Array | None = None  # floats: the gate scores of those experts, at least 0
+    # Integers: the forward that computed a token, from 0, non-decreasing; None if unknown.
     step_T: Array | None = None
-    """Integers [T]: the forward that computed a token, from 0, non-decreasing; None if unknown."""
-    request_T: Array | None = None
-    """Integers [T]: the request (or sequence) of a token; None if unknown."""
-    load_SLE: Array | None = None
-    """Integers [S, L, E]: pairs that each expert got in each step, where no more is known."""
-    decode_S: Array | None = None
-    """Booleans [S]: True for a step of decoding, False for one of prompts; None if unknown."""
-    top_k: int | None = None
-    """Experts K per token; with ``expert_TLK`` it is that array's, with counts None if unknown."""
-    layers: tuple[str, ...] = ()
-    """Names or numbers of the MoE layers [L]; by default their numbers from 0."""
+    request_T: Array | None = None  # integers: the request (or sequence) of a token
+    load_SLE: Array | None = None  # integers: pairs of each expert, where no more is known
+    decode_S: Array | None = None  # booleans: whether a step is of decoding, not of prompts
+    top_k: int | None = None  # experts K per token: those of expert_TLK; None of counts if unknown
+    layers: tuple[str, ...] = ()  # of the MoE layers: names, or by default their numbers from 0
     model: str | None = None
-    source: str = "unknown"
-    """Origin in words, such as ``vllm`` or the path of a record."""
-    ranks: int | None = None
-    """Expert-parallel ranks R, each with E/R consecutive experts; None if unknown."""
+    source: str = "unknown"  # origin in words, such as ``vllm`` or the path of a record
+    ranks: int | None = None  # R, each with E/R consecutive experts; None if unknown
 
     def __post_init__(self) -> None:
         if (self.expert_TLK is None) == (self.load_SLE is None):
@@ -214,8 +208,7 @@ class Trace:
 
     def _part(self, rows: Array | slice, steps: Array | slice) -> Trace:
         """Return some steps; ``rows`` are their tokens, or the steps again of counts alone."""
-        arrays = ("expert_TLK", "score_TLK", "step_T", "request_T", "load_SLE")
-        parts = {name: array[rows] for name in arrays if (array := getattr(self, name)) is not None}
+        parts = {name: array[rows] for name in ROWS if (array := getattr(self, name)) is not None}
         kinds_S = None if self.decode_S is None else self.decode_S[steps]
         return dataclasses.replace(self, **parts, decode_S=kinds_S)
 

@@ -12,13 +12,13 @@ import numpy as np
 
 from capmoe_eval.errors import UsageError, bad_choice, reading, shown, writing
 from capmoe_eval.experiment.files import whole_file
-from capmoe_eval.serving.trace import Array, Trace, unsigned
+from capmoe_eval.serving.trace import ROWS, Array, Trace, unsigned
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SUFFIXES = (".npz", ".parquet")
-_ARRAYS = ("expert_TLK", "score_TLK", "step_T", "request_T", "load_SLE", "decode_S")
+_ARRAYS = (*ROWS, "decode_S")
 _ABOUT = ("n_experts", "top_k", "layers", "model", "source", "ranks")
 _SCHEMA = 1
 
@@ -77,8 +77,6 @@ def load_trace(path: Path) -> Trace:
 
 def _described(about: Any) -> dict[str, Any]:
     """Return the fields of a trace that are no arrays."""
-    if not isinstance(about, dict) or not isinstance(about.get("layers"), (list, tuple)):
-        raise ValueError("about has no list of layers")
     newer = about.keys() - {"schema", *_ABOUT}
     if about["schema"] != _SCHEMA or newer:
         raise UsageError(

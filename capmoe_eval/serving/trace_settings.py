@@ -47,12 +47,8 @@ def trace_settings(
     They are in the order: unchanged; balanced without loss; capacities on the placement in blocks,
     with one γ for each keeper and with a γ for each layer; those on EPLB's placements; OEA.
 
-    Args:
-        trace: The trace.
-        gammas: Capacity factors.
-        ranks: Ranks R; it divides E.
-        slots: Experts on a rank, with copies.
-        link_share: See :func:`capmoe_eval.serving.settings.speedup`.
+    ``slots`` are the experts on a rank, with copies; ``link_share`` is as for
+    :func:`capmoe_eval.serving.settings.speedup`.
 
     Raises:
         UsageError: If the experts cannot be spread so, or the judged steps are empty.

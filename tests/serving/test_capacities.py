@@ -15,7 +15,7 @@ from capmoe_eval.serving.capacities import CapacityCounter, CapacitySums, layer_
 from capmoe_eval.serving.pairs import activated_by_oea
 from capmoe_eval.serving.placement.layout import Placement, contiguous
 from capmoe_eval.serving.placement.replicas import rank_loads, slots_in_turn
-from capmoe_eval.serving.reference import StepCounts, count_activated, count_step, in_blocks
+from capmoe_eval.serving.reference import StepCounts, count_activated, count_step
 from capmoe_eval.serving.settings import Granularity
 from capmoe_eval.serving.trace import Trace
 from tests.serving.test_summary import traces
@@ -179,7 +179,7 @@ def test_the_factors_of_layers_are_chosen_from_what_loops_count(of: Granularity)
                         [[1.0]] * int(load_SLE[step, layer].sum()),
                         gamma=factor,
                         n_experts=4,
-                        placed=in_blocks(4, 2),
+                        placed=[[0, 1], [2, 3]],
                         of_devices=of == "device",
                     ),
                     what,

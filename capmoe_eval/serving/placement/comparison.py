@@ -42,14 +42,8 @@ def compare(
     placement with so many redundant slots on every rank, and LLEP. EPLB plans on the summed loads
     of the first half; LPLB's split and LLEP know the loads of the step that they balance.
 
-    Args:
-        load_SLE: Pairs of each expert in every step and layer, whole numbers.
-        ranks: Number of ranks R, which divides E.
-        extra_slots: Redundant slots of a rank.
-        settings: LLEP's; the paper's by default.
-
     Raises:
-        UsageError: For other loads, or if R does not divide E.
+        UsageError: For loads that are no whole numbers of pairs, or if R does not divide E.
     """
     planned_SLE, judged_SLE = halves(load_SLE)
     layers, n_experts = judged_SLE.shape[1:]

@@ -92,7 +92,7 @@ def judge(
     Args:
         method: Its name.
         load_SLE: Pairs of each expert in every step and layer, whole numbers.
-        placement: The experts in the slots of every rank.
+        placement: Its layers and experts are those of the loads.
         split: How tokens choose among replicas.
         asked_SLE: The loads before any drop, where a capacity came first; else ``load_SLE``.
         before: The placement that weights are moved from; None if they are loaded in place.

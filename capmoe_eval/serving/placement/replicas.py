@@ -31,11 +31,6 @@ _STEPS: Final = 50  # of one program: many small ones in one call are twenty tim
 def split_tokens(load_SLE: ArrayLike, placement: Placement, split: Split) -> Counts:
     """Return the pairs that are computed in each slot [S, L, P]; they sum to the experts' loads.
 
-    Args:
-        load_SLE: Pairs of each expert in every step and layer, whole numbers.
-        placement: Its layers and experts are those of the loads.
-        split: The way to choose among replicas.
-
     Raises:
         UsageError: For loads of another shape than the placement, or another split.
     """
