@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -84,6 +85,20 @@ def writing(field: str, path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise unwritable(field, path, error) from error
+
+
+@contextmanager
+def reading(path: Path, wrong: str, fix: str) -> Iterator[None]:
+    """Read a file in this block; what is wrong with it becomes a UsageError of one line.
+
+    It has the path, ``wrong``, the reason and the fix; that of a UsageError its words in place.
+    """
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, BadZipFile) as error:
+        raise UsageError(f"{path}: {wrong} ({first_line(error)}); {fix}") from error
 
 
 def field_problem(error: ValidationError, within: str = "") -> str:

@@ -80,9 +80,9 @@ def _verdict(verdict: Verdict) -> str:
         parts.append("straggler {:+.3f} [{:+.3f}, {:+.3f}] over models".format(*verdict.straggler))
     if verdict.straggler_most is not None:
         parts.append(f"(at worst {verdict.straggler_most:+.3f})")
-    if (found := verdict.accuracy) is not None:
-        parts.append("accuracy {:+.2f} [{:+.2f}, {:+.2f}] points".format(*found))
-        parts.append("over documents")
+    if verdict.accuracy is not None:
+        points_of = "accuracy {:+.2f} [{:+.2f}, {:+.2f}] points over documents"
+        parts.append(points_of.format(*verdict.accuracy))
     if verdict.accuracy_over_models is not None:
         _, low, high = verdict.accuracy_over_models
         parts.append(f"([{low:+.2f}, {high:+.2f}] over models)")

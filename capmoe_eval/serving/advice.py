@@ -10,21 +10,18 @@ from pydantic import Field, model_validator
 
 from capmoe_eval.experiment.configuration import options
 from capmoe_eval.experiment.names import gamma_number
+from capmoe_eval.experiment.record_part import Amount, Count, Positive, Share
 from capmoe_eval.serving.front import Axis, axis_of, comparable, cost
-from capmoe_eval.serving.settings import Change, Part, Setting
+from capmoe_eval.serving.settings import AdvicePart, Change, Setting
+from capmoe_eval.serving.trace import Trace
 
 _EQUAL = 1e-9  # speedups that are no different
-_WORDS = {
-    "points": "points of accuracy",
-    "scores": "the dropped share of the gate scores",
-    "pairs": "the dropped share of the pairs",
-}
 
 
-class Budget(Part):
+class Budget(AdvicePart):
     """What a setting may cost, and what it must give; at least one of them."""
 
-    at_most_points: Annotated[float, Field(ge=0)] | None = None  # lost, of accuracy
+    at_most_points: Amount | None = None  # lost, of accuracy
     at_least_speedup: Annotated[float, Field(gt=0)] | None = None  # of the expert step
 
     @model_validator(mode="after")
@@ -35,13 +32,12 @@ class Budget(Part):
 
     def __str__(self) -> str:
         """Return the budget in words."""
-        points, gain = self.at_most_points, self.at_least_speedup
-        return " and ".join(
-            [
-                *([] if points is None else [f"at most {_counted(points, 'point')} lost"]),
-                *([] if gain is None else [f"an expert step at least {gain:g}× as fast"]),
-            ]
-        )
+        asked = []
+        if self.at_most_points is not None:
+            asked.append(f"at most {_counted(self.at_most_points, 'point')} lost")
+        if self.at_least_speedup is not None:
+            asked.append(f"an expert step at least {self.at_least_speedup:g}× as fast")
+        return " and ".join(asked)
 
     def holds(self, setting: Setting) -> bool:
         """Return whether a setting is known to keep the budget.
@@ -60,31 +56,34 @@ class Budget(Part):
         return setting.change is not None and setting.change.low >= -self.at_most_points
 
 
-class Recommendation(Part):
+Kind = Literal["capacity", "lossless", "none"]
+
+
+class Recommendation(AdvicePart):
     """The recommended setting by its place among the settings, or that there is none."""
 
-    kind: Literal["capacity", "lossless", "none"]
-    setting: Annotated[int, Field(ge=0)] | None
+    kind: Kind
+    setting: Count | None
     sentence: str
 
 
-class Advice(Part):
+class Advice(AdvicePart):
     """An advice: what was asked, every setting, the recommended one, and what is not known."""
 
     version: Literal[2] = 2
     source: str
     model: str | None
     basis: Literal["trace", "records"]
-    n_experts: Annotated[int, Field(ge=1)]
-    top_k: Annotated[int, Field(ge=1)] | None
-    layers: Annotated[int, Field(ge=1)]
+    n_experts: Positive
+    top_k: Positive | None
+    layers: Positive
     ranks: Annotated[int, Field(ge=2)]
-    experts_per_rank: Annotated[int, Field(ge=1)]
-    steps: Annotated[int, Field(ge=1)]
-    decode_steps: Annotated[int, Field(ge=0)] | None = None  # None where a trace does not say
+    experts_per_rank: Positive
+    steps: Positive
+    decode_steps: Count | None = None  # None where a trace does not say
     assumed_steps: str | None = None  # how tokens were put into steps, where the trace does not say
-    link_share: Annotated[float, Field(ge=0, le=1)]
-    expert_bytes: Annotated[int, Field(ge=1)] | None = None  # of the weights of one expert
+    link_share: Share
+    expert_bytes: Positive | None = None  # of the weights of one expert
     budget: Budget
     axis: Axis
     settings: Annotated[tuple[Setting, ...], Field(min_length=1, strict=False)]
@@ -104,8 +103,8 @@ class Advice(Part):
         return self
 
 
-def choose(settings: Sequence[Setting], budget: Budget) -> int | None:
-    """Return the place of the recommended setting, or None if none is known to keep the budget.
+def choose(settings: Sequence[Setting], budget: Budget) -> Setting | None:
+    """Return the recommended setting, or None if none is known to keep the budget.
 
     It is one of those that can be compared.
 
@@ -115,20 +114,17 @@ def choose(settings: Sequence[Setting], budget: Budget) -> int | None:
     drops least.
     If only a loss is allowed, it is the fastest.
     """
-    keeping = [number for number in comparable(settings) if budget.holds(settings[number])]
+    keeping = [setting for setting in comparable(settings) if budget.holds(setting)]
     axis = axis_of(settings)
     if budget.at_least_speedup is None:
-        return min(keeping, key=lambda one: (*_by_speed(settings[one], axis), one), default=None)
-    best = min(keeping, key=lambda one: (*_by_loss(settings[one], axis), one), default=None)
-    if best is None or settings[best].change is None:
+        return min(keeping, key=lambda one: (-one.reached, *_by_loss(one, axis)), default=None)
+    best = min(keeping, key=lambda one: _by_loss(one, axis), default=None)
+    if best is None or best.change is None:
         return best
-    smallest = cost(settings[best], axis) or 0.0
-    alike = [
-        number
-        for number in keeping
-        if (change := settings[number].change) is not None and -change.high <= smallest
-    ]
-    return min(alike, key=lambda one: (settings[one].drop_rate, -settings[one].reached, one))
+    smallest = cost(best, axis) or 0.0
+    measured = [(one, one.change) for one in keeping if one.change is not None]
+    alike = [one for one, change in measured if -change.high <= smallest]
+    return min(alike, key=lambda one: (one.drop_rate, -one.reached))
 
 
 def _by_loss(setting: Setting, axis: Axis) -> tuple[float, ...]:
@@ -141,18 +137,12 @@ def _by_loss(setting: Setting, axis: Axis) -> tuple[float, ...]:
     return (1, lost, 0, -setting.reached)
 
 
-def _by_speed(setting: Setting, axis: Axis) -> tuple[float, ...]:
-    return (-setting.reached, *_by_loss(setting, axis))
-
-
 def recommend(settings: Sequence[Setting], budget: Budget) -> Recommendation:
     """Return the recommended setting with its reason in one sentence."""
-    place = choose(settings, budget)
-    known = [settings[number] for number in comparable(settings)]
+    chosen, known = choose(settings, budget), comparable(settings)
     best = max((one for one in known if one.is_lossless), key=lambda setting: setting.reached)
-    if place is None:
+    if chosen is None:
         return Recommendation(kind="none", setting=None, sentence=_none(known, budget, best))
-    chosen = settings[place]
     if not chosen.is_lossless:
         sentence = (
             f"{chosen.title}: the fullest rank gets {chosen.straggler:.2f} instead of "
@@ -160,8 +150,7 @@ def recommend(settings: Sequence[Setting], budget: Budget) -> Recommendation:
             f"{chosen.reached:.2f}× as fast; {_price(chosen)}; without loss {best.title} reaches "
             f"{best.reached:.2f}×.{_by_layer(chosen)}{_gentler(known, chosen)}"
         )
-        return Recommendation(kind="capacity", setting=place, sentence=sentence)
-    if chosen.kind == "unchanged":
+    elif chosen.kind == "unchanged":
         sentence = f"Nothing need change: as it is served, it keeps the budget ({budget})."
     else:
         reached = f"{chosen.title} makes the expert step at most {chosen.reached:.2f}× as fast"
@@ -169,7 +158,8 @@ def recommend(settings: Sequence[Setting], budget: Budget) -> Recommendation:
         sentence = (
             f"Balancing without loss reaches this, no capacity is needed: {reached}, with {copies}."
         )
-    return Recommendation(kind="lossless", setting=place, sentence=sentence)
+    kind: Kind = "lossless" if chosen.is_lossless else "capacity"
+    return Recommendation(kind=kind, setting=settings.index(chosen), sentence=sentence)
 
 
 def _price(setting: Setting) -> str:
@@ -182,10 +172,7 @@ def _price(setting: Setting) -> str:
 
 
 def _changed(change: Change) -> str:
-    return (
-        f"{change.effect:+.2f} [{change.low:+.2f}, {change.high:+.2f}] points on "
-        f"{_counted(len(change.tasks), 'task')}"
-    ).replace("-", "−")
+    return f"{change} points on {_counted(len(change.tasks), 'task')}"
 
 
 def _by_layer(setting: Setting) -> str:
@@ -260,24 +247,17 @@ def activation(settings: Sequence[Setting], budget: Budget) -> str:
     return " ".join(lines)
 
 
-def unknown(
-    settings: Sequence[Setting],
-    *,
-    basis: str,
-    has_scores: bool,
-    steps: int,
-    knows_kinds: bool = False,
-) -> tuple[str, ...]:
-    """Return, in sentences, what cannot be known from what was given."""
-    capacities = [s for s in (settings[n] for n in comparable(settings)) if not s.is_lossless]
+def unknown(settings: Sequence[Setting], trace: Trace | None) -> tuple[str, ...]:
+    """Return, in sentences, what settings on a trace, or of records alone, do not tell."""
+    capacities = [setting for setting in comparable(settings) if not setting.is_lossless]
     without = sum(setting.change is None for setting in capacities)
     lines = []
-    if basis == "trace" and not has_scores:
+    if trace is not None and trace.score_TLK is None:
         lines.append(
             "Which pairs score would drop, and with how much of the gate scores: the trace has no "
             "gate scores. The drop rate is exact all the same, whoever is kept."
         )
-    if basis == "trace" and not knows_kinds:
+    if trace is not None and trace.decode_S is None:
         lines.append(
             "Which steps are of prompts and which of decoding: the trace does not say, and all are "
             "judged together."
@@ -292,24 +272,23 @@ def unknown(
             f"What the answers lose under {without} of the {len(capacities)} capacities, of which "
             "no records were given."
         )
-    if basis == "records":
+    if trace is None:
         lines.append(
             "What balancing without loss gives, or a capacity on another placement: records hold "
             "loads that are summed over forwards; a trace (save_trace=DIR) has them step by step."
         )
-    elif steps < 2:
+    elif trace.n_steps < 2:
         lines.append(
             "What a placement gives: the trace has one step, and a plan is judged on other steps "
             "than it is made on."
         )
-    if basis == "trace" and any(setting.kind == "activation" for setting in settings):
+    if trace is not None and any(setting.kind == "activation" for setting in settings):
         lines.append(
             "Loads after OEA: where a token goes instead depends on scores that no trace has. Its "
             "activated experts are exact where the trace has a token’s experts best first."
         )
-    if by_records := sum(setting.loads == "records" for setting in settings[1:]) * (
-        basis == "trace"
-    ):
+    by_records = sum(setting.loads == "records" for setting in settings)
+    if trace is not None and by_records:
         lines.append(
             f"Loads of {by_records} settings of records alone on this traffic: the page has those "
             "of the records’ own batches, and they are not on the front."
@@ -337,25 +316,15 @@ def telling(
         words = [f"model={model}"]
     else:
         words = ["model=custom", f"model.name={model or 'NAME'}", "model.pretrained=PATH"]
-    last = f"results_dir={results}"
     swept = [f"gamma={','.join(map(gamma_number, gammas))}", "granularity=expert,device"]
     if any(setting.placement == "EPLB" for setting in settings):
         swept.append("placement=contiguous,eplb")
-    return (
-        shlex.join(["python", "-m", "capmoe_eval", *words, "method=baseline", last]),
-        shlex.join(
-            [
-                *("python", "-m", "capmoe_eval", "-m", *words, "method=score"),
-                *(*swept, f"ep_size={ranks}", last),
-            ]
-        ),
+    swept = ["-m", *words, "method=score", *swept, f"ep_size={ranks}"]
+    return tuple(
+        shlex.join(["python", "-m", "capmoe_eval", *command, f"results_dir={results}"])
+        for command in ([*words, "method=baseline"], swept)
     )
 
 
 def _counted(number: float, noun: str) -> str:
     return f"{number:g} {noun}{'' if number == 1 else 's'}"
-
-
-def axis_words(axis: Axis) -> str:
-    """Return what the cost of a capacity is counted in."""
-    return _WORDS[axis]

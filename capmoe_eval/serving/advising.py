@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.serving.advice import Advice, Budget, activation, recommend, telling, unknown
-from capmoe_eval.serving.exports.files import ServerFile, capacity_files, placement_files
+from capmoe_eval.serving.exports import ServerFile, capacity_files, placement_files
 from capmoe_eval.serving.front import axis_of, with_front
 from capmoe_eval.serving.quality import Quality
 from capmoe_eval.serving.settings import Setting
@@ -42,55 +42,41 @@ def advise_on_trace(
     assumed_steps: str | None = None,
     results: str = "results/mine",
 ) -> Advised:
-    """Return the advice on a trace.
+    """Return the advice on a trace, which has steps.
 
-    Args:
-        trace: The trace, which has steps.
-        gammas: Capacity factors.
-        deployment: The ranks and what is on them.
-        budget: What is asked.
-        quality: The accuracy of the trace's model by records; None if there are none.
-        assumed_steps: How tokens were put into steps, if that was assumed.
-        results: The results directory that the commands of the advice name.
+    ``quality`` is the accuracy of its model by records, ``assumed_steps`` says how tokens were put
+    into steps if that was assumed, and ``results`` is the directory that its commands name.
 
     Raises:
         UsageError: For another deployment than can be, or γ=∞.
     """
-    check_gammas(gammas)
-    ranks, slots, link_share, expert_bytes = deployment
+    for gamma in gammas:
+        if not 0 < gamma < math.inf:
+            raise UsageError(
+                f"gammas={gamma:g}: must be finite and above 0, for example --gammas 1 1.5 2"
+            )
+    ranks, slots, link_share, _ = deployment
     slots = trace.n_experts // ranks + 1 if slots is None else slots
     check_deployment(trace.n_experts, ranks, slots)
     settings = trace_settings(trace, gammas, ranks, slots, link_share)
     if quality is not None:
         settings = quality.completed(settings, link_share)
-    advice = _advice(
+    return _advised(
         settings,
+        deployment,
         budget,
-        {
-            "source": trace.source,
-            "model": trace.model,
-            "basis": "trace",
-            "n_experts": trace.n_experts,
-            "top_k": trace.top_k,
-            "layers": trace.n_layers,
-            "ranks": ranks,
-            "experts_per_rank": slots,
-            "steps": trace.n_steps,
-            "decode_steps": trace.decode_steps,
-            "assumed_steps": assumed_steps,
-            "link_share": link_share,
-            "expert_bytes": expert_bytes,
-            "unknown": unknown(
-                settings,
-                basis="trace",
-                has_scores=trace.score_TLK is not None,
-                steps=trace.n_steps,
-                knows_kinds=trace.decode_S is not None,
-            ),
-            "commands": telling(settings, budget, model=trace.model, ranks=ranks, results=results),
-        },
+        trace,
+        source=trace.source,
+        model=trace.model,
+        n_experts=trace.n_experts,
+        top_k=trace.top_k,
+        layers=trace.n_layers,
+        experts_per_rank=slots,
+        steps=trace.n_steps,
+        decode_steps=trace.decode_steps,
+        assumed_steps=assumed_steps,
+        commands=telling(settings, budget, model=trace.model, ranks=ranks, results=results),
     )
-    return _with_files(advice, trace)
 
 
 def advise_on_records(quality: Quality, deployment: Deployment, budget: Budget) -> Advised:
@@ -99,58 +85,52 @@ def advise_on_records(quality: Quality, deployment: Deployment, budget: Budget) 
     Raises:
         UsageError: If none of them has a capacity over so many ranks.
     """
-    ranks, _, link_share, expert_bytes = deployment
     layers = quality.records[0].layers
-    local = layers[0].n_experts // max(ranks, 1)
-    check_deployment(layers[0].n_experts, ranks, local)
-    settings = quality.settings(link_share)
-    advice = _advice(
-        settings,
+    local = layers[0].n_experts // max(deployment.ranks, 1)
+    check_deployment(layers[0].n_experts, deployment.ranks, local)
+    return _advised(
+        quality.settings(deployment.link_share),
+        deployment,
         budget,
-        {
-            "source": f"{len(quality.records)} records",
-            "model": quality.records[0].model,
-            "basis": "records",
-            "n_experts": layers[0].n_experts,
-            "top_k": layers[0].top_k,
-            "layers": len(layers),
-            "ranks": ranks,
-            "experts_per_rank": local,
-            "steps": max(record.load.forwards for record in quality.records),
-            "link_share": link_share,
-            "expert_bytes": expert_bytes,
-            "unknown": unknown(settings, basis="records", has_scores=False, steps=1),
-        },
+        None,
+        source=f"{len(quality.records)} records",
+        model=quality.records[0].model,
+        n_experts=layers[0].n_experts,
+        top_k=layers[0].top_k,
+        layers=len(layers),
+        experts_per_rank=local,
+        steps=max(record.load.forwards for record in quality.records),
     )
-    return _with_files(advice, None)
 
 
-def check_gammas(gammas: Sequence[float]) -> None:
-    """Refuse γ=∞ and γ=0, of which nothing can be advised."""
-    for gamma in gammas:
-        if not 0 < gamma < math.inf:
-            raise UsageError(
-                f"gammas={gamma:g}: must be finite and above 0, for example --gammas 1 1.5 2"
-            )
+def _advised(
+    settings: Sequence[Setting],
+    deployment: Deployment,
+    budget: Budget,
+    trace: Trace | None,
+    **about: object,
+) -> Advised:
+    """Return the advice on settings with its files: those of what is recommended.
 
-
-def _advice(settings: Sequence[Setting], budget: Budget, about: dict[str, object]) -> Advice:
+    Where nothing is, they are of the placement that was asked for; without a trace there is none.
+    """
     axis = axis_of(settings)
     marked = with_front(settings, axis)
-    return Advice.model_validate(
+    advice = Advice.model_validate(
         about
         | {
+            "basis": "records" if trace is None else "trace",
+            "ranks": deployment.ranks,
+            "link_share": deployment.link_share,
+            "expert_bytes": deployment.expert_bytes,
             "budget": budget,
             "axis": axis,
             "settings": marked,
             "recommendation": recommend(marked, budget),
             "activation": activation(marked, budget),
+            "unknown": unknown(settings, trace),
         }
     )
-
-
-def _with_files(advice: Advice, trace: Trace | None) -> Advised:
-    """Return an advice with its files: the recommended placement, or that which was asked for."""
     place = advice.recommendation.setting
     chosen = None if place is None else advice.settings[place]
     files: dict[str, ServerFile] = {}
@@ -163,7 +143,5 @@ def _with_files(advice: Advice, trace: Trace | None) -> Advised:
     if chosen is not None:
         files |= capacity_files(chosen)
     usages = {name: file.usage for name, file in files.items()}
-    return Advised(
-        advice.model_copy(update={"files": usages}),
-        {name: file.text for name, file in files.items()},
-    )
+    texts = {name: file.text for name, file in files.items()}
+    return Advised(advice.model_copy(update={"files": usages}), texts)

@@ -47,8 +47,10 @@ class Calibration(Part, ABC):
     """The file of a calibration; a kind adds what it measured of each layer."""
 
     asked_by: ClassVar[str]  # the setting that needs this kind
-    knobs: ClassVar[tuple[str, ...]]  # of the method, on which the measurement depends
-    constants: ClassVar[dict[str, Any]]  # of the kind, on which it does
+    stem: ClassVar[str]  # of the file's name after the task's, a format of the method
+    constants: ClassVar[dict[str, Any]]  # of the kind, on which the measurement depends
+    # Of the method, on which it does.
+    knobs: ClassVar[tuple[str, ...]] = ("count_padding", "decode")
 
     schema_: Annotated[int, Field(alias="schema")] = SCHEMA
     of: dict[str, Any]  # what it is of: see :meth:`identity_of`
@@ -63,11 +65,6 @@ class Calibration(Part, ABC):
 
     @classmethod
     @abstractmethod
-    def stem(cls, method: Method) -> str:
-        """Return the part of the file's name after the task's."""
-
-    @classmethod
-    @abstractmethod
     def observer(cls, layers: Sequence[MoeLayer], method: Method) -> Observer:
         """Return what measures a run of the stock model, for a method."""
 
@@ -76,11 +73,15 @@ class Calibration(Part, ABC):
     def measured(cls, observer: Any) -> dict[str, Any]:
         """Return the fields that this kind adds to the file, from its observer after the run."""
 
-    @abstractmethod
+    def needed(self, method: Method) -> tuple[Tensor, ...] | None:
+        """Return what the decisions of each MoE layer need, by a method."""
+
+    # Of all kinds, but that of capacity factors, which changes the method itself.
+
     def applied(self, method: Method, file: str) -> Applied:
         """Return a method as it runs by this calibration, whose path below the results is given."""
-
-    # Of all kinds.
+        calibrated = Calibrated(file=file, checksum=self.checksum)
+        return Applied(method, calibrated, self.needed(method))
 
     @classmethod
     def identity_of(cls, cell: Cell) -> dict[str, Any]:
@@ -100,7 +101,7 @@ class Calibration(Part, ABC):
         """Return the path of a cell's calibration under a results directory."""
         canonical = json.dumps(cls.identity_of(cell), sort_keys=True, separators=(",", ":"))
         digest = hashlib.sha256(canonical.encode()).hexdigest()[:10]
-        name = f"{cell.task.name}-{cls.stem(cell.method)}-{digest}.json"
+        name = f"{cell.task.name}-{cls.stem.format(cell.method)}-{digest}.json"
         return root / cell.model.name / CALIBRATIONS / name
 
     @property
@@ -111,8 +112,7 @@ class Calibration(Part, ABC):
 
     def write(self, path: Path) -> None:
         """Write the file, whole or not at all."""
-        content = self.model_dump(mode="json", by_alias=True)
-        content["checksum"] = self.checksum
+        content = self.model_dump(mode="json", by_alias=True) | {"checksum": self.checksum}
         with writing("results_dir", path.parents[2]):
             write_text(path, json.dumps(content, sort_keys=True) + "\n")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Final, Literal
 
 from capmoe_eval.serving.settings import Setting
 
@@ -12,25 +12,33 @@ Axis = Literal["points", "scores", "pairs"]
 gate scores, else the dropped share of the pairs."""
 
 
-def comparable(settings: Sequence[Setting]) -> list[int]:
-    """Return the places of the settings whose speedups can be compared.
+AXES: Final[dict[Axis, str]] = {
+    "points": "points of accuracy",
+    "scores": "the dropped share of the gate scores",
+    "pairs": "the dropped share of the pairs",
+}
+"""What each is counted in."""
+
+
+def comparable(settings: Sequence[Setting]) -> list[Setting]:
+    """Return the settings whose speedups can be compared.
 
     They are of the same loads as the first, the unchanged one; transfers are not charged, so that
     their speedup is not known.
     """
     return [
-        place
-        for place, one in enumerate(settings)
+        one
+        for one in settings
         if one.speedup is not None and one.kind != "transfers" and one.loads == settings[0].loads
     ]
 
 
 def axis_of(settings: Sequence[Setting]) -> Axis:
     """Return what is known of the cost of the comparable settings."""
-    lossy = [settings[n] for n in comparable(settings) if not settings[n].is_lossless]
+    lossy = [setting for setting in comparable(settings) if not setting.is_lossless]
     if any(setting.change is not None for setting in lossy):
         return "points"
-    return "scores" if any(s.dropped_score is not None for s in lossy) else "pairs"
+    return "scores" if any(one.dropped_score is not None for one in lossy) else "pairs"
 
 
 def cost(setting: Setting, axis: Axis) -> float | None:
@@ -45,28 +53,30 @@ def cost(setting: Setting, axis: Axis) -> float | None:
     return setting.dropped_score if axis == "scores" else setting.drop_rate
 
 
+def priced(settings: Sequence[Setting], axis: Axis) -> dict[Setting, float]:
+    """Return the comparable settings of known cost, with it."""
+    costs = {setting: cost(setting, axis) for setting in comparable(settings)}
+    return {setting: found for setting, found in costs.items() if found is not None}
+
+
 def with_front(settings: Sequence[Setting], axis: Axis) -> tuple[Setting, ...]:
     """Return the settings with those marked that no other beats in speedup and cost.
 
     Settings of unknown cost are not on the front, nor those whose speedup cannot be compared, nor
     what equals a setting without loss: a capacity that drops nothing.
     """
-    known = [
-        (settings[number].reached, found, number)
-        for number in comparable(settings)
-        if (found := cost(settings[number], axis)) is not None
-    ]
-    front: set[int] = set()
-    cheapest = float("inf")  # cost of those that are faster
-    fastest_first = sorted({speed for speed, _, _ in known}, reverse=True)
-    for speed in fastest_first:
-        equal = [(found, number) for other, found, number in known if other == speed]
-        least = min(found for found, _ in equal)
-        if least < cheapest:
-            best = {number for found, number in equal if found == least}
-            front |= {number for number in best if settings[number].is_lossless} or best
-            cheapest = least
+    places = {
+        setting: (setting.reached, -found, setting.is_lossless)
+        for setting, found in priced(settings, axis).items()
+    }
+    front = {
+        setting
+        for setting, place in places.items()
+        if not any(
+            other[0] >= place[0] and other[1] >= place[1] and other > place
+            for other in places.values()
+        )
+    }
     return tuple(
-        setting.model_copy(update={"is_on_front": number in front})
-        for number, setting in enumerate(settings)
+        setting.model_copy(update={"is_on_front": setting in front}) for setting in settings
     )

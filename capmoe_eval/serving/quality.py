@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Final, NamedTuple
+from typing import Final
 
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.record import Record
@@ -15,8 +15,8 @@ from capmoe_eval.experiment.results import Reader, record_paths
 from capmoe_eval.paper.evidence import Evidence, Side
 from capmoe_eval.routing.knobs import CONTIGUOUS, EPLB
 from capmoe_eval.routing.method import DEFAULTS, Method
-from capmoe_eval.serving.score_mass import KEEPERS
-from capmoe_eval.serving.settings import UNCHANGED, Change, Setting, speedup
+from capmoe_eval.serving.pairs import KEEPERS
+from capmoe_eval.serving.settings import Change, Setting, speedup
 
 _BASELINE = Side(method="baseline")
 # The placements of settings that records may be of, by the names that settings have for them.
@@ -48,19 +48,13 @@ class Quality:
         self._model = records[0].model
         self._evidence = Evidence(profile="", records=self.records)
 
-    def change(
-        self, method: str, gamma: float, granularity: str, placement: str = CONTIGUOUS
-    ) -> Change | None:
-        """Return the change of accuracy under a capacity, or None if no records pair.
+    def change(self, method: Method) -> Change | None:
+        """Return the change of accuracy under a method, or None if no records pair.
 
         All seeds of ``random`` are one side, as everywhere. Records of a capacity of devices are
         of the placement that is asked for, and of no other.
         """
-        knobs = {"ep_size": self._ranks, "granularity": granularity, "placement": placement}
-        return self._change(self._side(Method(method, gamma, **knobs)))  # type: ignore[arg-type]
-
-    def _change(self, side: Side) -> Change | None:
-        effect = self._evidence.effect(side, _BASELINE)
+        effect = self._evidence.effect(_side(method), _BASELINE)
         found = effect.comparison
         if found is None:
             return None
@@ -70,16 +64,11 @@ class Quality:
             high=found.high,
             documents=found.documents,
             tasks=tuple(sorted(effect.tasks[self._model])),
-            drop_rate=fmean(record.load.drop_rate for record in self._found(side)),
+            drop_rate=fmean(record.load.drop_rate for record in self._found(method)),
         )
 
-    def _side(self, method: Method) -> Side:
-        identity = method.identity()
-        # What has no effect is not part of an identity, and would not be found with another value.
-        return Side.model_validate({"ep_size": method.ep_size} | identity)
-
-    def _found(self, side: Side) -> list[Record]:
-        tasks = self._evidence.find(side, self._model).values()
+    def _found(self, method: Method) -> list[Record]:
+        tasks = self._evidence.find(_side(method), self._model).values()
         return [record for records in tasks for record in records]
 
     def completed(self, settings: Sequence[Setting], link_share: float) -> list[Setting]:
@@ -94,12 +83,12 @@ class Quality:
         """
         found = [self._completed(setting) for setting in settings]
         told = {setting.title for setting in found}
-        others = [
-            one.setting
+        others = (
+            self._recorded(method, link_share)
             for method in self._methods()
-            if method.name not in KEEPERS and (one := self._recorded(method, link_share))
-        ]
-        return [*found, *(setting for setting in others if setting.title not in told)]
+            if method.name not in KEEPERS
+        )
+        return [*found, *(one for one in others if one is not None and one.title not in told)]
 
     def _completed(self, setting: Setting) -> Setting:
         if setting.kind == "activation":
@@ -109,9 +98,9 @@ class Quality:
             placement = CONTIGUOUS
         if setting.kind != "capacity" or setting.gamma is None or placement is None:
             return setting
-        assert setting.granularity is not None
-        change = self.change(setting.method, setting.gamma, setting.granularity, placement)
-        return setting.model_copy(update={"change": change})
+        knobs = {"granularity": setting.granularity, "placement": placement}
+        method = Method(setting.method, setting.gamma, ep_size=self._ranks, **knobs)  # type: ignore[arg-type]
+        return setting.model_copy(update={"change": self.change(method)})
 
     def _of_prompts(self, setting: Setting) -> Setting:
         """Return a setting of OEA with the change of accuracy of records that bound all forwards.
@@ -120,10 +109,9 @@ class Quality:
         """
         for method in self._methods():
             is_same = method.name == setting.method and f"k0={method.k0}" == setting.knobs
-            if is_same and method.decode == DEFAULTS["decode"]:
-                change = self._change(self._side(method))
-                if change is not None:
-                    return setting.model_copy(update={"change": change, "knobs": _knobs(method)})
+            of_all = method.decode == DEFAULTS["decode"]
+            if is_same and of_all and (change := self.change(method)) is not None:
+                return setting.model_copy(update={"change": change, "knobs": _knobs(method)})
         return setting
 
     def settings(self, link_share: float) -> list[Setting]:
@@ -135,8 +123,9 @@ class Quality:
         Raises:
             UsageError: If no record has a capacity over so many ranks.
         """
-        found = [one for method in self._methods() if (one := self._recorded(method, link_share))]
-        before = [one.before for one in found if one.before is not None]
+        methods = self._methods()
+        ranked = [self._found(one) for one in methods if one.ep_size == self._ranks]
+        before = [_straggler(records, "before") for records in ranked if records]
         if not before:
             sizes = sorted({record.cell.method.ep_size for record in self.records})
             raise UsageError(
@@ -145,45 +134,39 @@ class Quality:
             )
         home = Setting(
             kind="unchanged",
-            method=UNCHANGED,
+            method=CONTIGUOUS,
             loads="records",
             straggler=fmean(before),
             speedup=1.0,
         )
-        return [home, *(one.setting for one in found)]
+        found = (self._recorded(method, link_share) for method in methods)
+        return [home, *(one for one in found if one is not None)]
 
     def _methods(self) -> list[Method]:
         """Return the methods of the records that are of so many ranks, or of no ranks at all.
 
         They are on blocks; the loads of records tell nothing of placements. Seeds are one.
         """
-        methods = {
-            dataclasses.replace(record.cell.method, seed=0)
-            for record in self.records
-            if not record.cell.method.is_stock and not record.cell.method.is_placed
-        }
+        methods = {dataclasses.replace(record.cell.method, seed=0) for record in self.records}
         return sorted(filter(self._is_served, methods), key=lambda one: repr(one.identity()))
 
     def _is_served(self, method: Method) -> bool:
+        if method.is_stock or method.is_placed:
+            return False
         if method.bound is None:  # the experts of a batch are chosen for all ranks together
             return method.ep_size == self._ranks or method.granularity == "expert"
         # With γ=0 there is nothing to speed up.
         is_finite = bool(method.gamma) and method.gamma != math.inf
         return method.ep_size == self._ranks and is_finite
 
-    def _recorded(self, method: Method, link_share: float) -> _Recorded | None:
+    def _recorded(self, method: Method, link_share: float) -> Setting | None:
         """Return the setting of a method by its records' own batches, or None without records."""
-        side = self._side(method)
-        records = self._found(side)
+        records = self._found(method)
         if not records:
             return None
-        drop_rate = fmean(record.load.drop_rate for record in records)
-        wastes = [record.load.pad_waste for record in records if record.load.pad_waste is not None]
-        actives = [
-            (record.load.activated_before, record.load.activated_after)
-            for record in records
-            if record.load.activated_before is not None and record.load.activated_after is not None
-        ]
+        loads = [record.load for record in records]
+        drop_rate = fmean(load.drop_rate for load in loads)
+        wastes = [load.pad_waste for load in loads if load.pad_waste is not None]
         fields = {
             "kind": "activation" if method.bound is None else "capacity",
             "method": method.name,
@@ -193,30 +176,31 @@ class Quality:
             "loads": "records",
             "drop_rate": drop_rate,
             "pad_waste": fmean(wastes) if wastes else None,
-            "change": self._change(side),
+            "change": self.change(method),
         }
-        if len(actives) == len(records):  # older ones did not count them
-            before, after = (fmean(values) for values in zip(*actives, strict=True))
-            fields |= {"active": after, "active_before": before}
-        straggler = None
+        for field, when in (("active", "after"), ("active_before", "before")):
+            counts = [getattr(load, f"activated_{when}") for load in loads]
+            if None not in counts:  # older records did not count them
+                fields[field] = fmean(counts)
         if method.ep_size == self._ranks:
+            before, after = (_straggler(records, when) for when in ("before", "after"))
             layers = [layer for record in records for layer in record.layers]
-            straggler = fmean(layer.peak.device_before.mean for layer in layers)
-            after = fmean(layer.peak.device_after.mean for layer in layers)
-            pairs = sum(layer.assignments for layer in layers)
-            sent = 1 - drop_rate + sum(layer.added for layer in layers) / pairs
-            fields |= {
-                "straggler": after,
-                "speedup": speedup(after, straggler, sent, link_share),
-            }
-        return _Recorded(Setting.model_validate(fields), straggler)
+            added = sum(layer.added for layer in layers)
+            sent = 1 - drop_rate + added / sum(layer.assignments for layer in layers)
+            fields |= {"straggler": after, "speedup": speedup(after, before, sent, link_share)}
+        return Setting.model_validate(fields)
 
 
-class _Recorded(NamedTuple):
-    """A setting by records."""
+def _side(method: Method) -> Side:
+    # What has no effect is not part of an identity, and would not be found with another value.
+    return Side.model_validate({"ep_size": method.ep_size} | method.identity())
 
-    setting: Setting
-    before: float | None  # straggler factor of the unchanged model on the same batches
+
+def _straggler(records: Sequence[Record], when: str) -> float:
+    """Return the mean straggler factor of records' ranks before or after drops."""
+    return fmean(
+        getattr(layer.peak, f"device_{when}").mean for record in records for layer in record.layers
+    )
 
 
 def _knobs(method: Method) -> str:

@@ -10,15 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-Placed = Sequence[Sequence[int]]
-"""The experts in the slots of every rank."""
-
-
-def in_blocks(n_experts: int, ranks: int) -> Placed:
-    """Return the placement in blocks: each rank has its E/R consecutive experts."""
-    local = n_experts // ranks
-    return [list(range(rank * local, (rank + 1) * local)) for rank in range(ranks)]
-
 
 @dataclass(frozen=True)
 class StepCounts:
@@ -38,16 +29,17 @@ def count_step(
     *,
     gamma: float,
     n_experts: int,
-    placed: Placed,
+    placed: Sequence[Sequence[int]],
     of_devices: bool = False,
     rounding: str = "ceil",
 ) -> StepCounts:
     """Count what is dropped of the tokens of a step, token by token.
 
-    ``experts[t]`` are the experts of token t, ``scores[t]`` their gate scores. A token's pairs come
-    in the order of their experts. An expert's first pair goes to its first slot, the next to its
-    next, and in turn again. A capacity is of every slot of every rank, or (``of_devices``) of every
-    rank, whose slots share it; ``placed`` has one slot for each expert in the first case.
+    ``experts[t]`` are the experts of token t, ``scores[t]`` their gate scores; ``placed`` has the
+    experts in the slots of every rank. A token's pairs come in the order of their experts. An
+    expert's first pair goes to its first slot, the next to its next, and in turn again. A capacity
+    is of every slot, of which each expert then has one, or (``of_devices``) of every rank, whose
+    slots share it.
     """
     n_experts_bound = n_experts // len(placed) if of_devices else 1
     exact = Fraction(repr(gamma)) * n_experts_bound * len(experts) * len(experts[0]) / n_experts

@@ -4,32 +4,33 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-Share = Annotated[float, Field(ge=0, le=1)]
-Amount = Annotated[float, Field(ge=0)]
+from capmoe_eval.experiment.record_part import Amount, Part, Positive, Share
+
 Granularity = Literal["expert", "device"]
-UNCHANGED = "contiguous"
 
 
-class Part(BaseModel):
-    """A part of an advice: values of other types, further fields and NaN are refused."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+class AdvicePart(Part, extra="forbid"):
+    """A part of an advice; further fields are refused."""
 
 
-class Change(Part):
+class Change(AdvicePart):
     """The accuracy under a setting minus that of the unlimited model, on the same documents."""
 
     effect: float  # points, tasks counting equally
     low: float  # of its 95 % interval over documents
     high: float
-    documents: Annotated[int, Field(ge=1)]
+    documents: Positive
     tasks: Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
     drop_rate: Share  # of the pairs in the records, which have batches of their own
 
+    def __str__(self) -> str:
+        """Return the effect with its interval."""
+        return f"{self.effect:+.2f} [{self.low:+.2f}, {self.high:+.2f}]".replace("-", "−")
 
-class Setting(Part):
+
+class Setting(AdvicePart):
     """A way to serve, with its loads on a trace or in records."""
 
     # ``transfers``: weights of experts are sent in every step (LLEP), which is not charged here.
@@ -86,16 +87,14 @@ class Setting(Part):
     @property
     def bound(self) -> str:
         """The capacity in words, such as ``γ=1.5 per expert``; empty without one."""
-        words = []
-        if self.gamma is not None:
-            words.append(f"γ={self.gamma:g}")
-        if self.matched is not None:
-            words.append(f"γ by layer ≈{self.matched:g}")
-        if self.granularity is not None:
-            words.append(f"per {self.granularity}")
-        if self.placement is not None:
-            words.append(f"on {self.placement}")
-        return " ".join([*words, *([self.knobs] if self.knobs else [])])
+        words = {
+            "γ={:g}": self.gamma,
+            "γ by layer ≈{:g}": self.matched,
+            "per {}": self.granularity,
+            "on {}": self.placement,
+            "{}": self.knobs or None,
+        }
+        return " ".join(word.format(own) for word, own in words.items() if own is not None)
 
     @property
     def title(self) -> str:

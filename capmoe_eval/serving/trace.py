@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from capmoe_eval.errors import UsageError, shown
+from capmoe_eval.errors import Check, UsageError, whole
 from capmoe_eval.routing.capacity import experts_per_rank
 
 # Shape suffixes: T tokens, L MoE layers, K = top-k, S steps (forwards), E routed experts.
@@ -22,6 +22,9 @@ Array = npt.NDArray[Any]
 Kind = Literal["prompts", "decode"]
 """What a step computes: tokens of prompts, or one token for each running request."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
+
+ROWS = ("expert_TLK", "score_TLK", "step_T", "request_T", "load_SLE")
+"""Arrays with a row for each token, or with counts alone for each step."""
 
 STEP_TOKENS = 2048
 """Tokens of a step where a trace does not say which forward computed a token."""
@@ -47,29 +50,20 @@ class Trace:
         UsageError: For arrays that cannot be; one line names the field, the value and the fix.
     """
 
-    n_experts: int
-    """Routed experts E of a layer; shared experts are none of them."""
+    n_experts: int  # routed experts E of a layer; shared experts are none of them
+    # Unsigned integers: a token's experts, in the router's order, no expert twice.
     expert_TLK: Array | None = None
-    """Unsigned integers [T, L, K]: a token's experts, in the router's order, no expert twice."""
-    score_TLK: Array | None = None
-    """Floats [T, L, K]: the gate scores of those experts, at least 0."""
+    score_TLK: Array | None = None  # floats: the gate scores of those experts, at least 0
+    # Integers: the forward that computed a token, from 0, non-decreasing; None if unknown.
     step_T: Array | None = None
-    """Integers [T]: the forward that computed a token, from 0, non-decreasing; None if unknown."""
-    request_T: Array | None = None
-    """Integers [T]: the request (or sequence) of a token; None if unknown."""
-    load_SLE: Array | None = None
-    """Integers [S, L, E]: pairs that each expert got in each step, where no more is known."""
-    decode_S: Array | None = None
-    """Booleans [S]: True for a step of decoding, False for one of prompts; None if unknown."""
-    top_k: int | None = None
-    """Experts K per token; with ``expert_TLK`` it is that array's, with counts None if unknown."""
-    layers: tuple[str, ...] = ()
-    """Names or numbers of the MoE layers [L]; by default their numbers from 0."""
+    request_T: Array | None = None  # integers: the request (or sequence) of a token
+    load_SLE: Array | None = None  # integers: pairs of each expert, where no more is known
+    decode_S: Array | None = None  # booleans: whether a step is of decoding, not of prompts
+    top_k: int | None = None  # experts K per token: those of expert_TLK; None of counts if unknown
+    layers: tuple[str, ...] = ()  # of the MoE layers: names, or by default their numbers from 0
     model: str | None = None
-    source: str = "unknown"
-    """Origin in words, such as ``vllm`` or the path of a record."""
-    ranks: int | None = None
-    """Expert-parallel ranks R, each with E/R consecutive experts; None if unknown."""
+    source: str = "unknown"  # origin in words, such as ``vllm`` or the path of a record
+    ranks: int | None = None  # R, each with E/R consecutive experts; None if unknown
 
     def __post_init__(self) -> None:
         if (self.expert_TLK is None) == (self.load_SLE is None):
@@ -77,10 +71,12 @@ class Trace:
                 "expert_TLK, load_SLE: a trace has exactly one of them: the experts of every token "
                 "or the counts of every step"
             )
-        _check_whole("n_experts", self.n_experts)
+        whole(1)("n_experts", self.n_experts)
+        bounds = f"from 1 to n_experts={self.n_experts}"
+        some = Check(f"must be a whole number {bounds}", whole(1, self.n_experts).holds)
         for name in ("top_k", "ranks"):
             if (value := getattr(self, name)) is not None:
-                _check_whole(name, value, self.n_experts)
+                some(name, value)
         if self.ranks is not None:
             experts_per_rank(self.n_experts, self.ranks, "ranks")
         if self.load_SLE is None:
@@ -167,24 +163,23 @@ class Trace:
     @property
     def n_tokens(self) -> int | None:
         """Number of tokens T; None where counts alone are known, without K."""
-        tokens = self.tokens_per_step()
-        return None if tokens is None else int(tokens.sum())
+        if self.load_SLE is None:
+            return len(self._array)
+        return None if self.top_k is None else int(self.load_SLE[:, 0].sum()) // self.top_k
 
     @property
     def n_steps(self) -> int:
         """Number of steps S that have a token; 1 where the steps of tokens are unknown."""
-        return len(self._array) if self.expert_TLK is None else len(self._bounds()) - 1
+        return len(self._bounds()) - 1
 
     @property
     def decode_steps(self) -> int | None:
         """Number of steps of decoding; None where the kind of steps is not known."""
         return None if self.decode_S is None else int(self.decode_S.sum())
 
-    def decode_rows(self) -> Array | None:
-        """Return whether each token (with counts alone each step) is of decoding, booleans."""
-        if self.decode_S is None or self.expert_TLK is None:
-            return self.decode_S
-        return np.repeat(self.decode_S, np.diff(self._bounds()))
+    def by_row(self, values_S: Array) -> Array:
+        """Return a value of each step for every token; for every step where counts are alone."""
+        return np.repeat(values_S, np.diff(self._bounds()))
 
     def only(self, kind: Kind) -> Trace:
         """Return the steps of one kind, in memory.
@@ -192,8 +187,7 @@ class Trace:
         Raises:
             UsageError: If the trace does not say the kind of its steps, or has none of this.
         """
-        decode_rows = self.decode_rows()
-        if decode_rows is None or self.decode_S is None:
+        if self.decode_S is None:
             raise UsageError(
                 f"only={kind}: the trace does not say which steps are prompts and which decode "
                 "steps; record it with save_trace=DIR, or leave --only out"
@@ -203,10 +197,20 @@ class Trace:
             return self
         if not is_of_kind_S.any():
             raise UsageError(f"only={kind}: the trace has no such step; leave --only out")
-        rows = decode_rows == (kind == "decode")
-        arrays = ("expert_TLK", "score_TLK", "step_T", "request_T", "load_SLE")
-        parts = {name: array[rows] for name in arrays if (array := getattr(self, name)) is not None}
-        return dataclasses.replace(self, **parts, decode_S=self.decode_S[is_of_kind_S])
+        return self._part(self.by_row(is_of_kind_S), is_of_kind_S)
+
+    def second_half(self) -> Trace:
+        """Return the second half of the steps, or the whole of a single step."""
+        if self.n_steps < 2:
+            return self
+        middle = self.n_steps // 2
+        return self._part(slice(int(self._bounds()[middle]), None), slice(middle, None))
+
+    def _part(self, rows: Array | slice, steps: Array | slice) -> Trace:
+        """Return some steps; ``rows`` are their tokens, or the steps again of counts alone."""
+        parts = {name: array[rows] for name in ROWS if (array := getattr(self, name)) is not None}
+        kinds_S = None if self.decode_S is None else self.decode_S[steps]
+        return dataclasses.replace(self, **parts, decode_S=kinds_S)
 
     def _rows(self, first: int = 0, last: int | None = None) -> Iterator[slice]:
         """Yield slices of tokens of a bounded number of pairs."""
@@ -217,20 +221,17 @@ class Trace:
             yield slice(start, min(start + size, last))
 
     def _bounds(self) -> Array:
-        """Return the first token of each step, and the number of tokens [S + 1]."""
-        assert self.expert_TLK is not None
-        n_tokens = len(self.expert_TLK)
-        if self.step_T is None:
-            return np.array([0, n_tokens])
-        changes = np.flatnonzero(self.step_T[1:] != self.step_T[:-1]) + 1
-        return np.concatenate([[0], changes, [n_tokens]])
+        """Return the first row of each step and the number of rows [S + 1].
 
-    def tokens_per_step(self) -> Array | None:
-        """Return the tokens of every step, int64 [S]; None for counts without K."""
-        if self.expert_TLK is not None:
-            return np.diff(self._bounds())
-        assert self.load_SLE is not None
-        return None if self.top_k is None else self.load_SLE[:, 0].sum(axis=1) // self.top_k
+        A row is a token, or with counts alone a step.
+        """
+        rows = len(self._array)
+        if self.load_SLE is not None:
+            return np.arange(rows + 1)
+        if self.step_T is None:
+            return np.array([0, rows])
+        changes = np.flatnonzero(self.step_T[1:] != self.step_T[:-1]) + 1
+        return np.concatenate([[0], changes, [rows]])
 
     def loads(self) -> Array:
         """Return the pairs that each expert got, int64 [S, L, E]."""
@@ -265,9 +266,7 @@ class Trace:
             step_T = np.searchsorted(bounds, np.arange(rows.start, rows.stop), side="right") - 1
             place_TL1 = step_T[:, None, None] * (shape[1] * shape[2]) + place_L1
             cells = (place_TL1 + self.expert_TLK[rows]).ravel()
-            first = int(step_T[0]) * shape[1] * shape[2]
-            counted = np.bincount(cells - first)
-            load[first : first + len(counted)] += counted
+            load += np.bincount(cells, minlength=len(load))
         return load.reshape(shape)
 
     def in_steps(self, tokens: int) -> Trace:
@@ -288,13 +287,10 @@ class Trace:
 def in_known_steps(
     trace: Trace, tokens: int | None = None, only: Kind | None = None
 ) -> tuple[Trace, str | None]:
-    """Return a trace that has steps, and in words how tokens were put into them.
+    """Return a trace that has steps, and in words how tokens were put into them if they were.
 
-    Args:
-        trace: The trace.
-        tokens: Tokens of a step, also where the trace has steps; by default :data:`STEP_TOKENS`
-            where it has none.
-        only: The kind of steps that is taken; by default both.
+    They are if a number of tokens is given, and else, into :data:`STEP_TOKENS`, if the trace has no
+    steps. ``only`` takes the steps of one kind.
 
     Raises:
         UsageError: If counts, or steps of both kinds, should be cut anew, or the kind of steps is
@@ -322,24 +318,19 @@ def steps_in_words(steps: int, decode_steps: int | None) -> str:
     )
 
 
-def unsigned(ids: Array, field: str = "expert_TLK") -> Array:
+def unsigned(ids: Array) -> Array:
     """Return integers of at least 0 in the smallest unsigned type that holds them.
 
     Raises:
         UsageError: If one is negative or they are no integers.
     """
     if ids.dtype.kind not in "ui" or not ids.size:
-        raise UsageError(f"{field}: {ids.dtype} {list(ids.shape)}; must be integers, at least one")
+        raise UsageError(
+            f"expert_TLK: {ids.dtype} {list(ids.shape)}; must be integers, at least one"
+        )
     if (lowest := int(ids.min())) < 0:
-        raise UsageError(f"{field}={lowest}: the number of an expert must be at least 0")
+        raise UsageError(f"expert_TLK={lowest}: the number of an expert must be at least 0")
     return ids.astype(np.min_scalar_type(int(ids.max())), copy=False)
-
-
-def _check_whole(field: str, value: object, most: int | None = None) -> None:
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    if not is_whole or value < 1 or (most is not None and value > most):  # type: ignore[operator]
-        bounds = "of at least 1" if most is None else f"from 1 to n_experts={most}"
-        raise UsageError(f"{field}={shown(value)}: must be a whole number {bounds}")
 
 
 def _check_shape(field: str, array: Array | None, shape: tuple[int, ...], kinds: str) -> None:

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from capmoe_eval.errors import UsageError, bad_choice, first_line, shown, writing
+from capmoe_eval.errors import UsageError, bad_choice, reading, shown, writing
 from capmoe_eval.experiment.files import whole_file
-from capmoe_eval.serving.trace import Array, Trace, unsigned
+from capmoe_eval.serving.trace import ROWS, Array, Trace, unsigned
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SUFFIXES = (".npz", ".parquet")
-_ARRAYS = ("expert_TLK", "score_TLK", "step_T", "request_T", "load_SLE", "decode_S")
+_ARRAYS = (*ROWS, "decode_S")
 _ABOUT = ("n_experts", "top_k", "layers", "model", "source", "ranks")
 _SCHEMA = 1
 
@@ -37,8 +37,8 @@ def save_trace(trace: Trace, path: Path, *, compress: bool = False) -> None:
     arrays = {name: array for name in _ARRAYS if (array := getattr(trace, name)) is not None}
     with writing("trace", path), whole_file(path) as file:
         if path.suffix == ".parquet":
-            if (decode_rows := trace.decode_rows()) is not None:
-                arrays["decode_S"] = decode_rows
+            if trace.decode_S is not None:
+                arrays["decode_S"] = trace.by_row(trace.decode_S)
             _frame(arrays, about).to_parquet(file)
         else:
             write = np.savez_compressed if compress else np.savez
@@ -69,22 +69,14 @@ def load_trace(path: Path) -> Trace:
         UsageError: If it is no whole trace; one line names the file and what is wrong.
     """
     check_suffix(path)
-    try:
+    fix = "give a file that save_trace=DIR wrote, or copy it again"
+    with reading(path, "not a whole trace of this suite", fix):
         content = _read_npz(path) if path.suffix == ".npz" else _read_parquet(path)
         return Trace(**content | _described(content.pop("about")))
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from None
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
-        raise UsageError(
-            f"{path}: not a whole trace of this suite ({first_line(error)}); give a file that "
-            "save_trace=DIR wrote, or copy it again"
-        ) from error
 
 
 def _described(about: Any) -> dict[str, Any]:
     """Return the fields of a trace that are no arrays."""
-    if not isinstance(about, dict) or not isinstance(about.get("layers"), (list, tuple)):
-        raise ValueError("about has no list of layers")
     newer = about.keys() - {"schema", *_ABOUT}
     if about["schema"] != _SCHEMA or newer:
         raise UsageError(

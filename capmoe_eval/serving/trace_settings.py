@@ -6,48 +6,25 @@ on the first half.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.capacity import experts_per_rank
-from capmoe_eval.serving.activated import activated_by_oea
-from capmoe_eval.serving.capacities import (
-    CapacitySums,
-    Factors,
-    capacity_sums,
-    layer_factors,
-)
+from capmoe_eval.routing.knobs import CONTIGUOUS
+from capmoe_eval.serving.capacities import CapacityCounter, Factors, layer_factors
+from capmoe_eval.serving.pairs import KEEPERS, activated_by_oea
 from capmoe_eval.serving.placement.comparison import compare, halves
 from capmoe_eval.serving.placement.eplb import plan_eplb
 from capmoe_eval.serving.placement.layout import Counts, Placement, contiguous
 from capmoe_eval.serving.placement.outcome import Outcome, judge, judge_least_loaded
-from capmoe_eval.serving.score_mass import KEEPERS
-from capmoe_eval.serving.settings import UNCHANGED, Granularity, Setting, speedup
+from capmoe_eval.serving.settings import Granularity, Setting, speedup
 from capmoe_eval.serving.trace import Trace
 
 _BEST = ("score",)
 """Who is kept on a placement and with a γ for each layer; it changes no load."""
-
-
-def judged_part(trace: Trace) -> Trace:
-    """Return the second half of a trace's steps, or the whole of a single step."""
-    if trace.n_steps < 2:
-        return trace
-    middle = trace.n_steps // 2
-    kinds = None if trace.decode_S is None else trace.decode_S[middle:]
-    if trace.load_SLE is not None:
-        return dataclasses.replace(trace, load_SLE=trace.load_SLE[middle:], decode_S=kinds)
-    tokens_S = trace.tokens_per_step()
-    assert tokens_S is not None
-    first = int(tokens_S[:middle].sum())
-    arrays = ("expert_TLK", "score_TLK", "step_T", "request_T")
-    later = {name: array[first:] for name in arrays if (array := getattr(trace, name)) is not None}
-    return dataclasses.replace(trace, **later, decode_S=kinds)
 
 
 def check_deployment(n_experts: int, ranks: int, slots: int) -> None:
@@ -70,12 +47,8 @@ def trace_settings(
     They are in the order: unchanged; balanced without loss; capacities on the placement in blocks,
     with one γ for each keeper and with a γ for each layer; those on EPLB's placements; OEA.
 
-    Args:
-        trace: The trace.
-        gammas: Capacity factors.
-        ranks: Ranks R; it divides E.
-        slots: Experts on a rank, with copies.
-        link_share: See :func:`capmoe_eval.serving.settings.speedup`.
+    ``slots`` are the experts on a rank, with copies; ``link_share`` is as for
+    :func:`capmoe_eval.serving.settings.speedup`.
 
     Raises:
         UsageError: If the experts cannot be spread so, or the judged steps are empty.
@@ -86,21 +59,27 @@ def trace_settings(
     home = contiguous(trace.n_layers, trace.n_experts, ranks)
     extra = slots - home.expert_LRN.shape[2]
     if len(load_SLE) < 2:  # nothing is left to judge a plan on
-        planned_SLE, outcomes = None, [judge(UNCHANGED, load_SLE, home)]
+        planned_SLE, outcomes = None, [judge(CONTIGUOUS, load_SLE, home)]
         outcomes.append(judge_least_loaded(load_SLE, ranks))
     else:
         planned_SLE = halves(load_SLE)[0]
         outcomes = compare(load_SLE, ranks, (extra,) if extra else ())
-    before = _Before(_straggler(outcomes[0]), outcomes[0].summary().active, link_share)
-    capacities = _Capacities(judged_part(trace), gammas, home, before)
-    settings = [before.balanced(outcome) for outcome in outcomes]
-    settings += capacities.in_blocks(planned_SLE)
+    judged = _Judged(
+        trace.second_half(),
+        gammas,
+        home,
+        _straggler(outcomes[0]),
+        outcomes[0].summary().active,
+        link_share,
+    )
+    settings = [judged.balanced(outcome) for outcome in outcomes]
+    settings += judged.capacities(home, planned_SLE)
     if planned_SLE is not None:
         expected_LE = planned_SLE.sum(axis=0)
         for more in sorted({0, extra}):
             placement = plan_eplb(expected_LE, ranks, slots - extra + more)
             if not np.array_equal(placement.expert_LRN, home.expert_LRN):
-                settings += capacities.on(placement)
+                settings += judged.capacities(placement)
     return settings + [
         Setting(
             kind="activation",
@@ -108,9 +87,9 @@ def trace_settings(
             knobs=f"k0={found.k0}",
             drop_rate=found.drop_rate,
             active=found.active,
-            active_before=before.active,
+            active_before=judged.active,
         )
-        for found in activated_by_oea(judged_part(trace))
+        for found in activated_by_oea(judged.trace)
     ]
 
 
@@ -120,106 +99,89 @@ def _straggler(outcome: Outcome) -> float:
 
 
 @dataclass(frozen=True)
-class _Before:
-    """The unchanged model, with which every setting is compared."""
+class _Judged:
+    """The judged steps, and the unchanged model on them, with which settings are compared."""
 
-    straggler: float
-    active: float
+    trace: Trace
+    gammas: Sequence[float]
+    home: Placement
+    straggler: float  # of the unchanged model
+    active: float  # copies of experts that compute there
     link_share: float
 
-    def gained(self, straggler: float, sent: float, active: float | None) -> dict[str, Any]:
-        """Return the fields of a setting that compare it."""
-        return {
+    def _setting(
+        self, straggler: float, sent: float, active: float | None, **fields: object
+    ) -> Setting:
+        """Return a setting by its straggler factor, the share of sent pairs, and active copies."""
+        compared = {
             "straggler": straggler,
             "speedup": speedup(straggler, self.straggler, sent, self.link_share),
             "active": active,
             "active_before": self.active,
         }
+        return Setting.model_validate(compared | fields)
 
     def balanced(self, outcome: Outcome) -> Setting:
         """Return the setting of a method that drops nothing."""
         summary = outcome.summary()
-        kinds = {UNCHANGED: "unchanged", "LLEP": "transfers"}
-        return Setting.model_validate(
-            {
-                "kind": kinds.get(outcome.method, "placement"),
-                "method": outcome.method,
-                "extra": summary.extra,
-                "moved": summary.moved,
-                "set_up": float(outcome.set_up_L.mean()),
-            }
-            | self.gained(_straggler(outcome), 1.0, summary.active)
+        kinds = {CONTIGUOUS: "unchanged", "LLEP": "transfers"}
+        return self._setting(
+            _straggler(outcome),
+            1.0,
+            summary.active,
+            kind=kinds.get(outcome.method, "placement"),
+            method=outcome.method,
+            extra=summary.extra,
+            moved=summary.moved,
+            set_up=float(outcome.set_up_L.mean()),
         )
 
+    def capacities(
+        self, placement: Placement, planned_SLE: Counts | None = None
+    ) -> Iterator[Setting]:
+        """Yield the capacities on the placement in blocks, or on one of EPLB.
 
-@dataclass(frozen=True)
-class _Capacities:
-    """The capacities of the judged steps."""
-
-    trace: Trace
-    gammas: Sequence[float]
-    home: Placement
-    before: _Before
-
-    def in_blocks(self, planned_SLE: Counts | None) -> Iterator[Setting]:
-        """Yield the settings on the placement in blocks: one γ for all layers, or one for each.
-
-        Those of each layer are planned on other loads; without such there are none.
+        They have one γ for all layers, and where there are loads to plan it on, one for each.
         """
-        for granularity in _granularities(self.home):
-            found = [self._static(gamma) for gamma in self.gammas]
+        layers, copies = placement.layers, placement.redundant
+        about: dict[str, object] = {}
+        if placement is not self.home:
+            about = {
+                "placement": f"EPLB+{copies}" if copies else "EPLB",
+                "extra": float(copies),
+                "set_up": float(placement.moved_from(self.home).mean()),
+            }
+        for granularity in _granularities(placement):
+            chosen: list[tuple[dict[str, object], Factors]] = [
+                ({"gamma": float(gamma)}, [gamma] * layers) for gamma in self.gammas
+            ]
             if planned_SLE is not None:
                 planned = layer_factors(
-                    planned_SLE, self.trace.top_k, self.gammas, self.home, granularity
+                    planned_SLE, self.trace.top_k, self.gammas, placement, granularity
                 )
-                found += [
+                chosen += [
                     ({"matched": float(gamma), "layer_gammas": tuple(factors)}, factors)
                     for gamma, factors in zip(self.gammas, planned, strict=True)
                     if factors is not None and len(set(factors)) > 1
                 ]
-            yield from self._settings(found, self.home, granularity, KEEPERS)
-
-    def on(self, placement: Placement) -> Iterator[Setting]:
-        """Yield the settings of one γ for all layers on a placement of EPLB."""
-        copies = f"+{placement.redundant}" if placement.redundant else ""
-        about = {
-            "placement": f"EPLB{copies}",
-            "extra": float(placement.redundant),
-            "set_up": float(placement.moved_from(self.home).mean()),
-        }
-        for granularity in _granularities(placement):
-            found = [(named | about, each) for named, each in map(self._static, self.gammas)]
-            yield from self._settings(found, placement, granularity, _BEST)
-
-    def _static(self, gamma: float) -> tuple[dict[str, Any], Factors]:
-        return {"gamma": float(gamma)}, [gamma] * self.home.layers
-
-    def _settings(
-        self,
-        chosen: Sequence[tuple[dict[str, Any], Factors]],
-        placement: Placement,
-        granularity: Granularity,
-        keepers: Sequence[str],
-    ) -> Iterator[Setting]:
-        """Yield the settings of some factors, with what is known of them, for each keeper."""
-        factor_XL = [factors for _, factors in chosen]
-        sums = capacity_sums(self.trace, factor_XL, placement, granularity, keepers)
-        for (named, _), found in zip(chosen, sums, strict=True):
-            for keeper in _BEST if "layer_gammas" in named else keepers:
-                yield self._setting(keeper, found, named | {"granularity": granularity})
-
-    def _setting(self, keeper: str, sums: CapacitySums, about: dict[str, Any]) -> Setting:
-        return Setting.model_validate(
-            {
-                "kind": "capacity",
-                "method": keeper,
-                "drop_rate": sums.drop_rate,
-                "pad_waste": sums.pad_waste,
-                "dropped_score": sums.lost.get(keeper),
-            }
-            | self.before.gained(sums.straggler, 1 - sums.drop_rate, sums.mean_active(keeper))
-            | about
-        )
+            keepers = _BEST if about else KEEPERS
+            factor_XL = [factors for _, factors in chosen]
+            counter = CapacityCounter(self.trace, factor_XL, placement, granularity, keepers)
+            for (named, _), found in zip(chosen, counter.counted(), strict=True):
+                for keeper in _BEST if "layer_gammas" in named else keepers:
+                    yield self._setting(
+                        found.straggler,
+                        1 - found.drop_rate,
+                        found.mean_active(keeper),
+                        kind="capacity",
+                        method=keeper,
+                        granularity=granularity,
+                        drop_rate=found.drop_rate,
+                        pad_waste=found.pad_waste,
+                        dropped_score=found.lost.get(keeper),
+                        **named,
+                        **about,
+                    )
 
 
 def _granularities(placement: Placement) -> tuple[Granularity, ...]:

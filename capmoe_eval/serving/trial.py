@@ -16,12 +16,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from statistics import fmean
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.paper.pairing import Floats, Paired, Unpaired, pair, pool
+from capmoe_eval.paper.pairing import Paired, Unpaired, pair, pool
 from capmoe_eval.paper.statistics import Interval, interval
 from capmoe_eval.routing.method import Adaptive
 
@@ -78,9 +79,8 @@ def straggler(record: Record) -> float:
     It is the fullest expert (with device-level capacities the fullest rank) over the mean load
     before drops, as a mean over forwards.
     """
-    device = record.cell.method.granularity == "device"
-    peaks = [getattr(of.peak, f"{'device' if device else 'expert'}_after") for of in record.layers]
-    return math.fsum(peak.mean for peak in peaks) / len(peaks)
+    unit = record.cell.method.granularity
+    return fmean(getattr(layer.peak, f"{unit}_after").mean for layer in record.layers)
 
 
 class Outcome(NamedTuple):
@@ -98,8 +98,13 @@ class Outcome(NamedTuple):
 
     @property
     def gain(self) -> float | None:
-        """Return the straggler factor minus the static one with as many drops."""
+        """The straggler factor minus the static one with as many drops."""
         return None if self.static_straggler is None else self.straggler - self.static_straggler
+
+    @property
+    def most(self) -> float | None:
+        """The same, if the static curve between its points were lowest."""
+        return None if self.static_least is None else self.straggler - self.static_least
 
 
 class Verdict(NamedTuple):
@@ -123,8 +128,8 @@ class Verdict(NamedTuple):
             f"{self.static:.2f}: {_shown(self.straggler)}."
         )
         if self.accuracy is not None:
-            changed = _signed(self.accuracy, 2)
-            said += f" At equal straggler factors accuracy changes by {changed} points."
+            points = _signed(self.accuracy, 2)
+            said += f" At equal straggler factors accuracy changes by {points} points."
         return said
 
 
@@ -144,13 +149,12 @@ def outcomes(records: Iterable[Record]) -> list[Outcome]:
     groups: dict[object, list[Record]] = {}
     for record in records:
         groups.setdefault((record.model, record.task), []).append(record)
-    found = []
-    for same in groups.values():
-        for record in (one for one in same if isinstance(one.factor, Adaptive)):
-            static = [one for one in same if _is_static(one, record)]
-            assert isinstance(record.factor, Adaptive)
-            found.append(_outcome(record, record.factor, static))
-    return found
+    return [
+        _outcome(record, record.factor, [one for one in same if _is_static(one, record)])
+        for same in groups.values()
+        for record in same
+        if isinstance(record.factor, Adaptive)
+    ]
 
 
 def _is_static(record: Record, adaptive: Record) -> bool:
@@ -220,24 +224,22 @@ def primary(judged: Iterable[Verdict]) -> Verdict | None:
 def _verdict(budget_of: str, budget: float | None, found: Sequence[Outcome]) -> Verdict:
     """Return a verdict; each model and task counts by its mean over budgets."""
     on_curve = [one for one in found if one.static_straggler is not None]
-    gains = by_model(on_curve, lambda one: one.gain)
-    scores = _by_cell(found, lambda one: None if one.scores is None else one.scores.units)
     models: dict[str, dict[str, Paired]] = {}
-    for (model, task), units in scores.items():
-        documents = next(
-            one.scores.documents
-            for one in found
-            if (one.model, one.task) == (model, task) and one.scores is not None
-        )
-        models.setdefault(model, {})[task] = Paired(documents, units, np.zeros(len(units)))
-    pooled = {task: 100 * units for task, units in sorted(pool(models).items())}
+    units = _by_cell(found, lambda one: None if one.scores is None else one.scores.units)
+    documents = {
+        (one.model, one.task): one.scores.documents for one in found if one.scores is not None
+    }
+    for (model, task), own in units.items():
+        pairs = models.setdefault(model, {})
+        pairs[task] = Paired(documents[model, task], own, np.zeros(len(own)))
+    pooled = {task: 100 * own for task, own in sorted(pool(models).items())}
     return Verdict(
         budget_of,
         budget,
         len({(one.model, one.task) for one in on_curve}),
         _mean(by_model(on_curve, lambda one: one.static_straggler)),
-        mean_interval(list(gains.values())),
-        _mean(by_model(on_curve, lambda one: _minus(one.straggler, one.static_least))),
+        mean_interval(list(by_model(on_curve, lambda one: one.gain).values())),
+        _mean(by_model(on_curve, lambda one: one.most)),
         interval(pooled) if pooled else None,
         mean_interval(list(by_model(found, points).values())),
     )
@@ -249,33 +251,24 @@ def points(outcome: Outcome) -> float | None:
 
 
 def _mean(models: Mapping[str, float]) -> float | None:
-    return math.fsum(models.values()) / len(models) if models else None
-
-
-def _minus(first: float, second: float | None) -> float | None:
-    return None if second is None else first - second
+    return fmean(models.values()) if models else None
 
 
 def by_model(
     found: Sequence[Outcome], value: Callable[[Outcome], float | None]
 ) -> Mapping[str, float]:
     """Return each model's mean of a quantity: over budgets, then over tasks."""
-
-    def of(outcome: Outcome) -> Floats | None:
-        own = value(outcome)
-        return None if own is None else np.array([own])
-
     groups: dict[str, list[float]] = {}
-    for (model, _), own in _by_cell(found, of).items():
-        groups.setdefault(model, []).append(float(own[0]))
-    return {model: math.fsum(values) / len(values) for model, values in groups.items()}
+    for (model, _), mean in _by_cell(found, value).items():
+        groups.setdefault(model, []).append(float(mean))
+    return {model: fmean(means) for model, means in groups.items()}
 
 
 def _by_cell(
-    found: Sequence[Outcome], value: Callable[[Outcome], Floats | None]
-) -> Mapping[tuple[str, str], Floats]:
-    """Return the mean over budgets of a quantity of each model and task."""
-    groups: dict[tuple[str, str], list[Floats]] = {}
+    found: Sequence[Outcome], value: Callable[[Outcome], Any]
+) -> Mapping[tuple[str, str], Any]:
+    """Return the mean over budgets of a quantity, a number or an array, by model and task."""
+    groups: dict[tuple[str, str], list[Any]] = {}
     for outcome in found:
         if (own := value(outcome)) is not None:
             groups.setdefault((outcome.model, outcome.task), []).append(own)
@@ -289,6 +282,6 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
     n = len(values)
     if n < 2:
         return None
-    middle = math.fsum(values) / n
+    middle = fmean(values)
     half = float(stdtrit(n - 1, 0.975)) * float(np.std(values, ddof=1)) / math.sqrt(n)
     return Interval(middle, middle - half, middle + half)

@@ -24,7 +24,7 @@ from capmoe_eval.experiment.record_part import ChosenFactors
 from capmoe_eval.experiment.results import load_frame, record_paths
 from capmoe_eval.routing.method import Method
 from capmoe_eval.serving import calibration as serving_calibration
-from capmoe_eval.serving.factor_curves import FactorCurves
+from capmoe_eval.serving.calibration_kinds import FactorCurves
 from capmoe_eval.serving.trial import outcomes, straggler
 
 OBQA = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
@@ -144,14 +144,14 @@ def test_a_calibration_that_is_not_its_own_is_refused(
     old: str, new: str, said: str, records: list[Record], root: Path, tmp_path: Path
 ) -> None:
     (path,) = calibrations(root)
-    other = dataclasses.replace(plan(tmp_path, 0.2))
+    other = plan(tmp_path, 0.2)
     place = FactorCurves.path_of(tmp_path, other.cell)
     place.parent.mkdir(parents=True)
     place.write_text(path.read_text().replace(old, new, 1))
-    failed = pytest.raises(UsageError, match=said)
-    with failed as error:
+    with pytest.raises(UsageError, match=said) as error:
         run([other])
-    assert str(place) in str(error.value) and "delete it" in str(error.value)
+    assert str(place) in str(error.value)
+    assert "delete it to compute it anew, and the results of gamma=adaptive" in str(error.value)
 
 
 def test_no_document_is_both_calibrated_on_and_evaluated() -> None:

@@ -20,7 +20,7 @@ from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.experiment.record_part import Calibrated
 from capmoe_eval.routing.method import Method
 from capmoe_eval.serving import calibration
-from capmoe_eval.serving.expert_loads import experts_of_ranks
+from capmoe_eval.serving.calibration_kinds import experts_of_ranks
 
 OBQA = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
 TINY = ModelId("tiny", "tiny:olmoe", dtype="float32")

@@ -18,7 +18,7 @@ from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Scores
 from capmoe_eval.serving import calibration
-from capmoe_eval.serving.expert_modalities import ModalityCounter
+from capmoe_eval.serving.calibration_kinds import ModalityCounter
 from capmoe_eval.wrapper.layers import find_moe_layers
 from capmoe_eval.wrapper.plan import ForwardPlan
 from tests.wrapper import models

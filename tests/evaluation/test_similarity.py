@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.forecast import forecast
@@ -21,9 +22,8 @@ from capmoe_eval.experiment.record import Record, read_record, sealed
 from capmoe_eval.experiment.record_part import Calibrated
 from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.routing.method import Method
-from capmoe_eval.serving import calibration, expert_similarity
-from capmoe_eval.serving.calibration_kinds import KINDS
-from capmoe_eval.serving.expert_similarity import ExpertSimilarity, LayerSimilarity
+from capmoe_eval.serving import calibration
+from capmoe_eval.serving.calibration_kinds import KINDS, TOKENS, ExpertSimilarity, LayerSimilarity
 from capmoe_eval.wrapper.layers import MoeLayer, find_moe_layers
 from tests.wrapper.models import make
 
@@ -62,7 +62,7 @@ def the_calibration(root: Path) -> Path:
 def test_one_calibration_serves_every_setting(records: list[Record], root: Path) -> None:
     content = json.loads(the_calibration(root).read_text())
     assert content["of"]["kind"] == "expert_similarity" and content["split"] == "validation"
-    assert 0 < content["compared"] <= min(content["tokens"], expert_similarity.TOKENS)
+    assert 0 < content["compared"] <= min(content["tokens"], TOKENS)
     for layer in content["layers"]:
         assert len(layer["similarity"]) == layer["n_experts"] * (layer["n_experts"] - 1) // 2
         assert min(layer["similarity"]) == 0 < max(layer["similarity"]) < 1
@@ -103,29 +103,12 @@ def test_a_record_without_its_calibration_is_refused(records: list[Record], tmp_
         read_record(path)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ('"compared": ', '"compared": 1', "its checksum is another"),
-        ('"n_experts": ', '"n_experts": 1', "similarities, not"),
-    ],
-)
-def test_a_calibration_that_is_not_its_own_is_refused(
-    old: str, new: str, said: str, records: list[Record], root: Path, tmp_path: Path
-) -> None:
-    other = plan(tmp_path, 0.2)
-    place = ExpertSimilarity.path_of(tmp_path, other.cell)
-    place.parent.mkdir(parents=True)
-    place.write_text(the_calibration(root).read_text().replace(old, new, 1))
-    with pytest.raises(UsageError, match=said) as error:
-        run([other])
-    assert "the results of method=sere with it" in str(error.value)
-
-
 def test_similarities_are_written_once_for_two_experts() -> None:
     layer = LayerSimilarity(name="mlp", n_experts=3, similarity=[0.1, 0.2, 0.3])
     matrix = torch.tensor([[1.0, 0.1, 0.2], [0.1, 1.0, 0.3], [0.2, 0.3, 1.0]])
     assert torch.equal(layer.matrix(), matrix)
+    with pytest.raises(ValidationError, match="mlp has 3 similarities, not 6"):
+        LayerSimilarity(name="mlp", n_experts=4, similarity=layer.similarity)
 
 
 def test_experts_on_processes_are_not_compared() -> None:

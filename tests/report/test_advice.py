@@ -21,7 +21,7 @@ from capmoe_eval.report.site.inventory import Inventory
 from capmoe_eval.report.site.page import SERVING, Address
 from capmoe_eval.serving.advice import Advice, Budget
 from capmoe_eval.serving.advising import Deployment, advise_on_trace
-from capmoe_eval.serving.exports.files import SERVER_FILES, SGLANG, TENSORRT_LLM, VLLM
+from capmoe_eval.serving.exports import SERVER_FILES, SGLANG, TENSORRT_LLM, VLLM
 from capmoe_eval.serving.trace import Trace
 from capmoe_eval.serving.trace_file import save_trace
 from tests.records import planned

@@ -94,42 +94,41 @@ BUDGETS = [
 @settings(max_examples=300, deadline=None)
 @given(menus(), st.sampled_from(BUDGETS))
 def test_the_choice_is_what_a_search_finds(menu: list[Setting], budget: Budget) -> None:
-    place = choose(menu, budget)
+    chosen = choose(menu, budget)
     least, most = budget.at_least_speedup or 0.0, budget.at_most_points
     allowed = []
-    for number, one in enumerate(menu):
+    for one in menu:
         if one.speedup is None or one.loads == "records":
             continue
         slow = one.speedup < least
         lossy = one.kind == "capacity"
         proven = one.change is not None and most is not None and one.change.low >= -most
         if one.kind != "transfers" and not slow and (most is None or not lossy or proven):
-            allowed.append(number)
-    if place is None:
+            allowed.append(one)
+    if chosen is None:
         assert allowed == []
         return
-    assert place in allowed
-    chosen, rest = menu[place], [menu[number] for number in allowed]
+    assert chosen in allowed
     if budget.at_least_speedup is None:
-        assert chosen.speedup == max(one.speedup for one in rest)
-        ties = [one for one in rest if one.speedup == chosen.speedup]
+        assert chosen.speedup == max(one.speedup for one in allowed)
+        ties = [one for one in allowed if one.speedup == chosen.speedup]
         assert not chosen.is_lossless or chosen.extra == min(
             one.extra for one in ties if one.is_lossless
         )
         assert chosen.is_lossless == any(one.is_lossless for one in ties)
         return
-    if any(one.is_lossless for one in rest):
+    if any(one.is_lossless for one in allowed):
         assert chosen.is_lossless
-        assert chosen.extra == min(one.extra for one in rest if one.is_lossless)
-    elif known := [one.change for one in rest if one.change is not None]:
+        assert chosen.extra == min(one.extra for one in allowed if one.is_lossless)
+    elif known := [one.change for one in allowed if one.change is not None]:
         assert chosen.change is not None
         smallest = min(max(0.0, -change.effect) for change in known)
-        alike = [one for one in rest if one.change is not None and -one.change.high <= smallest]
+        alike = [one for one in allowed if one.change is not None and -one.change.high <= smallest]
         assert chosen.drop_rate == min(one.drop_rate for one in alike)
         assert -chosen.change.high <= smallest
     else:
         measured = any(one.change for one in menu)
-        assert chosen.drop_rate == min(one.drop_rate for one in rest) or not measured
+        assert chosen.drop_rate == min(one.drop_rate for one in allowed) or not measured
 
 
 def test_the_sentences() -> None:
@@ -162,9 +161,9 @@ def test_where_losses_cannot_be_told_apart_fewer_drops_decide() -> None:
         capacity(1.5, -0.2, 0.4, drop_rate=0.2),
         capacity(1.5, -0.3, 0.4, drop_rate=0.1),
     )
-    assert choose([HOME, blocks, placed], budget) == 2
+    assert choose([HOME, blocks, placed], budget) is placed
     worse = capacity(1.5, -0.6, 0.3, drop_rate=0.1)  # at best it loses 0.3 points
-    assert choose([HOME, blocks, worse], budget) == 1
+    assert choose([HOME, blocks, worse], budget) is blocks
 
 
 def test_a_capacity_is_recommended_beside_one_that_drops_less_and_nobody_measured() -> None:
@@ -349,15 +348,17 @@ def test_records_give_paired_quality_to_the_settings_that_they_are_of(tmp_path: 
     assert advice.axis == "points" and advice.commands == ()
     assert any("of which no records" in line for line in advice.unknown)
     # Records on a placement are never those of blocks, nor the other way round.
-    assert quality.change("score", 1.0, "device") is None
-    assert quality.change("score", 1.0, "device", "eplb") == changes["score γ=1 per device on EPLB"]
-    assert quality.change("order", 1.0, "device", "eplb") is None
+    of_devices = {"ep_size": 4, "granularity": "device"}
+    assert quality.change(Method("score", 1.0, **of_devices)) is None
+    placed = Method("score", 1.0, **of_devices, placement="eplb")
+    assert quality.change(placed) == changes["score γ=1 per device on EPLB"]
+    assert quality.change(dataclasses.replace(placed, name="order")) is None
     settings = {setting.title: setting for setting in advice.settings}
     for title in ("score γ=1 per device", "score γ=1 per device on EPLB+4"):
         assert settings[title].change is None
     # With other ranks the records say nothing.
     other = Quality(read_records(tmp_path, "made"), 8)
-    assert other.change("score", 1.0, "expert") is None
+    assert other.change(Method("score", 1.0, ep_size=8)) is None
     with pytest.raises(UsageError, match="no whole record of model mad; it has made"):
         read_records(tmp_path, "mad")
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capmoe_eval.serving.activated import activated_by_oea
 from capmoe_eval.serving.adaptive import choose, grid
-from capmoe_eval.serving.capacities import capacity_sums, layer_factors
+from capmoe_eval.serving.capacities import CapacityCounter, CapacitySums, layer_factors
+from capmoe_eval.serving.pairs import activated_by_oea
 from capmoe_eval.serving.placement.layout import Placement, contiguous
 from capmoe_eval.serving.placement.replicas import rank_loads, slots_in_turn
-from capmoe_eval.serving.reference import StepCounts, count_activated, count_step, in_blocks
+from capmoe_eval.serving.reference import StepCounts, count_activated, count_step
 from capmoe_eval.serving.settings import Granularity
 from capmoe_eval.serving.trace import Trace
 from tests.serving.test_summary import traces
@@ -51,7 +51,7 @@ def test_capacities_are_what_loops_count(data: st.DataObject, trace: Trace, wide
     of = data.draw(st.sampled_from(either))
     factors = st.sampled_from((0.4, 1.0, 1.1, 3.0, 20.0 if wide else 0.7))
     factor_XL = [[data.draw(factors) for _ in range(trace.n_layers)] for _ in range(2)]
-    sums = capacity_sums(trace, factor_XL, placement, of)
+    sums = CapacityCounter(trace, factor_XL, placement, of).counted()
     for factor_L, found in zip(factor_XL, sums, strict=True):
         by_layer: list[list[StepCounts]] = [
             [
@@ -93,13 +93,17 @@ def test_ids_alone_count_the_same(data: st.DataObject, trace: Trace) -> None:
     counts = Trace(trace.n_experts, load_SLE=trace.loads(), top_k=trace.top_k)
     factor_XL = [[0.7] * trace.n_layers, [1.5] * trace.n_layers]
     for known, of_ids, counted in zip(
-        *(capacity_sums(each, factor_XL, placement, "device") for each in (trace, ids, counts)),
+        *(
+            CapacityCounter(each, factor_XL, placement, "device").counted()
+            for each in (trace, ids, counts)
+        ),
         strict=True,
     ):
         assert known.straggler == of_ids.straggler == counted.straggler
         assert known.drop_rate == of_ids.drop_rate == counted.drop_rate
         # Who is kept by score is not known without scores, nor anyone without ids.
-        assert of_ids.active == {"order": known.active["order"]} and of_ids.lost == {}
+        assert list(of_ids.active) == ["order"] and of_ids.lost == {}
+        assert of_ids.mean_active("order") == known.mean_active("order")
         assert counted.active == {} and counted.mean_active("order") is None
 
 
@@ -142,15 +146,18 @@ def test_a_capacity_on_a_placement_by_hand() -> None:
     blocks, parted = contiguous(1, 4, 2), Placement(np.array([[[0, 2], [1, 3]]]), 4)
     both = Placement(np.array([[[0, 1, 2], [1, 3, 0]]]), 4)
     # C = 6 pairs of a rank: in blocks 10 come, parted 7 and 5, with copies 3+2+1 and 2+1+3.
-    dropped = [
-        [int((s.asked_L - s.kept_L)[0]) for s in capacity_sums(trace, [[1.0]], each, "device")]
-        for each in (blocks, parted, both)
-    ]
-    assert dropped == [[4], [1], [0]]
+    of_devices = [counted(trace, each, "device") for each in (blocks, parted, both)]
+    assert [int(one.kept_L[0]) for one in of_devices] == [8, 11, 12]
     # C = 3 of an expert: the same 4 on both placements, of other ranks.
-    of_experts = [capacity_sums(trace, [[1.0]], each, "expert")[0] for each in (blocks, parted)]
+    of_experts = [counted(trace, each, "expert") for each in (blocks, parted)]
     assert [int(one.kept_L[0]) for one in of_experts] == [8, 8]
     assert [int(one.fullest_L[0]) for one in of_experts] == [6, 4]
+
+
+def counted(trace: Trace, placement: Placement, of: Granularity) -> CapacitySums:
+    """Return what γ=1 does to the one layer of a trace."""
+    (sums,) = CapacityCounter(trace, [[1.0]], placement, of).counted()
+    return sums
 
 
 @pytest.mark.parametrize("of", ["expert", "device"])
@@ -172,7 +179,7 @@ def test_the_factors_of_layers_are_chosen_from_what_loops_count(of: Granularity)
                         [[1.0]] * int(load_SLE[step, layer].sum()),
                         gamma=factor,
                         n_experts=4,
-                        placed=in_blocks(4, 2),
+                        placed=[[0, 1], [2, 3]],
                         of_devices=of == "device",
                     ),
                     what,

@@ -14,7 +14,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.serving.front import cost, with_front
 from capmoe_eval.serving.settings import Setting, speedup
 from capmoe_eval.serving.trace import Trace
-from capmoe_eval.serving.trace_settings import check_deployment, judged_part, trace_settings
+from capmoe_eval.serving.trace_settings import check_deployment, trace_settings
 
 GAMMAS = (0.4, 1.0, 1.1, 3.0)
 
@@ -51,9 +51,10 @@ def test_tokens_are_halved_as_their_loads_are() -> None:
     generator = np.random.default_rng(1)
     ids = np.argsort(generator.random((30, 2, 6)), axis=2)[:, :, :2].astype(np.uint8)
     trace = Trace(6, expert_TLK=ids, step_T=np.sort(generator.integers(0, 5, 30)))
-    assert (judged_part(trace).loads() == trace.loads()[2:]).all()
-    assert judged_part(trace.in_steps(30)) is not None and trace.in_steps(30).n_steps == 1
-    only = trace_settings(trace.in_steps(30), (1.0,), 2, 4)
+    assert (trace.second_half().loads() == trace.loads()[2:]).all()
+    whole = trace.in_steps(30)
+    assert whole.second_half() is whole and whole.n_steps == 1
+    only = trace_settings(whole, (1.0,), 2, 4)
     kinds = [setting.kind for setting in only]
     assert kinds == ["unchanged", "transfers", *["capacity"] * 6, "activation"]
     assert all(one.placement is None and one.layer_gammas is None for one in only)

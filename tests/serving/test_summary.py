@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.serving import trace as trace_module
-from capmoe_eval.serving.reference import count_step, in_blocks
-from capmoe_eval.serving.score_mass import KEEPERS
+from capmoe_eval.serving.pairs import KEEPERS
+from capmoe_eval.serving.placement.layout import contiguous
+from capmoe_eval.serving.reference import count_step
 from capmoe_eval.serving.summary import summarise
 from capmoe_eval.serving.trace import Trace
 
@@ -47,6 +48,7 @@ def test_it_is_what_loops_count(trace: Trace, rounding: str, at_once: int) -> No
         summary = summarise(trace, GAMMAS, rounding=rounding)
     assert trace.expert_TLK is not None and trace.score_TLK is not None and trace.step_T is not None
     asked = trace.expert_TLK[:, 0].size
+    home = contiguous(1, trace.n_experts, trace.ranks or 1)
     for layer, found in enumerate(summary.layers):
         assert found.assignments == asked == sum(found.load)
         for at in found.at:
@@ -56,7 +58,7 @@ def test_it_is_what_loops_count(trace: Trace, rounding: str, at_once: int) -> No
                     trace.score_TLK[trace.step_T == step, layer].tolist(),
                     gamma=at.gamma,
                     n_experts=trace.n_experts,
-                    placed=in_blocks(trace.n_experts, trace.ranks or 1),
+                    placed=home.expert_LRN[0].tolist(),
                     rounding=rounding,
                 )
                 for step in np.unique(trace.step_T)

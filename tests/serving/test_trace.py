@@ -109,9 +109,9 @@ def test_steps_and_loads() -> None:
         for layer in range(2):
             counted[step, layer, IDS[token, layer]] += 1
     np.testing.assert_array_equal(trace.loads(), counted)
-    assert trace.tokens_per_step() is not None
     cut = dataclasses.replace(trace, decode_S=None).in_steps(2)
-    assert cut.tokens_per_step().tolist() == [2, 1]  # type: ignore[union-attr]
+    assert cut.step_T.tolist() == [0, 0, 1]  # type: ignore[union-attr]
+    assert COUNTED.n_tokens == COUNTED.n_steps * 2
     assert Trace(4, IDS).n_steps == 1
     assert unsigned(np.array([300])).dtype == np.uint16
     with pytest.raises(UsageError, match="expert_TLK=-1"):

@@ -8,20 +8,25 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from capmoe_eval.errors import UsageError, writing
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import COUNT, GAMMA, PATH, POSITIVE, SECONDS, SHARE, Parser
 from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.results import Reader
-from capmoe_eval.report.advice.names import EXAMPLE, JSON, PAGE
 from capmoe_eval.serving.trace import KINDS
 
 if TYPE_CHECKING:
     from capmoe_eval.serving.advising import Advised
     from capmoe_eval.serving.trace import Trace
 
+JSON: Final = "advice.json"
+PAGE: Final = "advice.html"
+EXAMPLE: Final = "example"
+"""Stands on the command line for the trace in the package."""
+EXAMPLE_MODEL: Final = "zoo_olmoe"
+"""The model of that trace."""
 ReadTrace = Callable[[Path, int | None], "Trace"]
 
 
@@ -142,7 +147,7 @@ def write(advised: Advised, out: Path) -> None:
         UsageError: If a file cannot be written.
     """
     from capmoe_eval.report.advice.page import to_html
-    from capmoe_eval.serving.exports.files import SERVER_FILES
+    from capmoe_eval.serving.exports import SERVER_FILES
 
     texts = {PAGE: to_html(advised.advice), JSON: advised.advice.model_dump_json(indent=1) + "\n"}
     with writing("--out", out):

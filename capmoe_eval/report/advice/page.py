@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 from capmoe_eval.report.templates import render
-from capmoe_eval.report.templates.texts import ABSENT, shown
-from capmoe_eval.serving.advice import Advice, axis_words
-from capmoe_eval.serving.exports.files import MEGATRON
-from capmoe_eval.serving.front import comparable, cost
+from capmoe_eval.report.templates.texts import ABSENT, columns, shown
+from capmoe_eval.serving.advice import Advice
+from capmoe_eval.serving.exports import MEGATRON
+from capmoe_eval.serving.front import AXES, cost, priced
 from capmoe_eval.serving.settings import Change, Setting
 from capmoe_eval.serving.trace import steps_in_words
-
-_HEADINGS = (
-    "fullest rank over the mean",
-    "speedup of the expert step, at most",
-    "pairs dropped",
-    "gate scores dropped",
-    "padding",
-    "experts active in a layer and step",
-    "accuracy, points",
-    "95 % interval",
-    "tasks (documents)",
-    "pairs dropped there",
-    "copies of experts in a layer",
-    "weights sent once in a layer",
-    "weights sent in a layer and step",
-)
 
 
 def to_html(advice: Advice) -> str:
@@ -35,22 +19,21 @@ def to_html(advice: Advice) -> str:
 def content(advice: Advice) -> dict[str, object]:
     """Return what the templates show of an advice."""
     place = advice.recommendation.setting
-    size = advice.expert_bytes
-    rows = [(number == place, one, _cells(one, size)) for number, one in enumerate(advice.settings)]
-    sent = "" if size is None else ", MB"
+    cells = [_cells(setting, advice.expert_bytes) for setting in advice.settings]
+    rows = [
+        (number == place, setting, [*own.values()])
+        for number, (setting, own) in enumerate(zip(advice.settings, cells, strict=True))
+    ]
     return {
         "advice": advice,
         "about": about(advice),
         "remark": remark(advice),
-        "headings": [
-            ("setting", ""),
-            *((name + sent * name.startswith("weights"), "number") for name in _HEADINGS),
-        ],
+        "headings": [("setting", ""), *((heading, "number") for heading in cells[0])],
         "front": sorted(
             (row for row in rows if row[1].is_on_front), key=lambda row: row[1].reached
         ),
         "rows": rows,
-        "axis": axis_words(advice.axis),
+        "axis": AXES[advice.axis],
         "picture": _picture(advice),
     }
 
@@ -79,71 +62,55 @@ def remark(advice: Advice) -> str:
     )
 
 
-def _cells(setting: Setting, expert_bytes: int | None) -> list[tuple[str, float | None]]:
-    """Return the numbers of a setting as text and value; weights in MB, if their size is known."""
-    megabytes = 1.0 if expert_bytes is None else expert_bytes / 1e6
-    return [
-        (shown(setting.straggler, "{:.2f}"), setting.straggler),
-        (shown(setting.speedup, "{:.2f}×"), setting.speedup),
-        (shown(setting.drop_rate, "{:.1%}"), setting.drop_rate),
-        (shown(setting.dropped_score, "{:.1%}"), setting.dropped_score),
-        (shown(setting.pad_waste, "{:.1%}"), setting.pad_waste),
-        (shown(setting.active, "{:.1f}"), setting.active),
-        *_accuracy(setting.change),
-        (shown(setting.extra, "{:.3g}"), setting.extra),
-        (shown(setting.set_up * megabytes, "{:.3g}"), setting.set_up),
-        (shown(setting.moved * megabytes, "{:.3g}"), setting.moved),
-    ]
+def _cells(setting: Setting, expert_bytes: int | None) -> dict[str, tuple[str, float | None]]:
+    """Return the numbers of a setting by heading, as text and value.
+
+    Weights are in MB, if their size is known.
+    """
+    size, unit = (1.0, "") if expert_bytes is None else (expert_bytes / 1e6, ", MB")
+    once, steadily = (shown(sent, "{:.3g}", size) for sent in (setting.set_up, setting.moved))
+    return {
+        "fullest rank over the mean": (shown(setting.straggler, "{:.2f}"), setting.straggler),
+        "speedup of the expert step, at most": (shown(setting.speedup, "{:.2f}×"), setting.speedup),
+        "pairs dropped": (shown(setting.drop_rate, "{:.1%}"), setting.drop_rate),
+        "gate scores dropped": (shown(setting.dropped_score, "{:.1%}"), setting.dropped_score),
+        "padding": (shown(setting.pad_waste, "{:.1%}"), setting.pad_waste),
+        "experts active in a layer and step": (shown(setting.active, "{:.1f}"), setting.active),
+        **_accuracy(setting.change),
+        "copies of experts in a layer": (shown(setting.extra, "{:.3g}"), setting.extra),
+        f"weights sent once in a layer{unit}": (once, setting.set_up),
+        f"weights sent in a layer and step{unit}": (steadily, setting.moved),
+    }
 
 
-def _accuracy(change: Change | None) -> list[tuple[str, float | None]]:
+def _accuracy(change: Change | None) -> dict[str, tuple[str, float | None]]:
+    headings = ("accuracy, points", "95 % interval", "tasks (documents)", "pairs dropped there")
     if change is None:
-        return [(ABSENT, None)] * 4
+        return dict.fromkeys(headings, (ABSENT, None))
     low, high = (shown(bound, "{:+.2f}") for bound in (change.low, change.high))
-    return [
+    cells = (
         (shown(change.effect, "{:+.2f}"), change.effect),
         (f"[{low}, {high}]", change.low),
         (f"{len(change.tasks)} ({change.documents:,})", change.documents),
         (shown(change.drop_rate, "{:.1%}"), change.drop_rate),
-    ]
+    )
+    return dict(zip(headings, cells, strict=True))
 
 
 def text(advice: Advice) -> str:
     """Return the advice as lines: the recommendation, the front, and what is not known."""
-    rows = [
-        ["front", "fullest/mean", "speedup ≤", "dropped", "active", axis_words(advice.axis)],
-        *_front_rows(advice),
-    ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    table = [
-        "  ".join(
-            [
-                row[0].ljust(widths[0]),
-                *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)),
-            ]
-        )
-        for row in rows
-    ]
-    steps = [] if advice.assumed_steps is None else [f"steps: {advice.assumed_steps}"]
-    return "\n".join(
-        [
-            about(advice),
-            *steps,
-            "",
-            f"{advice.recommendation.sentence} {remark(advice)}".rstrip(),
-            "",
-            *table,
-            *(["", advice.activation] if advice.activation else []),
-            "",
-            "Not known:",
-            *(f"- {line}" for line in advice.unknown),
-            *(
-                ["", "To measure what the answers lose:", *advice.commands]
-                if advice.commands
-                else []
-            ),
-        ]
-    )
+    heads = ["front", "fullest/mean", "speedup ≤", "dropped", "active", AXES[advice.axis]]
+    lines = [about(advice)]
+    if advice.assumed_steps is not None:
+        lines.append(f"steps: {advice.assumed_steps}")
+    lines += ["", f"{advice.recommendation.sentence} {remark(advice)}".rstrip(), ""]
+    lines += columns([heads, *_front_rows(advice)])
+    if advice.activation:
+        lines += ["", advice.activation]
+    lines += ["", "Not known:", *(f"- {line}" for line in advice.unknown)]
+    if advice.commands:
+        lines += ["", "To measure what the answers lose:", *advice.commands]
+    return "\n".join(lines)
 
 
 def _front_rows(advice: Advice) -> list[list[str]]:
@@ -160,22 +127,18 @@ def _front_rows(advice: Advice) -> list[list[str]]:
         )
         key = one.name if one.is_lossless else one.bound
         names.setdefault((key, *cells), []).append(one.title)
-    return [
-        [titles[0] if len(titles) == 1 else f"{_either(titles)} {key}", *cells]
-        for (key, *cells), titles in names.items()
-    ]
-
-
-def _either(titles: list[str]) -> str:
-    return ", ".join(title.split(" γ")[0] for title in titles)
+    rows = []
+    for (key, *numbers), titles in names.items():
+        kept = ", ".join(title.partition(" γ")[0] for title in titles)
+        rows.append([titles[0] if len(titles) == 1 else f"{kept} {key}", *numbers])
+    return rows
 
 
 def _cost(setting: Setting, advice: Advice) -> str:
     if setting.is_lossless:
         return "no loss"
     if setting.change is not None:
-        change = setting.change
-        return f"{change.effect:+.2f} [{change.low:+.2f}, {change.high:+.2f}]".replace("-", "−")
+        return str(setting.change)
     return shown(cost(setting, advice.axis), "{:.1%}")
 
 
@@ -184,21 +147,17 @@ _WIDTH, _HEIGHT, _LEFT, _TOP = 560, 260, 44, 8
 
 def _picture(advice: Advice) -> dict[str, object]:
     """Return the places of all settings of known cost in a picture of speedup and cost."""
-    known = [
-        (advice.settings[number], found)
-        for number in comparable(advice.settings)
-        if (found := cost(advice.settings[number], advice.axis)) is not None
-    ]
-    most = max((setting.reached for setting, _ in known), default=1.0)
-    least = min((setting.reached for setting, _ in known), default=1.0)
-    dearest = max((found for _, found in known), default=0.0) or 1.0
+    known = priced(advice.settings, advice.axis)
+    speedups = [setting.reached for setting in known] or [1.0]
+    least, most = min(speedups), max(speedups)
+    dearest = max(known.values(), default=0.0) or 1.0
     span = (most - least) or 1.0
 
     def place(setting: Setting, found: float) -> tuple[float, float]:
         across = _LEFT + _WIDTH * (setting.reached - least) / span
         return round(across, 1), round(_TOP + _HEIGHT * (1 - found / dearest), 1)
 
-    points = [(*place(setting, found), setting) for setting, found in known]
+    points = [(*place(setting, found), setting) for setting, found in known.items()]
     front = sorted((point for point in points if point[2].is_on_front), key=lambda point: point[0])
     scale = 1 if advice.axis == "points" else 100
     return {

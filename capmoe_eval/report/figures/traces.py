@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import gamma_number
 from capmoe_eval.report.figures.pooling import busiest_first
+from capmoe_eval.report.templates.texts import columns, shown
 from capmoe_eval.serving.summary import LayerSummary, Summary
 from capmoe_eval.serving.trace import steps_in_words
 
@@ -38,11 +38,11 @@ def text(summary: Summary, assumed: str | None = None) -> str:
         *([f"steps: {assumed}"] if assumed else []),
         "",
         "load of the fullest over the mean, in a step",
-        *_table(_peaks(summary)),
+        *columns(_peaks(summary)),
         "",
         f"under a capacity of {summary.rounding}(γ·T·K/E) pairs per expert, T the tokens of a "
         "step; all layers",
-        *_table(_capacities(summary.total)),
+        *columns(_capacities(summary.total)),
         "",
         _GIVEN_BY_IDS,
         *([_WITHOUT_SCORES] if summary.total.at[0].dropped_score is None else []),
@@ -57,44 +57,28 @@ def _peaks(summary: Summary) -> list[list[str]]:
     heads = ["layer", "expert: mean", "highest"]
     rows = [heads + ([f"of {ranks} ranks: mean", "highest", "straggler"] if ranks else [])]
     for layer in (*summary.layers, summary.total):
-        row = [layer.name, *_numbers(layer.expert_peak.mean, layer.expert_peak.max)]
+        numbers: list[float | None] = [layer.expert_peak.mean, layer.expert_peak.max]
         if layer.rank_peak is not None:
-            row += _numbers(layer.rank_peak.mean, layer.rank_peak.max, layer.straggler)
-        rows.append(row)
+            numbers += [layer.rank_peak.mean, layer.rank_peak.max, layer.straggler]
+        rows.append([layer.name, *(shown(number, "{:.2f}") for number in numbers)])
     return rows
 
 
 def _capacities(layer: LayerSummary) -> list[list[str]]:
-    keepers = list(layer.at[0].dropped_score or ())
-    rows = [
-        [
-            "γ",
-            "dropped",
-            "padding",
-            *(["straggler"] if layer.straggler is not None else []),
-            *(f"scores lost by {keeper}" for keeper in keepers),
-        ]
+    straggler = ["straggler"] if layer.straggler is not None else []
+    lost = (f"scores lost by {keeper}" for keeper in layer.at[0].dropped_score or ())
+    return [
+        ["γ", "dropped", "padding", *straggler, *lost],
+        *(
+            [
+                gamma_number(at.gamma),
+                *(shown(share, "{:.2f} %", 100) for share in (at.drop_rate, at.pad_waste)),
+                *(shown(at.straggler, "{:.2f}") for _ in straggler),
+                *(shown(share, "{:.2f} %", 100) for share in (at.dropped_score or {}).values()),
+            ]
+            for at in layer.at
+        ),
     ]
-    for at in layer.at:
-        row = [gamma_number(at.gamma), _percent(at.drop_rate), _percent(at.pad_waste)]
-        row += _numbers(at.straggler) if at.straggler is not None else []
-        rows.append(row + [_percent((at.dropped_score or {})[keeper]) for keeper in keepers])
-    return rows
-
-
-def _numbers(*values: float | None) -> list[str]:
-    return ["–" if value is None else f"{value:.2f}" for value in values]
-
-
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.2f} %"
-
-
-def _table(rows: list[list[str]]) -> Iterable[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = zip(row[1:], widths[1:], strict=True)
-        yield "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in cells)])
 
 
 def draw_trace(summary: Summary, layer: int | None = None) -> Figure:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from capmoe_eval.report.advice.names import EXAMPLE, EXAMPLE_MODEL, JSON
+from capmoe_eval.report.advice.command import EXAMPLE, EXAMPLE_MODEL, JSON
 from capmoe_eval.report.site.inventory import Inventory, read
 from capmoe_eval.report.site.page import Address, render_page
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from capmoe_eval.experiment.names import NO_LIMIT
@@ -58,6 +59,14 @@ def latex(text: str) -> str:
 def shown(number: float | None, pattern: str = "{:g}", scale: float = 1.0) -> str:
     """Return a number as text, or a dash where there is none."""
     return ABSENT if number is None else pattern.format(scale * number).replace("-", "−")
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines of columns, of which all but the first end in line."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    cells = ([cell.rjust(width) for cell, width in zip(row, widths, strict=True)] for row in rows)
+    firsts = (row[0].ljust(widths[0]) for row in rows)
+    return ["  ".join([first, *others]) for first, (_, *others) in zip(firsts, cells, strict=True)]
 
 
 def text(value: object) -> str:

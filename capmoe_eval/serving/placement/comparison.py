@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from numpy.typing import ArrayLike
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.routing.knobs import CONTIGUOUS
 from capmoe_eval.serving.placement.eplb import plan_eplb
 from capmoe_eval.serving.placement.layout import Counts, checked_pairs, contiguous
 from capmoe_eval.serving.placement.llep import LeastLoaded
@@ -41,14 +42,8 @@ def compare(
     placement with so many redundant slots on every rank, and LLEP. EPLB plans on the summed loads
     of the first half; LPLB's split and LLEP know the loads of the step that they balance.
 
-    Args:
-        load_SLE: Pairs of each expert in every step and layer, whole numbers.
-        ranks: Number of ranks R, which divides E.
-        extra_slots: Redundant slots of a rank.
-        settings: LLEP's; the paper's by default.
-
     Raises:
-        UsageError: For other loads, or if R does not divide E.
+        UsageError: For loads that are no whole numbers of pairs, or if R does not divide E.
     """
     planned_SLE, judged_SLE = halves(load_SLE)
     layers, n_experts = judged_SLE.shape[1:]
@@ -56,7 +51,7 @@ def compare(
     home = contiguous(layers, n_experts, ranks)
     local = home.expert_LRN.shape[2]
     outcomes = [
-        judge("contiguous", judged_SLE, home),
+        judge(CONTIGUOUS, judged_SLE, home),
         judge("EPLB", judged_SLE, plan_eplb(expected_LE, ranks, local), before=home),
     ]
     for extra in extra_slots:

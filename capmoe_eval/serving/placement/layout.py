@@ -103,21 +103,11 @@ def contiguous(layers: int, n_experts: int, ranks: int) -> Placement:
     return Placement(np.tile(expert_RN, (layers, 1, 1)), n_experts)
 
 
-def checked_pairs(field: str, load: ArrayLike, shape: str) -> Counts:
-    """Return numbers of pairs as an array, as :func:`checked_loads`; others than integers fail."""
-    array = np.asarray(load)
-    if not np.issubdtype(array.dtype, np.integer):
-        raise UsageError(f"{field} has type {array.dtype}: give numbers of pairs, as integers")
-    return checked_loads(field, array, shape).astype(np.int64)
-
-
 def checked_loads(field: str, load: ArrayLike, shape: str) -> Amounts:
-    """Return loads as an array.
+    """Return loads, numbers of pairs or means of them, as an array.
 
-    Args:
-        field: Name of the argument, for the error.
-        load: Numbers of pairs, or means of them.
-        shape: Its axes as letters, such as ``SLE``.
+    ``field`` is the name of the argument, for the error, and ``shape`` its axes as letters, such as
+    ``SLE``.
 
     Raises:
         UsageError: For another number of axes, an empty one, and for what is no load.
@@ -132,3 +122,11 @@ def checked_loads(field: str, load: ArrayLike, shape: str) -> Amounts:
     if (array < 0).any():
         raise UsageError(f"{field}: {array.min():g} is below 0; give numbers of pairs")
     return array.astype(np.float64, copy=False)
+
+
+def checked_pairs(field: str, load: ArrayLike, shape: str) -> Counts:
+    """Return numbers of pairs as an array, as :func:`checked_loads`; others than integers fail."""
+    array = np.asarray(load)
+    if not np.issubdtype(array.dtype, np.integer):
+        raise UsageError(f"{field} has type {array.dtype}: give numbers of pairs, as integers")
+    return checked_loads(field, array, shape).astype(np.int64)

@@ -63,10 +63,7 @@ def least_loaded(load_XE: ArrayLike, ranks: int, settings: LeastLoaded) -> Count
     takes what fits under m_α beside the home's own other experts, and the rest goes to the ranks
     that are least loaded with all that is theirs.
 
-    Args:
-        load_XE: Pairs of each expert, whole numbers, one row for each layer of each step.
-        ranks: Number of ranks R, which divides E.
-        settings: The knobs of the algorithm.
+    ``load_XE`` are pairs of each expert, a row for each layer of each step.
 
     Raises:
         UsageError: For other loads, or if R does not divide E.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,9 +18,6 @@ from capmoe_eval.serving.placement.layout import (
 )
 from capmoe_eval.serving.placement.llep import LeastLoaded, least_loaded
 from capmoe_eval.serving.placement.replicas import Split, split_tokens
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Shape suffixes: S steps, L layers, E experts, R ranks, X layers of some steps.
 
@@ -49,7 +46,7 @@ class Outcome:
 
     method: str
     asked_SL: Counts  # pairs before any drop
-    load_SLR: Amounts  # pairs that each rank computes
+    load_SLR: Counts  # pairs that each rank computes
     active_SLR: Counts  # copies of experts that compute on each rank
     extra_SL: Counts  # copies of experts in memory beyond one of each
     moved_SL: Counts  # weights of experts that are sent in this step
@@ -66,20 +63,6 @@ class Outcome:
         factor_SL: Amounts = self.load_SLR.max(axis=2) * self.load_SLR.shape[2] / asked_SL
         return factor_SL
 
-    def moved_bytes_SL(self, expert_bytes: int, pair_bytes: int) -> Counts:
-        """Return the bytes that are sent in each step for the sake of balance.
-
-        Args:
-            expert_bytes: Bytes of one expert's weights.
-            pair_bytes: Bytes of one token's input and output. That pairs are redirected does not
-                add to the all-to-all, which would have sent most of them elsewhere.
-        """
-        return self.moved_SL * expert_bytes + self.redirected_SL * pair_bytes
-
-    def set_up_bytes(self, expert_bytes: int) -> int:
-        """Return the bytes of weights that are sent once, when the placement changes."""
-        return int(self.set_up_L.sum()) * expert_bytes
-
     def summary(self) -> Summary:
         """Return means over steps and layers; those of straggler factors leave empty ones away."""
         straggler_SL = self.straggler_SL
@@ -93,29 +76,6 @@ class Outcome:
             moved=float(self.moved_SL.mean()),
             redirected=int(self.redirected_SL.sum()) / asked,
             drop_rate=max(0.0, 1 - float(self.load_SLR.sum()) / asked),
-        )
-
-    def frame(self) -> pd.DataFrame:
-        """Return one row for each step and layer."""
-        import pandas as pd
-
-        steps, layers = self.asked_SL.shape
-        columns = {
-            "straggler": self.straggler_SL,
-            "active": self.active_SLR.sum(axis=2),
-            "active_fullest": self.active_SLR.max(axis=2),
-            "extra": self.extra_SL,
-            "moved": self.moved_SL,
-            "redirected": self.redirected_SL,
-            "dropped": self.asked_SL - self.load_SLR.sum(axis=2),
-        }
-        return pd.DataFrame(
-            {
-                "method": self.method,
-                "step": np.repeat(np.arange(steps), layers),
-                "layer": np.tile(np.arange(layers), steps),
-                **{name: values.reshape(-1) for name, values in columns.items()},
-            }
         )
 
 
@@ -132,8 +92,8 @@ def judge(
     Args:
         method: Its name.
         load_SLE: Pairs of each expert in every step and layer, whole numbers.
-        placement: The experts in the slots of every rank.
-        split: How tokens choose among replicas, one of ``SPLITS``.
+        placement: Its layers and experts are those of the loads.
+        split: How tokens choose among replicas.
         asked_SLE: The loads before any drop, where a capacity came first; else ``load_SLE``.
         before: The placement that weights are moved from; None if they are loaded in place.
 
@@ -154,7 +114,7 @@ def judge(
     load_SLR, active_SLR = (np.concatenate(part) for part in zip(*parts, strict=True))
     asked_SL = asked_SLE.sum(axis=2)
     nothing_SL = np.zeros_like(asked_SL)
-    if (load_SLR.sum(axis=2) > asked_SL + 0.5).any():
+    if (load_SLR.sum(axis=2) > asked_SL).any():
         raise UsageError("asked_SLE: fewer pairs than are computed; give the loads before any drop")
     return Outcome(
         method=method,
@@ -169,7 +129,7 @@ def judge(
 
 
 def judge_least_loaded(
-    load_SLE: ArrayLike, ranks: int, settings: LeastLoaded | None = None, method: str = "LLEP"
+    load_SLE: ArrayLike, ranks: int, settings: LeastLoaded | None = None
 ) -> Outcome:
     """Return the outcome of LLEP, which plans every step by that step's own loads.
 
@@ -197,7 +157,7 @@ def judge_least_loaded(
     )
     moved_SL = moved_X.reshape(steps, layers)
     return Outcome(
-        method=method,
+        method="LLEP",
         asked_SL=load_SLE.sum(axis=2),
         load_SLR=load_XR.reshape(steps, layers, ranks),
         active_SLR=active_XR.reshape(steps, layers, ranks),

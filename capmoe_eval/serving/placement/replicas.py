@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal, get_args
+from typing import Final, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,52 +16,42 @@ from capmoe_eval.serving.placement.layout import Amounts, Counts, Placement, che
 # Shape suffixes: S steps, L layers, E experts, R ranks, P = R·N slots, V variables: the slots of
 # experts with several, H such experts.
 
-Split = Literal["equal_shares", "round_robin", "lp_shares", "lp"]
-SPLITS: Final = get_args(Split)
-"""The ways to choose among replicas.
+Values = TypeVar("Values", Amounts, Counts)
 
-``equal_shares`` gives each replica an equal part, as drawing one at random does on average
-(SGLang's ``dynamic``); ``round_robin`` deals whole tokens in turn (vLLM, by a token's position).
-``lp_shares`` minimises the fullest rank's load of every step (LPLB); ``lp`` is the same in whole
-tokens. Shares become whole by the largest remainder.
+Split = Literal["round_robin", "lp"]
+"""The ways to choose among replicas, in whole tokens.
+
+``round_robin`` deals in turn (vLLM, by a token's position); ``lp`` minimises the fullest rank's
+load of every step (LPLB), with shares made whole by the largest remainder.
 """
 
 _STEPS: Final = 50  # of one program: many small ones in one call are twenty times as fast
 
 
-def split_tokens(load_SLE: ArrayLike, placement: Placement, split: Split) -> Amounts | Counts:
+def split_tokens(load_SLE: ArrayLike, placement: Placement, split: Split) -> Counts:
     """Return the pairs that are computed in each slot [S, L, P]; they sum to the experts' loads.
-
-    Args:
-        load_SLE: Pairs of each expert in every step and layer, whole numbers.
-        placement: Its layers and experts are those of the loads.
-        split: One of :data:`SPLITS`.
 
     Raises:
         UsageError: For loads of another shape than the placement, or another split.
     """
-    choice(*SPLITS)("split", split)
+    choice(*get_args(Split))("split", split)
     load_SLE = checked_pairs("load_SLE", load_SLE, "SLE")
     if load_SLE.shape[1:] != (placement.layers, placement.n_experts):
         raise UsageError(
             f"load_SLE has shape {load_SLE.shape}: the placement has {placement.layers} layers of "
             f"{placement.n_experts} experts; give loads of the same"
         )
-    if not placement.redundant:  # every expert has one slot
-        by_slot_SLP = _by_slot(load_SLE.astype(np.float64), placement)
-        return by_slot_SLP if split.endswith("shares") else by_slot_SLP.astype(np.int64)
-    by_program = split in ("lp_shares", "lp")
-    tokens_SLP = _program(load_SLE, placement) if by_program else _equal(load_SLE, placement)
-    if split in ("equal_shares", "lp_shares"):
-        return tokens_SLP
-    return _whole(tokens_SLP, load_SLE, placement)
+    if not placement.redundant:
+        return by_slot(load_SLE, placement)
+    shares = program_shares if split == "lp" else _equal_shares
+    return _whole(shares(load_SLE, placement), load_SLE, placement)
 
 
 def rank_loads(load_SLE: ArrayLike, placement: Placement) -> Counts:
     """Return the pairs that each rank computes [S, L, R], if replicas take whole tokens in turn."""
     tokens_SLP = split_tokens(load_SLE, placement, "round_robin")
-    by_rank: Counts = tokens_SLP.reshape(*tokens_SLP.shape[:2], placement.ranks, -1).sum(axis=3)
-    return by_rank
+    rank_SLR: Counts = tokens_SLP.reshape(*tokens_SLP.shape[:2], placement.ranks, -1).sum(axis=3)
+    return rank_SLR
 
 
 def slots_in_turn(expert_P: Counts, step_P: Counts, placement: Placement, layer: int) -> Counts:
@@ -90,23 +80,25 @@ def slots_in_turn(expert_P: Counts, step_P: Counts, placement: Placement, layer:
     return slot_P
 
 
-def _by_slot(values_SLE: Amounts, placement: Placement) -> Amounts:
+def by_slot(values_SLE: Values, placement: Placement) -> Values:
     """Return the value of the expert in every slot [S, L, P]."""
+    if np.array_equal(placement.expert_LP, np.indices(values_SLE.shape[1:])[1]):  # in blocks
+        return values_SLE
     return np.take_along_axis(values_SLE, placement.expert_LP[None], axis=2)
 
 
-def _equal(load_SLE: Counts, placement: Placement) -> Amounts:
-    return _by_slot(load_SLE / placement.replicas_LE, placement)
+def _equal_shares(load_SLE: Counts, placement: Placement) -> Amounts:
+    return by_slot(load_SLE / placement.replicas_LE, placement)
 
 
-def _program(load_SLE: Counts, placement: Placement) -> Amounts:
-    """Return the split that minimises each step's fullest rank, by linear programs (HiGHS).
+def program_shares(load_SLE: Counts, placement: Placement) -> Amounts:
+    """Return the shares [S, L, P] that minimise each step's fullest rank, by programs (HiGHS).
 
     For each step and layer: minimise m, where the slots of an expert sum to its load and those of a
     rank to at most m. That is the program of SGLang's pull request 24515 on EPLB's replicas; that
     of https://github.com/deepseek-ai/LPLB has replicas along a fixed topology instead.
     """
-    tokens_SLP = _equal(load_SLE, placement)  # right where an expert has one slot
+    tokens_SLP = _equal_shares(load_SLE, placement)  # right where an expert has one slot
     for layer in range(placement.layers):
         expert_P = placement.expert_LP[layer]
         slot_V = np.flatnonzero(placement.replicas_LE[layer][expert_P] > 1)
@@ -165,7 +157,7 @@ def _whole(tokens_SLP: Amounts, load_SLE: Counts, placement: Placement) -> Count
     for layer, expert_P in enumerate(expert_LP):
         for slot, expert in enumerate(expert_P):
             done_SLE[:, layer, expert] += floor_SLP[:, layer, slot]
-    open_SLP = _by_slot(load_SLE.astype(np.float64) - done_SLE, placement)
+    open_SLP = by_slot(load_SLE.astype(np.float64) - done_SLE, placement)
     remainder_SLP = (tokens_SLP - floor_SLP).round(6)
     expert_SLP = np.broadcast_to(expert_LP, tokens_SLP.shape)
     order_SLP = np.lexsort((-remainder_SLP, expert_SLP), axis=2)  # stable: the first slot first

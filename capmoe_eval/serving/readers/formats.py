@@ -24,7 +24,21 @@ def read_trace(path: Path, n_experts: int | None = None) -> Trace:
         UsageError: If there is no such file, it cannot be read as what its name says, or it has
             another number of experts.
     """
-    trace = _read(path, n_experts)
+    if not path.exists():
+        raise UsageError(f"{shown(path)}: no such file or directory; give the path of a trace")
+    if path.is_dir():
+        trace = _in_directory(path)
+    elif path.suffix in SUFFIXES:
+        trace = load_trace(path)
+    elif path.suffix == ".jsonl":
+        trace = read_vllm(path, n_experts)
+    elif path.suffix == ".pt":
+        trace = read_sglang(path, n_experts)
+    else:
+        raise UsageError(
+            f"{shown(path)}: not the name of a trace; must end in {', '.join(SUFFIXES)} (ours), "
+            ".jsonl (responses of vLLM) or .pt (SGLang), or be a directory (Megatron-LM)"
+        )
     if n_experts not in (None, trace.n_experts):
         raise UsageError(
             f"experts={n_experts}: {shown(path)} has {trace.n_experts} in a layer; leave --experts "
@@ -33,29 +47,15 @@ def read_trace(path: Path, n_experts: int | None = None) -> Trace:
     return trace
 
 
-def _read(path: Path, n_experts: int | None) -> Trace:
-    if not path.exists():
-        raise UsageError(f"{shown(path)}: no such file or directory; give the path of a trace")
-    if path.is_dir():
-        if not (path / MANIFEST).is_file():
-            files = sorted(file for file in path.iterdir() if file.suffix in (".jsonl", ".pt"))
-            if files:
-                raise UsageError(
-                    f"{shown(path)}: a directory with {len(files)} files of a server; give one of "
-                    f"them, such as {files[0]}"
-                )
-            raise UsageError(
-                f"{shown(path)}: a directory without {MANIFEST}; give a file, or the directory of "
-                "one workload of Megatron-LM"
-            )
+def _in_directory(path: Path) -> Trace:
+    if (path / MANIFEST).is_file():
         return read_megatron(path)
-    if path.suffix in SUFFIXES:
-        return load_trace(path)
-    if path.suffix == ".jsonl":
-        return read_vllm(path, n_experts)
-    if path.suffix == ".pt":
-        return read_sglang(path, n_experts)
+    if files := sorted(file for file in path.iterdir() if file.suffix in (".jsonl", ".pt")):
+        raise UsageError(
+            f"{shown(path)}: a directory with {len(files)} files of a server; give one of them, "
+            f"such as {files[0]}"
+        )
     raise UsageError(
-        f"{shown(path)}: not the name of a trace; must end in {', '.join(SUFFIXES)} (ours), .jsonl "
-        "(responses of vLLM) or .pt (SGLang), or be a directory (Megatron-LM)"
+        f"{shown(path)}: a directory without {MANIFEST}; give a file, or the directory of one "
+        "workload of Megatron-LM"
     )

@@ -11,13 +11,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from capmoe_eval.errors import UsageError, first_line
+from capmoe_eval.errors import UsageError, reading
 from capmoe_eval.serving.readers.tensor_file import load_tensors
 from capmoe_eval.serving.trace import Array, Trace, unsigned
 
 MANIFEST = "manifest.json"
 _SCHEMA = 1
-_FIX = "give the directory of a workload that its benchmark.py --write-trace wrote"
 
 
 def read_megatron(path: Path) -> Trace:
@@ -29,7 +28,8 @@ def read_megatron(path: Path) -> Trace:
     Raises:
         UsageError: If a file is missing, changed or of another version.
     """
-    try:
+    fix = "give the directory of a workload that its benchmark.py --write-trace wrote"
+    with reading(path, "no trace of Megatron-LM", fix):
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         if not isinstance(manifest, dict):
             raise ValueError("manifest.json: must be a JSON object")
@@ -52,12 +52,6 @@ def read_megatron(path: Path) -> Trace:
             layers=(str(manifest["logical_layer_id"]),),
             source=f"megatron {manifest['workload_id']}, seed {manifest['seed']}",
         )
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"{path}: no trace of Megatron-LM ({first_line(error)}); {_FIX}"
-        ) from error
 
 
 def _tensor(path: Path, name: str, meta: dict[str, Any]) -> Array:

@@ -12,18 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from capmoe_eval.errors import UsageError, first_line
+from capmoe_eval.errors import UsageError, reading
 from capmoe_eval.serving.readers.padding import without_padding
 from capmoe_eval.serving.readers.tensor_file import load_tensors
 from capmoe_eval.serving.trace import Array, Trace, unsigned
 
 # Shape suffixes: S steps, L layers of the model (dense ones, too), P physical experts (with
 # redundant copies), E logical experts, T tokens, K places (8, whatever the model's top-k).
-
-
-_FIX = (
-    "give a file that SGLang's /dump_expert_distribution_record wrote, after requests were served"
-)
 
 
 def read_sglang(path: Path, n_experts: int | None = None) -> Trace:
@@ -41,16 +36,16 @@ def read_sglang(path: Path, n_experts: int | None = None) -> Trace:
         UsageError: If it is no such file; one line names it and the field.
     """
     content = load_tensors(path)
-    try:
+    fix = (
+        "give a file that SGLang's /dump_expert_distribution_record wrote, after requests were "
+        "served"
+    )
+    with reading(path, "unexpected layout", fix):
         if isinstance(content, Mapping) and "logical_count" in content:
             return _counted(content["logical_count"].numpy(), "stat")
         if isinstance(content, Mapping) and content.get("records"):
             return _recorded(content, n_experts)
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-        if isinstance(error, UsageError):
-            raise UsageError(f"{path}: {error}") from error
-        raise UsageError(f"{path}: unexpected layout ({first_line(error)}); {_FIX}") from error
-    raise UsageError(f"{path}: has neither logical_count nor records; {_FIX}")
+        raise UsageError(f"has neither logical_count nor records; {fix}")
 
 
 def _counted(count_SLE: Array, mode: str) -> Trace:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from capmoe_eval.errors import UsageError, first_line
+from capmoe_eval.errors import UsageError, first_line, reading
 from capmoe_eval.serving.readers.padding import without_padding
 from capmoe_eval.serving.trace import Array, Trace, unsigned
 
@@ -32,63 +32,55 @@ def read_vllm(path: Path, n_experts: int | None) -> Trace:
     Raises:
         UsageError: If the responses have no experts, or E is not given.
     """
-    if n_experts is None:
-        raise UsageError(
-            f"{path}: responses do not say how many experts a layer has; add --experts E "
-            "(num_experts or n_routed_experts in the model's config.json)"
-        )
+    with reading(path, "not read", "give a JSON response of vLLM in each line"):
+        if n_experts is None:
+            raise UsageError(
+                "responses do not say how many experts a layer has; add --experts E (num_experts "
+                "or n_routed_experts in the model's config.json)"
+            )
+        return _trace(path, n_experts)
+
+
+def _trace(path: Path, n_experts: int) -> Trace:
     parts: list[Array] = []
     requests: list[int] = []
     n_requests = 0
     models: set[str] = set()
-    number = 0
     for number, response in _responses(path):
         models.add(str(response.get("model")))
         try:
             found = list(_routed(response))
         except (ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
-            reason = first_line(error)
-            raise UsageError(f"{path}: line {number}: routed_experts: {reason}") from error
+            raise UsageError(f"line {number}: routed_experts: {first_line(error)}") from error
         parts += [_narrow(ids) for _, ids in found]
         requests += [n_requests + choice for choice, _ in found]
         n_requests += len(response["choices"])
-    if not number:
-        raise UsageError(f"{path}: is empty; give a JSON response of vLLM in each line")
+    if not models:
+        raise UsageError("is empty; give a JSON response of vLLM in each line")
     if not parts:
         raise UsageError(
-            f"{path}: no response has routed_experts; start the server with "
-            "--enable-return-routed-experts"
+            "no response has routed_experts; start the server with --enable-return-routed-experts"
         )
     if len({part.shape[1:] for part in parts}) > 1:
-        raise UsageError(
-            f"{path}: routed_experts: responses differ in layers or top-k; split the file"
-        )
-    try:
-        filled = without_padding(np.concatenate(parts))
-        request_T = np.repeat(requests, [len(part) for part in parts])[filled.token]
-        return Trace(
-            n_experts=n_experts,
-            expert_TLK=unsigned(filled.ids),
-            request_T=request_T,
-            layers=tuple(map(str, filled.layer)),
-            model=", ".join(sorted(models - {"None"})) or None,
-            source="vllm",
-        )
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from error
+        raise UsageError("routed_experts: responses differ in layers or top-k; split the file")
+    filled = without_padding(np.concatenate(parts))
+    request_T = np.repeat(requests, [len(part) for part in parts])[filled.token]
+    return Trace(
+        n_experts=n_experts,
+        expert_TLK=unsigned(filled.ids),
+        request_T=request_T,
+        layers=tuple(map(str, filled.layer)),
+        model=", ".join(sorted(models - {"None"})) or None,
+        source="vllm",
+    )
 
 
 def _responses(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the responses of a file with the numbers of their lines."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, _response(line, f"{path}: line {number}")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"{path}: not read ({first_line(error)}); give a JSON response of vLLM in each line"
-        ) from error
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield number, _response(line, f"line {number}")
 
 
 def _response(line: str, place: str) -> dict[str, Any]:

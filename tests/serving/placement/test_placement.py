@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from capmoe_eval.serving.placement.eplb import plan_eplb
 from capmoe_eval.serving.placement.layout import Counts, Placement, contiguous
 from capmoe_eval.serving.placement.llep import LeastLoaded, least_loaded
 from capmoe_eval.serving.placement.outcome import judge, judge_least_loaded
-from capmoe_eval.serving.placement.replicas import split_tokens
+from capmoe_eval.serving.placement.replicas import Split, program_shares, split_tokens
 
 # The example of https://github.com/deepseek-ai/EPLB (README.md at commit d52c72d).
 PUBLISHED_LOADS = [
@@ -99,17 +99,19 @@ def test_every_split_computes_each_pair_once(problem: tuple[Counts, int, int]) -
     load_SLE, ranks, slots = problem
     placement = eplb_for(load_SLE, ranks, slots)
     steps, layers, n_experts = load_SLE.shape
-    fullest = {}
-    for split in ("equal_shares", "round_robin", "lp_shares", "lp"):
-        tokens_SLP = split_tokens(load_SLE, placement, split)
-        for expert in range(n_experts):
-            own_SLP = np.where(placement.expert_LP == expert, tokens_SLP, 0)
-            assert own_SLP.sum(axis=2) == pytest.approx(load_SLE[:, :, expert])
-        fullest[split] = judge(split, load_SLE, placement, split).load_SLR.max(axis=2)
-    robin_SLRN, share_SLRN, whole_SLRN = (
-        split_tokens(load_SLE, placement, split).reshape(steps, layers, ranks, slots).tolist()
-        for split in ("round_robin", "lp_shares", "lp")
-    )
+    share_SLP = program_shares(load_SLE, placement)
+    robin_SLP, whole_SLP = (split_tokens(load_SLE, placement, split) for split in get_args(Split))
+    for tokens_SLP, expert in itertools.product(
+        (share_SLP, robin_SLP, whole_SLP), range(n_experts)
+    ):
+        own_SLP = np.where(placement.expert_LP == expert, tokens_SLP, 0)
+        assert own_SLP.sum(axis=2) == pytest.approx(load_SLE[:, :, expert])
+    by_rank = [
+        tokens_SLP.reshape(steps, layers, ranks, slots)
+        for tokens_SLP in (robin_SLP, share_SLP, whole_SLP)
+    ]
+    fullest_SL = by_rank[1].sum(axis=3).max(axis=2)
+    robin_SLRN, share_SLRN, whole_SLRN = (tokens_SLRN.tolist() for tokens_SLRN in by_rank)
     for step, layer in itertools.product(range(steps), range(layers)):
         slots_RN = placement.expert_LRN[layer].tolist()
         loads = load_SLE[step, layer].tolist()
@@ -118,11 +120,11 @@ def test_every_split_computes_each_pair_once(problem: tuple[Counts, int, int]) -
         whole_RN = reference.largest_remainder(loads, slots_RN, shares_RN)
         assert whole_SLRN[step][layer] == whole_RN
         lowest = reference.lowest_fullest_rank(loads, slots_RN)
-        assert fullest["lp_shares"][step, layer] == pytest.approx(lowest, abs=1e-5)
-    assert (fullest["lp_shares"] <= fullest["equal_shares"] + 1e-6).all()
+        assert fullest_SL[step, layer] == pytest.approx(lowest, abs=1e-5)
     # Rounding raises a slot by less than a token.
-    assert (fullest["lp"] < fullest["lp_shares"] + slots + 1e-6).all()
-    assert (fullest["lp"] >= np.ceil(fullest["lp_shares"] - 1e-5)).all()
+    whole_SL = judge("LPLB", load_SLE, placement, "lp").load_SLR.max(axis=2)
+    assert (whole_SL < fullest_SL + slots + 1e-6).all()
+    assert (whole_SL >= np.ceil(fullest_SL - 1e-5)).all()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -142,17 +144,21 @@ def test_no_split_in_whole_tokens_beats_the_program(seed: int) -> None:
     for chosen in itertools.product(*choices):
         tokens = {slot: pairs for part in chosen for slot, pairs in part.items()}
         fullest.append(max(sum(tokens[p] for p in range(r * 3, r * 3 + 3)) for r in range(2)))
-    program = split_tokens(load_SLE, placement, "lp_shares").reshape(2, 3).sum(axis=1).max()
+    program = program_shares(load_SLE, placement).reshape(2, 3).sum(axis=1).max()
     assert min(fullest) == math.ceil(program - 1e-6)
 
 
 def test_more_steps_than_are_judged_at_once() -> None:
     load_SLE = np.random.default_rng(0).integers(0, 90, (103, 1, 8))
     placement = plan_eplb(load_SLE.sum(axis=0), 4, 3)
-    fullest_S = judge("LPLB", load_SLE, placement, "lp_shares").load_SLR.max(axis=2)[:, 0]
+    share_SRN = program_shares(load_SLE, placement).reshape(103, 4, 3)
+    fullest_S = share_SRN.sum(axis=2).max(axis=1)
     slots = placement.expert_LRN[0].tolist()
     lowest = [reference.lowest_fullest_rank(row, slots) for row in load_SLE[:, 0].tolist()]
     assert fullest_S == pytest.approx(np.array(lowest), abs=1e-4)
+    judged_SLR = judge("LPLB", load_SLE, placement, "lp").load_SLR
+    whole_SLP = split_tokens(load_SLE, placement, "lp")
+    assert (judged_SLR == whole_SLP.reshape(103, 1, 4, 3).sum(axis=3)).all()
     free_S = judge_least_loaded(load_SLE, 4, FREE).load_SLR.max(axis=2)[:, 0]
     assert free_S.tolist() == (-(-load_SLE.sum(axis=(1, 2)) // 4)).tolist()
 
@@ -208,15 +214,12 @@ def test_outcomes_count_by_hand() -> None:
     assert spread.active_SLR[0].tolist() == [[3, 1]]
     assert spread.extra_SL[0, 0] == 2
     assert spread.set_up_L.tolist() == [2]  # 2 to the first rank, 0 to the second
-    assert spread.set_up_bytes(10) == 20
     # m_α = 5: expert 0 keeps 3 beside expert 1's 2, and 3 of its pairs follow its weights.
     moved = judge_least_loaded(load_SLE[:1], 2, FREE)
     assert moved.load_SLR.tolist() == [[[5, 4]]]
     assert (moved.moved_SL.tolist(), moved.redirected_SL.tolist()) == ([[1]], [[3]])
     assert moved.extra_SL.tolist() == [[1]]
-    assert moved.moved_bytes_SL(expert_bytes=100, pair_bytes=7).tolist() == [[121]]
-    frame = spread.frame()
-    assert len(frame) == 3 and frame["active"].tolist() == [4, 3, 0]
+    assert spread.active_SLR.sum(axis=2)[:, 0].tolist() == [4, 3, 0]
 
 
 def test_a_capacity_is_judged_over_the_loads_before_its_drops() -> None:

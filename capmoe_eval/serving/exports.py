@@ -1,0 +1,116 @@
+"""Write the files of an advice that servers take, and say how each is used.
+
+The tests have the servers' schemas, from their public sources:
+
+- SGLang, ``--init-expert-location``: the counts that its own EPLB places experts by. sgl-project/
+  sglang, ``python/sglang/srt/eplb/expert_location.py``, commit 01fec5c,
+  ``compute_initial_expert_location_metadata``: a path that ends in ``.json`` holds an object with
+  ``logical_count`` [layers, experts], a row for every layer of the model, dense ones too. LPLB is
+  pull request 24515, which takes few models, on GPUs of compute capability 9.0 and more.
+- TensorRT-LLM, ``moe_load_balancer.yaml``: the expert in every slot. NVIDIA/TensorRT-LLM,
+  ``examples/wide_ep/ep_load_balancer/README.md``, commit 2a595f8, and ``MoeLoadBalancerConfig`` in
+  ``tensorrt_llm/llmapi/llm_args.py``.
+- vLLM, ``--eplb-config JSON``: vllm-project/vllm, ``vllm/config/parallel.py``, commit 00193b8,
+  ``EPLBConfig``. vLLM plans by what it counts itself; no file gives it a placement to start with.
+- Megatron-LM, the arguments of a capacity: NVIDIA/Megatron-LM,
+  ``megatron/core/transformer/moe/README.md``, commit 022bcb5. The capacity is of one rank's tokens:
+  ``num_tokens_per_rank * topk * capacity_factor / num_experts``.
+
+A field that the server's public source or documentation does not show is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Final, NamedTuple
+
+import numpy as np
+import yaml
+
+from capmoe_eval.serving.placement.eplb import plan_eplb
+from capmoe_eval.serving.settings import Setting
+from capmoe_eval.serving.trace import Trace
+
+SGLANG: Final = "sglang_expert_location.json"
+TENSORRT_LLM: Final = "moe_load_balancer.yaml"
+VLLM: Final = "vllm_eplb_config.json"
+MEGATRON: Final = "megatron_arguments.txt"
+SERVER_FILES: Final = (SGLANG, TENSORRT_LLM, VLLM, MEGATRON)
+
+# Megatron-LM's names of its methods: it drops the lowest probabilities, or the end of the batch.
+_POLICIES: Final = {"score": "probs", "order": "position"}
+
+
+class ServerFile(NamedTuple):
+    """A file for a server."""
+
+    text: str
+    usage: str
+
+
+def layer_numbers(names: tuple[str, ...]) -> tuple[int, ...]:
+    """Return the numbers of layers in their model: those in their names, else their places."""
+    found = [re.search(r"\d+", name) for name in names]
+    numbers = tuple(int(match.group()) for match in found if match)
+    return numbers if len(set(numbers)) == len(names) else tuple(range(len(names)))
+
+
+def placement_files(
+    trace: Trace, ranks: int, slots: int, *, by_program: bool = False
+) -> dict[str, ServerFile]:
+    """Return the files that balance without loss; they are planned on all steps of the trace.
+
+    ``by_program`` asks for LPLB, which SGLang alone has; the others split evenly all the same.
+    """
+    program, note = "", ""
+    if by_program:
+        program, note = " --ep-dispatch-algorithm lp", "  # EPLB alone; this server has no LPLB"
+    load_LE = sum(part.load_SLE.sum(axis=0) for part in trace.by_steps())
+    placement = plan_eplb(load_LE, ranks, slots)
+    layers = layer_numbers(trace.layers)
+    count_LE = np.ones((max(layers) + 1, trace.n_experts), dtype=np.int64)  # dense layers have ones
+    count_LE[list(layers)] = load_LE
+    balancer = {
+        "num_slots": placement.expert_LP.shape[1],
+        "initial_global_assignments": dict(zip(layers, placement.expert_LP.tolist(), strict=True)),
+        "layer_updates_per_iter": 0,  # the placement stays
+    }
+    return {
+        SGLANG: ServerFile(
+            _json({"logical_count": count_LE.tolist()}),
+            f"python -m sglang.launch_server … --ep-size {ranks} --ep-num-redundant-experts "
+            f"{placement.redundant} --init-expert-location {SGLANG}{program}",
+        ),
+        TENSORRT_LLM: ServerFile(
+            yaml.safe_dump(balancer, default_flow_style=None, sort_keys=False, width=2**31),
+            f"moe_config: {{backend: WideEP, load_balancer: {TENSORRT_LLM}}} in the LLM API's "
+            f"options, and --ep {ranks}{note}",
+        ),
+        VLLM: ServerFile(
+            _json({"num_redundant_experts": placement.redundant}),
+            "vllm serve … --enable-expert-parallel --enable-eplb --eplb-config "
+            f'"$(cat {VLLM})"{note}',
+        ),
+    }
+
+
+def _json(content: dict[str, object]) -> str:
+    return json.dumps(content, separators=(",", ":")) + "\n"
+
+
+def capacity_files(setting: Setting) -> dict[str, ServerFile]:
+    """Return the file of a recommended capacity, if a server has it: Megatron-LM or none.
+
+    It has one γ for all layers, of each expert in blocks.
+    """
+    of_experts = setting.kind == "capacity" and setting.granularity == "expert"
+    is_plain = setting.layer_gammas is None and setting.placement is None and not setting.knobs
+    if setting.method not in _POLICIES or not of_experts or not is_plain:
+        return {}
+    arguments = (
+        f"--moe-expert-capacity-factor {setting.gamma} --moe-token-drop-policy "
+        f"{_POLICIES[setting.method]} --moe-token-dispatcher-type alltoall\n"
+    )
+    usage = f"pretrain or serve with Megatron-LM: … $(cat {MEGATRON})"
+    return {MEGATRON: ServerFile(arguments, usage)}
