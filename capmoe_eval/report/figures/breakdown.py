@@ -13,29 +13,22 @@ from capmoe_eval.experiment.names import TITLES, gamma_suffix
 from capmoe_eval.paper.printed import published_note
 from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.catalogue import Measured, Numbers
+from capmoe_eval.report.figures.shapes import name_bars, within
 from capmoe_eval.report.figures.speedup import headline, subtitle
 from capmoe_eval.report.figures.studies import FigureStudies, about, method_name
-from capmoe_eval.report.figures.style import BLACK, column, whiskers
+from capmoe_eval.report.figures.style import BLACK, column
 
 if TYPE_CHECKING:
     from capmoe_eval.experiment.timings.schema import Timing
 
-_PHASES: Final = {  # parts of a bar, and the measured phases that each is the sum of
-    "gate": ("gate", "decide"),
-    "permute": ("permute",),
-    "all-to-all": ("dispatch", "return"),
-    "experts": ("experts",),
-    "combine": ("combine",),
-    "shared": ("shared",),
-}
-_LOOKS: Final = {
-    "gate": style.bar_look(style.ORANGE, "...."),
-    "permute": style.bar_look(style.SKY, "////"),
-    "all-to-all": style.bar_look(style.VERMILLION, "xxxx"),
-    "experts": style.bar_look(style.BLUE),
-    "combine": style.bar_look(style.GREEN, "\\\\\\\\"),
-    "shared": style.bar_look(style.PURPLE, "++++"),
-    "other": style.bar_look(style.GREY),
+_PARTS: Final = {  # of a bar: the measured phases that each is the sum of, and how it looks
+    "gate": (("gate", "decide"), style.bar_look(style.ORANGE, "....")),
+    "permute": (("permute",), style.bar_look(style.SKY, "////")),
+    "all-to-all": (("dispatch", "return"), style.bar_look(style.VERMILLION, "xxxx")),
+    "experts": (("experts",), style.bar_look(style.BLUE)),
+    "combine": (("combine",), style.bar_look(style.GREEN, "\\\\\\\\")),
+    "shared": (("shared",), style.bar_look(style.PURPLE, "++++")),
+    "other": ((), style.bar_look(style.GREY)),
 }
 _SHORT: Final = {
     TITLES["score"]: "Token\nDrop",
@@ -60,7 +53,11 @@ def _bar(row: Timing) -> Numbers:
     label, total = row.label, row.seconds["total"]
     phases = {name: 1e3 * spread.median for name, spread in row.seconds.items() if name != "total"}
     rest = dict(phases)
-    parts = {part: sum(rest.pop(name, 0.0) for name in names) for part, names in _PHASES.items()}
+    parts = {
+        part: sum(rest.pop(name, 0.0) for name in names)
+        for part, (names, _) in _PARTS.items()
+        if names
+    }
     if other := sum(rest.values()):
         parts["other"] = other
     return {
@@ -94,22 +91,18 @@ def _stack(axis: Axes, bars: Sequence[Numbers]) -> None:
     for gamma, before in zip(gammas[1:], gammas, strict=False):
         places.append(places[-1] + (1.0 if gamma == before else 1.6))
     bottoms = [0.0] * len(bars)
-    for part, look in _LOOKS.items():
+    for part, (_, look) in _PARTS.items():
         heights = [one["parts_ms"].get(part, 0.0) for one in bars]
         if any(heights):
             axis.bar(places, heights, 0.8, bottom=bottoms, **look, label=part)
             bottoms = [below + height for below, height in zip(bottoms, heights, strict=True)]
     totals = column(bars, "total_ms")
-    median, low, high = (column(totals, key) for key in ("median", "low", "high"))
     look = {"color": BLACK, "markersize": 3, "markerfacecolor": "white"}
     look |= {"elinewidth": 0.7, "capsize": 1.5}
-    reach = whiskers(median, low, high)
-    axis.errorbar(places, median, reach, fmt="D", **look, label="whole layer")
-    top = max(*bottoms, *high)
+    axis.errorbar(places, *within(totals, "median"), fmt="D", **look, label="whole layer")
+    top = max(*bottoms, *column(totals, "high"))
     for gamma in dict.fromkeys(g for g in gammas if g is not None):
         own = [p for p, g in zip(places, gammas, strict=True) if g == gamma]
         axis.annotate(gamma_suffix(gamma, "γ = "), (sum(own) / len(own), 1.04 * top), ha="center")
     axis.set(ylim=(0, 1.14 * top), ylabel="ms")
-    axis.set_xticks(places, [_SHORT.get(name, name) for name in column(bars, "name")])
-    axis.tick_params(axis="x", length=0)
-    axis.grid(axis="y")
+    name_bars(axis, places, [_SHORT.get(name, name) for name in column(bars, "name")])

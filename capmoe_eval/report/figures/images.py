@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -13,16 +13,19 @@ from capmoe_eval.paper.printed import figure, published_note
 from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.catalogue import Measured, Numbers
 from capmoe_eval.report.figures.evidence import FigureRecords
-from capmoe_eval.report.figures.pooling import busiest_first, busiest_layer, no_modalities
+from capmoe_eval.report.figures.pooling import (
+    busiest_first,
+    busiest_layer,
+    in_percent,
+    no_modalities,
+)
 from capmoe_eval.report.figures.style import column
 
-_METHODS: Final = ("baseline", "score", "expanded_drop")
-"""Those of Figure 11, in its order."""
-_LOOKS: Final = (
-    style.bar_look(style.GREY),
-    style.bar_look(style.BLUE, "////"),
-    style.bar_look(style.ORANGE, "...."),
-)
+_LOOKS: Final = {  # the methods of Figure 11, in its order
+    "baseline": style.bar_look(style.GREY),
+    "score": style.bar_look(style.BLUE, "////"),
+    "expanded_drop": style.bar_look(style.ORANGE, "...."),
+}
 _PAPER: Final = "MolmoE (paper)"
 
 
@@ -44,15 +47,12 @@ def measure_modalities(evidence: FigureRecords) -> Measured:
         "task": evidence.tasks[record.task],
         "layer": number,
         "name": layer.name,
-        "panels": [
-            _loads(evidence.title, image, text),
-            _loads(_PAPER, of_image, of_text),
-        ],
+        "panels": [_loads(evidence.title, image, text), _loads(_PAPER, of_image, of_text)],
     }
     return Measured(numbers, (published_note("figure10"),))
 
 
-def _loads(model: str, image: Sequence[float], text: Sequence[float]) -> dict[str, Any]:
+def _loads(model: str, image: Sequence[float], text: Sequence[float]) -> Numbers:
     """Return the load of each expert over the mean load by modality, the busiest expert first."""
     total = [a + b for a, b in zip(image, text, strict=True)]
     mean, order = sum(total) / len(total), busiest_first(total)
@@ -90,29 +90,19 @@ def measure_capabilities(evidence: FigureRecords) -> Measured:
     records = {record.method: record for record in evidence.of_model("images", "images_half")}
     printed = figure("fig11_mmbench")
     capabilities = [name for name in printed if name not in ("source", "order")]
-    ours = []
-    for method in (name for name in _METHODS if name in records):
-        scores = [records[method].score(name) for name in capabilities]
-        ours.append(
-            {
-                "method": method,
-                "value": [100 * score.value for score in scores],
-                "stderr": [
-                    None if score.stderr is None else 100 * score.stderr for score in scores
-                ],
-            }
-        )
-    theirs = [
-        {"method": method, "value": [printed[name][place] for name in capabilities]}
-        for place, method in enumerate(_METHODS)
-    ]
+    ours: list[Numbers] = []
+    theirs: list[Numbers] = []
+    for place, method in enumerate(_LOOKS):
+        values = [printed[name][place] for name in capabilities]
+        theirs.append({"method": method, "value": values})
+        if method in records:
+            scores = [in_percent(records[method].score(name)) for name in capabilities]
+            parts = {part: column(scores, part) for part in ("value", "stderr")}
+            ours.append({"method": method} | parts)
     numbers = {
         "capabilities": capabilities,
         "gamma": 0.5,
-        "panels": [
-            {"model": evidence.title, "bars": ours},
-            {"model": _PAPER, "bars": theirs},
-        ],
+        "panels": [{"model": evidence.title, "bars": ours}, {"model": _PAPER, "bars": theirs}],
     }
     return Measured(numbers, (published_note("figure11"),))
 
@@ -122,7 +112,8 @@ def draw_capabilities(numbers: Numbers) -> Figure:
     drawn, panels = style.subplots(style.PAGE, 2.1, 1, 2, sharey=True)
     names = numbers["capabilities"]
     for axes, panel in zip(panels, numbers["panels"], strict=True):
-        _draw_bars(axes, panel["bars"])
+        for bar in panel["bars"]:
+            _draw_bars(axes, bar)
         axes.set_xticks(range(len(names)), names)
         axes.set_title(panel["model"])
         axes.grid(axis="y")
@@ -131,13 +122,11 @@ def draw_capabilities(numbers: Numbers) -> Figure:
     return drawn
 
 
-def _draw_bars(axes: Axes, bars: Sequence[Mapping[str, Any]]) -> None:
-    """Draw a bar for each method and capability, with its standard error if it is known."""
-    for method, bar in zip(column(bars, "method"), bars, strict=True):
-        index = _METHODS.index(method)
-        places = [place + 0.27 * (index - 1) for place in range(len(bar["value"]))]
-        errors = bar.get("stderr")
-        whisker: Numbers = {}
-        if errors and None not in errors:
-            whisker = {"yerr": errors, "error_kw": {"elinewidth": 0.7, "capsize": 1.5}}
-        axes.bar(places, bar["value"], 0.26, **_LOOKS[index], **whisker, label=TITLES[method])
+def _draw_bars(axes: Axes, bar: Numbers) -> None:
+    """Draw a bar for each capability of a method, with its standard error if it is known."""
+    method, values, errors = bar["method"], bar["value"], bar.get("stderr", [None])
+    shift = 0.27 * (list(_LOOKS).index(method) - 1)
+    look: Numbers = _LOOKS[method] | {"label": TITLES[method]}
+    if None not in errors:
+        look |= {"yerr": errors, "error_kw": {"elinewidth": 0.7, "capsize": 1.5}}
+    axes.bar([place + shift for place in range(len(values))], values, 0.26, **look)

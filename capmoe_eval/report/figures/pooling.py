@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 import numpy as np
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.record import Record
+from capmoe_eval.experiment.record import Record, Score
+from capmoe_eval.paper.pairing import Unpaired, pair
+from capmoe_eval.paper.statistics import interval
 
 if TYPE_CHECKING:
     from capmoe_eval.experiment.record_part import Layer
@@ -80,6 +82,12 @@ def busiest_layer(records: Sequence[Record]) -> int:
     )[0]
 
 
+def in_percent(score: Record | Score) -> dict[str, float | None]:
+    """Return a score and its standard error (None if it has none) in percent."""
+    stderr = score.stderr
+    return {"value": 100 * score.value, "stderr": None if stderr is None else 100 * stderr}
+
+
 def by_task(records: Iterable[Record], tasks: Collection[str]) -> list[list[Record]]:
     """Return the records of each task; nothing at all where a task has none."""
     groups = by_key(records, lambda record: record.task)
@@ -118,9 +126,37 @@ def mean_load(records: Iterable[Record], tasks: Collection[str], field: str) -> 
     return statistics.fmean(means) if means else None
 
 
+def lost(
+    stock: Iterable[Record], records: Iterable[Record], tasks: Collection[str]
+) -> dict[str, float] | str:
+    """Return the points lost against the stock model, or why they are not known.
+
+    Returns:
+        ``lost``, a mean over tasks that count equally, with its 95 % interval over documents from
+        ``low`` to ``high``.
+    """
+    sides = by_task(stock, tasks), by_task(records, tasks)
+    if not all(sides):
+        return "not every task is there"
+    differences = {}
+    for task, without, bounded in zip(tasks, *sides, strict=True):
+        paired = pair(*([one.documents for one in side] for side in (without, bounded)))
+        if isinstance(paired, Unpaired):
+            return paired.reason
+        differences[task] = 100 * paired.units
+    # Tasks in the order of their names, as in the effects of claims.
+    points = interval(dict(sorted(differences.items())))
+    return dict(zip(("lost", "low", "high"), points, strict=True))
+
+
 def rank_peak(records: Iterable[Record]) -> float:
     """Return the fullest rank after drops over the mean load, mean over layers and forwards."""
     return statistics.fmean(layer.peak.device_after.mean for layer in layers_of(records))
+
+
+def shared_gamma(records: Iterable[Record]) -> float | None:
+    """Return the γ of records that have one γ or none; of several, the least."""
+    return min((r.gamma for r in records if r.gamma is not None), default=None)
 
 
 def no_modalities(record: Record) -> UsageError:

@@ -18,6 +18,7 @@ from capmoe_eval.paper.printed import figure1_bars, table1_scores
 from capmoe_eval.report.figures import companions, decode, expert_load, images, routing, scores
 from capmoe_eval.report.figures.evidence import FigureRecords
 from capmoe_eval.report.figures.pooling import Grid, mean_score, pooled_grid
+from capmoe_eval.report.figures.shapes import pareto_front
 from capmoe_eval.routing.method import Method
 from tests import records
 from tests.records import GAMMAS, layer
@@ -298,7 +299,7 @@ def test_the_front_is_what_a_sweep_by_cost_finds(pairs: list[tuple[int, int]]) -
             best = pairs[i]
         if pairs[i] == best:
             front.add(i)
-    assert scores.pareto_front(pairs) == front
+    assert pareto_front(pairs) == front
 
 
 loads = st.lists(st.integers(0, 40), min_size=4, max_size=4).filter(any)

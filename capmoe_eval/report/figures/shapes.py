@@ -1,0 +1,98 @@
+"""Shapes that several figures share: intervals, Pareto fronts, named bars, and points lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from capmoe_eval.report.figures import style
+from capmoe_eval.report.figures.catalogue import Numbers
+from capmoe_eval.report.figures.style import column, whiskers
+
+
+def within(points: Sequence[Numbers], middle: str) -> tuple[list[float], Any]:
+    """Return a number of every point, and how far whiskers reach to its ``low`` and ``high``."""
+    middles = column(points, middle)
+    return middles, whiskers(middles, column(points, "low"), column(points, "high"))
+
+
+def scored(points: Sequence[Numbers]) -> tuple[list[float], list[float]]:
+    """Return the score of every point in percent, and 1.96 standard errors as its whisker."""
+    return column(points, "value"), [1.96 * (point["stderr"] or 0.0) for point in points]
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> set[int]:
+    """Return the places of the points (cost, quality) that no other beats.
+
+    A point is beaten by one that costs no more and is no worse, and differs.
+    """
+    return {
+        place
+        for place, (cost, quality) in enumerate(points)
+        if not any(
+            other != (cost, quality) and other[0] <= cost and other[1] >= quality
+            for other in points
+        )
+    }
+
+
+def mark_front(points: Sequence[Numbers]) -> None:
+    """Note in each point whether it is ``on_front``: the Pareto front of ``peak`` and ``value``."""
+    front = pareto_front([(point["peak"], point["value"]) for point in points])
+    for place, point in enumerate(points):
+        point["on_front"] = place in front
+
+
+def draw_front(axes: Axes, points: Sequence[Numbers]) -> None:
+    """Draw the front of marked points in grey, below their lines, and what the axis across is."""
+    front = sorted((p for p in points if p["on_front"]), key=lambda point: float(point["peak"]))
+    look: Numbers = {"color": style.GREY, "alpha": 0.45, "linewidth": 4, "solid_capstyle": "round"}
+    peaks, values = column(front, "peak"), column(front, "value")
+    axes.plot(peaks, values, zorder=1, **look, label="Pareto front")
+    axes.set_xlabel("mean peak load of an expert / mean load")
+    axes.grid()
+
+
+def name_bars(axes: Axes, places: Sequence[float], names: Sequence[str]) -> None:
+    """Write names below bars, or groups of bars, in place of ticks."""
+    axes.set_xticks(places, names)
+    axes.tick_params(axis="x", length=0)
+    axes.grid(axis="y")
+
+
+def draw_losses(
+    rows: Sequence[Numbers],
+    loads: Mapping[str, str],
+    height: float,
+    draw: Callable[[Axes, str, Numbers], None],
+) -> tuple[Figure, Any]:
+    """Draw points lost, a panel for each row and each load that they are held against.
+
+    Args:
+        rows: What ``draw`` draws in the panels of a row.
+        loads: Names of the axes across, by the field of a point.
+        height: Inches of the figure.
+        draw: Draws a row against a load.
+
+    Returns:
+        The figure, and its panels [rows, loads].
+    """
+    shared: Numbers = {"squeeze": False, "sharey": "row", "sharex": "col"}
+    figure, grid = style.subplots(style.PAGE, height, max(len(rows), 1), len(loads), **shared)
+    for row, panels in zip(rows, grid, strict=False):
+        for load, axes in zip(loads, panels, strict=True):
+            draw(axes, load, row)
+            axes.axhline(0, color=style.BLACK, linewidth=0.5)
+            axes.grid()
+    for name, axes in zip(loads.values(), grid[-1], strict=True):
+        axes.set_xlabel(name)
+    return figure, grid
+
+
+def draw_loss(axes: Axes, points: Sequence[Numbers], load: str, **look: Any) -> None:
+    """Draw a line of points lost, each in its interval."""
+    across = column(points, load)
+    axes.errorbar(across, *within(points, "lost"), elinewidth=0.5, capsize=1, **look)
