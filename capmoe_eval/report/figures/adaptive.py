@@ -111,10 +111,12 @@ def draw_adaptive(numbers: Numbers) -> Figure:
     for model in numbers["models"]:
         _draw_curve(panels[0], model, models[model["model"]])
     panels[0].set(xlabel="dropped share of pairs (%)", ylabel="fullest expert / mean load")
-    _draw_differences(panels[1], numbers["budgets"], "straggler", models)
-    panels[1].set_ylabel("straggler factor at equal drops:\nadaptive − static")
-    _draw_differences(panels[2], numbers["budgets"], "points", models)
-    panels[2].set_ylabel("points at equal straggler factor:\nadaptive − static")
+    for axes, what, name in (
+        (panels[1], "straggler", "straggler factor at equal drops"),
+        (panels[2], "points", "points at equal straggler factor"),
+    ):
+        _draw_differences(axes, numbers["budgets"], what, models)
+        axes.set(xlabel="budget (%)", ylabel=f"{name}:\nadaptive − static")
     for axes in panels:
         axes.grid()
     style.legend_below(figure, *panels, columns=3)
@@ -152,4 +154,3 @@ def _draw_differences(
     axes.axhline(0, color=style.BLACK, linewidth=0.5)
     ticks = ["all" if place is None else f"{100 * place:g}" for place in places]
     axes.set_xticks(range(len(places)), ticks)
-    axes.set_xlabel("budget (%)")

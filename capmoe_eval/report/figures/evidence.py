@@ -59,19 +59,13 @@ class FigureRecords(Sources):
 class FigurePlans:
     """A composed experiment; its parts are planned once, when first asked for.
 
-    Args:
-        overrides: As for ``python -m capmoe_eval``: ``profile=zoo``, ``limit=100``.
-        reader: Reads the records.
-        experiment: Its name.
-
-    Raises:
-        UsageError: If ``experiment=`` is among them.
+    Overrides are as for ``python -m capmoe_eval``, but without ``experiment=`` (UsageError).
     """
 
     def __init__(
         self,
         overrides: Sequence[str] = (),
-        reader: Reader | None = None,
+        reader: Reader | None = None,  # of the records
         experiment: str = "figures",
     ) -> None:
         refuse_experiment(overrides)
@@ -90,11 +84,7 @@ class FigurePlans:
         return self._experiments[experiment]
 
     def plan(self, part: str) -> list[Plan]:
-        """Return the plans of one part.
-
-        Raises:
-            UsageError: If the experiment has no such part.
-        """
+        """Return the plans of one part; UsageError if the experiment has no such part."""
         if part not in self._plans:
             if part not in self._points:
                 raise bad_choice("parts", part, self._points)
@@ -103,18 +93,12 @@ class FigurePlans:
 
 
 def gather(spec: Spec, experiment: FigurePlans, bench: Bench | None = None) -> FigureRecords:
-    """Return the records of a figure.
+    """Return the records of a figure; UsageError if the profile does not name the model it shows.
 
     A record that lies there and belongs to none of the figure's cells is not looked at. One that
-    cannot be read is left out, named in a note and counted as missing.
-
-    Args:
-        spec: The figure.
-        experiment: The plans of some experiment on the command line, whichever the figure shows.
-        bench: Files of benchmarks, for a figure that shows one beside its records.
-
-    Raises:
-        UsageError: If the profile does not name the model that the figure shows.
+    cannot be read is left out, named in a note and counted as missing. ``experiment`` has the plans
+    of some experiment on the command line, whichever the figure shows; ``bench`` is for a figure
+    that shows a benchmark beside its records.
     """
     experiment = experiment.of(spec.experiment)
     chosen = {part: _chosen(spec, experiment, part) for part in spec.parts}

@@ -83,17 +83,15 @@ def measure_by_task(evidence: FigureRecords) -> Measured:
     number = busiest_layer(records)
     layers = by_layer(records)[number]
     order = busiest_first(mean_loads(layers))
-    rows = []
-    for record, layer in zip(records, layers, strict=True):
-        load = normalised(layer)
-        rows.append(
-            {
-                "task": evidence.tasks[record.task],
-                "load": [load[expert] for expert in order],
-                "fullest": max(load),
-                "peak_of_a_batch": layer.peak.expert_before.max,
-            }
-        )
+    rows = [
+        {
+            "task": evidence.tasks[record.task],
+            "load": [load[expert] for expert in order],
+            "fullest": max(load),
+            "peak_of_a_batch": layer.peak.expert_before.max,
+        }
+        for record, layer, load in zip(records, layers, map(normalised, layers), strict=True)
+    ]
     return Measured({"model": evidence.title, "layer": number, "experts": order, "rows": rows})
 
 
@@ -108,14 +106,12 @@ def draw_by_task(numbers: Numbers) -> Figure:
     right.set_yticks(range(len(rows)), peaks)
     right.tick_params(length=0)
     right.spines[:].set_visible(False)
-    axes.set_xticks(range(len(experts)), experts)
-    if len(experts) > 40:
-        axes.set_xticks([])  # their numbers would run into each other; the JSON has them
+    # The numbers of many would run into each other; the JSON has them.
+    shown = experts if len(experts) <= 40 else []
+    axes.set_xticks(range(len(shown)), shown)
+    where = f"{numbers['model']}, MoE layer {numbers['layer'] + 1}"
+    axes.set_title(f"{where}; right: fullest expert over all batches (in one batch)")
     axes.set_xlabel("expert, busiest first on average")
-    axes.set_title(
-        f"{numbers['model']}, MoE layer {numbers['layer'] + 1}; right: fullest expert over all "
-        "batches (in one batch)",
-    )
     figure.colorbar(picture, ax=axes, label="load / mean load", pad=0.01, aspect=12)
     return figure
 
@@ -127,14 +123,6 @@ def measure_after_drop(evidence: FigureRecords) -> Measured:
     records = [record for record in found if record.task == task]
     number = busiest_layer(records)
     layers = by_layer(records)[number]
-    lines = [
-        {
-            "label": _drop_label(record),
-            "load": sorted(normalised(layer, "after"), reverse=True),
-            "unused": 1 - sum(layer.load_after) / layer.assignments,
-        }
-        for record, layer in zip(records, layers, strict=True)
-    ]
     return Measured(
         {
             "model": evidence.title,
@@ -143,7 +131,14 @@ def measure_after_drop(evidence: FigureRecords) -> Measured:
             "gamma": records[0].gamma,
             "effective_gamma": layers[0].effective_gamma,
             "asked": sorted(normalised(layers[0]), reverse=True),
-            "lines": lines,
+            "lines": [
+                {
+                    "label": _drop_label(record),
+                    "load": sorted(normalised(layer, "after"), reverse=True),
+                    "unused": 1 - sum(layer.load_after) / layer.assignments,
+                }
+                for record, layer in zip(records, layers, strict=True)
+            ],
         }
     )
 
@@ -214,11 +209,10 @@ def draw_layers(numbers: Numbers) -> Figure:
         style.PAGE, height, 1, 2, sharey=True, width_ratios=[3, 1]
     )
     picture = style.load_map(left, column(layers, "load"))
-    left.set_xticks([])
     shown = range(0, count, 1 if count <= 8 else 2 if count <= 16 else 4)
     left.set_yticks(shown, [str(number + 1) for number in shown])
-    left.set_ylabel("MoE layer")
-    left.set_xlabel(f"the {len(layers[0]['load'])} experts of each layer, busiest first")
+    experts = f"the {len(layers[0]['load'])} experts of each layer, busiest first"
+    left.set(xticks=[], xlabel=experts, ylabel="MoE layer")
     figure.colorbar(picture, ax=left, label="load / N̄", pad=0.01, aspect=14)
     for field, look, colour, label in (
         ("peak_mean", "o-", style.BLUE, "mean over batches"),

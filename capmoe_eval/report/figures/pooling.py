@@ -97,12 +97,9 @@ def by_task(records: Iterable[Record], tasks: Collection[str]) -> list[list[Reco
 def mean_score(records: Iterable[Record], tasks: Collection[str]) -> dict[str, Any] | None:
     """Return the mean score over tasks that count equally, or None where a task has no record.
 
-    Seeds of one task are averaged first. They saw the same documents, so their standard errors are
-    averaged too and do not shrink with their number.
-
-    Returns:
-        ``value`` and ``stderr`` in percent; the standard error is over documents, and None where a
-        task has none.
+    ``value`` and ``stderr`` are in percent; the standard error is over documents, None where a task
+    has none. Seeds of one task are averaged first. They saw the same documents, so their standard
+    errors are averaged too and do not shrink with their number.
     """
     groups = by_task(records, tasks)
     if not groups:
@@ -131,9 +128,8 @@ def lost(
 ) -> dict[str, float] | str:
     """Return the points lost against the stock model, or why they are not known.
 
-    Returns:
-        ``lost``, a mean over tasks that count equally, with its 95 % interval over documents from
-        ``low`` to ``high``.
+    ``lost`` is a mean over tasks that count equally, with a 95 % interval over documents from
+    ``low`` to ``high``.
     """
     sides = by_task(stock, tasks), by_task(records, tasks)
     if not all(sides):

@@ -9,6 +9,7 @@ from typing import Any, Final
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import SCORE, TITLES, gamma_number, gamma_suffix
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.printed import published_note, table1_scores
@@ -38,7 +39,10 @@ _LOOKS["baseline"] = {"color": BLACK, "linestyle": "", "marker": "*", "markersiz
 
 
 def measure_curve(evidence: FigureRecords) -> Measured:
-    """Collect each model's scores under Token Drop by γ, and the mean where all tasks are there."""
+    """Collect each model's scores under Token Drop by γ, and the mean where all tasks are there.
+
+    A model without a record with a capacity is left out; a UsageError if all are.
+    """
     models, notes = [], []
     curves, unlimited = evidence.by_model("curve"), evidence.by_model("unlimited")
     for model, title in evidence.models.items():
@@ -54,6 +58,9 @@ def measure_curve(evidence: FigureRecords) -> Measured:
         for tasks, gammas in lacking.items():
             notes.append(f"{title}: no mean at γ={', '.join(gammas)}: {tasks} missing.")
         notes += [published_note("table1")] if published else []
+    if not models:
+        more = "; ".join(evidence.absent[:2])
+        raise UsageError(f"fig12: none of the records of its curves is there; measure them: {more}")
     return Measured({"models": models}, notes)
 
 

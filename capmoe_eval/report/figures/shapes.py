@@ -69,16 +69,9 @@ def draw_losses(
     height: float,
     draw: Callable[[Axes, str, Numbers], None],
 ) -> tuple[Figure, Any]:
-    """Draw points lost, a panel for each row and each load that they are held against.
+    """Return a figure of points lost, of a height in inches, and its panels [rows, loads].
 
-    Args:
-        rows: What ``draw`` draws in the panels of a row.
-        loads: Names of the axes across, by the field of a point.
-        height: Inches of the figure.
-        draw: Draws a row against a load.
-
-    Returns:
-        The figure, and its panels [rows, loads].
+    ``draw`` draws a row against a load, which is a field of its points; ``loads`` names the axes.
     """
     shared: Numbers = {"squeeze": False, "sharey": "row", "sharex": "col"}
     figure, grid = style.subplots(style.PAGE, height, max(len(rows), 1), len(loads), **shared)

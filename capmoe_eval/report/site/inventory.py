@@ -84,9 +84,7 @@ def take_inventory(
 ) -> Inventory:
     """Read all records of a profile, and find out which cells of the tables are missing.
 
-    Raises:
-        UsageError: For a value that cannot be.
-        HydraException: For an override that does not exist.
+    A value that cannot be is a UsageError, an override that does not exist a HydraException.
     """
     config = cell_config(overrides)
     profile, reader = profile_name(config), reader or Reader()

@@ -101,3 +101,9 @@ def test_balancing_without_loss_is_a_line_across_the_ranks_alone() -> None:
         for axes in panels
     ]
     assert upright == [[], [], [2.0, 1.1, 1.05], [], [], []]
+
+
+def test_many_models_are_drawn() -> None:
+    models = [{"model": f"m{number}", "points": [], "lossless": []} for number in range(9)]
+    figure = draw_comparators({"rows": [{"name": "questions", "tasks": [], "models": models}]})
+    assert len(figure.legends[0].get_texts()) == 9

@@ -377,6 +377,12 @@ def test_a_curve_that_reaches_infinity_leaves_it_to_the_baseline() -> None:
     assert [point["gamma"] for points in model["tasks"].values() for point in points] == [1.0]
 
 
+def test_figure_12_without_a_record_of_a_curve_says_so() -> None:
+    unlimited = [record(cell(BASELINE), ROOT, [EVEN])]
+    with pytest.raises(UsageError, match="fig12: none of the records of its curves is there"):
+        scores.measure_curve(evidence(curve=[], unlimited=unlimited))
+
+
 def test_a_mean_needs_every_task_and_averages_seeds_first() -> None:
     seeds = [
         record(cell(Method("random", 1.0, seed=s), "a"), ROOT, [EVEN], value=v, stderr=0.04)

@@ -78,3 +78,13 @@ def test_a_method_is_compared_at_equal_gamma_and_at_equal_loads() -> None:
     figure = draw_weights(measured.numbers)
     assert figure.axes[0].get_xlabel() == "capacity factor γ"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == list(lost)
+
+
+def test_a_record_of_other_documents_is_left_out() -> None:
+    other = found("macs", 0.5, 4, 0.2, 3.0)
+    (documents,) = other.capmoe["documents"].values()
+    documents["documents"] = "another"
+    measured = measure_weights(evidence([*CURVE, Record(other.content, other.path)]))
+    (row,) = measured.numbers["rows"]
+    assert [line["line"] for line in row["lines"]] == ["Token Drop"] and not row["beside"]
+    assert measured.notes == ["MME: MACS, γ=0.5 is left out: other documents of mme."]
