@@ -109,7 +109,12 @@ def draw_adaptive(numbers: Numbers) -> Figure:
     figure, panels = style.subplots(style.PAGE, 3.0, 1, 3)
     models = dict(zip(column(numbers["models"], "model"), cycle(style.MARKERS), strict=False))
     for model in numbers["models"]:
-        _draw_curve(panels[0], model, models[model["model"]])
+        lines = [(model["static"], _SMALL | {"linewidth": 0.7, "label": model["model"]})]
+        for kind, look in _LOOKS.items():
+            lines.append(([p for p in model["adaptive"] if p["budget_of"] == kind], look))
+        for own, look in lines:
+            drops, marker = percent(column(own, "drop_rate")), models[model["model"]]
+            panels[0].plot(drops, column(own, "straggler"), marker=marker, **look)
     panels[0].set(xlabel="dropped share of pairs (%)", ylabel="fullest expert / mean load")
     for axes, what, name in (
         (panels[1], "straggler", "straggler factor at equal drops"),
@@ -121,15 +126,6 @@ def draw_adaptive(numbers: Numbers) -> Figure:
         axes.grid()
     style.legend_below(figure, *panels, columns=3)
     return figure
-
-
-def _draw_curve(axes: Axes, model: Numbers, marker: str) -> None:
-    lines = [(model["static"], _SMALL | {"linewidth": 0.7, "label": model["model"]})]
-    for kind, look in _LOOKS.items():
-        lines.append(([p for p in model["adaptive"] if p["budget_of"] == kind], look))
-    for own, look in lines:
-        drops = percent(column(own, "drop_rate"))
-        axes.plot(drops, column(own, "straggler"), marker=marker, **look)
 
 
 def _draw_differences(

@@ -37,10 +37,10 @@ _LINES: Final = (
     _EXPERT_CHOICE,
 )
 _LOOKS: Final = {label: style.line_look(index) for index, label in enumerate(_LINES)}
-_LOSSLESS: Final = {  # the beginning of a method's name: dash, width and label of its line
-    "contiguous": ("-", 2, "no limit, ranks as they are"),
-    "EPLB+": ("--", 0.9, "EPLB+R, nothing dropped"),
-    "LPLB+": (":", 0.9, "LPLB+R, nothing dropped"),
+_LOSSLESS: Final[dict[str, Numbers]] = {  # the look of a line by how its method's name begins
+    "contiguous": {"linestyle": "-", "linewidth": 2, "label": "no limit, ranks as they are"},
+    "EPLB+": {"linestyle": "--", "linewidth": 0.9, "label": "EPLB+R, nothing dropped"},
+    "LPLB+": {"linestyle": ":", "linewidth": 0.9, "label": "LPLB+R, nothing dropped"},
 }
 _SETTINGS: Final = ("gamma", "k0", "expert_budget", "min_similarity")
 
@@ -134,8 +134,9 @@ def draw_comparators(numbers: Numbers) -> Figure:
     rows = numbers["rows"]
     figure, grid = draw_losses(rows, _LOADS, 4.6, _draw_models)
     for row, panels in zip(rows, grid, strict=True):
-        for model in row["models"]:
-            _draw_lossless(panels[-1], model["lossless"])
+        for one in (one for model in row["models"] for one in model["lossless"]):
+            (kind,) = (kind for kind in _LOSSLESS if one["method"].startswith(kind))
+            panels[-1].axvline(one["straggler"], color=style.GREY, zorder=0, **_LOSSLESS[kind])
         panels[0].set_ylabel(f"{row['name']} ({', '.join(row['tasks']) or '–'}):\npoints lost")
     _legend(grid[0, 0], [model for row in rows for model in row["models"]])
     style.legend_below(figure, *grid.flat, columns=4)
@@ -150,14 +151,6 @@ def _draw_models(axes: Axes, load: str, row: Numbers) -> None:
         for label, points in by_key(there, lambda point: point["line"]).items():
             look = _LOOKS[label] | {"marker": marker, "markersize": 3.5, "linewidth": 0.7}
             draw_loss(axes, points, load, **look)
-
-
-def _draw_lossless(axes: Axes, lossless: Sequence[Numbers]) -> None:
-    for row in lossless:
-        (kind,) = (kind for kind in _LOSSLESS if row["method"].startswith(kind))
-        dash, width, label = _LOSSLESS[kind]
-        look: Numbers = {"color": style.GREY, "linestyle": dash, "linewidth": width, "zorder": 0}
-        axes.axvline(row["straggler"], label=label, **look)
 
 
 def _legend(axes: Axes, models: Sequence[Numbers]) -> None:

@@ -35,7 +35,7 @@ def draw_asked(axes: Axes, asked: Sequence[float], **look: Any) -> None:
 
 
 def measure_one_layer(evidence: FigureRecords) -> Measured:
-    """Figure 1: the load of each expert in the layer with the fullest one."""
+    """Collect the load of each expert in the layer with the fullest one, for Figure 1."""
     record = evidence.of_model("baseline")[0]
     number = busiest_layer([record])
     layer = record.layers[number]
@@ -78,7 +78,7 @@ def draw_one_layer(numbers: Numbers) -> Figure:
 
 
 def measure_by_task(evidence: FigureRecords) -> Measured:
-    """Figure 2: the same layer on every dataset, its experts in one order for all."""
+    """Collect the same loads on every dataset, experts in one order for all, for Figure 2."""
     records = evidence.of_model("baseline")
     number = busiest_layer(records)
     layers = by_layer(records)[number]
@@ -117,7 +117,7 @@ def draw_by_task(numbers: Numbers) -> Figure:
 
 
 def measure_after_drop(evidence: FigureRecords) -> Measured:
-    """Figure 9: what the experts compute under Token Drop and Expanded Drop by m."""
+    """Collect what experts compute under Token Drop and Expanded Drop by m, for Figure 9."""
     task, title = next(iter(evidence.tasks.items()))
     found = evidence.of_model("token_drop", "ranked", "all_experts")
     records = [record for record in found if record.task == task]
@@ -174,7 +174,7 @@ def draw_after_drop(numbers: Numbers) -> Figure:
 
 
 def measure_layers(evidence: FigureRecords) -> Measured:
-    """Figures 13 to 16: mean loads over tasks in each layer, and the peaks of batches."""
+    """Collect each layer's mean loads over tasks, and peaks of batches, for Figures 13 to 16."""
     records = evidence.of_model("routing")
     layers = []
     for same in by_layer(records):

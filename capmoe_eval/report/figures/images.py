@@ -51,7 +51,7 @@ _APART: Final = 0.03
 
 
 def measure_modalities(evidence: FigureRecords) -> Measured:
-    """Figure 10: the assignments of image and text tokens in the layer with the fullest expert."""
+    """Collect the loads of images and text in the layer with the fullest expert, for Figure 10."""
     record = evidence.of_model("images")[0]
     number = busiest_layer([record])
     layer = record.layers[number]
@@ -103,7 +103,7 @@ def draw_modalities(numbers: Numbers) -> Figure:
 
 
 def measure_capabilities(evidence: FigureRecords) -> Measured:
-    """Figure 11: MMBench by capability without a capacity, and at γ = 0.5 with images first."""
+    """Collect scores by capability, unlimited and at γ = 0.5 with images first, for Figure 11."""
     records = {record.method: record for record in evidence.of_model("images", "images_half")}
     printed = figure("fig11_mmbench")
     capabilities = [name for name in printed if name not in ("source", "order")]

@@ -14,9 +14,12 @@ from capmoe_eval.report.figures.style import column, whiskers
 
 
 def within(points: Sequence[Numbers], middle: str) -> tuple[list[float], Any]:
-    """Return a number of every point, and how far whiskers reach to its ``low`` and ``high``."""
-    middles = column(points, middle)
-    return middles, whiskers(middles, column(points, "low"), column(points, "high"))
+    """Return a number of every point, and how far whiskers reach to its ``low`` and ``high``.
+
+    There are none where an end is not known.
+    """
+    middles, low, high = (column(points, key) for key in (middle, "low", "high"))
+    return middles, None if None in low else whiskers(middles, low, high)
 
 
 def scored(points: Sequence[Numbers]) -> tuple[list[float], list[float]]:

@@ -24,7 +24,7 @@ from capmoe_eval.report.figures.catalogue import Measured, Numbers
 from capmoe_eval.report.figures.pooling import by_key
 from capmoe_eval.report.figures.shapes import name_bars, within
 from capmoe_eval.report.figures.studies import FigureStudies, about, method_name
-from capmoe_eval.report.figures.style import BLACK, column, whiskers
+from capmoe_eval.report.figures.style import BLACK, column, percent
 
 if TYPE_CHECKING:
     from capmoe_eval.experiment.timings.schema import Timing
@@ -62,7 +62,7 @@ _SHORT: Final = {
 
 
 def measure_layer(evidence: FigureStudies) -> Measured:
-    """Figure 4: the speedup of one MoE layer of each model."""
+    """Collect the speedup of one MoE layer of each model, for Figure 4."""
     panels, notes = [], [_PRINT_NOTE, *evidence.repetitions()]
     for one, point in evidence.first_points(notes):
         bars = evidence.bars(one)
@@ -74,7 +74,7 @@ def measure_layer(evidence: FigureStudies) -> Measured:
 
 
 def measure_model(evidence: FigureStudies) -> Measured:
-    """Figure 5: the speedup of a prefill, beside one layer's; UsageError if none was timed."""
+    """Collect the speedup of a prefill beside one layer's, for Figure 5; UsageError without any."""
     panels, notes = [], [_PRINT_NOTE, *evidence.repetitions()]
     for one, point in evidence.first_points(notes):
         if point.prefill is None:
@@ -105,7 +105,7 @@ def measure_model(evidence: FigureStudies) -> Measured:
 
 
 def measure_granularity(evidence: FigureStudies) -> Measured:
-    """Expanded Drop with a capacity of each expert, or of each device: a layer, and a prefill."""
+    """Collect speedups of a layer and a prefill with a capacity of each expert, or each device."""
     panels, notes = [], [_PRINT_NOTE, *evidence.repetitions()]
     for one, point in evidence.first_points(notes):
         printed = GRANULARITY if (one.run.model or "").startswith("Qwen3") else {}
@@ -245,13 +245,19 @@ def draw_placement(numbers: Numbers) -> Figure:
 
 def _draw_lines(numbers: Numbers, label: str, xscale: str = "linear") -> Figure:
     panels = numbers["panels"]
+    shared: Numbers = {"squeeze": False, "subplot_kw": {"xscale": xscale}}
     height = 1.9 * len(panels) + 0.6
-    figure, grid = style.subplots(
-        style.PAGE, height, len(panels), 2, squeeze=False, subplot_kw={"xscale": xscale}
-    )
+    figure, grid = style.subplots(style.PAGE, height, len(panels), 2, **shared)
     for panel, (left, right) in zip(panels, grid, strict=True):
         for index, line in enumerate(panel["lines"]):
-            _line(left, right, line, index)
+            points, look = line["points"], style.line_look(index)
+            look |= {"linestyle": style.DASHES[index % 3]}
+            thin = look | {"elinewidth": 0.7, "capsize": 1.5, "label": line["name"]}
+            left.errorbar(column(points, "x"), *within(points, "speedup"), **thin)
+            dotted = look | {"linestyle": ":", "linewidth": 0.8, "markerfacecolor": "white"}
+            left.plot(column(points, "x"), column(points, "ideal"), **dotted)
+            known = [point for point in points if point["reached"] is not None]
+            right.plot(column(known, "x"), percent(column(known, "reached")), **look)
         if panel["lines"]:
             left.plot([], [], color=BLACK, linestyle=":", label="ideal, same colour and marker")
         left.axhline(1, color=BLACK, linewidth=0.6)
@@ -272,21 +278,8 @@ def _draw_lines(numbers: Numbers, label: str, xscale: str = "linear") -> Figure:
     return figure
 
 
-def _line(left: Axes, right: Axes, line: Numbers, index: int) -> None:
-    """Draw a line's speedup and ideal on the left, the share that is reached on the right."""
-    look = style.line_look(index) | {"linestyle": style.DASHES[index % 3]}
-    points = line["points"]
-    xs, speedup, low, high = (column(points, key) for key in ("x", "speedup", "low", "high"))
-    errors = None if None in low else whiskers(speedup, low, high)
-    left.errorbar(xs, speedup, errors, elinewidth=0.7, capsize=1.5, label=line["name"], **look)
-    dotted = look | {"linestyle": ":", "linewidth": 0.8, "markerfacecolor": "white"}
-    left.plot(xs, column(points, "ideal"), **dotted)
-    known = [point for point in points if point["reached"] is not None]
-    right.plot(column(known, "x"), [100 * point["reached"] for point in known], **look)
-
-
 def measure_phases(evidence: FigureStudies) -> Measured:
-    """Figure 6: the phases of one layer, in milliseconds, by method and γ."""
+    """Collect the phases of one layer, in milliseconds, by method and γ, for Figure 6."""
     panels, notes = [], [published_note("figure6")]
     for one, point in evidence.first_points(notes):
         tightest_last = sorted(
