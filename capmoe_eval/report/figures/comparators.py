@@ -15,8 +15,8 @@ from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.catalogue import Measured, Numbers
 from capmoe_eval.report.figures.evidence import FigureRecords
-from capmoe_eval.report.figures.pooling import by_key, by_task, lost, mean_load, rank_peak
-from capmoe_eval.report.figures.shapes import draw_loss, draw_losses
+from capmoe_eval.report.figures.losses import draw_loss, draw_losses, lost
+from capmoe_eval.report.figures.pooling import by_key, by_task, mean_load, rank_peak
 from capmoe_eval.report.figures.style import column
 
 _ROWS: Final = {"prompts": "questions", "decode steps": "generation"}

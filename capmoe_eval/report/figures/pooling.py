@@ -11,8 +11,6 @@ import numpy as np
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record import Record, Score
-from capmoe_eval.paper.pairing import Unpaired, pair
-from capmoe_eval.paper.statistics import interval
 
 if TYPE_CHECKING:
     from capmoe_eval.experiment.record_part import Layer
@@ -121,28 +119,6 @@ def mean_load(records: Iterable[Record], tasks: Collection[str], field: str) -> 
             return None
         means.append(statistics.fmean(known))
     return statistics.fmean(means) if means else None
-
-
-def lost(
-    stock: Iterable[Record], records: Iterable[Record], tasks: Collection[str]
-) -> dict[str, float] | str:
-    """Return the points lost against the stock model, or why they are not known.
-
-    ``lost`` is a mean over tasks that count equally, with a 95 % interval over documents from
-    ``low`` to ``high``.
-    """
-    sides = by_task(stock, tasks), by_task(records, tasks)
-    if not all(sides):
-        return "not every task is there"
-    differences = {}
-    for task, without, bounded in zip(tasks, *sides, strict=True):
-        paired = pair(*([one.documents for one in side] for side in (without, bounded)))
-        if isinstance(paired, Unpaired):
-            return paired.reason
-        differences[task] = 100 * paired.units
-    # Tasks in the order of their names, as in the effects of claims.
-    points = interval(dict(sorted(differences.items())))
-    return dict(zip(("lost", "low", "high"), points, strict=True))
 
 
 def rank_peak(records: Iterable[Record]) -> float:

@@ -1,12 +1,11 @@
-"""Shapes that several figures share: intervals, Pareto fronts, named bars, and points lost."""
+"""Shapes that several figures share: intervals, Pareto fronts and named bars."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.catalogue import Numbers
@@ -64,31 +63,3 @@ def name_bars(axes: Axes, places: Sequence[float], names: Sequence[str]) -> None
     axes.set_xticks(places, names)
     axes.tick_params(axis="x", length=0)
     axes.grid(axis="y")
-
-
-def draw_losses(
-    rows: Sequence[Numbers],
-    loads: Mapping[str, str],
-    height: float,
-    draw: Callable[[Axes, str, Numbers], None],
-) -> tuple[Figure, Any]:
-    """Return a figure of points lost, of a height in inches, and its panels [rows, loads].
-
-    ``draw`` draws a row against a load, which is a field of its points; ``loads`` names the axes.
-    """
-    shared: Numbers = {"squeeze": False, "sharey": "row", "sharex": "col"}
-    figure, grid = style.subplots(style.PAGE, height, max(len(rows), 1), len(loads), **shared)
-    for row, panels in zip(rows, grid, strict=False):
-        for load, axes in zip(loads, panels, strict=True):
-            draw(axes, load, row)
-            axes.axhline(0, color=style.BLACK, linewidth=0.5)
-            axes.grid()
-    for name, axes in zip(loads.values(), grid[-1], strict=True):
-        axes.set_xlabel(name)
-    return figure, grid
-
-
-def draw_loss(axes: Axes, points: Sequence[Numbers], load: str, **look: Any) -> None:
-    """Draw a line of points lost, each in its interval."""
-    across = column(points, load)
-    axes.errorbar(across, *within(points, "lost"), elinewidth=0.5, capsize=1, **look)

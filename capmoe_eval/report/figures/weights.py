@@ -15,8 +15,8 @@ from capmoe_eval.paper.statistics import interval
 from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.catalogue import Measured, Numbers
 from capmoe_eval.report.figures.evidence import FigureRecords
-from capmoe_eval.report.figures.pooling import by_key, lost, rank_peak
-from capmoe_eval.report.figures.shapes import draw_loss, draw_losses
+from capmoe_eval.report.figures.losses import draw_loss, draw_losses, lost
+from capmoe_eval.report.figures.pooling import by_key, rank_peak
 from capmoe_eval.serving.trial import Between, between, paired_between
 
 _DROP: Final = TITLES["score"]
