@@ -16,9 +16,9 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.paper.pairing import scores_by_unit
 from capmoe_eval.report.figures import images
-from capmoe_eval.report.figures.evidence import FigureRecords
 from capmoe_eval.routing.method import Method
 from tests import records
+from tests.report.figures.material import evidence
 
 BASELINE = Method("baseline")
 PRIORITIES = ("uniform", "text_first", "image_first")
@@ -46,16 +46,6 @@ def found(
     for layer, dropped in zip(content["capmoe"]["layers"], bands, strict=True):
         layer["modalities"]["image"]["bands"] = {"tokens": [10] * 8, "dropped": list(dropped)}
     return Record(content, one.path)
-
-
-def evidence(**parts: Sequence[Record]) -> FigureRecords:
-    return FigureRecords(
-        records=parts,
-        profile="p",
-        models={one.model: "M" for records in parts.values() for one in records},
-        tasks={"mme": "MME"},
-        planned=sum(map(len, parts.values())),
-    )
 
 
 def first(modality: str, gamma: float = 1.0) -> Method:

@@ -16,12 +16,12 @@ from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.record_part import Layer
 from capmoe_eval.paper.printed import figure1_bars, table1_scores
 from capmoe_eval.report.figures import companions, decode, expert_load, images, routing, scores
-from capmoe_eval.report.figures.evidence import FigureRecords
 from capmoe_eval.report.figures.pooling import Grid, mean_score, pooled_grid
 from capmoe_eval.report.figures.shapes import pareto_front
 from capmoe_eval.routing.method import Method
 from tests import records
 from tests.records import GAMMAS, layer
+from tests.report.figures.material import evidence
 
 ROOT = Path("results")
 
@@ -44,17 +44,6 @@ def record(
     peaks = ("peak_before", "peak_after", "mean_peak_before", "mean_peak_after")
     load = {"drop_rate": drop_rate, **dict.fromkeys(peaks, peak)}
     return records.record(of, root, correct, layers=layers, load=load, **{"stderr": 0.02, **parts})
-
-
-def evidence(**records: Sequence[Record]) -> FigureRecords:
-    everything = [one for listed in records.values() for one in listed]
-    return FigureRecords(
-        records={part: tuple(listed) for part, listed in records.items()},
-        profile="p",
-        models={one.model: one.model.title() for one in everything},
-        tasks={one.task: one.task.upper() for one in everything},
-        planned=len(everything),
-    )
 
 
 BASELINE = Method("baseline")
