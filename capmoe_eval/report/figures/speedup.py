@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from matplotlib.axes import Axes
@@ -137,7 +137,7 @@ def draw_bars(numbers: Numbers) -> Figure:
     return figure
 
 
-def _bars(axis: Axes, bars: Sequence[Mapping[str, Any]]) -> None:
+def _bars(axis: Axes, bars: Sequence[Numbers]) -> None:
     gammas = sorted({b["gamma"] for b in bars if b["gamma"] is not None}, reverse=True)
     names = list(dict.fromkeys(column(bars, "name")))
     width = 0.8 / max(1, len(names))
@@ -176,10 +176,14 @@ def _headline(figure: Figure, kind: str) -> None:
     figure.suptitle(said, fontsize=7.5, fontweight="bold", color=colour)
 
 
-def _subtitle(panel: Mapping[str, Any]) -> str:
+def _subtitle(panel: Numbers) -> str:
     """Return what must be known of a panel's run, in two lines."""
-    how = "EMULATED" if panel["kind"] == "emulated" else "measured"
-    return f"{how}, {panel['deployment']},\n{panel['widths']}, peak {panel['peak']:.1f} × mean"
+    run = f"{_how(panel)}, {panel['deployment']}"
+    return f"{run},\n{panel['widths']}, peak {panel['peak']:.1f} × mean"
+
+
+def _how(panel: Numbers) -> str:
+    return "EMULATED" if panel["kind"] == "emulated" else "measured"
 
 
 def measure_skew(evidence: FigureStudies) -> Measured:
@@ -227,25 +231,15 @@ def _lines(evidence: FigureStudies, found: Iterable[tuple[float, Shown, int]]) -
     return list(lines.values())
 
 
-def draw_skew(numbers: Numbers) -> Figure:
-    """Draw speedup beside the ideal by peak load, and the share of the gain that is reached."""
-    return _draw_lines(numbers, "peak load of an expert / mean load")
+def draw_lines(numbers: Numbers) -> Figure:
+    """Draw speedup beside the ideal, and the share of the gain that is reached.
 
-
-def draw_placement(numbers: Numbers) -> Figure:
-    """Draw speedup beside the ideal by experts per rank, and the share that is reached."""
-    figure = _draw_lines(numbers, "experts per rank (ranks)", xscale="log")
-    for number, panel in enumerate(numbers["panels"]):
-        placed = {p["experts_per_rank"]: p["ranks"] for p in panel["placements"]}
-        for axis in figure.axes[2 * number : 2 * number + 2]:
-            axis.set_xticks(list(placed), [f"{e} ({ranks})" for e, ranks in placed.items()])
-            axis.minorticks_off()
-    return figure
-
-
-def _draw_lines(numbers: Numbers, label: str, xscale: str = "linear") -> Figure:
+    Across is the peak load, or the number of experts per rank where panels have placements.
+    """
     panels = numbers["panels"]
-    shared: Numbers = {"squeeze": False, "subplot_kw": {"xscale": xscale}}
+    is_placed = "placements" in panels[0]
+    across = "experts per rank (ranks)" if is_placed else "peak load of an expert / mean load"
+    shared: Numbers = {"subplot_kw": {"xscale": "log" if is_placed else "linear"}, "squeeze": False}
     height = 1.9 * len(panels) + 0.6
     figure, grid = style.subplots(style.PAGE, height, len(panels), 2, **shared)
     for panel, (left, right) in zip(panels, grid, strict=True):
@@ -265,14 +259,17 @@ def _draw_lines(numbers: Numbers, label: str, xscale: str = "linear") -> Figure:
         right.set_ylim(bottom=min(0, right.get_ylim()[0]))
         left.set_ylabel("speedup over dropless")
         right.set_ylabel("share of the ideal gain (%)")
-        how = "EMULATED" if panel["kind"] == "emulated" else "measured"
         where = panel.get("deployment") or f"peak {panel['peak']:.1f} × mean"
-        left.set_title(f"{panel['model']}: {how}, {where}, {panel['widths']}", fontsize=6.5)
+        left.set_title(f"{panel['model']}: {_how(panel)}, {where}, {panel['widths']}", fontsize=6.5)
         right.set_title("how much of it was reached", fontsize=6.5)
-    for axis in grid.flat:
-        axis.grid()
+        placed = {p["experts_per_rank"]: p["ranks"] for p in panel.get("placements", ())}
+        for axis in (left, right):
+            axis.grid()
+            if is_placed:
+                axis.set_xticks(list(placed), [f"{e} ({ranks})" for e, ranks in placed.items()])
+                axis.minorticks_off()
     for axis in grid[-1]:
-        axis.set_xlabel(label)
+        axis.set_xlabel(across)
     style.legend_below(figure, *grid[:, 0], columns=3)
     _headline(figure, numbers["kind"])
     return figure
