@@ -140,7 +140,7 @@ def _draw_differences(
         for model, marker in models.items():
             means = {place: row[f"{what}_of_models"].get(model) for place, row in own.items()}
             there = {place: mean for place, mean in means.items() if mean is not None}
-            small = _SMALL | {"marker": marker, "linestyle": ""}
+            small: Numbers = _SMALL | {"marker": marker, "linestyle": ""}
             axes.plot([*there], [*there.values()], **small)
         known = {place: row[what] for place, row in own.items() if row[what] is not None}
         if known:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.commands import sweeps
 from capmoe_eval.experiment.configuration import (
     Plan,
@@ -38,7 +39,7 @@ class FigureRecords(Sources):
 
     @property
     def model(self) -> str:
-        """Key of the one model of a figure of one model: the first that is planned."""
+        """Key of the model of a figure of one model."""
         return next(iter(self.models))
 
     @property
@@ -101,7 +102,14 @@ def gather(spec: Spec, experiment: FigurePlans, bench: Bench | None = None) -> F
     that shows a benchmark beside its records.
     """
     experiment = experiment.of(spec.experiment)
-    chosen = {part: _chosen(spec, experiment, part) for part in spec.parts}
+    model = _model(spec, experiment)
+
+    def is_shown(cell: Cell) -> bool:
+        if model not in (None, cell.model.name):
+            return False
+        return not spec.tasks or cell.task.name in spec.tasks
+
+    chosen = {part: [p for p in experiment.plan(part) if is_shown(p.cell)] for part in spec.parts}
     planned = {plan.path: plan for listed in chosen.values() for plan in listed}
     there = ((path, plan.root) for path, plan in planned.items() if path.exists())
     found = experiment.reader.all(there)
@@ -132,16 +140,17 @@ def gather(spec: Spec, experiment: FigurePlans, bench: Bench | None = None) -> F
     )
 
 
-def _chosen(spec: Spec, experiment: FigurePlans, part: str) -> list[Plan]:
-    found = experiment.plan(part)
-    if spec.tasks:
-        found = [plan for plan in found if plan.cell.task.name in spec.tasks]
-    if spec.model is not None:
-        models = experiment.config.profile.figures.models
-        if spec.model >= len(models):
-            raise UsageError(
-                f"{spec.name}: shows model {spec.model + 1} of the profile, and profile "
-                f"{experiment.profile} names {len(models)} under figures.models"
-            )
-        found = [plan for plan in found if plan.cell.model.name == models[spec.model]]
-    return found
+def _model(spec: Spec, experiment: FigurePlans) -> str | None:
+    """Return the key of the one model of a figure whose title names it; None if it shows all."""
+    if "{model}" not in spec.title:
+        return None
+    if spec.model is None:
+        every = (plan.cell.model.name for part in spec.parts for plan in experiment.plan(part))
+        return next(every, None)
+    models = experiment.config.profile.figures.models
+    if spec.model >= len(models):
+        raise UsageError(
+            f"{spec.name}: shows model {spec.model + 1} of the profile, and profile "
+            f"{experiment.profile} names {len(models)} under figures.models"
+        )
+    return str(models[spec.model])

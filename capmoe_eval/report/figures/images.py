@@ -159,7 +159,7 @@ def measure_front(evidence: FigureRecords) -> Measured:
 def measure_shares(evidence: FigureRecords) -> Measured:
     """Collect what is dropped of text and of images, and right answers, by priority and γ."""
     records = evidence.of_model("images_priority", "images_drops")
-    lines = [
+    lines: list[Numbers] = [
         {
             "modality": name,
             "label": label,

@@ -8,7 +8,7 @@ from typing import Final
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from capmoe_eval.experiment.names import TITLES, gamma_number
+from capmoe_eval.experiment.names import TITLES, gamma_number, gamma_suffix
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.pairing import Paired
 from capmoe_eval.paper.statistics import interval
@@ -63,7 +63,7 @@ def measure_weights(evidence: FigureRecords) -> Measured:
         for record in asked.get(False, ()):
             label, point = _label(record), _point(record, stock)
             if isinstance(point, str):
-                setting = f"{label}, γ={gamma_number(record.gamma)}"
+                setting = label + gamma_suffix(record.gamma)
                 notes.append(f"{title}: {setting} is left out: {point}.")
             else:
                 lines[label].append(record)

@@ -83,4 +83,4 @@ def test_a_record_of_other_documents_is_left_out() -> None:
     measured = measure_weights(evidence([*CURVE, Record(other.content, other.path)]))
     (row,) = measured.numbers["rows"]
     assert [line["line"] for line in row["lines"]] == ["Token Drop"] and not row["beside"]
-    assert measured.notes[0] == "MME: MACS, γ=0.5 is left out: other documents of mme."
+    assert measured.notes[0] == "MME: MACS γ=0.5 is left out: other documents of mme."
