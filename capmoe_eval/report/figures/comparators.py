@@ -15,7 +15,7 @@ from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.catalogue import Measured, Numbers
 from capmoe_eval.report.figures.evidence import FigureRecords
-from capmoe_eval.report.figures.losses import draw_loss, draw_losses, lost
+from capmoe_eval.report.figures.losses import draw_losses, lost
 from capmoe_eval.report.figures.pooling import by_key, by_task, mean_load, rank_peak
 from capmoe_eval.report.figures.style import column
 
@@ -132,7 +132,7 @@ def _lossless(evidence: FigureRecords, model: str, of: str) -> Iterator[Numbers]
 def draw_comparators(numbers: Numbers) -> Figure:
     """Draw questions above generation, and a column for each thing that may be bounded."""
     rows = numbers["rows"]
-    figure, grid = draw_losses(rows, _LOADS, 4.6, _draw_models)
+    figure, grid = draw_losses(rows, _LOADS, 4.6, _lines)
     for row, panels in zip(rows, grid, strict=True):
         for one in (one for model in row["models"] for one in model["lossless"]):
             (kind,) = (kind for kind in _LOSSLESS if one["method"].startswith(kind))
@@ -143,14 +143,13 @@ def draw_comparators(numbers: Numbers) -> Figure:
     return figure
 
 
-def _draw_models(axes: Axes, load: str, row: Numbers) -> None:
-    """Draw the points that have a place on this axis, a line for each model and method."""
+def _lines(row: Numbers, load: str) -> Iterator[tuple[list[Numbers], Numbers]]:
+    """Yield the points of each model and method that have a place on this axis, and their look."""
     for model, marker in zip(row["models"], cycle(style.MARKERS), strict=False):
         there = [point for point in model["points"] if point[load] is not None]
         there.sort(key=lambda point: [point[name] or 0 for name in _SETTINGS])
         for label, points in by_key(there, lambda point: point["line"]).items():
-            look = _LOOKS[label] | {"marker": marker, "markersize": 3.5, "linewidth": 0.7}
-            draw_loss(axes, points, load, **look)
+            yield points, _LOOKS[label] | {"marker": marker, "markersize": 3.5, "linewidth": 0.7}
 
 
 def _legend(axes: Axes, models: Sequence[Numbers]) -> None:

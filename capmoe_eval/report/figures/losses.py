@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from capmoe_eval.experiment.record import Record
@@ -43,25 +42,22 @@ def draw_losses(
     rows: Sequence[Numbers],
     loads: Mapping[str, str],
     height: float,
-    draw: Callable[[Axes, str, Numbers], None],
+    lines: Callable[[Numbers, str], Iterable[tuple[Sequence[Numbers], Numbers]]],
 ) -> tuple[Figure, Any]:
     """Return a figure of points lost, of a height in inches, and its panels [rows, loads].
 
-    ``draw`` draws a row against a load, which is a field of its points; ``loads`` names the axes.
+    ``loads`` names the axes by the fields of points that losses are held against; ``lines`` returns
+    the lines of a row against one of them, the points and the look of each.
     """
     shared: Numbers = {"squeeze": False, "sharey": "row", "sharex": "col"}
     figure, grid = style.subplots(style.PAGE, height, max(len(rows), 1), len(loads), **shared)
     for row, panels in zip(rows, grid, strict=False):
         for load, axes in zip(loads, panels, strict=True):
-            draw(axes, load, row)
+            for points, look in lines(row, load):
+                thin = look | {"elinewidth": 0.5, "capsize": 1}
+                axes.errorbar(column(points, load), *within(points, "lost"), **thin)
             axes.axhline(0, color=style.BLACK, linewidth=0.5)
             axes.grid()
     for name, axes in zip(loads.values(), grid[-1], strict=True):
         axes.set_xlabel(name)
     return figure, grid
-
-
-def draw_loss(axes: Axes, points: Sequence[Numbers], load: str, **look: Any) -> None:
-    """Draw a line of points lost, each in its interval."""
-    across = column(points, load)
-    axes.errorbar(across, *within(points, "lost"), elinewidth=0.5, capsize=1, **look)

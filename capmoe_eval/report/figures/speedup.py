@@ -303,7 +303,7 @@ def _phases(row: Timing) -> Numbers:
         "name": method_name(label) if label else "Dropless",
         "gamma": label.gamma if label else None,
         "candidates": label.candidates if label else None,
-        "dropped_share": row.dropped_share,
+        "dropped_share": row.load.dropped_share,
         "speedup": row.speedup.median,
         "phases_ms": phases,
         "parts_ms": parts,

@@ -57,7 +57,7 @@ class FigureStudies(Sources):
                     "high": max(medians) if repeated else None,
                     "ideal": row.ideal_rank,
                     "reached": row.reached,
-                    "dropped_share": row.dropped_share,
+                    "dropped_share": row.load.dropped_share,
                 }
             )
         return bars

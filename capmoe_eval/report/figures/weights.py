@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from capmoe_eval.experiment.names import TITLES, gamma_number, gamma_suffix
@@ -15,7 +14,7 @@ from capmoe_eval.paper.statistics import interval
 from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.catalogue import Measured, Numbers
 from capmoe_eval.report.figures.evidence import FigureRecords
-from capmoe_eval.report.figures.losses import draw_loss, draw_losses, lost
+from capmoe_eval.report.figures.losses import draw_losses, lost
 from capmoe_eval.report.figures.pooling import by_key, rank_peak
 from capmoe_eval.serving.trial import Between, between, paired_between
 
@@ -151,7 +150,7 @@ def _sentences(row: Numbers) -> Iterator[str]:
 def draw_weights(numbers: Numbers) -> Figure:
     """Draw a row for each task, and a column for each thing at which methods may be compared."""
     rows = numbers["rows"]
-    figure, grid = draw_losses(rows, _LOADS, 2.2 * max(len(rows), 1), _draw_lines)
+    figure, grid = draw_losses(rows, _LOADS, 2.2 * max(len(rows), 1), _lines)
     for row, first in zip(rows, grid[:, 0], strict=False):
         first.set_ylabel(f"{row['task']}:\npoints lost")
     for load, axes in zip(_LOADS, grid[-1], strict=True):
@@ -162,8 +161,8 @@ def draw_weights(numbers: Numbers) -> Figure:
     return figure
 
 
-def _draw_lines(axes: Axes, load: str, row: Numbers) -> None:
+def _lines(row: Numbers, load: str) -> Iterator[tuple[list[Numbers], Numbers]]:
     for line in row["lines"]:
+        look = {"markersize": 3.5, "linewidth": 0.8, "label": line["line"]}
         points = sorted(line["points"], key=lambda point: float(point[load]))
-        look: Numbers = _LOOKS[line["line"]] | {"markersize": 3.5, "linewidth": 0.8}
-        draw_loss(axes, points, load, **look, label=line["line"])
+        yield points, _LOOKS[line["line"]] | look
