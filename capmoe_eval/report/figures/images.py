@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import TITLES, gamma_suffix, method_title
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.pairing import scores_by_unit
@@ -22,7 +23,6 @@ from capmoe_eval.report.figures.pooling import (
     busiest_layer,
     by_key,
     in_percent,
-    no_modalities,
     shared_gamma,
 )
 from capmoe_eval.report.figures.shapes import mark_front, scored
@@ -56,7 +56,7 @@ def measure_modalities(evidence: FigureRecords) -> Measured:
     number = busiest_layer([record])
     layer = record.layers[number]
     if layer.modalities is None:
-        raise no_modalities(record)
+        raise _untold(record)
     image, text = (layer.modalities[name].load_before for name in ("image", "text"))
     both, of_text = (figure(f"fig10_{name}_pixels_pm0.03") for name in ("total", "text"))
     of_image = [max(total - part, 0.0) for total, part in zip(both, of_text, strict=True)]
@@ -215,7 +215,7 @@ def _point(record: Record) -> Numbers:
     Shares of dropped pairs are those of a modality's own pairs; right answers are in percent.
     """
     if record.load.modalities is None:
-        raise no_modalities(record)
+        raise _untold(record)
     units = scores_by_unit(record.documents)
     stderr = float(units.std(ddof=1)) / math.sqrt(len(units)) if len(units) > 1 else None
     return {
@@ -227,6 +227,11 @@ def _point(record: Record) -> Numbers:
     }
 
 
+def _untold(record: Record) -> UsageError:
+    """Return the error of a record that does not tell images and text apart."""
+    return UsageError(f"{record.path}: tells no modalities; run it again with overwrite=true")
+
+
 def _bands(record: Record) -> Numbers:
     """Return the dropped share of the pairs of each eighth of an image, over all layers."""
     dropped: Any = 0
@@ -234,7 +239,7 @@ def _bands(record: Record) -> Numbers:
     for layer in record.layers:
         bands = layer.modalities["image"].bands if layer.modalities else None
         if bands is None:
-            raise no_modalities(record)
+            raise _untold(record)
         dropped = dropped + np.array(bands.dropped)
         asked = asked + layer.top_k * np.array(bands.tokens)
     share = np.divide(dropped, asked, out=np.full(len(dropped), np.nan), where=asked > 0)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record import Record, Score
 
 if TYPE_CHECKING:
@@ -129,11 +128,6 @@ def rank_peak(records: Iterable[Record]) -> float:
 def shared_gamma(records: Iterable[Record]) -> float | None:
     """Return the γ of records that have one γ or none; of several, the least."""
     return min((r.gamma for r in records if r.gamma is not None), default=None)
-
-
-def no_modalities(record: Record) -> UsageError:
-    """Return the error of a record that does not tell images and text apart."""
-    return UsageError(f"{record.path}: tells no modalities; run it again with overwrite=true")
 
 
 def by_key(records: Iterable[_T], key: Callable[[_T], Any]) -> dict[Any, list[_T]]:
