@@ -52,33 +52,30 @@ def measure_weights(evidence: FigureRecords) -> Measured:
     notes: list[str] = []
     of_tasks = by_key(evidence.of_model(*evidence.records), lambda record: record.task)
     for task, title in evidence.tasks.items():
-        asked = by_key(of_tasks.get(task, ()), lambda record: record.cell.method.is_stock)
-        stock = next(iter(asked.get(True, ())), None)
+        asked = of_tasks.get(task, [])
+        stock = next((one for one in asked if one.cell.method.is_stock), None)
         if stock is None:
             notes.append(f"{title}: nothing is drawn without the result that has no limit.")
             continue
-        lines: dict[str, list[Record]] = {label: [] for label in _LINES}
-        points: dict[str, list[Numbers]] = {label: [] for label in _LINES}
-        for record in asked.get(False, ()):
-            label, point = _label(record), _point(record, stock)
-            if isinstance(point, str):
-                setting = label + gamma_suffix(record.gamma)
-                notes.append(f"{title}: {setting} is left out: {point}.")
+        lines: dict[str, list[tuple[Record, Numbers]]] = {label: [] for label in _LINES}
+        for record in (one for one in asked if not one.cell.method.is_stock):
+            label, points = _label(record), lost([stock], [record], [task])
+            if isinstance(points, str):
+                notes.append(f"{title}: {label}{gamma_suffix(record.gamma)} is left out: {points}.")
             else:
-                lines[label].append(record)
-                points[label].append(point)
-        curve = [stock, *lines[_DROP]]
+                lines[label].append((record, _point(record, points)))
+        curve = [stock, *(record for record, _ in lines[_DROP])]
         row: Numbers = {
             "task": title,
             "lines": [
-                {"line": label, "points": sorted(own, key=lambda point: float(point["gamma"]))}
-                for label, own in points.items()
+                {"line": label, "points": sorted((p for _, p in own), key=lambda p: p["gamma"])}
+                for label, own in lines.items()
                 if own
             ],
             "beside": [
                 {"line": label, "gamma": record.gamma, "better_by": _better_by(record, curve)}
                 for label in _LINES[1:]
-                for record in lines[label]
+                for record, _ in lines[label]
             ],
         }
         rows.append(row)
@@ -96,11 +93,9 @@ def _label(record: Record) -> str:
     return _LINES[0] if method.modality == "uniform" else _LINES[1]
 
 
-def _point(record: Record, stock: Record) -> Numbers | str:
-    """Return γ, the points that are lost with their interval, and loads; or why there are none."""
-    points, weights = lost([stock], [record], [record.task]), record.load.weights
-    if isinstance(points, str):
-        return points
+def _point(record: Record, points: Mapping[str, float]) -> Numbers:
+    """Return γ, the points that are lost with their interval, and loads."""
+    weights = record.load.weights
     return {
         "gamma": record.gamma,
         **points,
