@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import cycle
+from typing import Final
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,7 +15,8 @@ from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.catalogue import Measured, Numbers
 from capmoe_eval.report.figures.evidence import FigureRecords
 from capmoe_eval.report.figures.pooling import by_key, by_task, mean_load
-from capmoe_eval.report.figures.style import column, whiskers
+from capmoe_eval.report.figures.shapes import within
+from capmoe_eval.report.figures.style import column, percent
 from capmoe_eval.serving.trial import (
     Outcome,
     Verdict,
@@ -27,8 +29,14 @@ from capmoe_eval.serving.trial import (
 )
 
 # Scores are filled, and stand at the right of a budget: no colour stands alone.
-_KINDS: Final = {"pairs": (style.VERMILLION, "white"), "scores": (style.BLUE, style.BLUE)}
-_ALL: Final = "all"
+_LOOKS: Final = {
+    kind: {"color": colour, "markerfacecolor": face, "markersize": 4, "linestyle": ""}
+    for kind, colour, face in (
+        ("pairs", style.VERMILLION, "white"),
+        ("scores", style.BLUE, style.BLUE),
+    )
+}
+_SMALL: Final = {"color": style.GREY, "markersize": 2.5}
 
 
 def measure_adaptive(evidence: FigureRecords) -> Measured:
@@ -36,14 +44,12 @@ def measure_adaptive(evidence: FigureRecords) -> Measured:
     found = evidence.by_model("baseline", "static", "adaptive")
     compared = outcomes(record for listed in found.values() for record in listed)
     judged = verdicts(compared)
-    models = [
-        {
-            "model": title,
-            "static": _curve(found.get(model, ()), evidence, adaptive=False),
-            "adaptive": _curve(found.get(model, ()), evidence, adaptive=True),
-        }
-        for model, title in evidence.models.items()
-    ]
+    models = []
+    for model, title in evidence.models.items():
+        curve = _curve(found.get(model, ()), evidence.tasks)
+        static = [point for point in curve if point["budget"] is None]
+        adaptive = [point for point in curve if point["budget"] is not None]
+        models.append({"model": title, "static": static, "adaptive": adaptive})
     budgets = [_budget(verdict, compared, evidence.models) for verdict in judged]
     verdict = primary(judged)
     said = [] if verdict is None else [f"All budgets of pairs, tasks counting equally: {verdict}"]
@@ -56,21 +62,17 @@ def measure_adaptive(evidence: FigureRecords) -> Measured:
     return Measured({"models": models, "budgets": budgets}, said)
 
 
-def _curve(
-    records: Sequence[Record], evidence: FigureRecords, *, adaptive: bool
-) -> list[Mapping[str, Any]]:
+def _curve(records: Sequence[Record], tasks: Collection[str]) -> list[Numbers]:
     """Return the points of one model, tasks counting equally, by falling drop rate."""
-    own = [record for record in records if (record.cell.method.budget is not None) == adaptive]
     curve = []
-    for same in by_key(own, lambda record: record.cell.method).values():
-        if listed := by_task(same, evidence.tasks):
-            method = same[0].cell.method
+    for method, same in by_key(records, lambda record: record.cell.method).items():
+        if listed := by_task(same, tasks):
             curve.append(
                 {
                     "gamma": method.gamma,
                     "budget": method.budget,
                     "budget_of": None if method.budget is None else method.budget_of,
-                    "drop_rate": mean_load(same, evidence.tasks, "drop_rate"),
+                    "drop_rate": mean_load(same, tasks, "drop_rate"),
                     "straggler": statistics.fmean(straggler(one) for (one,) in listed),
                 }
             )
@@ -104,81 +106,46 @@ def _budget(verdict: Verdict, compared: Sequence[Outcome], titles: Mapping[str, 
 def draw_adaptive(numbers: Numbers) -> Figure:
     """Draw the curves at the left, and beside them both differences by budget."""
     figure, panels = style.subplots(style.PAGE, 3.0, 1, 3)
-    for number, model in enumerate(numbers["models"]):
-        _draw_curve(panels[0], model, style.MARKERS[number])
+    models = dict(zip(column(numbers["models"], "model"), cycle(style.MARKERS), strict=False))
+    for model in numbers["models"]:
+        lines = [(model["static"], _SMALL | {"linewidth": 0.7, "label": model["model"]})]
+        for kind, look in _LOOKS.items():
+            lines.append(([p for p in model["adaptive"] if p["budget_of"] == kind], look))
+        for own, look in lines:
+            drops, marker = percent(column(own, "drop_rate")), models[model["model"]]
+            panels[0].plot(drops, column(own, "straggler"), marker=marker, **look)
     panels[0].set(xlabel="dropped share of pairs (%)", ylabel="fullest expert / mean load")
-    names = [model["model"] for model in numbers["models"]]
-    _draw_differences(panels[1], numbers["budgets"], "straggler", names)
-    panels[1].set_ylabel("straggler factor at equal drops:\nadaptive − static")
-    _draw_differences(panels[2], numbers["budgets"], "points", names)
-    panels[2].set_ylabel("points at equal straggler factor:\nadaptive − static")
+    for axes, what, name in (
+        (panels[1], "straggler", "straggler factor at equal drops"),
+        (panels[2], "points", "points at equal straggler factor"),
+    ):
+        _draw_differences(axes, numbers["budgets"], what, models)
+        axes.set(xlabel="budget (%)", ylabel=f"{name}:\nadaptive − static")
     for axes in panels:
         axes.grid()
     style.legend_below(figure, *panels, columns=3)
     return figure
 
 
-def _draw_curve(axes: Axes, model: Numbers, marker: str) -> None:
-    static = model["static"]
-    axes.plot(
-        style.percent(column(static, "drop_rate")),
-        column(static, "straggler"),
-        color=style.GREY,
-        marker=marker,
-        markersize=2.5,
-        linewidth=0.7,
-        label=model["model"],
-    )
-    for kind, (colour, face) in _KINDS.items():
-        own = [point for point in model["adaptive"] if point["budget_of"] == kind]
-        axes.plot(
-            style.percent(column(own, "drop_rate")),
-            column(own, "straggler"),
-            color=colour,
-            marker=marker,
-            markersize=4,
-            markerfacecolor=face,
-            linestyle="",
-        )
-
-
 def _draw_differences(
-    axes: Axes, budgets: Sequence[Numbers], what: str, models: Sequence[str]
+    axes: Axes, budgets: Sequence[Numbers], what: str, models: Mapping[str, str]
 ) -> None:
-    """Draw the mean of each budget with its interval, and small the models' own."""
+    """Draw the mean of each budget with its interval, and small the models' own, by marker."""
     places = list(dict.fromkeys(row["budget"] for row in budgets))
-    for shift, (kind, (colour, face)) in zip((-0.17, 0.17), _KINDS.items(), strict=True):
-        own = [row for row in budgets if row["budget_of"] == kind]
-        for number, model in enumerate(models):
-            known = [row for row in own if model in row[f"{what}_of_models"]]
-            axes.plot(
-                [places.index(row["budget"]) + shift for row in known],
-                [row[f"{what}_of_models"][model] for row in known],
-                color=style.GREY,
-                marker=style.MARKERS[number],
-                markersize=2.5,
-                linestyle="",
-            )
-        known = [row for row in own if row[what] is not None]
-        if not known:
-            continue
-        middle, low, high = (
-            column([row[what] for row in known], end) for end in ("mean", "low", "high")
-        )
-        axes.errorbar(
-            [places.index(row["budget"]) + shift for row in known],
-            middle,
-            whiskers(middle, low, high),
-            color=colour,
-            marker="o",
-            markersize=4,
-            markerfacecolor=face,
-            linestyle="",
-            linewidth=1,
-            capsize=2,
-            label=f"adaptive, budget of {kind}",
-        )
+    for shift, (kind, look) in zip((-0.17, 0.17), _LOOKS.items(), strict=True):
+        own = {
+            places.index(row["budget"]) + shift: row for row in budgets if row["budget_of"] == kind
+        }
+        for model, marker in models.items():
+            means = {place: row[f"{what}_of_models"].get(model) for place, row in own.items()}
+            there = {place: mean for place, mean in means.items() if mean is not None}
+            small: Numbers = _SMALL | {"marker": marker, "linestyle": ""}
+            axes.plot([*there], [*there.values()], **small)
+        known = {place: row[what] for place, row in own.items() if row[what] is not None}
+        if known:
+            thin: Numbers = look | {"marker": "o", "linewidth": 1, "capsize": 2}
+            label = f"adaptive, budget of {kind}"
+            axes.errorbar([*known], *within([*known.values()], "mean"), **thin, label=label)
     axes.axhline(0, color=style.BLACK, linewidth=0.5)
-    ticks = [_ALL if place is None else f"{100 * place:g}" for place in places]
+    ticks = ["all" if place is None else f"{100 * place:g}" for place in places]
     axes.set_xticks(range(len(places)), ticks)
-    axes.set_xlabel("budget (%)")

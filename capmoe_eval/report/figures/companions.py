@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from matplotlib.figure import Figure
 
@@ -16,6 +16,8 @@ from capmoe_eval.paper.pairing import Unpaired, pair
 from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.catalogue import Measured, Numbers
 from capmoe_eval.report.figures.evidence import FigureRecords
+from capmoe_eval.report.figures.pooling import shared_gamma
+from capmoe_eval.report.figures.shapes import name_bars
 from capmoe_eval.report.figures.style import column, percent, whiskers
 
 _KINDS: Final = ("batch_sizes", "shuffles")
@@ -23,16 +25,14 @@ _KINDS: Final = ("batch_sizes", "shuffles")
 
 def measure_companions(evidence: FigureRecords) -> Measured:
     """Compare every pair of settings of a method, over batch sizes and over shuffles."""
-    methods: list[dict[str, Any]] = []
     notes: list[str] = []
     parts = {part: evidence.of_model(part) for part in _KINDS}
     everything = evidence.of_model(*_KINDS)
-    for name in dict.fromkeys(record.method for record in everything):
-        found: dict[str, Any] = {"method": name, "label": method_title(name)}
-        for part, records in parts.items():
-            own = [record for record in records if record.method == name]
-            found[part] = _spread(own, found["label"], notes)
-        methods.append(found)
+    methods: list[Numbers] = [
+        {"method": name, "label": method_title(name)}
+        | {part: _spread(records, name, notes) for part, records in parts.items()}
+        for name in dict.fromkeys(record.method for record in everything)
+    ]
     if all(method[part] is None for method in methods for part in _KINDS):
         raise UsageError(
             "companions: no method has two settings with the same documents; measure them: "
@@ -45,7 +45,7 @@ def measure_companions(evidence: FigureRecords) -> Measured:
         {
             "model": evidence.title,
             "task": next(iter(evidence.tasks.values())),
-            "gamma": min((r.gamma for r in everything if r.gamma is not None), default=None),
+            "gamma": shared_gamma(everything),
             "documents": everything[0].n,
             "batch_sizes": sizes,
             "shuffled_batch_sizes": shuffled,
@@ -55,21 +55,21 @@ def measure_companions(evidence: FigureRecords) -> Measured:
     )
 
 
-def _spread(records: Sequence[Record], label: str, notes: list[str]) -> dict[str, Any] | None:
-    """Return the flip rates of all pairs and the range of scores; None with fewer than two."""
-    pairs: list[dict[str, Any]] = []
-    for one, other in itertools.combinations(records, 2):
-        found = pair([one.documents], [other.documents])
+def _spread(records: Sequence[Record], method: str, notes: list[str]) -> Numbers | None:
+    """Return the flip rates of a method's pairs and the range of its scores; None without pairs."""
+    own = {_setting(record): record for record in records if record.method == method}
+    pairs: list[Numbers] = []
+    for settings in itertools.combinations(own, 2):
+        found = pair(*([own[setting].documents] for setting in settings))
         if isinstance(found, Unpaired):
-            notes.append(
-                f"{label}: {_setting(one)} and {_setting(other)} are not compared: {found.reason}."
-            )
+            both = " and ".join(settings)
+            notes.append(f"{method_title(method)}: {both} are not compared: {found.reason}.")
         else:
-            pairs.append({"settings": [_setting(one), _setting(other)], "flip_rate": found.flips})
+            pairs.append({"settings": list(settings), "flip_rate": found.flips})
     if not pairs:
         return None
     rates = column(pairs, "flip_rate")
-    scores = {_setting(record): 100 * record.value for record in records}
+    scores = {setting: 100 * record.value for setting, record in own.items()}
     return {
         "flip_rate": statistics.fmean(rates),
         "lowest": min(rates),
@@ -97,9 +97,8 @@ def draw_companions(numbers: Numbers) -> Figure:
         ("batch_sizes", -0.2, by_length, f"by length, batches of {sizes}"),
         ("shuffles", 0.2, shuffled, f"by length and at random, batches of {dealt}"),
     ):
-        known = [place for place, method in enumerate(methods) if method[part] is not None]
-        bars = [methods[place][part] for place in known]
-        places = [place + shift for place in known]
+        known = {place + shift: m[part] for place, m in enumerate(methods) if m[part] is not None}
+        places, bars = [*known], [*known.values()]
         middle, low, high = (
             percent(column(bars, key)) for key in ("flip_rate", "lowest", "highest")
         )
@@ -107,10 +106,8 @@ def draw_companions(numbers: Numbers) -> Figure:
         flips.bar(places, middle, 0.38, **look, **reach, label=label)
         spread.bar(places, column(bars, "score_range"), 0.38, **look)
     for axes, label in ((flips, "answers that flip (%)"), (spread, "score range (points)")):
-        axes.set_xticks(range(len(methods)), [m["label"].replace(" ", "\n") for m in methods])
-        axes.tick_params(axis="x", length=0)
+        name_bars(axes, range(len(methods)), [m["label"].replace(" ", "\n") for m in methods])
         axes.set(ylim=(0, None), ylabel=label)
-        axes.grid(axis="y")
     title = f"{numbers['model']}, {numbers['documents']:,} documents"
     flips.set_title(title + gamma_suffix(numbers["gamma"], ", γ = "))
     style.legend_below(figure, flips, columns=2)

@@ -15,7 +15,8 @@ from capmoe_eval.paper.statistics import interval, share_of
 from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.catalogue import Measured, Numbers
 from capmoe_eval.report.figures.evidence import FigureRecords
-from capmoe_eval.report.figures.pooling import by_key
+from capmoe_eval.report.figures.pooling import by_key, in_percent
+from capmoe_eval.report.figures.shapes import scored
 from capmoe_eval.report.figures.style import BLACK, column, percent, whiskers
 
 _MODES: Final = {"unconstrained": "the prompt alone", "constrained": "every step"}
@@ -32,30 +33,21 @@ def measure_decode(evidence: FigureRecords) -> Measured:
     )
     for model, title in evidence.models.items():
         baselines = {record.task: record for record in unlimited.get(model, ())}
-        of_tasks = by_key(limited.get(model, ()), lambda record: record.task)
+        rising = sorted(limited.get(model, ()), key=lambda record: record.gamma or 0.0)
+        of_tasks = by_key(rising, lambda record: record.task)
         tasks = []
         for task, name in evidence.tasks.items():
-            found = of_tasks.get(task, [])
-            baseline = baselines.get(task)
-            told: Numbers = {"task": name, "baseline": baseline and _score(baseline)}
+            own, baseline = of_tasks.get(task, []), baselines.get(task)
+            told: Numbers = {"task": name, "baseline": baseline and in_percent(baseline)}
             for mode in _MODES:
-                own = [record for record in found if record.cell.method.decode == mode]
-                told[mode] = [{"gamma": record.gamma} | _score(record) for record in _rising(own)]
-            told["damage"] = [] if baseline is None else list(_damages(baseline, found))
+                of_mode = [one for one in own if one.cell.method.decode == mode]
+                told[mode] = [{"gamma": one.gamma} | in_percent(one) for one in of_mode]
+            told["damage"] = [] if baseline is None else list(_damages(baseline, own))
             tasks.append(told)
             notes += [f"{title}, {name}: {line}" for line in _lacking(told["damage"])]
         models.append({"model": title, "tasks": tasks})
-        notes += _steps(title, limited.get(model, ()))
+        notes += _steps(title, rising)
     return Measured({"models": models}, notes)
-
-
-def _rising(records: Sequence[Record]) -> list[Record]:
-    return sorted(records, key=lambda record: record.gamma or 0.0)
-
-
-def _score(record: Record) -> Numbers:
-    stderr = record.stderr
-    return {"value": 100 * record.value, "stderr": None if stderr is None else 100 * stderr}
 
 
 def _damages(baseline: Record, records: Sequence[Record]) -> Iterator[Numbers]:
@@ -64,7 +56,7 @@ def _damages(baseline: Record, records: Sequence[Record]) -> Iterator[Numbers]:
     The share is only there where the loss is distinguishable from zero: where its 95 % interval
     lies above 0.
     """
-    for gamma, same in by_key(_rising(records), lambda record: record.gamma).items():
+    for gamma, same in by_key(records, lambda record: record.gamma).items():
         modes = {record.cell.method.decode: record.documents for record in same}
         if len(modes) < len(_MODES):
             continue
@@ -96,7 +88,7 @@ def _steps(title: str, records: Sequence[Record]) -> Iterator[str]:
     """Say how many sequences the decode steps had, and what γ was for them after rounding."""
     noted = [
         (decode.live, record.gamma, decode.effective_gamma)
-        for record in _rising(records)
+        for record in records
         if (decode := record.load.decode) and record.gamma and decode.effective_gamma
     ]
     if not noted:
@@ -149,15 +141,12 @@ def _draw_scores(axes: Axes, task: Numbers) -> list[float]:
     if baseline:
         look: Numbers = {"color": BLACK, "linestyle": (0, (1, 2))}
         axes.axhline(baseline["value"], **look, label="no limit ± 1.96 SE")
-        reach = 1.96 * (baseline["stderr"] or 0.0)
-        ends = (baseline["value"] - reach, baseline["value"] + reach)
-        axes.axhspan(*ends, color=style.GREY, alpha=0.25, linewidth=0)
+        (value,), (reach,) = scored([baseline])
+        axes.axhspan(value - reach, value + reach, color=style.GREY, alpha=0.25, linewidth=0)
     for mode, title in _MODES.items():
-        points = task[mode]
-        errors = [1.96 * (point["stderr"] or 0.0) for point in points]
+        places = column(task[mode], "gamma")
         label = f"capacity on {title} ± 1.96 SE"
-        places = column(points, "gamma")
-        axes.errorbar(places, column(points, "value"), errors, **_LOOKS[mode], label=label)
+        axes.errorbar(places, *scored(task[mode]), **_LOOKS[mode], label=label)
         gammas += places
     return gammas
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.commands import sweeps
 from capmoe_eval.experiment.configuration import (
     Plan,
@@ -38,7 +39,7 @@ class FigureRecords(Sources):
 
     @property
     def model(self) -> str:
-        """Key of the one model of a figure of one model: the first that is planned."""
+        """Key of the model of a figure of one model."""
         return next(iter(self.models))
 
     @property
@@ -59,19 +60,13 @@ class FigureRecords(Sources):
 class FigurePlans:
     """A composed experiment; its parts are planned once, when first asked for.
 
-    Args:
-        overrides: As for ``python -m capmoe_eval``: ``profile=zoo``, ``limit=100``.
-        reader: Reads the records.
-        experiment: Its name.
-
-    Raises:
-        UsageError: If ``experiment=`` is among them.
+    Overrides are as for ``python -m capmoe_eval``, but without ``experiment=`` (UsageError).
     """
 
     def __init__(
         self,
         overrides: Sequence[str] = (),
-        reader: Reader | None = None,
+        reader: Reader | None = None,  # of the records
         experiment: str = "figures",
     ) -> None:
         refuse_experiment(overrides)
@@ -90,11 +85,7 @@ class FigurePlans:
         return self._experiments[experiment]
 
     def plan(self, part: str) -> list[Plan]:
-        """Return the plans of one part.
-
-        Raises:
-            UsageError: If the experiment has no such part.
-        """
+        """Return the plans of one part; UsageError if the experiment has no such part."""
         if part not in self._plans:
             if part not in self._points:
                 raise bad_choice("parts", part, self._points)
@@ -103,21 +94,22 @@ class FigurePlans:
 
 
 def gather(spec: Spec, experiment: FigurePlans, bench: Bench | None = None) -> FigureRecords:
-    """Return the records of a figure.
+    """Return the records of a figure; UsageError if the profile does not name the model it shows.
 
     A record that lies there and belongs to none of the figure's cells is not looked at. One that
-    cannot be read is left out, named in a note and counted as missing.
-
-    Args:
-        spec: The figure.
-        experiment: The plans of some experiment on the command line, whichever the figure shows.
-        bench: Files of benchmarks, for a figure that shows one beside its records.
-
-    Raises:
-        UsageError: If the profile does not name the model that the figure shows.
+    cannot be read is left out, named in a note and counted as missing. ``experiment`` has the plans
+    of some experiment on the command line, whichever the figure shows; ``bench`` is for a figure
+    that shows a benchmark beside its records.
     """
     experiment = experiment.of(spec.experiment)
-    chosen = {part: _chosen(spec, experiment, part) for part in spec.parts}
+    model = _model(spec, experiment)
+
+    def is_shown(cell: Cell) -> bool:
+        if model not in (None, cell.model.name):
+            return False
+        return not spec.tasks or cell.task.name in spec.tasks
+
+    chosen = {part: [p for p in experiment.plan(part) if is_shown(p.cell)] for part in spec.parts}
     planned = {plan.path: plan for listed in chosen.values() for plan in listed}
     there = ((path, plan.root) for path, plan in planned.items() if path.exists())
     found = experiment.reader.all(there)
@@ -148,16 +140,17 @@ def gather(spec: Spec, experiment: FigurePlans, bench: Bench | None = None) -> F
     )
 
 
-def _chosen(spec: Spec, experiment: FigurePlans, part: str) -> list[Plan]:
-    found = experiment.plan(part)
-    if spec.tasks:
-        found = [plan for plan in found if plan.cell.task.name in spec.tasks]
-    if spec.model is not None:
-        models = experiment.config.profile.figures.models
-        if spec.model >= len(models):
-            raise UsageError(
-                f"{spec.name}: shows model {spec.model + 1} of the profile, and profile "
-                f"{experiment.profile} names {len(models)} under figures.models"
-            )
-        found = [plan for plan in found if plan.cell.model.name == models[spec.model]]
-    return found
+def _model(spec: Spec, experiment: FigurePlans) -> str | None:
+    """Return the key of the one model of a figure whose title names it; None if it shows all."""
+    if "{model}" not in spec.title:
+        return None
+    if spec.model is None:
+        every = (plan.cell.model.name for part in spec.parts for plan in experiment.plan(part))
+        return next(every, None)
+    models = experiment.config.profile.figures.models
+    if spec.model >= len(models):
+        raise UsageError(
+            f"{spec.name}: shows model {spec.model + 1} of the profile, and profile "
+            f"{experiment.profile} names {len(models)} under figures.models"
+        )
+    return str(models[spec.model])

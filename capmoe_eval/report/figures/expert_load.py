@@ -35,7 +35,7 @@ def draw_asked(axes: Axes, asked: Sequence[float], **look: Any) -> None:
 
 
 def measure_one_layer(evidence: FigureRecords) -> Measured:
-    """Figure 1: the load of each expert in the layer with the fullest one."""
+    """Collect the load of each expert in the layer with the fullest one, for Figure 1."""
     record = evidence.of_model("baseline")[0]
     number = busiest_layer([record])
     layer = record.layers[number]
@@ -78,22 +78,20 @@ def draw_one_layer(numbers: Numbers) -> Figure:
 
 
 def measure_by_task(evidence: FigureRecords) -> Measured:
-    """Figure 2: the same layer on every dataset, its experts in one order for all."""
+    """Collect the same loads on every dataset, experts in one order for all, for Figure 2."""
     records = evidence.of_model("baseline")
     number = busiest_layer(records)
     layers = by_layer(records)[number]
     order = busiest_first(mean_loads(layers))
-    rows = []
-    for record, layer in zip(records, layers, strict=True):
-        load = normalised(layer)
-        rows.append(
-            {
-                "task": evidence.tasks[record.task],
-                "load": [load[expert] for expert in order],
-                "fullest": max(load),
-                "peak_of_a_batch": layer.peak.expert_before.max,
-            }
-        )
+    rows = [
+        {
+            "task": evidence.tasks[record.task],
+            "load": [load[expert] for expert in order],
+            "fullest": max(load),
+            "peak_of_a_batch": layer.peak.expert_before.max,
+        }
+        for record, layer, load in zip(records, layers, map(normalised, layers), strict=True)
+    ]
     return Measured({"model": evidence.title, "layer": number, "experts": order, "rows": rows})
 
 
@@ -108,33 +106,23 @@ def draw_by_task(numbers: Numbers) -> Figure:
     right.set_yticks(range(len(rows)), peaks)
     right.tick_params(length=0)
     right.spines[:].set_visible(False)
-    axes.set_xticks(range(len(experts)), experts)
-    if len(experts) > 40:
-        axes.set_xticks([])  # their numbers would run into each other; the JSON has them
+    # The numbers of many would run into each other; the JSON has them.
+    shown = experts if len(experts) <= 40 else []
+    axes.set_xticks(range(len(shown)), shown)
+    where = f"{numbers['model']}, MoE layer {numbers['layer'] + 1}"
+    axes.set_title(f"{where}; right: fullest expert over all batches (in one batch)")
     axes.set_xlabel("expert, busiest first on average")
-    axes.set_title(
-        f"{numbers['model']}, MoE layer {numbers['layer'] + 1}; right: fullest expert over all "
-        "batches (in one batch)",
-    )
     figure.colorbar(picture, ax=axes, label="load / mean load", pad=0.01, aspect=12)
     return figure
 
 
 def measure_after_drop(evidence: FigureRecords) -> Measured:
-    """Figure 9: what the experts compute under Token Drop and Expanded Drop by m."""
+    """Collect what experts compute under Token Drop and Expanded Drop by m, for Figure 9."""
     task, title = next(iter(evidence.tasks.items()))
     found = evidence.of_model("token_drop", "ranked", "all_experts")
     records = [record for record in found if record.task == task]
     number = busiest_layer(records)
     layers = by_layer(records)[number]
-    lines = [
-        {
-            "label": _drop_label(record),
-            "load": sorted(normalised(layer, "after"), reverse=True),
-            "unused": 1 - sum(layer.load_after) / layer.assignments,
-        }
-        for record, layer in zip(records, layers, strict=True)
-    ]
     return Measured(
         {
             "model": evidence.title,
@@ -143,7 +131,14 @@ def measure_after_drop(evidence: FigureRecords) -> Measured:
             "gamma": records[0].gamma,
             "effective_gamma": layers[0].effective_gamma,
             "asked": sorted(normalised(layers[0]), reverse=True),
-            "lines": lines,
+            "lines": [
+                {
+                    "label": _drop_label(record),
+                    "load": sorted(normalised(layer, "after"), reverse=True),
+                    "unused": 1 - sum(layer.load_after) / layer.assignments,
+                }
+                for record, layer in zip(records, layers, strict=True)
+            ],
         }
     )
 
@@ -179,7 +174,7 @@ def draw_after_drop(numbers: Numbers) -> Figure:
 
 
 def measure_layers(evidence: FigureRecords) -> Measured:
-    """Figures 13 to 16: mean loads over tasks in each layer, and the peaks of batches."""
+    """Collect each layer's mean loads over tasks, and peaks of batches, for Figures 13 to 16."""
     records = evidence.of_model("routing")
     layers = []
     for same in by_layer(records):
@@ -214,11 +209,10 @@ def draw_layers(numbers: Numbers) -> Figure:
         style.PAGE, height, 1, 2, sharey=True, width_ratios=[3, 1]
     )
     picture = style.load_map(left, column(layers, "load"))
-    left.set_xticks([])
     shown = range(0, count, 1 if count <= 8 else 2 if count <= 16 else 4)
     left.set_yticks(shown, [str(number + 1) for number in shown])
-    left.set_ylabel("MoE layer")
-    left.set_xlabel(f"the {len(layers[0]['load'])} experts of each layer, busiest first")
+    experts = f"the {len(layers[0]['load'])} experts of each layer, busiest first"
+    left.set(xticks=[], xlabel=experts, ylabel="MoE layer")
     figure.colorbar(picture, ax=left, label="load / N̄", pad=0.01, aspect=14)
     for field, look, colour, label in (
         ("peak_mean", "o-", style.BLUE, "mean over batches"),

@@ -120,12 +120,8 @@ def _summarise(given: argparse.Namespace, read_trace: ReadTrace) -> Figure | Non
 def draw_load(record: Record, layer: int | None = None) -> Figure:
     """Draw the load of each expert over the mean load N̄, before and after (paper Figure 1).
 
-    Args:
-        record: A finished evaluation.
-        layer: Number of the MoE layer; None for the one with the fullest expert.
-
-    Raises:
-        UsageError: If there is no such layer.
+    The layer is the number of an MoE layer (UsageError if there is none such); by default it is the
+    one with the fullest expert.
     """
     from capmoe_eval.report.figures.expert_load import draw_asked
     from capmoe_eval.report.figures.style import subplots

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.record import Record
+from capmoe_eval.experiment.record import Record, Score
 
 if TYPE_CHECKING:
     from capmoe_eval.experiment.record_part import Layer
@@ -80,6 +79,12 @@ def busiest_layer(records: Sequence[Record]) -> int:
     )[0]
 
 
+def in_percent(score: Record | Score) -> dict[str, float | None]:
+    """Return a score and its standard error (None if it has none) in percent."""
+    stderr = score.stderr
+    return {"value": 100 * score.value, "stderr": None if stderr is None else 100 * stderr}
+
+
 def by_task(records: Iterable[Record], tasks: Collection[str]) -> list[list[Record]]:
     """Return the records of each task; nothing at all where a task has none."""
     groups = by_key(records, lambda record: record.task)
@@ -89,12 +94,9 @@ def by_task(records: Iterable[Record], tasks: Collection[str]) -> list[list[Reco
 def mean_score(records: Iterable[Record], tasks: Collection[str]) -> dict[str, Any] | None:
     """Return the mean score over tasks that count equally, or None where a task has no record.
 
-    Seeds of one task are averaged first. They saw the same documents, so their standard errors are
-    averaged too and do not shrink with their number.
-
-    Returns:
-        ``value`` and ``stderr`` in percent; the standard error is over documents, and None where a
-        task has none.
+    ``value`` and ``stderr`` are in percent; the standard error is over documents, None where a task
+    has none. Seeds of one task are averaged first. They saw the same documents, so their standard
+    errors are averaged too and do not shrink with their number.
     """
     groups = by_task(records, tasks)
     if not groups:
@@ -123,9 +125,9 @@ def rank_peak(records: Iterable[Record]) -> float:
     return statistics.fmean(layer.peak.device_after.mean for layer in layers_of(records))
 
 
-def no_modalities(record: Record) -> UsageError:
-    """Return the error of a record that does not tell images and text apart."""
-    return UsageError(f"{record.path}: tells no modalities; run it again with overwrite=true")
+def shared_gamma(records: Iterable[Record]) -> float | None:
+    """Return the γ of records that have one γ or none; of several, the least."""
+    return min((r.gamma for r in records if r.gamma is not None), default=None)
 
 
 def by_key(records: Iterable[_T], key: Callable[[_T], Any]) -> dict[Any, list[_T]]:

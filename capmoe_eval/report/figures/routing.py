@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 from matplotlib import colormaps
@@ -17,7 +18,7 @@ from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.catalogue import Measured, Numbers
 from capmoe_eval.report.figures.evidence import FigureRecords
-from capmoe_eval.report.figures.pooling import Grid, by_layer, layers_of, pooled_grid
+from capmoe_eval.report.figures.pooling import Grid, by_key, by_layer, layers_of, pooled_grid
 from capmoe_eval.report.figures.style import BLACK, column, percent
 
 PENALTIES: Final = (1.0, 5.0, 20.0)
@@ -26,7 +27,7 @@ _SWEEP: Final = tuple(10 ** (step / 20) for step in range(-20, 41))
 
 
 def measure_by_task(evidence: FigureRecords) -> Measured:
-    """Figure 7: for each model, the dropped share on each dataset and on all together."""
+    """Collect each model's dropped share on each dataset and on all together, for Figure 7."""
     found = []
     for model, records in evidence.by_model("routing").items():
         everything = pooled_grid(layers_of(records))
@@ -57,7 +58,7 @@ def draw_by_task(numbers: Numbers) -> Figure:
 
 
 def measure_by_layer(evidence: FigureRecords) -> Measured:
-    """Figures 17 to 20: for one model, the dropped share in each layer, over all datasets."""
+    """Collect a model's dropped share in each layer over all datasets, for Figures 17 to 20."""
     records = evidence.of_model("routing")
     everything = pooled_grid(layers_of(records))
     return Measured(
@@ -168,25 +169,25 @@ def draw_waste(numbers: Numbers) -> Figure:
 
 
 def measure_gate_scores(evidence: FigureRecords) -> Measured:
-    """Figure 8: average the scores of a token's highest, second, … expert over tokens."""
-    found, notes = [], []
+    """Average the scores of a token's highest, second, … expert over tokens, for Figure 8."""
+    found: list[Numbers] = []
+    notes = []
     for model, records in evidence.by_model("routing").items():
         title = evidence.models[model]
-        known = [r for r in records if all(layer.score_by_rank for layer in r.layers)]
-        left_out = [record.task for record in records if record not in known]
-        if left_out:
+        by_known = by_key(records, lambda r: all(layer.score_by_rank for layer in r.layers))
+        if left_out := [record.task for record in by_known.get(False, ())]:
             notes.append(
                 f"{title}: no scores by rank in the records of {', '.join(left_out)}; compute them "
                 "anew with overwrite=true."
             )
-        if known:
+        if known := by_known.get(True):
             found.append({"model": title, **_scores_by_rank(known)})
     if not found:
         raise UsageError(f"fig8: {notes[0]}")
     return Measured({"models": found}, notes)
 
 
-def _scores_by_rank(records: list[Record]) -> dict[str, Any]:
+def _scores_by_rank(records: Sequence[Record]) -> Numbers:
     """Return the mean over all layers, and the lowest and highest layer's mean, at each rank."""
     layers = []
     for same in by_layer(records):

@@ -9,13 +9,22 @@ from typing import Any, Final
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import SCORE, TITLES, gamma_number, gamma_suffix
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.printed import published_note, table1_scores
 from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.catalogue import Measured, Numbers
 from capmoe_eval.report.figures.evidence import FigureRecords
-from capmoe_eval.report.figures.pooling import by_key, by_task, layers_of, mean_load, mean_score
+from capmoe_eval.report.figures.pooling import (
+    by_key,
+    by_task,
+    layers_of,
+    mean_load,
+    mean_score,
+    shared_gamma,
+)
+from capmoe_eval.report.figures.shapes import draw_front, mark_front, scored
 from capmoe_eval.report.figures.style import BLACK, column, percent
 
 _TITLES: Final = TITLES | {"score": f"{TITLES['score']} ({SCORE})"}
@@ -30,7 +39,10 @@ _LOOKS["baseline"] = {"color": BLACK, "linestyle": "", "marker": "*", "markersiz
 
 
 def measure_curve(evidence: FigureRecords) -> Measured:
-    """Collect each model's scores under Token Drop by γ, and the mean where all tasks are there."""
+    """Collect each model's scores under Token Drop by γ, and the mean where all tasks are there.
+
+    A model without a record with a capacity is left out; a UsageError if all are.
+    """
     models, notes = [], []
     curves, unlimited = evidence.by_model("curve"), evidence.by_model("unlimited")
     for model, title in evidence.models.items():
@@ -46,6 +58,9 @@ def measure_curve(evidence: FigureRecords) -> Measured:
         for tasks, gammas in lacking.items():
             notes.append(f"{title}: no mean at γ={', '.join(gammas)}: {tasks} missing.")
         notes += [published_note("table1")] if published else []
+    if not models:
+        more = "; ".join(evidence.absent[:2])
+        raise UsageError(f"fig12: none of the records of its curves is there; measure them: {more}")
     return Measured({"models": models}, notes)
 
 
@@ -100,8 +115,8 @@ def _draw_curve(upper: Axes, lower: Axes, model: Numbers, gamma: str) -> None:
         look = style.line_look(index, 6) | {"markersize": 2.2, "linewidth": 0.6}
         upper.plot(column(points, gamma), column(points, "value"), **look, label=task)
     if mean:
-        look = {"color": BLACK, "linewidth": 1.4, "capsize": 1.5}
-        _mean_scores(upper, mean, gamma, **look, label="mean ± 1.96 SE")
+        look = {"color": BLACK, "linewidth": 1.4, "capsize": 1.5, "elinewidth": 0.7}
+        upper.errorbar(column(mean, gamma), *scored(mean), **look, label="mean ± 1.96 SE")
         rates = percent(column(mean, "drop_rate"))
         lower.plot(column(mean, gamma), rates, color=BLACK, marker="o", markersize=2)
     if model["baseline"]:
@@ -115,12 +130,6 @@ def _draw_curve(upper: Axes, lower: Axes, model: Numbers, gamma: str) -> None:
     lower.grid()
 
 
-def _mean_scores(axes: Axes, points: Sequence[Numbers], x: str, **look: Any) -> None:
-    """Draw a line of mean scores, each in its 95 % interval."""
-    errors = [1.96 * (point["stderr"] or 0.0) for point in points]
-    axes.errorbar(column(points, x), column(points, "value"), errors, elinewidth=0.7, **look)
-
-
 def measure_rounds(evidence: FigureRecords) -> Measured:
     """Collect score and lost pairs by rounds; one round is Token Drop, zero is no limit at all."""
     tasks = evidence.tasks
@@ -130,15 +139,14 @@ def measure_rounds(evidence: FigureRecords) -> Measured:
     by_rounds = by_key(records, lambda r: r.cell.method.rounds if r.method == again else 1)
     for rounds, same in sorted(by_rounds.items()):
         if score := mean_score(same, tasks):
-            drop_rate = mean_load(same, tasks, "drop_rate")
-            lost = {"drop_rate": drop_rate, "unserved": _unserved(same, tasks)}
-            points.append({"rounds": rounds, **score, **lost})
+            lost = {"drop_rate": mean_load(same, tasks, "drop_rate")}
+            points.append({"rounds": rounds} | score | lost | {"unserved": _unserved(same, tasks)})
         else:
             notes.append(f"No mean after {rounds} rounds: not every task is there.")
     return Measured(
         {
             "model": evidence.title,
-            "gamma": min((r.gamma for r in records if r.gamma is not None), default=None),
+            "gamma": shared_gamma(records),
             "tasks": list(tasks.values()),
             "points": points,
             "baseline": mean_score(evidence.of_model("baseline"), tasks),
@@ -167,8 +175,9 @@ def draw_rounds(numbers: Numbers) -> Figure:
     )
     points = numbers["points"]
     rounds = column(points, "rounds")
-    look: Numbers = {"color": style.BLUE, "marker": "o", "capsize": 2}
-    _mean_scores(upper, points, "rounds", **look, label=f"{TITLES['token_reroute']} ± 1.96 SE")
+    look: Numbers = {"color": style.BLUE, "marker": "o", "capsize": 2, "elinewidth": 0.7}
+    label = f"{TITLES['token_reroute']} ± 1.96 SE"
+    upper.errorbar(rounds, *scored(points), **look, label=label)
     if numbers["baseline"]:
         upper.axhline(numbers["baseline"]["value"], color=BLACK, linestyle=":", label="no limit")
     upper.set_ylabel("mean score (%)")
@@ -207,42 +216,20 @@ def measure_methods(evidence: FigureRecords) -> Measured:
         else:
             title = _TITLES[method] + gamma_suffix(gamma, " at γ=")
             notes.append(f"{title} is left out: not every task is there.")
-    front = pareto_front([(point["peak"], point["value"]) for point in points])
-    for index, point in enumerate(points):
-        point["on_front"] = index in front
+    mark_front(points)
     shown = {"model": evidence.title, "tasks": list(tasks.values()), "points": points}
     return Measured(shown, notes)
-
-
-def pareto_front(points: Sequence[tuple[float, float]]) -> set[int]:
-    """Return the places of the points (cost, quality) that no other beats.
-
-    A point is beaten by one that costs no more and is no worse, and differs.
-    """
-    return {
-        place
-        for place, (cost, quality) in enumerate(points)
-        if not any(
-            other != (cost, quality) and other[0] <= cost and other[1] >= quality
-            for other in points
-        )
-    }
 
 
 def draw_methods(numbers: Numbers) -> Figure:
     """Draw one line a method through its γ, and the front in grey."""
     figure, axes = style.subplots(style.COLUMN, 3.2)
     points = sorted(numbers["points"], key=lambda point: point["peak"])
-    front = [point for point in points if point["on_front"]]
-    look: Numbers = {"color": style.GREY, "alpha": 0.45, "linewidth": 4, "solid_capstyle": "round"}
-    peaks, values = column(front, "peak"), column(front, "value")
-    axes.plot(peaks, values, zorder=1, **look, label="Pareto front")
+    draw_front(axes, points)
     for method, look in _LOOKS.items():
         own = [point for point in points if point["method"] == method]
         if own:
             axes.plot(column(own, "peak"), column(own, "value"), **look, label=_TITLES[method])
-    axes.set(xlabel="mean peak load of an expert / mean load", ylabel="mean score (%)")
-    axes.grid()
-    axes.set_title(f"{numbers['model']}, {len(numbers['tasks'])} tasks")
+    axes.set(ylabel="mean score (%)", title=f"{numbers['model']}, {len(numbers['tasks'])} tasks")
     style.legend_below(figure, axes, columns=2)
     return figure

@@ -1,22 +1,33 @@
-"""Speedup over dropless routing: of a layer, a prefill, by granularity, peak load, placement."""
+"""Expert parallelism: speedup of a layer and a prefill, by load and placement; phases (fig6)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.names import gamma_number, gamma_suffix
+from capmoe_eval.experiment.names import TITLES, gamma_number, gamma_suffix
 from capmoe_eval.paper.benchmarks import Shown
-from capmoe_eval.paper.printed import GRANULARITY, MACHINE, layer_speedup, model_speedup
+from capmoe_eval.paper.printed import (
+    GRANULARITY,
+    MACHINE,
+    layer_speedup,
+    model_speedup,
+    published_note,
+)
 from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.catalogue import Measured, Numbers
 from capmoe_eval.report.figures.pooling import by_key
-from capmoe_eval.report.figures.studies import FigureStudies, about
-from capmoe_eval.report.figures.style import BLACK, column, whiskers
+from capmoe_eval.report.figures.shapes import name_bars, within
+from capmoe_eval.report.figures.studies import FigureStudies, about, method_name
+from capmoe_eval.report.figures.style import BLACK, column, percent
+
+if TYPE_CHECKING:
+    from capmoe_eval.experiment.timings.schema import Timing
 
 _LOOKS: Final = (
     style.bar_look(style.BLUE),
@@ -34,10 +45,24 @@ _IDEAL_NOTE: Final = (
     "Ideal: pairs of the fullest rank without a capacity over those with one, which a layer would "
     "gain if nothing but its experts took time, and theirs in proportion to pairs."
 )
+_BAR_PARTS: Final = {  # of a bar: the measured phases that each is the sum of, and how it looks
+    "gate": (("gate", "decide"), style.bar_look(style.ORANGE, "....")),
+    "permute": (("permute",), style.bar_look(style.SKY, "////")),
+    "all-to-all": (("dispatch", "return"), style.bar_look(style.VERMILLION, "xxxx")),
+    "experts": (("experts",), style.bar_look(style.BLUE)),
+    "combine": (("combine",), style.bar_look(style.GREEN, "\\\\\\\\")),
+    "shared": (("shared",), style.bar_look(style.PURPLE, "++++")),
+    "other": ((), style.bar_look(style.GREY)),
+}
+_SHORT: Final = {
+    TITLES["score"]: "Token\nDrop",
+    TITLES["expanded_drop"]: "Exp.\nlocal",
+    f"{TITLES['expanded_drop']} (global)": "Exp.\nglobal",
+}
 
 
 def measure_layer(evidence: FigureStudies) -> Measured:
-    """Figure 4: the speedup of one MoE layer of each model."""
+    """Collect the speedup of one MoE layer of each model, for Figure 4."""
     panels, notes = [], [_PRINT_NOTE, *evidence.repetitions()]
     for one, point in evidence.first_points(notes):
         bars = evidence.bars(one)
@@ -49,11 +74,7 @@ def measure_layer(evidence: FigureStudies) -> Measured:
 
 
 def measure_model(evidence: FigureStudies) -> Measured:
-    """Figure 5: the speedup of a prefill, beside that of one layer.
-
-    Raises:
-        UsageError: If no run timed a prefill.
-    """
+    """Collect the speedup of a prefill beside one layer's, for Figure 5; UsageError without any."""
     panels, notes = [], [_PRINT_NOTE, *evidence.repetitions()]
     for one, point in evidence.first_points(notes):
         if point.prefill is None:
@@ -84,7 +105,7 @@ def measure_model(evidence: FigureStudies) -> Measured:
 
 
 def measure_granularity(evidence: FigureStudies) -> Measured:
-    """Expanded Drop with a capacity of each expert, or of each device: a layer, and a prefill."""
+    """Collect speedups of a layer and a prefill with a capacity of each expert, or each device."""
     panels, notes = [], [_PRINT_NOTE, *evidence.repetitions()]
     for one, point in evidence.first_points(notes):
         printed = GRANULARITY if (one.run.model or "").startswith("Qwen3") else {}
@@ -108,15 +129,15 @@ def draw_bars(numbers: Numbers) -> Figure:
     for panel, axis in zip(panels, axes, strict=True):
         _bars(axis, panel["bars"])
         part = _PARTS[panel["part"]] if "part" in panel else ""
-        axis.set_title(f"{panel['model']}{part}\n{subtitle(panel)}", fontsize=6.5)
+        axis.set_title(f"{panel['model']}{part}\n{_subtitle(panel)}", fontsize=6.5)
         axis.set_xlabel("capacity factor γ")
     axes[0].set_ylabel("speedup over dropless")
     style.legend_below(figure, *axes, columns=5)
-    headline(figure, numbers["kind"])
+    _headline(figure, numbers["kind"])
     return figure
 
 
-def _bars(axis: Axes, bars: Sequence[Mapping[str, Any]]) -> None:
+def _bars(axis: Axes, bars: Sequence[Numbers]) -> None:
     gammas = sorted({b["gamma"] for b in bars if b["gamma"] is not None}, reverse=True)
     names = list(dict.fromkeys(column(bars, "name")))
     width = 0.8 / max(1, len(names))
@@ -141,12 +162,10 @@ def _bars(axis: Axes, bars: Sequence[Mapping[str, Any]]) -> None:
                 label = f"paper, {MACHINE}"
                 axis.plot(place, b["published"], "*", color=BLACK, **_STAR, label=label)
     axis.axhline(1, color=BLACK, linewidth=0.6)
-    axis.set_xticks(range(len(gammas)), list(map(gamma_number, gammas)))
-    axis.tick_params(axis="x", length=0)
-    axis.grid(axis="y")
+    name_bars(axis, range(len(gammas)), list(map(gamma_number, gammas)))
 
 
-def headline(figure: Figure, kind: str) -> None:
+def _headline(figure: Figure, kind: str) -> None:
     """Say over a figure how its numbers came about."""
     said = {
         "EMULATED": "EMULATED on one device: the slowest rank counts, the all-to-all is a formula",
@@ -157,10 +176,14 @@ def headline(figure: Figure, kind: str) -> None:
     figure.suptitle(said, fontsize=7.5, fontweight="bold", color=colour)
 
 
-def subtitle(panel: Mapping[str, Any]) -> str:
+def _subtitle(panel: Numbers) -> str:
     """Return what must be known of a panel's run, in two lines."""
-    how = "EMULATED" if panel["kind"] == "emulated" else "measured"
-    return f"{how}, {panel['deployment']},\n{panel['widths']}, peak {panel['peak']:.1f} × mean"
+    run = f"{_how(panel)}, {panel['deployment']}"
+    return f"{run},\n{panel['widths']}, peak {panel['peak']:.1f} × mean"
+
+
+def _how(panel: Numbers) -> str:
+    return "EMULATED" if panel["kind"] == "emulated" else "measured"
 
 
 def measure_skew(evidence: FigureStudies) -> Measured:
@@ -208,31 +231,27 @@ def _lines(evidence: FigureStudies, found: Iterable[tuple[float, Shown, int]]) -
     return list(lines.values())
 
 
-def draw_skew(numbers: Numbers) -> Figure:
-    """Draw speedup beside the ideal by peak load, and the share of the gain that is reached."""
-    return _draw_lines(numbers, "peak load of an expert / mean load")
+def draw_lines(numbers: Numbers) -> Figure:
+    """Draw speedup beside the ideal, and the share of the gain that is reached.
 
-
-def draw_placement(numbers: Numbers) -> Figure:
-    """Draw speedup beside the ideal by experts per rank, and the share that is reached."""
-    figure = _draw_lines(numbers, "experts per rank (ranks)", xscale="log")
-    for number, panel in enumerate(numbers["panels"]):
-        placed = {p["experts_per_rank"]: p["ranks"] for p in panel["placements"]}
-        for axis in figure.axes[2 * number : 2 * number + 2]:
-            axis.set_xticks(list(placed), [f"{e} ({ranks})" for e, ranks in placed.items()])
-            axis.minorticks_off()
-    return figure
-
-
-def _draw_lines(numbers: Numbers, label: str, xscale: str = "linear") -> Figure:
+    Across is the peak load, or the number of experts per rank where panels have placements.
+    """
     panels = numbers["panels"]
+    is_placed = "placements" in panels[0]
+    across = "experts per rank (ranks)" if is_placed else "peak load of an expert / mean load"
+    shared: Numbers = {"subplot_kw": {"xscale": "log" if is_placed else "linear"}, "squeeze": False}
     height = 1.9 * len(panels) + 0.6
-    figure, grid = style.subplots(
-        style.PAGE, height, len(panels), 2, squeeze=False, subplot_kw={"xscale": xscale}
-    )
+    figure, grid = style.subplots(style.PAGE, height, len(panels), 2, **shared)
     for panel, (left, right) in zip(panels, grid, strict=True):
         for index, line in enumerate(panel["lines"]):
-            _line(left, right, line, index)
+            points, look = line["points"], style.line_look(index)
+            look |= {"linestyle": style.DASHES[index % 3]}
+            thin = look | {"elinewidth": 0.7, "capsize": 1.5, "label": line["name"]}
+            left.errorbar(column(points, "x"), *within(points, "speedup"), **thin)
+            dotted = look | {"linestyle": ":", "linewidth": 0.8, "markerfacecolor": "white"}
+            left.plot(column(points, "x"), column(points, "ideal"), **dotted)
+            known = [point for point in points if point["reached"] is not None]
+            right.plot(column(known, "x"), percent(column(known, "reached")), **look)
         if panel["lines"]:
             left.plot([], [], color=BLACK, linestyle=":", label="ideal, same colour and marker")
         left.axhline(1, color=BLACK, linewidth=0.6)
@@ -240,27 +259,88 @@ def _draw_lines(numbers: Numbers, label: str, xscale: str = "linear") -> Figure:
         right.set_ylim(bottom=min(0, right.get_ylim()[0]))
         left.set_ylabel("speedup over dropless")
         right.set_ylabel("share of the ideal gain (%)")
-        how = "EMULATED" if panel["kind"] == "emulated" else "measured"
         where = panel.get("deployment") or f"peak {panel['peak']:.1f} × mean"
-        left.set_title(f"{panel['model']}: {how}, {where}, {panel['widths']}", fontsize=6.5)
+        left.set_title(f"{panel['model']}: {_how(panel)}, {where}, {panel['widths']}", fontsize=6.5)
         right.set_title("how much of it was reached", fontsize=6.5)
-    for axis in grid.flat:
-        axis.grid()
+        placed = {p["experts_per_rank"]: p["ranks"] for p in panel.get("placements", ())}
+        for axis in (left, right):
+            axis.grid()
+            if is_placed:
+                axis.set_xticks(list(placed), [f"{e} ({ranks})" for e, ranks in placed.items()])
+                axis.minorticks_off()
     for axis in grid[-1]:
-        axis.set_xlabel(label)
+        axis.set_xlabel(across)
     style.legend_below(figure, *grid[:, 0], columns=3)
-    headline(figure, numbers["kind"])
+    _headline(figure, numbers["kind"])
     return figure
 
 
-def _line(left: Axes, right: Axes, line: Numbers, index: int) -> None:
-    """Draw a line's speedup and ideal on the left, the share that is reached on the right."""
-    look = style.line_look(index) | {"linestyle": style.DASHES[index % 3]}
-    points = line["points"]
-    xs, speedup, low, high = (column(points, key) for key in ("x", "speedup", "low", "high"))
-    errors = None if None in low else whiskers(speedup, low, high)
-    left.errorbar(xs, speedup, errors, elinewidth=0.7, capsize=1.5, label=line["name"], **look)
-    dotted = look | {"linestyle": ":", "linewidth": 0.8, "markerfacecolor": "white"}
-    left.plot(xs, column(points, "ideal"), **dotted)
-    known = [point for point in points if point["reached"] is not None]
-    right.plot(column(known, "x"), [100 * point["reached"] for point in known], **look)
+def measure_phases(evidence: FigureStudies) -> Measured:
+    """Collect the phases of one layer, in milliseconds, by method and γ, for Figure 6."""
+    panels, notes = [], [published_note("figure6")]
+    for one, point in evidence.first_points(notes):
+        tightest_last = sorted(
+            point.timings, key=lambda row: -(row.label.gamma or 0.0) if row.label else -math.inf
+        )
+        panels.append(about(one, point) | {"bars": [_phases(row) for row in tightest_last]})
+    return evidence.measured(panels, notes)
+
+
+def _phases(row: Timing) -> Numbers:
+    """Return a row with the medians of its phases, as measured and as drawn, and of the total."""
+    label, total = row.label, row.seconds["total"]
+    phases = {name: 1e3 * spread.median for name, spread in row.seconds.items() if name != "total"}
+    rest = dict(phases)
+    parts = {
+        part: sum(rest.pop(name, 0.0) for name in names)
+        for part, (names, _) in _BAR_PARTS.items()
+        if names
+    }
+    if other := sum(rest.values()):
+        parts["other"] = other
+    return {
+        "method": label.name if label else row.method,
+        "name": method_name(label) if label else "Dropless",
+        "gamma": label.gamma if label else None,
+        "candidates": label.candidates if label else None,
+        "dropped_share": row.load.dropped_share,
+        "speedup": row.speedup.median,
+        "phases_ms": phases,
+        "parts_ms": parts,
+        "total_ms": {part: 1e3 * getattr(total, part) for part in ("median", "low", "high")},
+    }
+
+
+def draw_phases(numbers: Numbers) -> Figure:
+    """Draw Figure 6: stacked bars, dropless first, then by γ."""
+    panels = numbers["panels"]
+    figure, grid = style.subplots(style.PAGE, 2.7 * len(panels), len(panels), squeeze=False)
+    for panel, axis in zip(panels, grid.flat, strict=True):
+        _stack(axis, panel["bars"])
+        axis.set_title(f"{panel['model']}: {_subtitle(panel)}".replace("\n", " "), fontsize=6.5)
+    style.legend_below(figure, *grid.flat, columns=7)
+    _headline(figure, numbers["kind"])
+    return figure
+
+
+def _stack(axis: Axes, bars: Sequence[Numbers]) -> None:
+    gammas = column(bars, "gamma")
+    places = [0.0]
+    for gamma, before in zip(gammas[1:], gammas, strict=False):
+        places.append(places[-1] + (1.0 if gamma == before else 1.6))
+    bottoms = [0.0] * len(bars)
+    for part, (_, look) in _BAR_PARTS.items():
+        heights = [one["parts_ms"].get(part, 0.0) for one in bars]
+        if any(heights):
+            axis.bar(places, heights, 0.8, bottom=bottoms, **look, label=part)
+            bottoms = [below + height for below, height in zip(bottoms, heights, strict=True)]
+    totals = column(bars, "total_ms")
+    look = {"color": BLACK, "markersize": 3, "markerfacecolor": "white"}
+    look |= {"elinewidth": 0.7, "capsize": 1.5}
+    axis.errorbar(places, *within(totals, "median"), fmt="D", **look, label="whole layer")
+    top = max(*bottoms, *column(totals, "high"))
+    for gamma in dict.fromkeys(g for g in gammas if g is not None):
+        own = [p for p, g in zip(places, gammas, strict=True) if g == gamma]
+        axis.annotate(gamma_suffix(gamma, "γ = "), (sum(own) / len(own), 1.04 * top), ha="center")
+    axis.set(ylim=(0, 1.14 * top), ylabel="ms")
+    name_bars(axis, places, [_SHORT.get(name, name) for name in column(bars, "name")])

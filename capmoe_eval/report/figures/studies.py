@@ -11,6 +11,7 @@ from capmoe_eval.experiment.timings.names import bench_command
 from capmoe_eval.paper.benchmarks import Bench, Shown
 from capmoe_eval.paper.printed import deployment
 from capmoe_eval.report.figures.catalogue import Measured, Numbers, Sources, Spec, because
+from capmoe_eval.report.figures.pooling import by_key
 
 if TYPE_CHECKING:
     from capmoe_eval.experiment.timings.schema import Label, Point, Timing
@@ -63,15 +64,14 @@ class FigureStudies(Sources):
 
     def repetitions(self) -> list[str]:
         """Say of which runs there is a repetition, which whiskers need."""
-        notes, once = [], []
         found = {one.run.title: repeats(one, self.there) for one in self.shown}
-        for title, same in found.items():
-            if same:
-                files = ", ".join(other.study.path.name for other in same)
-                notes.append(f"{title}: whiskers over {len(same) + 1} runs, repeated in {files}.")
-            else:
-                once.append(title)
-        if once:
+        notes = [
+            f"{title}: whiskers over {len(same) + 1} runs, repeated in "
+            f"{', '.join(other.study.path.name for other in same)}."
+            for title, same in found.items()
+            if same
+        ]
+        if once := [title for title, same in found.items() if not same]:
             notes.append(
                 f"One run of {', '.join(once)}: how far a repetition differs is not known, and no "
                 "whiskers are drawn."
@@ -154,12 +154,12 @@ def _circumstances(shown: Iterable[Shown]) -> list[str]:
 def _others(shown: Sequence[Shown], there: Sequence[Shown]) -> list[str]:
     """Say which runs of the study are neither shown nor repeat one, a line for each file."""
     used = [*shown, *(same for one in shown for same in repeats(one, there))]
-    files: dict[str, list[str]] = {}
-    for one in there:
-        if one not in used:
-            name = f"{one.study.path.name} ({one.kind})"
-            files.setdefault(name, []).append(f"{one.run.title} on {one.ranks}")
-    return [f"Not shown, from {name}: {', '.join(runs)}." for name, runs in files.items()]
+    others = [one for one in there if one not in used]
+    files = by_key(others, lambda one: f"{one.study.path.name} ({one.kind})")
+    return [
+        f"Not shown, from {name}: {', '.join(f'{one.run.title} on {one.ranks}' for one in runs)}."
+        for name, runs in files.items()
+    ]
 
 
 def about(one: Shown, point: Point) -> Numbers:

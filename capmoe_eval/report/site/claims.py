@@ -24,7 +24,7 @@ _LINKS: Final = 3
 class Published(BaseModel):
     """A value as the paper states it."""
 
-    values: list[float | str]
+    values: list[float | str] = []
     unit: str = ""
 
 
@@ -135,9 +135,9 @@ def _pages(
 
 
 def _claim(claim: LedgerClaim, pages: Sequence[Link | None]) -> dict[str, object]:
-    there = claim.published
-    values = [v if isinstance(v, float) else None for v in there.values] if there else []
-    printed = f"{', '.join(map(shown, values))} {there.unit}".rstrip() if there else ABSENT
+    there = claim.published or Published()
+    values = [value if isinstance(value, float) else None for value in there.values]
+    printed = f"{', '.join(map(shown, values))} {there.unit}".rstrip() or ABSENT
     details = [detail for finding in claim.findings for detail in finding.details]
     ours = next((d for d in details if d.label == claim.decided_by), next(iter(details), None))
     effect = ABSENT

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from capmoe_eval.paper.verdict_file import VerdictFile
+from capmoe_eval.report.figures import catalogue
 from capmoe_eval.report.site import page
 from capmoe_eval.report.site.claims import read_verdicts
 from capmoe_eval.report.site.figures import figure_folder, figure_names, figure_view
@@ -14,8 +15,10 @@ from capmoe_eval.report.site.page import Address, render_page
 from capmoe_eval.report.site.results import table_views
 
 TABLES: Final = ("table4", "table8", "table9")
-FIGURES: Final = (
-    *("fig10", "fig11", "images_pareto", "images_text", "images_position", "images_macs"),
+FIGURES: Final = tuple(
+    spec.name
+    for spec in catalogue.FIGURES
+    if any("images" in name for name in (spec.experiment, *spec.parts))
 )
 CLAIMS: Final = ("l", "m", "n", "o")
 """The letters of the replication's claims about images."""

@@ -1,19 +1,19 @@
-"""Records, broken files and missing cells of a profile."""
+"""Records, in full or in brief, broken files and missing cells of a profile."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
 from capmoe_eval.errors import UsageError, field_problem
-from capmoe_eval.experiment.configuration import Plan, model_notes, options, profile_name
+from capmoe_eval.experiment.configuration import model_notes, options, profile_name
 from capmoe_eval.experiment.record import VERDICTS, Record
 from capmoe_eval.experiment.results import Reader, record_paths
 from capmoe_eval.experiment.selection import Finished, finished
@@ -21,8 +21,8 @@ from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.paper.benchmarks import Bench, read_bench
 from capmoe_eval.paper.layout import Layout
 from capmoe_eval.paper.tables import TABLES
-from capmoe_eval.report.site.brief import Brief, brief
 from capmoe_eval.report.tables.measured import cell_config
+from capmoe_eval.routing.method import Factor
 
 File = TypeVar("File", bound=BaseModel)
 Made = TypeVar("Made")
@@ -57,6 +57,56 @@ def missing_cells(found: Finished | str) -> int:
     return len(found.plans) - len(found.records) - len(found.broken)
 
 
+class Brief(NamedTuple):
+    """The numbers of a record that lists show, in some 1 KiB of memory."""
+
+    path: Path
+    digest: str
+    model: str
+    task: str
+    method: str
+    factor: Factor | None  # capacity factor
+    seed: int | None
+    label: str  # of the method and its knobs
+    images: bool  # whether its questions are about images
+    value: float
+    stderr: float | None
+    n: int
+    drop_rate: float
+    peak_before: float
+    peak_after: float
+    broken: tuple[str, ...]  # names of promises that were not kept
+    has_page: bool  # whether the site has a page of this record alone
+
+    def __str__(self) -> str:
+        """Return the cell in one short line."""
+        return f"{self.model} {self.task} {self.label}"
+
+
+def brief(record: Record, *, has_page: bool = True) -> Brief:
+    """Return a record in a few numbers."""
+    load = record.load
+    return Brief(
+        record.path,
+        record.digest,
+        record.model,
+        record.task,
+        record.method,
+        record.factor,
+        record.seed,
+        record.cell.label,
+        record.cell.task.images,
+        record.value,
+        record.stderr,
+        record.n,
+        load.drop_rate,
+        load.peak_before,
+        load.peak_after,
+        tuple(record.proofs.broken),
+        has_page,
+    )
+
+
 @dataclass(frozen=True)
 class Inventory:
     """All that a report is made of."""
@@ -68,15 +118,11 @@ class Inventory:
     broken: tuple[str, ...] = ()  # what is wrong with each file that is no whole record
     # By a table of results: what is finished of it, or why the profile cannot have it.
     experiments: Mapping[str, Finished | str] = field(default_factory=dict)
+    notes: Sequence[str] = ()  # on the models' numbers, which every page of results shows
     profiles: Mapping[str, int] = field(default_factory=dict)  # number of files in each
     bench: Bench = field(default_factory=Bench)
     reader: Reader = field(default_factory=Reader)  # of the records
     verdicts: Path = Path(VERDICTS)  # the JSON file that the replication writes
-
-    @functools.cached_property
-    def notes(self) -> list[str]:
-        """Sentences on the models' numbers that every page of results shows."""
-        return model_notes(_plans(self.experiments))
 
 
 def take_inventory(
@@ -84,9 +130,7 @@ def take_inventory(
 ) -> Inventory:
     """Read all records of a profile, and find out which cells of the tables are missing.
 
-    Raises:
-        UsageError: For a value that cannot be.
-        HydraException: For an override that does not exist.
+    A value that cannot be is a UsageError, an override that does not exist a HydraException.
     """
     config = cell_config(overrides)
     profile, reader = profile_name(config), reader or Reader()
@@ -97,11 +141,13 @@ def take_inventory(
         for layout in TABLES
         if isinstance(layout, Layout)
     }
-    roots = {plan.root for plan in _plans(experiments)} or {Path(str(config.results_dir))}
+    there = [found for found in experiments.values() if isinstance(found, Finished)]
+    plans = [plan for found in there for plan in found.plans]
+    roots = {plan.root for plan in plans} or {Path(str(config.results_dir))}
     places = [(path, root) for root in sorted(roots) for path in record_paths(root)]
     if len(places) <= PAGES:
         reader.all(places)
-    named = {record.path for found in experiments.values() for record in _finished(found)}
+    named = {record.path for found in there for record in found.records}
     records, paged, broken = [], [], list[str]()
     for record in reader.each(places, broken):
         has_page = len(places) <= PAGES or record.path in named
@@ -115,21 +161,12 @@ def take_inventory(
         paged=tuple(paged),
         broken=tuple(broken),
         experiments=experiments,
+        notes=model_notes(plans),
         profiles=_profiles(profile, roots),
         bench=read_bench(bench),
         reader=reader,
         verdicts=min(roots) / VERDICTS,
     )
-
-
-def _finished(found: Finished | str) -> Sequence[Record]:
-    return () if isinstance(found, str) else found.records
-
-
-def _plans(experiments: Mapping[str, Finished | str]) -> Iterator[Plan]:
-    for found in experiments.values():
-        if not isinstance(found, str):
-            yield from found.plans
 
 
 def _profiles(profile: str, roots: set[Path]) -> dict[str, int]:

@@ -57,11 +57,9 @@ def _about(bench: Bench) -> list[str]:
     """Return what must be said of the files of benchmarks."""
     emulated = sum(study.emulated for study in bench.studies)
     targets = [t for found in bench.evaluations for t in found.targets if t.met is not None]
-    told = []
-    if emulated:
-        told.append(f"{emulated} of expert parallelism EMULATED")
-    if targets:
-        told.append(f"{sum(t.met is True for t in targets)} of {len(targets)} targets met")
-    if bench.broken:
-        told.append(f"{len(bench.broken)} unreadable")
-    return told
+    counts = {
+        f"{emulated} of expert parallelism EMULATED": emulated,
+        f"{sum(t.met is True for t in targets)} of {len(targets)} targets met": len(targets),
+        f"{len(bench.broken)} unreadable": len(bench.broken),
+    }
+    return [text for text, count in counts.items() if count]

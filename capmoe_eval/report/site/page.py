@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 from urllib.parse import quote
 
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.report.site.brief import Brief
+from capmoe_eval.report.site.inventory import Brief
 from capmoe_eval.report.templates import render
 
 GENERATOR: Final = "capmoe_eval.site"

@@ -16,8 +16,7 @@ from capmoe_eval.experiment.commands import DIRECTORY, cell_command, override
 from capmoe_eval.experiment.names import gamma_label, gamma_number, gamma_suffix, gamma_text
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.site import page
-from capmoe_eval.report.site.brief import Brief
-from capmoe_eval.report.site.inventory import Inventory
+from capmoe_eval.report.site.inventory import Brief, Inventory
 from capmoe_eval.report.site.names import (
     gamma_filter,
     gamma_order,

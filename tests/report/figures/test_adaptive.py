@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.figures.adaptive import draw_adaptive, measure_adaptive
 from capmoe_eval.report.figures.evidence import FigureRecords
 from capmoe_eval.routing.method import Method
-from tests.records import calibrated, layer, record_of
+from tests.records import calibrated, record_of
+from tests.report.figures import material
+from tests.report.figures.material import peaked
 
 
 def found(
     model: str, gamma: float | None, budget: float | None, drops: float, peak: float, wrong: int
 ) -> Record:
     """A record that drops such a share, whose fullest expert is so full, with wrong answers."""
-    one = layer()
-    peaks = {"expert_after": dict.fromkeys(("mean", "max", "last"), peak)}
-    one |= {"peak": one["peak"] | peaks}
-    if budget is not None:
-        one["gamma"] = 1.5
-    method = (
-        Method("score", "adaptive", budget=budget) if gamma is None else Method("score", gamma)  # type: ignore[arg-type]
-    )
-    parts = {"load": {"drop_rate": drops}, "layers": [one]}
-    if budget is not None:
-        parts["calibration"] = calibrated([1.5])  # type: ignore[assignment]
+    parts: dict[str, Any] = {"load": {"drop_rate": drops}}
+    if budget is None:
+        method, one = Method("score", gamma), peaked("expert_after", peak)
+    else:
+        method = Method("score", "adaptive", budget=budget)  # type: ignore[arg-type]
+        one = peaked("expert_after", peak, gamma=1.5)
+        parts["calibration"] = calibrated([1.5])
+    parts["layers"] = [one]
     return record_of(method, [0] * wrong + [1] * (40 - wrong), model=model, parts=parts)
 
 
@@ -39,13 +40,8 @@ def evidence() -> FigureRecords:
             found(model, 3.0, None, 0.1, 3.0, 0),
         ]
         adaptive += [found(model, None, 0.1, 0.3, 1.5 - gain, 8)]
-    return FigureRecords(
-        profile="p",
-        planned=8,
-        records={"static": static, "adaptive": adaptive},
-        models={"m": "Mine", "n": "Nine"},
-        tasks={"obqa": "OBQA"},
-    )
+    titles = {"models": {"m": "Mine", "n": "Nine"}}
+    return material.evidence(titles, static=static, adaptive=adaptive)
 
 
 def test_the_numbers_are_those_of_the_records(evidence: FigureRecords) -> None:

@@ -12,7 +12,9 @@ from capmoe_eval.paper.statistics import compare
 from capmoe_eval.report.figures.comparators import draw_comparators, measure_comparators
 from capmoe_eval.report.figures.evidence import FigureRecords
 from capmoe_eval.routing.method import Method
-from tests.records import layer, record_of
+from tests.records import record_of
+from tests.report.figures import material
+from tests.report.figures.material import peaked
 
 RIGHT = [1] * 40
 STOCK = Method("baseline")
@@ -23,9 +25,7 @@ def found(
 ) -> Record:
     """A record with so many wrong answers, whose forwards would activate 20 experts."""
     load = {"mean_peak_after": peak, "activated_before": after and 20.0, "activated_after": after}
-    peaks = {"device_after": dict.fromkeys(("mean", "max", "last"), peak / 2)}
-    one = layer()
-    parts = {"load": load, "layers": [one | {"peak": one["peak"] | peaks}]}
+    parts = {"load": load, "layers": [peaked("device_after", peak / 2)]}
     return record_of(method, [0] * wrong + RIGHT[wrong:], task=task, parts=parts)
 
 
@@ -50,14 +50,7 @@ def evidence(balances: tuple[Balance, ...] = ()) -> FigureRecords:
         "half": [found(Method("oea", k0=3), "obqa", 0, 5.0, 10.0)],
         "steps": [found(steps, "gsm8k", 30, 6.0, 5.0)],
     }
-    return FigureRecords(
-        profile="p",
-        planned=12,
-        records=records,
-        models={"m": "Mine"},
-        tasks={"obqa": "OBQA", "piqa": "PIQA", "gsm8k": "GSM8K"},
-        balances=balances,
-    )
+    return material.evidence({"models": {"m": "Mine"}, "balances": balances}, **records)
 
 
 def test_a_point_is_what_its_records_say() -> None:
@@ -101,3 +94,9 @@ def test_balancing_without_loss_is_a_line_across_the_ranks_alone() -> None:
         for axes in panels
     ]
     assert upright == [[], [], [2.0, 1.1, 1.05], [], [], []]
+
+
+def test_many_models_are_drawn() -> None:
+    models = [{"model": f"m{number}", "points": [], "lossless": []} for number in range(9)]
+    figure = draw_comparators({"rows": [{"name": "questions", "tasks": [], "models": models}]})
+    assert len(figure.legends[0].get_texts()) == 9

@@ -185,6 +185,21 @@ def test_nothing_to_draw_is_an_error_of_that_figure_alone(
     assert "error: companions: none of its 28 records" in capsys.readouterr().err
 
 
+def test_a_figure_of_one_model_is_of_the_first_that_is_planned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"results_dir={tmp_path}", "profile.table1=[zoo_olmoe,zoo_mixtral]"]
+    first, other = (
+        next(plan for plan in FigurePlans(words).plan("baseline") if plan.cell.model.name == name)
+        for name in ("zoo_olmoe", "zoo_mixtral")
+    )
+    plausible(other.cell, tmp_path).write()
+    assert run("fig1", *words, "--out", tmp_path) == 2
+    assert "fig1: none of its 1 records is there" in capsys.readouterr().err
+    plausible(first.cell, tmp_path).write()
+    assert gather(get_figure("fig1"), FigurePlans(words)).n_absent == 0
+
+
 @pytest.mark.parametrize(
     ("name", "lines", "more"),
     [

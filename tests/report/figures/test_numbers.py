@@ -16,11 +16,12 @@ from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.record_part import Layer
 from capmoe_eval.paper.printed import figure1_bars, table1_scores
 from capmoe_eval.report.figures import companions, decode, expert_load, images, routing, scores
-from capmoe_eval.report.figures.evidence import FigureRecords
 from capmoe_eval.report.figures.pooling import Grid, mean_score, pooled_grid
+from capmoe_eval.report.figures.shapes import pareto_front
 from capmoe_eval.routing.method import Method
 from tests import records
 from tests.records import GAMMAS, layer
+from tests.report.figures.material import evidence
 
 ROOT = Path("results")
 
@@ -43,17 +44,6 @@ def record(
     peaks = ("peak_before", "peak_after", "mean_peak_before", "mean_peak_after")
     load = {"drop_rate": drop_rate, **dict.fromkeys(peaks, peak)}
     return records.record(of, root, correct, layers=layers, load=load, **{"stderr": 0.02, **parts})
-
-
-def evidence(**records: Sequence[Record]) -> FigureRecords:
-    everything = [one for listed in records.values() for one in listed]
-    return FigureRecords(
-        records={part: tuple(listed) for part, listed in records.items()},
-        profile="p",
-        models={one.model: one.model.title() for one in everything},
-        tasks={one.task: one.task.upper() for one in everything},
-        planned=len(everything),
-    )
 
 
 BASELINE = Method("baseline")
@@ -298,7 +288,7 @@ def test_the_front_is_what_a_sweep_by_cost_finds(pairs: list[tuple[int, int]]) -
             best = pairs[i]
         if pairs[i] == best:
             front.add(i)
-    assert scores.pareto_front(pairs) == front
+    assert pareto_front(pairs) == front
 
 
 loads = st.lists(st.integers(0, 40), min_size=4, max_size=4).filter(any)
@@ -374,6 +364,12 @@ def test_a_curve_that_reaches_infinity_leaves_it_to_the_baseline() -> None:
     found = scores.measure_curve(evidence(curve=curve, unlimited=curve[1:]))
     (model,) = found.numbers["models"]
     assert [point["gamma"] for points in model["tasks"].values() for point in points] == [1.0]
+
+
+def test_figure_12_without_a_record_of_a_curve_says_so() -> None:
+    unlimited = [record(cell(BASELINE), ROOT, [EVEN])]
+    with pytest.raises(UsageError, match="fig12: none of the records of its curves is there"):
+        scores.measure_curve(evidence(curve=[], unlimited=unlimited))
 
 
 def test_a_mean_needs_every_task_and_averages_seeds_first() -> None:

@@ -10,7 +10,9 @@ from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.figures.evidence import FigureRecords
 from capmoe_eval.report.figures.weights import draw_weights, measure_weights
 from capmoe_eval.routing.method import Method
-from tests.records import layer, of_images, record_of
+from tests.records import of_images, record_of
+from tests.report.figures import material
+from tests.report.figures.material import peaked
 
 RIGHT = [1] * 40
 
@@ -19,20 +21,14 @@ def found(
     name: str, gamma: float | None, wrong: int, drop: float, peak: float, **knobs: Any
 ) -> Record:
     """A record with so many wrong answers to 20 images, two to an image."""
-    loads = {"device_after": dict.fromkeys(("mean", "max", "last"), peak / 2)}
-    one = layer()
-    parts = {
-        "load": {"drop_rate": drop, "mean_peak_after": peak},
-        "layers": [one | {"peak": one["peak"] | loads}],
-    }
+    load = {"drop_rate": drop, "mean_peak_after": peak}
+    parts = {"load": load, "layers": [peaked("device_after", peak / 2)]}
     method = Method(name, gamma, ep_size=8, **knobs)
     return of_images(record_of(method, [0] * wrong + RIGHT[wrong:], task="mme", parts=parts))
 
 
 def evidence(records: list[Record]) -> FigureRecords:
-    parts = {str(number): [record] for number, record in enumerate(records)}
-    shown = {"models": {"m": "Mine"}, "tasks": {"mme": "MME", "mmbench": "MMBench"}}
-    return FigureRecords(profile="p", planned=9, records=parts, **shown)  # type: ignore[arg-type]
+    return material.evidence({"tasks": {"mme": "MME", "mmbench": "MMBench"}}, all=records)
 
 
 CURVE = [
@@ -78,3 +74,13 @@ def test_a_method_is_compared_at_equal_gamma_and_at_equal_loads() -> None:
     figure = draw_weights(measured.numbers)
     assert figure.axes[0].get_xlabel() == "capacity factor γ"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == list(lost)
+
+
+def test_a_record_of_other_documents_is_left_out() -> None:
+    other = found("macs", 0.5, 4, 0.2, 3.0)
+    (documents,) = other.capmoe["documents"].values()
+    documents["documents"] = "another"
+    measured = measure_weights(evidence([*CURVE, Record(other.content, other.path)]))
+    (row,) = measured.numbers["rows"]
+    assert [line["line"] for line in row["lines"]] == ["Token Drop"] and not row["beside"]
+    assert measured.notes[0] == "MME: MACS γ=0.5 is left out: other documents of mme."

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.paper.pairing import scores_by_unit
-from capmoe_eval.report.figures import modalities
-from capmoe_eval.report.figures.evidence import FigureRecords
+from capmoe_eval.report.figures import images
 from capmoe_eval.routing.method import Method
 from tests import records
+from tests.report.figures.material import evidence
 
 BASELINE = Method("baseline")
 PRIORITIES = ("uniform", "text_first", "image_first")
@@ -48,22 +48,12 @@ def found(
     return Record(content, one.path)
 
 
-def evidence(**parts: Sequence[Record]) -> FigureRecords:
-    return FigureRecords(
-        records=parts,
-        profile="p",
-        models={one.model: "M" for records in parts.values() for one in records},
-        tasks={"mme": "MME"},
-        planned=sum(map(len, parts.values())),
-    )
-
-
 def first(modality: str, gamma: float = 1.0) -> Method:
     return Method("score", gamma, modality=modality)
 
 
 def test_the_front_is_of_the_best_at_each_peak_and_images_count_once() -> None:
-    numbers = modalities.measure_front(
+    numbers = images.measure_front(
         evidence(
             images=[found(BASELINE, [1, 1, 1, 1], peak=3.0)],
             images_priority=[
@@ -90,7 +80,7 @@ def test_the_front_is_of_the_best_at_each_peak_and_images_count_once() -> None:
 
 
 def test_shares_are_by_modality_in_the_order_of_gamma() -> None:
-    numbers = modalities.measure_shares(
+    numbers = images.measure_shares(
         evidence(
             images=[],
             images_priority=[found(first("text_first"), text=0.5, image=0.25)],
@@ -105,13 +95,13 @@ def test_shares_are_by_modality_in_the_order_of_gamma() -> None:
     assert [point["gamma"] for point in line["points"]] == [0.5, 1.0, 2.0]
     assert [point["dropped"]["text"] for point in line["points"]] == [0.75, 0.5, 0.125]
     assert [point["dropped"]["image"] for point in line["points"]] == [0.5, 0.25, 0.0]
-    modalities.draw_shares(numbers)
+    images.draw_shares(numbers)
 
 
 def test_positions_are_shares_of_pairs_over_all_layers() -> None:
     late = [[0, 0, 0, 0, 0, 0, 0, 20], [0, 0, 0, 0, 0, 0, 10, 20]]
     early = [bands[::-1] for bands in late]
-    numbers = modalities.measure_positions(
+    numbers = images.measure_positions(
         evidence(
             images_order=[
                 found(Method("order", 1.0), bands=late),
@@ -130,9 +120,9 @@ def test_positions_are_shares_of_pairs_over_all_layers() -> None:
 def test_a_record_that_tells_no_modalities_is_named() -> None:
     blind = records.record_of(first("uniform"), task="mme")
     with pytest.raises(UsageError, match="tells no modalities; run it again"):
-        modalities.measure_front(evidence(images_priority=[blind]))
+        images.measure_front(evidence(images_priority=[blind]))
     with pytest.raises(UsageError, match="tells no modalities; run it again"):
-        modalities.measure_positions(evidence(images_order=[blind], images_priority=[]))
+        images.measure_positions(evidence(images_order=[blind], images_priority=[]))
 
 
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=4), min_size=2, max_size=6))
@@ -154,9 +144,9 @@ def test_a_committed_record_has_all_that_is_drawn() -> None:
     for name in ("text_first", "image_first"):
         (path,) = folder.glob(f"score-g1-ep8-{name}-*.json")
         record = read_record(path)
-        (line,) = modalities.measure_shares(evidence(images_priority=[record])).numbers["lines"]
+        (line,) = images.measure_shares(evidence(images_priority=[record])).numbers["lines"]
         shares[name] = line["points"][0]["dropped"]
-        (places,) = modalities.measure_positions(
+        (places,) = images.measure_positions(
             evidence(images_order=[], images_priority=[record])
         ).numbers["priorities"]
         # The eighths are of one size, so their mean is the image's share.
