@@ -51,7 +51,9 @@ def test_a_frame_of_nothing_is_empty(tmp_path: Path) -> None:
     assert load_frame(tmp_path).empty
 
 
-def test_the_load_is_drawn_as_it_was_counted(records: list[Record], tmp_path: Path) -> None:
+def test_the_load_is_drawn_as_it_was_counted(
+    records: list[Record], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     axes = loads.draw_load(records[1], 1).axes[0]
     layer = records[1].layers[1]
     mean = layer.assignments / layer.n_experts
@@ -63,6 +65,11 @@ def test_the_load_is_drawn_as_it_was_counted(records: list[Record], tmp_path: Pa
     with pytest.raises(SystemExit) as done:
         loads_command.main([str(records[1].path), str(out)])
     assert done.value.code == 0 and "<svg" in out.read_text()
+    with pytest.raises(SystemExit) as done:
+        loads_command.main([str(records[1].path), str(out), "--step-tokens=8"])
+    said = capsys.readouterr().err
+    assert done.value.code == 2
+    assert "--step-tokens: is of a trace" in said and "is a record; leave it out" in said
     with pytest.raises(UsageError, match="layer=9: the record has MoE layers 0 to 2"):
         loads.draw_load(records[1], 9)
 

@@ -12,16 +12,9 @@ from matplotlib.figure import Figure
 from capmoe_eval.experiment.names import TITLES, gamma_suffix
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.printed import figure, figure1_bars, published_note
-from capmoe_eval.report.figures import style
+from capmoe_eval.report.figures import pooling, style
 from capmoe_eval.report.figures.catalogue import Measured, Numbers
 from capmoe_eval.report.figures.evidence import FigureRecords
-from capmoe_eval.report.figures.pooling import (
-    busiest_first,
-    busiest_layer,
-    by_layer,
-    mean_loads,
-    normalised,
-)
 from capmoe_eval.report.figures.style import BLACK, column
 
 
@@ -37,10 +30,10 @@ def draw_asked(axes: Axes, asked: Sequence[float], **look: Any) -> None:
 def measure_one_layer(evidence: FigureRecords) -> Measured:
     """Collect the load of each expert in the layer with the fullest one, for Figure 1."""
     record = evidence.of_model("baseline")[0]
-    number = busiest_layer([record])
+    number = pooling.busiest_layer([record])
     layer = record.layers[number]
-    load, peak = normalised(layer), layer.peak.expert_before
-    order = busiest_first(load)
+    load, peak = pooling.normalised(layer), layer.peak.expert_before
+    order = pooling.busiest_first(load)
     published = figure1_bars(record.model, len(load))
     numbers = {
         "model": evidence.title,
@@ -80,9 +73,10 @@ def draw_one_layer(numbers: Numbers) -> Figure:
 def measure_by_task(evidence: FigureRecords) -> Measured:
     """Collect the same loads on every dataset, experts in one order for all, for Figure 2."""
     records = evidence.of_model("baseline")
-    number = busiest_layer(records)
-    layers = by_layer(records)[number]
-    order = busiest_first(mean_loads(layers))
+    number = pooling.busiest_layer(records)
+    layers = pooling.by_layer(records)[number]
+    order = pooling.busiest_first(pooling.mean_loads(layers))
+    loads = map(pooling.normalised, layers)
     rows = [
         {
             "task": evidence.tasks[record.task],
@@ -90,7 +84,7 @@ def measure_by_task(evidence: FigureRecords) -> Measured:
             "fullest": max(load),
             "peak_of_a_batch": layer.peak.expert_before.max,
         }
-        for record, layer, load in zip(records, layers, map(normalised, layers), strict=True)
+        for record, layer, load in zip(records, layers, loads, strict=True)
     ]
     return Measured({"model": evidence.title, "layer": number, "experts": order, "rows": rows})
 
@@ -121,8 +115,8 @@ def measure_after_drop(evidence: FigureRecords) -> Measured:
     task, title = next(iter(evidence.tasks.items()))
     found = evidence.of_model("token_drop", "ranked", "all_experts")
     records = [record for record in found if record.task == task]
-    number = busiest_layer(records)
-    layers = by_layer(records)[number]
+    number = pooling.busiest_layer(records)
+    layers = pooling.by_layer(records)[number]
     return Measured(
         {
             "model": evidence.title,
@@ -130,11 +124,11 @@ def measure_after_drop(evidence: FigureRecords) -> Measured:
             "layer": number,
             "gamma": records[0].gamma,
             "effective_gamma": layers[0].effective_gamma,
-            "asked": sorted(normalised(layers[0]), reverse=True),
+            "asked": sorted(pooling.normalised(layers[0]), reverse=True),
             "lines": [
                 {
                     "label": _drop_label(record),
-                    "load": sorted(normalised(layer, "after"), reverse=True),
+                    "load": sorted(pooling.normalised(layer, "after"), reverse=True),
                     "unused": 1 - sum(layer.load_after) / layer.assignments,
                 }
                 for record, layer in zip(records, layers, strict=True)
@@ -177,12 +171,12 @@ def measure_layers(evidence: FigureRecords) -> Measured:
     """Collect each layer's mean loads over tasks, and peaks of batches, for Figures 13 to 16."""
     records = evidence.of_model("routing")
     layers = []
-    for same in by_layer(records):
+    for same in pooling.by_layer(records):
         peaks = [layer.peak.expert_before for layer in same]
         layers.append(
             {
                 "name": same[0].name,
-                "load": sorted(mean_loads(same), reverse=True),
+                "load": sorted(pooling.mean_loads(same), reverse=True),
                 "peak_mean": statistics.fmean(peak.mean for peak in peaks),
                 "peak_max": max(peak.max for peak in peaks),
             }

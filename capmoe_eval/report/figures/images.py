@@ -15,17 +15,9 @@ from capmoe_eval.experiment.names import TITLES, gamma_suffix, method_title
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.pairing import scores_by_unit
 from capmoe_eval.paper.printed import figure, published_note
-from capmoe_eval.report.figures import shapes, style
+from capmoe_eval.report.figures import pooling, shapes, style
 from capmoe_eval.report.figures.catalogue import Measured, Numbers
 from capmoe_eval.report.figures.evidence import FigureRecords
-from capmoe_eval.report.figures.pooling import (
-    busiest_first,
-    busiest_layer,
-    by_key,
-    in_percent,
-    shared_gamma,
-)
-from capmoe_eval.report.figures.shapes import mark_front, scored
 from capmoe_eval.report.figures.style import column, percent
 
 _CAPABILITY_LOOKS: Final = {  # the methods of Figure 11, in its order
@@ -53,7 +45,7 @@ _APART: Final = 0.03
 def measure_modalities(evidence: FigureRecords) -> Measured:
     """Collect the loads of images and text in the layer with the fullest expert, for Figure 10."""
     record = evidence.of_model("images")[0]
-    number = busiest_layer([record])
+    number = pooling.busiest_layer([record])
     layer = record.layers[number]
     if layer.modalities is None:
         raise _untold(record)
@@ -72,7 +64,7 @@ def measure_modalities(evidence: FigureRecords) -> Measured:
 def _loads(model: str, image: Sequence[float], text: Sequence[float]) -> Numbers:
     """Return the load of each expert over the mean load by modality, the busiest expert first."""
     total = [a + b for a, b in zip(image, text, strict=True)]
-    mean, order = sum(total) / len(total), busiest_first(total)
+    mean, order = sum(total) / len(total), pooling.busiest_first(total)
     return {
         "model": model,
         "experts": order,
@@ -113,7 +105,7 @@ def measure_capabilities(evidence: FigureRecords) -> Measured:
         values = [printed[name][place] for name in capabilities]
         theirs.append({"method": method, "value": values})
         if method in records:
-            scores = [in_percent(records[method].score(name)) for name in capabilities]
+            scores = [pooling.in_percent(records[method].score(name)) for name in capabilities]
             parts = {part: column(scores, part) for part in ("value", "stderr")}
             ours.append({"method": method} | parts)
     numbers = {
@@ -152,7 +144,7 @@ def _draw_bars(axes: Axes, bar: Numbers) -> None:
 def measure_front(evidence: FigureRecords) -> Measured:
     """Collect right answers and peak load by priority and γ, and who is on the front."""
     measured = measure_shares(evidence)
-    mark_front(_points(measured.numbers))
+    shapes.mark_front(_points(measured.numbers))
     return measured
 
 
@@ -188,7 +180,7 @@ def measure_positions(evidence: FigureRecords) -> Measured:
         {"modality": name, "label": label} | _bands(record)
         for name, label, (record,) in _by_priority(priorities)
     ]
-    gamma = shared_gamma([*orders, *priorities])
+    gamma = pooling.shared_gamma([*orders, *priorities])
     return Measured(_shown(evidence) | {"gamma": gamma, "methods": methods, "priorities": first})
 
 
@@ -205,7 +197,7 @@ def _shown(evidence: FigureRecords) -> Numbers:
 
 def _by_priority(records: Iterable[Record]) -> list[tuple[str, str, list[Record]]]:
     """Return the records of each priority that has some, behind its key and its name."""
-    found = by_key(records, lambda record: record.cell.method.modality)
+    found = pooling.by_key(records, lambda record: record.cell.method.modality)
     return [(name, label, found[name]) for name, label in _PRIORITIES.items() if name in found]
 
 
@@ -254,10 +246,10 @@ def draw_front(numbers: Numbers) -> Figure:
         shift = _APART * (list(_PRIORITIES).index(line["modality"]) - 1)
         peaks = [point["peak"] + shift for point in line["points"]]
         look = _THIN | _LOOKS[line["modality"]]
-        axes.errorbar(peaks, *scored(line["points"]), **look, label=line["label"])
+        axes.errorbar(peaks, *shapes.scored(line["points"]), **look, label=line["label"])
     if baseline := numbers["baseline"]:
         look = _THIN | {"color": style.BLACK, "marker": "*", "markersize": 6, "linestyle": ""}
-        axes.errorbar([baseline["peak"]], *scored([baseline]), **look, label="no limit")
+        axes.errorbar([baseline["peak"]], *shapes.scored([baseline]), **look, label="no limit")
     axes.set(ylabel="right answers (%)", title=_title(numbers, ":\n"))
     style.legend_below(drawn, axes, columns=2)
     return drawn
@@ -275,7 +267,7 @@ def draw_shares(numbers: Numbers) -> Figure:
         axes.set(ylabel=f"pairs of {modality}\ntokens dropped (%)", ylim=(0, 100))
     for line in lines:
         look = _THIN | _LOOKS[line["modality"]]
-        right.errorbar(column(line["points"], "gamma"), *scored(line["points"]), **look)
+        right.errorbar(column(line["points"], "gamma"), *shapes.scored(line["points"]), **look)
     if baseline := numbers["baseline"]:
         right.axhline(baseline["value"], color=style.BLACK, linestyle=":", label="no limit")
     right.set_ylabel("right answers (%)")

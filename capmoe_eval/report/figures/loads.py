@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from capmoe_eval.serving.trace import Trace
 
 _RECORD = ".json"
+_OF_TRACES = ("json", "experts", "ranks", "gammas", "step_tokens", "only")
+"""The options that a record has no use for."""
 
 ReadTrace = Callable[[Path, int | None], "Trace"]
 
@@ -67,6 +69,12 @@ def main(read_trace: ReadTrace, arguments: Sequence[str] | None = None) -> None:
         for name in ("out", "json"):
             if (path := getattr(given, name)) is not None:
                 check_writable(name, path.parent)
+        for name in _OF_TRACES if is_record else ():
+            if getattr(given, name) is not None:
+                raise UsageError(
+                    f"--{name.replace('_', '-')}: is of a trace, and {given.source} is a record; "
+                    "leave it out"
+                )
         is_second = given.out is not None and given.out.suffix == given.source.suffix
         if is_second and not is_record:  # the shell made several files of a *
             raise UsageError(

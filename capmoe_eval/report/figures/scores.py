@@ -13,18 +13,9 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import SCORE, TITLES, gamma_number, gamma_suffix
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.printed import published_note, table1_scores
-from capmoe_eval.report.figures import style
+from capmoe_eval.report.figures import pooling, shapes, style
 from capmoe_eval.report.figures.catalogue import Measured, Numbers
 from capmoe_eval.report.figures.evidence import FigureRecords
-from capmoe_eval.report.figures.pooling import (
-    by_key,
-    by_task,
-    layers_of,
-    mean_load,
-    mean_score,
-    shared_gamma,
-)
-from capmoe_eval.report.figures.shapes import draw_front, mark_front, scored
 from capmoe_eval.report.figures.style import BLACK, column, percent
 
 _TITLES: Final = TITLES | {"score": f"{TITLES['score']} ({SCORE})"}
@@ -53,7 +44,7 @@ def measure_curve(evidence: FigureRecords) -> Measured:
             continue
         found, lacking = _curve(curve, evidence.tasks)
         published = table1_scores(model, list(evidence.tasks.values()))
-        baseline = mean_score(unlimited.get(model, ()), evidence.tasks)
+        baseline = pooling.mean_score(unlimited.get(model, ()), evidence.tasks)
         models.append({"model": title, **found, "baseline": baseline, "published": published})
         for tasks, gammas in lacking.items():
             notes.append(f"{title}: no mean at γ={', '.join(gammas)}: {tasks} missing.")
@@ -71,13 +62,13 @@ def _curve(
     points: dict[str, list[Numbers]] = {title: [] for title in tasks.values()}
     mean: list[Numbers] = []
     lacking: dict[str, list[str]] = {}
-    for gamma, same in sorted(by_key(records, lambda record: record.gamma).items()):
+    for gamma, same in sorted(pooling.by_key(records, lambda record: record.gamma).items()):
         for record in same:
             rounded = record.load.effective_gamma
             point = {"gamma": gamma, "effective_gamma": rounded, "value": 100 * record.value}
             points[tasks[record.task]].append(point)
-        if score := mean_score(same, tasks):
-            loads = {f: mean_load(same, tasks, f) for f in ("effective_gamma", "drop_rate")}
+        if score := pooling.mean_score(same, tasks):
+            loads = {f: pooling.mean_load(same, tasks, f) for f in ("effective_gamma", "drop_rate")}
             mean.append({"gamma": gamma} | loads | score)
         else:
             here = {record.task for record in same}
@@ -116,7 +107,7 @@ def _draw_curve(upper: Axes, lower: Axes, model: Numbers, gamma: str) -> None:
         upper.plot(column(points, gamma), column(points, "value"), **look, label=task)
     if mean:
         look = {"color": BLACK, "linewidth": 1.4, "capsize": 1.5, "elinewidth": 0.7}
-        upper.errorbar(column(mean, gamma), *scored(mean), **look, label="mean ± 1.96 SE")
+        upper.errorbar(column(mean, gamma), *shapes.scored(mean), **look, label="mean ± 1.96 SE")
         rates = percent(column(mean, "drop_rate"))
         lower.plot(column(mean, gamma), rates, color=BLACK, marker="o", markersize=2)
     if model["baseline"]:
@@ -136,20 +127,20 @@ def measure_rounds(evidence: FigureRecords) -> Measured:
     records = evidence.of_model("one_round", "rounds")
     points, notes = [], []
     again = "token_reroute"
-    by_rounds = by_key(records, lambda r: r.cell.method.rounds if r.method == again else 1)
+    by_rounds = pooling.by_key(records, lambda r: r.cell.method.rounds if r.method == again else 1)
     for rounds, same in sorted(by_rounds.items()):
-        if score := mean_score(same, tasks):
-            lost = {"drop_rate": mean_load(same, tasks, "drop_rate")}
+        if score := pooling.mean_score(same, tasks):
+            lost = {"drop_rate": pooling.mean_load(same, tasks, "drop_rate")}
             points.append({"rounds": rounds} | score | lost | {"unserved": _unserved(same, tasks)})
         else:
             notes.append(f"No mean after {rounds} rounds: not every task is there.")
     return Measured(
         {
             "model": evidence.title,
-            "gamma": shared_gamma(records),
+            "gamma": pooling.shared_gamma(records),
             "tasks": list(tasks.values()),
             "points": points,
-            "baseline": mean_score(evidence.of_model("baseline"), tasks),
+            "baseline": pooling.mean_score(evidence.of_model("baseline"), tasks),
         },
         notes,
     )
@@ -161,8 +152,8 @@ def _unserved(records: Sequence[Record], tasks: Collection[str]) -> float:
     Dropped pairs less those computed elsewhere instead; after one round, the drop rate.
     """
     shares = []
-    for same in by_task(records, tasks):
-        layers = layers_of(same)
+    for same in pooling.by_task(records, tasks):
+        layers = pooling.layers_of(same)
         computed = sum(sum(layer.load_after) for layer in layers)
         shares.append(1 - computed / float(sum(layer.assignments for layer in layers)))
     return statistics.fmean(shares)
@@ -177,7 +168,7 @@ def draw_rounds(numbers: Numbers) -> Figure:
     rounds = column(points, "rounds")
     look: Numbers = {"color": style.BLUE, "marker": "o", "capsize": 2, "elinewidth": 0.7}
     label = f"{TITLES['token_reroute']} ± 1.96 SE"
-    upper.errorbar(rounds, *scored(points), **look, label=label)
+    upper.errorbar(rounds, *shapes.scored(points), **look, label=label)
     if numbers["baseline"]:
         upper.axhline(numbers["baseline"]["value"], color=BLACK, linestyle=":", label="no limit")
     upper.set_ylabel("mean score (%)")
@@ -204,19 +195,19 @@ def measure_methods(evidence: FigureRecords) -> Measured:
     records = evidence.of_model("baseline", "methods", "at_random")
     points: list[dict[str, Any]] = []
     notes = []
-    groups = by_key(
+    groups = pooling.by_key(
         records,
         lambda r: ("device_drop" if r.cell.method.granularity == "device" else r.method, r.gamma),
     )
     for (method, gamma), same in groups.items():
-        if score := mean_score(same, tasks):
+        if score := pooling.mean_score(same, tasks):
             told: Numbers = {"method": method, "label": _TITLES[method], "gamma": gamma}
-            told["peak"] = mean_load(same, tasks, "mean_peak_after")
+            told["peak"] = pooling.mean_load(same, tasks, "mean_peak_after")
             points.append(told | score | {"seeds": len({record.seed for record in same})})
         else:
             title = _TITLES[method] + gamma_suffix(gamma, " at γ=")
             notes.append(f"{title} is left out: not every task is there.")
-    mark_front(points)
+    shapes.mark_front(points)
     shown = {"model": evidence.title, "tasks": list(tasks.values()), "points": points}
     return Measured(shown, notes)
 
@@ -225,7 +216,7 @@ def draw_methods(numbers: Numbers) -> Figure:
     """Draw one line a method through its γ, and the front in grey."""
     figure, axes = style.subplots(style.COLUMN, 3.2)
     points = sorted(numbers["points"], key=lambda point: point["peak"])
-    draw_front(axes, points)
+    shapes.draw_front(axes, points)
     for method, look in _LOOKS.items():
         own = [point for point in points if point["method"] == method]
         if own:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from capmoe_eval.experiment.timings.names import EVALUATIONS, bench_command, evaluation_command
@@ -79,11 +79,9 @@ def _errors(study: Study) -> str:
     """Say by how much the emulation misses what was measured, where that was tried."""
     if not study.errors:
         return "not compared in this file" if study.emulated else ABSENT
-
-    def told(key: str) -> Iterator[str]:
+    told = []
+    for key in ("total", "speedup"):
         shares = [100 * errors[key] for errors in study.errors]
-        worst = max(shares, key=abs)
-        yield f"{key}: median {statistics.median(map(abs, shares)):.0f} %"
-        yield f"at worst {worst:+.0f} %".replace("-", "−")
-
-    return "; ".join(", ".join(told(key)) for key in ("total", "speedup"))
+        worst = f"{max(shares, key=abs):+.0f} %".replace("-", "−")
+        told.append(f"{key}: median {statistics.median(map(abs, shares)):.0f} %, at worst {worst}")
+    return "; ".join(told)
