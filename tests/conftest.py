@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import pickle
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 import datasets
 import pytest
 import torch
+import yaml
+from hydra._internal.config_repository import ConfigRepository
 from lm_eval.tasks import manager
 from lm_eval.tasks._index import TaskIndex
 
@@ -53,7 +56,16 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def read_once() -> Iterator[None]:
-    """Share lm-eval's folders and the tasks of data sets that stay: reading them takes seconds."""
+    """Share what stays: the files of conf/, lm-eval's folders, tasks; cards."""
+    load = ConfigRepository.load_config
+    known: dict[object, bytes] = {}
+
+    def load_config(repository: ConfigRepository, config_path: str) -> Any:
+        key = (config_path, *(str(source.path) for source in repository.get_sources()))
+        if key not in known:
+            known[key] = pickle.dumps(load(repository, config_path))
+        return pickle.loads(known[key])
+
     index = functools.cache(lambda folder: TaskIndex().build([folder]))
     shared: dict[Any, Any] = {}
     new = TaskLibrary.__init__
@@ -68,8 +80,11 @@ def read_once() -> Iterator[None]:
         library._built = shared
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ConfigRepository, "load_config", load_config)
         patch.setattr(manager, "TaskIndex", Index)
         patch.setattr(TaskLibrary, "__init__", sharing)
+        # datasets parses the card of a data set for each of its parts: MMLU's 57 times.
+        patch.setattr(yaml, "safe_load", functools.partial(yaml.load, Loader=yaml.CSafeLoader))
         yield
 
 

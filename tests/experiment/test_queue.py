@@ -246,7 +246,7 @@ def _work(plans: Sequence[Plan], log: Path, seed: int) -> None:
                 continue
             began = f"{os.getpid()} {time.monotonic_ns()}"
             notes.write(f"began {turn.plan.path} {began}\n".encode())
-            time.sleep(draws.expovariate(1 / 0.03))  # so long that many kills hit a computation
+            time.sleep(draws.expovariate(1 / 0.06))  # so long that many kills hit a computation
             assert turn.reservation is not None and turn.reservation.held()
             write_text(turn.plan.path, began)
             notes.write(f"ended {turn.plan.path} {os.getpid()} {time.monotonic_ns()}\n".encode())
@@ -265,13 +265,18 @@ def test_killed_at_random_nothing_is_lost_or_computed_twice(
     alive: list[multiprocessing.process.BaseProcess] = []
     killed: dict[int, int] = {}  # when, by process
     kills = 0
-    while kills < 40 or alive:
-        if kills < 40 and len(alive) < 4:
+
+    def more() -> bool:
+        """Whether something is left to be killed at: what is finished does not begin again."""
+        return kills < 40 and (overwrite or not all(one.path.exists() for one in plans))
+
+    while more() or alive:
+        if more() and len(alive) < 4:
             process = context.Process(target=_work, args=(plans, log, len(killed)))
             process.start()
             alive.append(process)
         time.sleep(draws.expovariate(1 / 0.02))
-        if kills < 40 and len(alive) == 4:
+        if more() and len(alive) == 4:
             victim = draws.choice(alive)
             if victim.is_alive():
                 # The first time: on a busy machine a killed process may be alive for a while.

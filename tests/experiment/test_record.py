@@ -304,7 +304,7 @@ def test_every_reader_refuses_the_same_files_in_the_same_words(
     monkeypatch.chdir(tmp_path)
     root = Path("results/zoo")
     words = ["profile=zoo", "grid.model=[zoo_olmoe]", "limit=2"]
-    plans = planned("experiment=replicate", *words)
+    plans = planned("experiment=replicate", *words)[::8]
     write_all(plans, lambda _: [1, 0, 1, 1])
     baseline = next(plan for plan in plans if plan.cell.method.name == "baseline")
     made = record(baseline.cell, root, layers=[layer()])

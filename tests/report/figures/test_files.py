@@ -11,11 +11,10 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.commands import sweeps
-from capmoe_eval.experiment.configuration import config_directory, plans
+from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.record import sealed
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.report.figures import command
@@ -226,17 +225,15 @@ def test_the_commands_measure_exactly_what_is_missing(
     assert printed == list(wanted.absent)
     assert len(printed) == lines
     found = set()
-    with initialize_config_dir(str(config_directory()), version_base="1.3"):
-        for line in printed:
-            said = [word for word in shlex.split(line)[3:] if word != "-m"]
-            swept = [
-                [word] if "[" in word else [f"{key}={v}" for v in values.split(",")]
-                for word in said
-                for key, _, values in [word.partition("=")]
-            ]
-            for overrides in product(*swept):
-                config = compose("config", overrides=list(overrides))
-                found |= {plan.path for plan in plans(config)}
+    for line in printed:
+        said = [word for word in shlex.split(line)[3:] if word != "-m"]
+        swept = [
+            [word] if "[" in word else [f"{key}={v}" for v in values.split(",")]
+            for word in said
+            for key, _, values in [word.partition("=")]
+        ]
+        for overrides in product(*swept):
+            found |= {plan.path for plan in plans(composed(overrides))}
     spec = get_figure(name)
     experiment = FigurePlans(words).of(spec.experiment)
     assert found == {
