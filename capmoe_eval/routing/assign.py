@@ -15,12 +15,17 @@ import hashlib
 import torch
 from torch import Tensor
 
-from capmoe_eval.routing.activation import assign_within, batch_demand, expert_set
+from capmoe_eval.routing.activation import (
+    assign_within,
+    batch_demand,
+    expert_set,
+    reroute,
+    substitutes,
+)
 from capmoe_eval.routing.capacity import capacity, experts_per_rank
 from capmoe_eval.routing.groups import TokenGroups, moved
 from capmoe_eval.routing.homes import by_rank, rank_of
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.rerouting import reroute, substitutes
 from capmoe_eval.routing.scores import (
     HIGHEST,
     Assignment,
@@ -77,19 +82,20 @@ def assign(
 
     Sources: Token Drop and its metrics, paper §4 and Equations 7-10; Expanded Drop, Algorithm 2;
     device-level capacity, §5.2; modalities, §5.3; Expert Drop, Table 2; Token Reroute, v1
-    Algorithm 1; OEA and XShare, :mod:`capmoe_eval.routing.activation`; SERE,
-    :mod:`capmoe_eval.routing.rerouting`; MACS, :mod:`capmoe_eval.routing.weighted`. Unlike Equation
-    9, whose threshold keeps all ties, no bound is ever exceeded.
+    Algorithm 1; OEA, XShare and SERE, :mod:`capmoe_eval.routing.activation`; MACS,
+    :mod:`capmoe_eval.routing.weighted`. Unlike Equation 9, whose threshold keeps all ties, no bound
+    is ever exceeded.
 
-    ``image_T`` is true for the tokens of an image, to which ``method.modality`` refers; None where
-    there are none.
-    ``stream`` is (layer, forward number): with the method's seed it determines ``random``.
-    ``counts`` are the :func:`batch_counts` of the whole batch, where ``scores`` are one process's
-    part of it.
-    ``calibrated`` is what a calibration says of the layer: for SERE the experts' similarity
-    [E, E], from 0 to 1; with another placement than blocks the experts of each rank [R, E/R],
-    rising; of MACS it is in ``weighted``, the weights and capacities of a method that weighs
-    tokens. Without them every token weighs 1, and no expert is of a modality.
+    Args:
+        scores: The router's scores, and its own top-k.
+        method: The method, with a γ where it has a capacity.
+        groups: The capacity groups.
+        image_T: True for the tokens of an image; None where there are none.
+        stream: Layer and forward number, which with the method's seed determine ``random``.
+        counts: The :func:`batch_counts` of all processes, where ``scores`` are of one of several.
+        calibrated: Of a calibration: for SERE the experts' similarity [E, E], from 0 to 1; with
+            another placement than blocks the experts of each rank [R, E/R], rising.
+        weighted: For MACS. Without them every token weighs 1, and no expert is of a modality.
 
     Raises:
         UsageError: If E cannot be spread evenly over ``method.ep_size`` ranks.
