@@ -201,11 +201,13 @@ class _Keeper:
         n_experts, device = scores.score_TE.shape[1], scores.score_TE.device
         limits = bucket_limits(method, groups, top_k=scores.topk_TK.shape[1], n_experts=n_experts)
         units = n_experts if method.bound == "expert" else method.ep_size
-        self._base_T = groups.group_T * units
-        self._modality_T: Tensor | None = None  # a key's bit for the tokens that are dropped first
+        token_T = torch.arange(len(groups.rows_T), device=device)
+        self._place_T = groups.group_T * units << _KEY_BITS  # what all pairs of a token have
         if image_T is not None and method.modality != "uniform":
             first_T = image_T if method.modality == "image_first" else ~image_T
-            self._modality_T = first_T.long() * _DROPPED_FIRST
+            self._place_T += first_T.long() * _DROPPED_FIRST
+        if method.keep in ("order", "reverse_order"):
+            self._place_T += token_T if method.keep == "order" else len(token_T) - 1 - token_T
         self._n_buckets = len(groups.tokens) * units
         # One more bucket, which keeps nothing, holds the slots without a pair.
         limit_B = moved(torch.tensor([*limits, 0]), device).repeat_interleave(units)
@@ -248,19 +250,12 @@ class _Keeper:
         if self._method.bound == "device":
             local = self._scores.score_TE.shape[1] // self._method.ep_size
             unit_TS = rank_of(index_TS, local, self._placed_RN)
-        place_TS = self._base_T[:, None] + unit_TS
-        place_TS.masked_fill_(~valid_TS, self._n_buckets)
-        place_TS <<= _KEY_BITS
-        if self._modality_T is not None:
-            place_TS += self._modality_T[:, None]
-        token_T1 = torch.arange(len(index_TS), device=index_TS.device)[:, None]
-        if self._method.keep == "order":
-            place_TS += token_T1
-        elif self._method.keep == "reverse_order":
-            place_TS += len(index_TS) - 1 - token_T1
-        elif self._random_TE is not None:
+        place_TS = unit_TS << _KEY_BITS
+        place_TS += self._place_T[:, None]
+        place_TS.masked_fill_(~valid_TS, self._n_buckets << _KEY_BITS)
+        if self._random_TE is not None:
             place_TS += self._random_TE.gather(1, index_TS)
-        else:
+        if self._method.keep == "score":
             place_TS += HIGHEST
             place_TS -= score_bits(self._scores.score_TE.gather(1, index_TS))
             if self._method.protect_topk:
