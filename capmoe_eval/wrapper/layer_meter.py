@@ -208,10 +208,9 @@ class LayerMeter:
 
     def _note_modalities(self, count_CM: Tensor, demand_ME: Tensor, kept_ME: Tensor) -> None:
         """Add a forward by modality: its counts, its loads and their peaks."""
-        loads = {"before": demand_ME, "after": kept_ME}
         mean_M = demand_ME.sum(dim=1) / self.layer.n_experts
         self._sums.update(modality_counts=count_CM)
-        for when, load_ME in loads.items():
+        for when, load_ME in (("before", demand_ME), ("after", kept_ME)):
             self._sums.update({f"modality_{when}": load_ME})
             self._modality_peaks[when].append(load_ME.amax(dim=1) / mean_M)  # NaN without a token
 
