@@ -1,14 +1,16 @@
-"""Choose the experts that a batch activates: OEA and XShare.
+"""Choose the experts that a batch activates: OEA, XShare and SERE.
 
 The weights of an expert are read once per forward, however many tokens it serves, and in a decode
-step reading them takes most of a layer's time. Both methods therefore choose a set of experts for
-all tokens of a forward together. Each token then uses the K best experts of the set, in its own
-order. They bound the activated experts, not the load of any.
+step reading them takes most of a layer's time. The methods therefore choose experts for all tokens
+of a forward together. They bound the activated experts, not the load of any.
 
-OEA is Oncescu et al., arXiv 2511.02237, in its final form: every token's k0 best experts make the
-set, and further experts of it fill the token's other slots, without a limit on their rank. XShare
-is Vankov et al., arXiv 2602.07265: the set has the experts with the highest sums of gate scores
-under a budget, after each token's k0 best. ``docs/methods.md`` says which details are ours.
+OEA is Oncescu et al., arXiv 2511.02237, in its final form: every token's k0 best experts make a
+set, of which each token uses the K best, in its own order. XShare is Vankov et al., arXiv
+2602.07265: the set has the experts with the highest sums of gate scores under a budget, after each
+token's k0 best. SERE is Similarity-based Expert Re-routing, arXiv 2602.07616: the tokens' k0 best
+experts are primary, and every other chosen expert gives all its tokens, with their weights, to the
+primary expert whose outputs were the most similar on calibration inputs, unless none was similar
+enough. ``docs/methods.md`` says which details are ours.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Assignment, Scores, assignment, ranked_experts, usable
 
 # Shape suffixes: T counted tokens, E routed experts, K = top-k, U units that have a budget (all
-# experts, or the experts of each rank), P = T·K slots.
+# experts, or the experts of each rank), P = T·K slots, S = 2K slots per token.
 
 SCORE_UNIT = 2.0**-40
 """Scores are added as whole multiples of this, so that their sum does not depend on the order."""
@@ -85,3 +87,39 @@ def assign_within(scores: Scores, set_E: Tensor) -> Assignment:
     usable_TE = (usable(scores) & set_E).gather(1, ranked_TE)
     best_TE = usable_TE & (usable_TE.cumsum(dim=1) <= scores.topk_TK.shape[1])
     return assignment(scores, torch.empty_like(best_TE).scatter_(1, ranked_TE, best_TE))
+
+
+def substitutes(primary_E: Tensor, similarity_EE: Tensor, min_similarity: float) -> Tensor:
+    """Return the expert that serves the tokens of each expert [E]: itself, or a primary one.
+
+    Args:
+        primary_E: True for the batch's primary experts, which serve their own tokens.
+        similarity_EE: Similarity of the experts' outputs, from 0 to 1. Of equally similar primary
+            experts the one with the lower index serves.
+        min_similarity: An expert without a primary one at least as similar serves its own tokens.
+    """
+    own_E = torch.arange(len(primary_E), device=primary_E.device)
+    to_primary_EE = similarity_EE.masked_fill(~primary_E, -1.0)
+    most_E = to_primary_EE.amax(dim=1)
+    # The lowest index of several: no argmax promises which of them it returns.
+    nearest_E = torch.where(to_primary_EE == most_E[:, None], own_E, len(own_E)).amin(dim=1)
+    is_moved_E = ~primary_E & (most_E >= min_similarity)
+    return torch.where(is_moved_E, nearest_E, own_E)
+
+
+def reroute(scores: Scores, served_by_E: Tensor) -> Assignment:
+    """Send each pair of a token's top-k to the expert that serves it.
+
+    Pairs that meet at one expert are one pair, with the sum of their weights. ``served_by_E`` comes
+    from :func:`substitutes`.
+    """
+    topk_TK = scores.topk_TK
+    goal_TK = served_by_E[topk_TK]
+    stays_TK = goal_TK == topk_TK
+    index_TS = torch.cat([topk_TK, goal_TK], dim=1)
+    usable_TS = torch.cat([stays_TK, ~stays_TK], dim=1)
+    meets_TKS = usable_TS[:, None, :] & (goal_TK[:, :, None] == index_TS[:, None, :])
+    slots = torch.arange(index_TS.shape[1], device=index_TS.device)
+    slot_TK = torch.where(meets_TKS, slots, len(slots)).amin(dim=2)  # the first that fits
+    keep_TS = torch.zeros_like(usable_TS).scatter_(1, slot_TK, True)
+    return Assignment(index_TS, keep_TS, slot_TK)

@@ -15,12 +15,17 @@ import hashlib
 import torch
 from torch import Tensor
 
-from capmoe_eval.routing.activation import assign_within, batch_demand, expert_set
+from capmoe_eval.routing.activation import (
+    assign_within,
+    batch_demand,
+    expert_set,
+    reroute,
+    substitutes,
+)
 from capmoe_eval.routing.capacity import capacity, experts_per_rank
 from capmoe_eval.routing.groups import TokenGroups, moved
 from capmoe_eval.routing.homes import by_rank, rank_of
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.rerouting import reroute, substitutes
 from capmoe_eval.routing.scores import (
     HIGHEST,
     Assignment,
@@ -77,19 +82,20 @@ def assign(
 
     Sources: Token Drop and its metrics, paper §4 and Equations 7-10; Expanded Drop, Algorithm 2;
     device-level capacity, §5.2; modalities, §5.3; Expert Drop, Table 2; Token Reroute, v1
-    Algorithm 1; OEA and XShare, :mod:`capmoe_eval.routing.activation`; SERE,
-    :mod:`capmoe_eval.routing.rerouting`; MACS, :mod:`capmoe_eval.routing.weighted`. Unlike Equation
-    9, whose threshold keeps all ties, no bound is ever exceeded.
+    Algorithm 1; OEA, XShare and SERE, :mod:`capmoe_eval.routing.activation`; MACS,
+    :mod:`capmoe_eval.routing.weighted`. Unlike Equation 9, whose threshold keeps all ties, no bound
+    is ever exceeded.
 
-    ``image_T`` is true for the tokens of an image, to which ``method.modality`` refers; None where
-    there are none.
-    ``stream`` is (layer, forward number): with the method's seed it determines ``random``.
-    ``counts`` are the :func:`batch_counts` of the whole batch, where ``scores`` are one process's
-    part of it.
-    ``calibrated`` is what a calibration says of the layer: for SERE the experts' similarity
-    [E, E], from 0 to 1; with another placement than blocks the experts of each rank [R, E/R],
-    rising; of MACS it is in ``weighted``, the weights and capacities of a method that weighs
-    tokens. Without them every token weighs 1, and no expert is of a modality.
+    Args:
+        scores: The router's scores, and its own top-k.
+        method: The method, with a γ where it has a capacity.
+        groups: The capacity groups.
+        image_T: True for the tokens of an image; None where there are none.
+        stream: Layer and forward number, which with the method's seed determine ``random``.
+        counts: The :func:`batch_counts` of all processes, where ``scores`` are of one of several.
+        calibrated: Of a calibration: for SERE the experts' similarity [E, E], from 0 to 1; with
+            another placement than blocks the experts of each rank [R, E/R], rising.
+        weighted: For MACS. Without them every token weighs 1, and no expert is of a modality.
 
     Raises:
         UsageError: If E cannot be spread evenly over ``method.ep_size`` ranks.
@@ -195,11 +201,13 @@ class _Keeper:
         n_experts, device = scores.score_TE.shape[1], scores.score_TE.device
         limits = bucket_limits(method, groups, top_k=scores.topk_TK.shape[1], n_experts=n_experts)
         units = n_experts if method.bound == "expert" else method.ep_size
-        self._base_T = groups.group_T * units
-        self._modality_T: Tensor | None = None  # a key's bit for the tokens that are dropped first
+        token_T = torch.arange(len(groups.rows_T), device=device)
+        self._place_T = groups.group_T * units << _KEY_BITS  # what all pairs of a token have
         if image_T is not None and method.modality != "uniform":
             first_T = image_T if method.modality == "image_first" else ~image_T
-            self._modality_T = first_T.long() * _DROPPED_FIRST
+            self._place_T += first_T.long() * _DROPPED_FIRST
+        if method.keep in ("order", "reverse_order"):
+            self._place_T += token_T if method.keep == "order" else len(token_T) - 1 - token_T
         self._n_buckets = len(groups.tokens) * units
         # One more bucket, which keeps nothing, holds the slots without a pair.
         limit_B = moved(torch.tensor([*limits, 0]), device).repeat_interleave(units)
@@ -242,19 +250,12 @@ class _Keeper:
         if self._method.bound == "device":
             local = self._scores.score_TE.shape[1] // self._method.ep_size
             unit_TS = rank_of(index_TS, local, self._placed_RN)
-        place_TS = self._base_T[:, None] + unit_TS
-        place_TS.masked_fill_(~valid_TS, self._n_buckets)
-        place_TS <<= _KEY_BITS
-        if self._modality_T is not None:
-            place_TS += self._modality_T[:, None]
-        token_T1 = torch.arange(len(index_TS), device=index_TS.device)[:, None]
-        if self._method.keep == "order":
-            place_TS += token_T1
-        elif self._method.keep == "reverse_order":
-            place_TS += len(index_TS) - 1 - token_T1
-        elif self._random_TE is not None:
+        place_TS = unit_TS << _KEY_BITS
+        place_TS += self._place_T[:, None]
+        place_TS.masked_fill_(~valid_TS, self._n_buckets << _KEY_BITS)
+        if self._random_TE is not None:
             place_TS += self._random_TE.gather(1, index_TS)
-        else:
+        if self._method.keep == "score":
             place_TS += HIGHEST
             place_TS -= score_bits(self._scores.score_TE.gather(1, index_TS))
             if self._method.protect_topk:

@@ -44,12 +44,7 @@ def capacity(
 
 
 def experts_per_rank(n_experts: int, ranks: int, field: str = "ep_size") -> int:
-    """Return E/R, the number of experts on a rank.
-
-    Args:
-        n_experts: Routed experts E.
-        ranks: Ranks R.
-        field: The name of the ranks where they were given, for the error.
+    """Return E/R, the number of experts on a rank; ``field`` is the setting that R comes from.
 
     Raises:
         UsageError: If the experts cannot be spread evenly over the ranks.

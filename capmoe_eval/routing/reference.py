@@ -246,7 +246,7 @@ def _best_experts(problem: Problem, k0: int) -> set[int]:
 
 
 def _shared_experts(problem: Problem, method: Method) -> set[int]:
-    """Return XShare's set: in each unit, one expert after the other until the budget is used up."""
+    """Return XShare's set: in each unit, the best experts up to the budget."""
     units = method.ep_size if method.granularity == "device" else 1
     share = problem.n_experts // units
     budget = math.ceil(Fraction(repr(method.expert_budget)) * share)
@@ -257,13 +257,10 @@ def _shared_experts(problem: Problem, method: Method) -> set[int]:
         for expert in range(problem.n_experts)
     ]
     chosen: set[int] = set()
+    falling = sorted(range(problem.n_experts), key=lambda e: (e not in best, -worth[e], e))
     for unit in range(units):
-        everyone = range(problem.n_experts)
-        left = [e for e in everyone if units == 1 or _home(problem, method, e) == unit]
-        for _ in range(budget):
-            most = min(left, key=lambda expert: (expert not in best, -worth[expert], expert))
-            left.remove(most)
-            chosen.add(most)
+        held = [e for e in falling if units == 1 or _home(problem, method, e) == unit]
+        chosen |= set(held[:budget])
     return chosen
 
 

@@ -50,13 +50,9 @@ class Weighted:
 def modality_bias(visual_E: Tensor, text_E: Tensor, threshold: float) -> Tensor:
     """Return the modality of each expert [E]: 1 visual, -1 text, 0 shared.
 
-    An expert is of a modality if that has at least the share ``threshold`` of the sum of both
-    activation frequencies; one that neither activates is shared.
-
-    Args:
-        visual_E: The share of image tokens that choose the expert.
-        text_E: The share of text tokens that do.
-        threshold: More than 0.5, so that no expert is of both.
+    ``visual_E`` and ``text_E`` are the shares of image tokens and of text tokens that choose the
+    expert. It is of a modality that has at least the share ``threshold``, above 0.5, of their sum;
+    one that neither activates is shared.
     """
     total_E = visual_E.double() + text_E.double()
     is_visual_E, is_text_E = (
@@ -76,13 +72,8 @@ def weigh(
 ) -> Weighted:
     """Return the weights of tokens and the capacities of experts in one layer's forward.
 
-    Args:
-        method: The method, with a γ.
-        groups: The capacity groups.
-        bias_E: The modality of each expert, see :func:`modality_bias`.
-        top_k: Experts K per token.
-        hidden_TH: The hidden states that the layer's router is called with.
-        image_T: True for a token of an image; None where there are none.
+    ``bias_E`` is the modality of each expert (:func:`modality_bias`), ``hidden_TH`` what the
+    layer's router is called with; ``image_T`` is true for a token of an image, None if none is.
     """
     unit_T = torch.full_like(groups.group_T, UNIT)
     of_images_T = torch.zeros_like(unit_T)

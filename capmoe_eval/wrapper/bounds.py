@@ -2,7 +2,8 @@
 
 Each check returns sums of a layer meter: buckets (of capacity groups, or of all) beyond their bound
 (``violations``), whether one would have been by the router's own choice (``overloaded``), and
-whether nothing was dropped all the same (``unenforced``).
+whether nothing was dropped all the same (``unenforced``). ``demand`` are loads by the router's own
+choice, ``kept`` those that the experts were called with, ``dropped`` the number of lost pairs.
 """
 
 from __future__ import annotations
@@ -26,14 +27,7 @@ from capmoe_eval.routing.weighted import UNIT, Weighted
 def check_pairs(
     demand_GU: Tensor, kept_GU: Tensor, limit_GU: Tensor, dropped: Tensor
 ) -> dict[str, Tensor]:
-    """Return what a forward broke of the capacities for numbers of pairs.
-
-    Args:
-        demand_GU: Load of each unit by the router's own choice.
-        kept_GU: Load of each unit as the experts were called.
-        limit_GU: Its capacity.
-        dropped: Number of lost pairs.
-    """
+    """Return what a forward broke of the capacities of units, for numbers of pairs."""
     return _promises(kept_GU > limit_GU, (demand_GU > limit_GU).any(), dropped)
 
 
@@ -50,9 +44,9 @@ def check_activation(
     """Return what a forward broke of the promises of OEA, XShare or SERE.
 
     Args:
-        method: OEA, XShare or SERE.
-        demand_E: Load of each expert by the router's own choice.
-        kept_E: Load of each expert as it was called.
+        method: The method.
+        demand_E: Load of each expert before it.
+        kept_E: Load of each expert after it.
         best_E: Number of tokens that have the expert among their k0 best.
         best_lost: Number of tokens that lost one of their k0 best.
         dropped: Number of lost pairs.
@@ -94,15 +88,8 @@ def check_weights(
 ) -> dict[str, Tensor]:
     """Return what a forward broke of the bounds on weights under MACS, and its weights.
 
-    Args:
-        weighted: The weights of tokens, and the capacities of experts.
-        groups: The capacity groups.
-        image_T: True for a token of an image; None where there are none.
-        topk_TK: The router's own choice.
-        index_TS: The experts that were called; E marks a dropped slot.
-        kept_GE: The number of computed pairs of each expert.
-        base_G: The capacity that an expert has where every token weighs 1, whatever its modality.
-        dropped: Number of lost pairs.
+    ``topk_TK`` is the router's own choice, ``index_TS`` the experts that were called (E for a
+    dropped slot), ``base_G`` the capacity of an expert of no modality.
     """
     n_experts, unit_T = kept_GE.shape[1], weighted.unit_T
     called_TS = unit_T[:, None] * (index_TS < n_experts)

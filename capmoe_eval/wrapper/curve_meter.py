@@ -55,7 +55,7 @@ class CurveMeter(Observer):
         topk_TK = scores.topk_TK
         groups = plan.on(topk_TK.device).groups
         units = of.n_experts // sharing
-        limit_XG = plan.capacities(self.gammas, of.top_k, of.n_experts, topk_TK.device)
+        limit_XG = plan.capacities(self.gammas, of, topk_TK.device)
         bucket_P = (groups.group_T[:, None] * units + topk_TK // sharing).reshape(-1)
         score_P = scores.score_TE.detach().gather(1, topk_TK).reshape(-1).double()
         own_B = torch.bincount(bucket_P, minlength=len(groups.tokens) * units)

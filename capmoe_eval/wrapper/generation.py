@@ -27,17 +27,13 @@ class Step(NamedTuple):
 
 
 class Generation:
-    """Follows the generations of a model.
+    """Follows the generations of a model."""
 
-    Args:
-        follows_finished: Whether the steps of a generation that begins now say which sequences have
-            finished.
-    """
-
-    def __init__(self, follows_finished: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, follows_finished: Callable[[], bool]) -> None:
+        # Whether the steps of a generation that begins now say which sequences have finished.
+        self._follows_finished = follows_finished
         self._running = 0
         self._next: Step | None = None
-        self._follows_finished = follows_finished
         self._finished_B: Tensor | None = None
 
     def take_step(self) -> Step | None:

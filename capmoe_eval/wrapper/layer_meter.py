@@ -208,10 +208,9 @@ class LayerMeter:
 
     def _note_modalities(self, count_CM: Tensor, demand_ME: Tensor, kept_ME: Tensor) -> None:
         """Add a forward by modality: its counts, its loads and their peaks."""
-        loads = {"before": demand_ME, "after": kept_ME}
         mean_M = demand_ME.sum(dim=1) / self.layer.n_experts
         self._sums.update(modality_counts=count_CM)
-        for when, load_ME in loads.items():
+        for when, load_ME in (("before", demand_ME), ("after", kept_ME)):
             self._sums.update({f"modality_{when}": load_ME})
             self._modality_peaks[when].append(load_ME.amax(dim=1) / mean_M)  # NaN without a token
 
@@ -220,8 +219,8 @@ class LayerMeter:
     ) -> None:
         """Compare the loads with the capacities at the method's γ, and at those of the grid."""
         demand_GU, kept_GU = self._by_unit(demand_GE), self._by_unit(kept_GE)
-        size = (self.layer.top_k, self.layer.n_experts, kept_GE.device)
-        grid_XGU = plan.capacities(GAMMA_GRID, *size)[:, :, None].expand(-1, *demand_GU.shape)
+        grid_XG = plan.capacities(GAMMA_GRID, self.layer, kept_GE.device)
+        grid_XGU = grid_XG[:, :, None].expand(-1, *demand_GU.shape)
         self._sums.update(
             buckets=sum(tokens > 0 for tokens in plan.groups.tokens) * demand_GU.shape[1],
             grid_dropped=(demand_GU - grid_XGU).clamp_min(0).sum(dim=(1, 2)),
@@ -242,8 +241,7 @@ class LayerMeter:
     def _capacity_on(self, plan: ForwardPlan, device: torch.device) -> Tensor:
         """Return the capacity of each group at the layer's γ [G]."""
         assert self.method.gamma is not None
-        size = (self.layer.top_k, self.layer.n_experts, device)
-        return plan.capacities((self.method.gamma,), *size)[0]
+        return plan.capacities((self.method.gamma,), self.layer, device)[0]
 
     def _by_unit(self, load_GE: Tensor) -> Tensor:
         """Return the loads of experts […, E] as loads of the units that have a capacity […, U]."""
@@ -306,7 +304,7 @@ class LayerMeter:
             "grid": {
                 "gamma": list(GAMMA_GRID),
                 "drop_rate": [round(n / total, DIGITS) for n in self._list("grid_dropped")],
-                "pad_waste": [_rounded(_share(unused, slots)) for unused, slots in grid],
+                "pad_waste": [round(n / slots, DIGITS) if slots else None for n, slots in grid],
                 "effective_gamma": [round(slots / total, DIGITS) for slots in grid_slots],
             },
             "weight_deviation": _finite(float(self.deviation)),
@@ -322,10 +320,6 @@ def _sorted(score_TE: Tensor) -> Tensor:
     if score_TE.device.type == "cpu":
         return torch.from_numpy(np.sort(score_TE.numpy(), axis=-1))
     return score_TE.sort(dim=-1).values
-
-
-def _rounded(ratio: float | None) -> float | None:
-    return None if ratio is None else round(ratio, DIGITS)
 
 
 def ratios(counts: Mapping[str, int], method: Method) -> dict[str, float | None]:

@@ -14,6 +14,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.assign import bucket_limits
 from capmoe_eval.routing.groups import TokenGroups, group_tokens, moved
 from capmoe_eval.routing.method import Method
+from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.modality import image_bands
 from capmoe_eval.wrapper.ranks import ALONE, Ranks
 
@@ -126,12 +127,12 @@ class ForwardPlan:
         return self._on[device]
 
     def capacities(
-        self, gammas: tuple[float, ...], top_k: int, n_experts: int, device: torch.device
+        self, gammas: tuple[float, ...], layer: MoeLayer, device: torch.device
     ) -> Tensor:
-        """Return the capacity of each group at each γ [Γ, G]; computed once per forward."""
-        key = (gammas, top_k, n_experts, device)
+        """Return the capacity of each group at each γ [Γ, G]; computed once for like layers."""
+        sizes = {"top_k": layer.top_k, "n_experts": layer.n_experts}
+        key = (gammas, *sizes.values(), device)
         if key not in self._capacities:
-            sizes = {"top_k": top_k, "n_experts": n_experts}
             limits = [bucket_limits(self.method, self.groups, **sizes, gamma=g) for g in gammas]
             self._capacities[key] = moved(torch.tensor(limits), device)
         return self._capacities[key]

@@ -129,8 +129,9 @@ def _unbounded(name: str, method: Method, layers: list[MoeLayer]) -> Method:
         )
     kept_knobs = ("ep_size", "scope", "granularity", "count_padding", "seed")
     knobs = {knob: getattr(method, knob) for knob in kept_knobs}
-    # A capacity that depends on modalities may bind at any γ.
-    return Method(name, float(n_experts), rho=0, **knobs)
+    # A capacity that depends on modalities may bind at any γ. The canonical form of a device's
+    # capacity at γ=E is the baseline, which decides nothing.
+    return Method(name, 0.5, rho=0, **knobs).at(float(n_experts))
 
 
 def _prove_kernel(model: nn.Module, layers: list[MoeLayer], tokens_BS: Tensor) -> dict[str, Any]:

@@ -62,6 +62,9 @@ def capacity_aware(
     """
     for knob in knobs:
         choice(*sorted(KNOBS))("knob", knob)
+    given = [*(["gamma"] if gamma is not None else []), *knobs]
+    if isinstance(method, Method) and given:
+        raise UsageError(f"{given[0]}: is a field of the Method that was given; set it there")
     chosen = method if isinstance(method, Method) else Method(method, gamma, **knobs)
     if any(hasattr(module, ACTIVE) for module in model.modules()):
         raise UsageError(
@@ -123,9 +126,9 @@ class _Known(NamedTuple):
 
 
 def _is_placement(placed_RN: Tensor) -> bool:
-    rises = torch.equal(placed_RN, placed_RN.sort(dim=1).values)
-    each_once = torch.arange(placed_RN.numel(), device=placed_RN.device)
-    return rises and torch.equal(placed_RN.flatten().sort().values, each_once)
+    each_once = placed_RN.flatten().sort().values.tolist() == list(range(placed_RN.numel()))
+    rises = bool((placed_RN == placed_RN.sort(dim=1).values).all())
+    return each_once and rises and not placed_RN.is_floating_point()
 
 
 _KNOWN = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -81,18 +82,7 @@ def frobenius_similarity(product_EE: Tensor) -> Tensor:
 
 def frobenius_similarity_reference(outputs: list[list[list[float]]]) -> list[list[float]]:
     """Define the similarity by loops, from the outputs of each expert for each token."""
-    distance = [
-        [
-            math.sqrt(
-                sum(
-                    (a - b) ** 2
-                    for token, other in zip(one, two, strict=True)
-                    for a, b in zip(token, other, strict=True)
-                )
-            )
-            for two in outputs
-        ]
-        for one in outputs
-    ]
+    flat = [list(itertools.chain.from_iterable(tokens)) for tokens in outputs]
+    distance = [[math.dist(one, two) for two in flat] for one in flat]
     largest = max(max(row) for row in distance) or 1.0
     return [[1 - value / largest for value in row] for row in distance]

@@ -110,8 +110,8 @@ def test_the_curves_are_those_of_the_definition_and_of_the_method(
         curve.note(number, plan, scores)
         if number:
             return
-        size, device = (3, 8), scores.topk_TK.device
-        limits.append(plan.capacities(gammas, *size, device).tolist())
+        layer = meter.layers[0].layer
+        limits.append(plan.capacities(gammas, layer, scores.topk_TK.device).tolist())
         asked.append(
             [
                 (group, expert // sharing, score)

@@ -95,6 +95,23 @@ def weighs_the_dropped_by_zero(
     )
 
 
+@pytest.mark.parametrize("granularity", ["expert", "device"])
+def test_a_decision_that_drops_without_a_bound_is_caught_on_entry(
+    granularity: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decide(scores: Any, *_: Any, **__: Any) -> Assignment:
+        keep_TK = torch.ones_like(scores.topk_TK, dtype=torch.bool)
+        keep_TK[1, 0] = False
+        return Assignment(scores.topk_TK, keep_TK)
+
+    monkeypatch.setattr(forward, "assign", decide)
+    with (
+        pytest.raises(EnforcementError, match="γ=∞ does not give the stock model's logits"),
+        capacity_aware(make("olmoe"), "score", 0.5, ep_size=2, granularity=granularity),
+    ):
+        pass
+
+
 def loses_a_pair(experts: Any, hidden: Tensor, index: Tensor, weight: Tensor) -> Tensor:
     index = index.clone()
     index[-1, -1] = experts.num_experts

@@ -133,6 +133,11 @@ def test_equal_experts_are_alike() -> None:
     assert bool((frobenius_similarity(torch.full((3, 3), 7.0).double()) == 1).all())
 
 
+def test_a_method_without_a_calibration_ignores_one() -> None:
+    with capacity_aware(make("olmoe"), "score", 0.5, verify=False, calibrated=[]) as meter:
+        assert meter.calibrated is None
+
+
 @pytest.mark.parametrize(
     ("known", "line"),
     [

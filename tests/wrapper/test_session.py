@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from capmoe_eval.errors import EnforcementError, UsageError
+from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Assignment
 from capmoe_eval.wrapper import forward
 from capmoe_eval.wrapper.plan import GAMMA_GRID
@@ -442,6 +443,8 @@ def test_nesting_is_refused_and_leaves_the_outer_block_alone() -> None:
     [
         ({"method": "scroe", "gamma": 1.0}, "did you mean 'score'"),
         ({"gama": 1.0, "gamma": 1.0}, "knob=gama: choose one of"),
+        ({"method": Method("score", 1.0), "gamma": 2.0}, "gamma: is a field of the Method"),
+        ({"method": Method("score", 1.0), "ep_size": 2}, "ep_size: is a field of the Method"),
         ({"gamma": 1.0, "ep_size": 3}, "ep_size=3: 8 experts cannot be spread evenly"),
         ({}, "gamma: method 'score' needs a capacity factor"),
     ],

@@ -106,14 +106,9 @@ def cut(
     mean: tuple[float, ...],
     std: tuple[float, ...],
 ) -> Crops:
-    """Return the crops of an image.
+    """Return the crops of an image of red, green and blue pixels, 0 to 255 [Y, X, C].
 
-    Args:
-        image: Red, green and blue of its pixels, 0 to 255 [Y, X, C].
-        geometry: The sizes of crops.
-        marks: The ids of the tokens.
-        mean: Of each colour, which is subtracted.
-        std: Of each colour, by which is then divided.
+    From each colour, 0 to 1, ``mean`` is subtracted, then it is divided by ``std``.
     """
     rows, columns = geometry.tiling(*image.shape[:2])
     mean_C11, std_C11 = (torch.tensor(of)[:, None, None] for of in (mean, std))

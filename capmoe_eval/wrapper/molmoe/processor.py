@@ -81,16 +81,13 @@ class MolmoProcessor(ProcessorMixin):
         self.marks = Marks(start, end, patch, column)
         self.image_token = tokenizer.convert_ids_to_tokens(patch)
 
-    def __call__(
-        self, images: Any = None, text: Any = None, padding: Any = None, **_kwargs: Any
-    ) -> BatchFeature:
+    def __call__(self, images: Any = None, text: Any = None, **_kwargs: Any) -> BatchFeature:
         """Return a batch of prompts with their images, padded on the tokenizer's side.
 
         Args:
             images: The images of each prompt, a list of lists; or one prompt's, a list.
             text: The prompts, each with one :attr:`image_token` for each of its images.
-            padding: Not asked: prompts of unequal lengths are padded.
-            **_kwargs: What other processors take (``truncation``, ``return_tensors``).
+            **_kwargs: What other processors take (``truncation``, ``padding``); none is asked.
 
         Raises:
             ValueError: If a prompt has another number of placeholders than images.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
@@ -35,30 +37,20 @@ class Attention(nn.Module):
         return output
 
 
-class FeedForward(nn.Module):
-    """The two linear layers of a block of the tower."""
-
-    def __init__(self, config: MolmoeVisionConfig) -> None:
-        super().__init__()
-        self.w1 = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.w2 = nn.Linear(config.intermediate_size, config.hidden_size)
-        self.act = ACT2FN["quick_gelu"]
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Return the transformed states, of the same shape."""
-        output: Tensor = self.w2(self.act(self.w1(hidden)))
-        return output
-
-
 class Block(nn.Module):
     """A block of the tower: attention and linear layers, each behind a norm."""
 
     def __init__(self, config: MolmoeVisionConfig) -> None:
         super().__init__()
-        self.attention = Attention(config, config.hidden_size)
-        self.feed_forward = FeedForward(config)
-        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
-        self.ffn_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
+        width, inner = config.hidden_size, config.intermediate_size
+        self.attention = Attention(config, width)
+        self.feed_forward = nn.Sequential(
+            OrderedDict(
+                w1=nn.Linear(width, inner), act=ACT2FN["quick_gelu"], w2=nn.Linear(inner, width)
+            )
+        )
+        self.attention_norm = nn.LayerNorm(width, eps=config.norm_eps)
+        self.ffn_norm = nn.LayerNorm(width, eps=config.norm_eps)
 
     def forward(self, hidden_NPC: Tensor) -> Tensor:
         """Return the states after this block [N, P, C]."""

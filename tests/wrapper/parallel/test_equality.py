@@ -175,7 +175,7 @@ def test_every_rank_proves_the_stock_logits(ranks: list[Results]) -> None:
 
 def test_what_cannot_be_is_refused_in_one_line(ranks: list[Results], size: int) -> None:
     said = ranks[0]["refused"]
-    assert said["ranks"].startswith(f"ep_size=1: the model's experts are spread over {size}")
+    assert said["ranks"].startswith(f"ep_size=1: {size} processes were started")
     assert 'load it with ep_implementation="capmoe"' in said["stock"]
     assert said["disagree"] == "parallel=ep: the processes disagree about cells; start them alike"
     assert "already" in said["twice"]
