@@ -28,13 +28,13 @@ from capmoe_eval.evaluation.preparation import (
 )
 from capmoe_eval.evaluation.progress import Progress, duration
 from capmoe_eval.evaluation.provenance import described
+from capmoe_eval.evaluation.summary import aligned
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.evaluation.workload import Workload, workload
 from capmoe_eval.experiment.cell import ModelId
 from capmoe_eval.experiment.configuration import Plan
 from capmoe_eval.experiment.queue import loads
 from capmoe_eval.experiment.results import Reader
-from capmoe_eval.experiment.text_table import text_table
 from capmoe_eval.routing.knobs import CONTIGUOUS
 from capmoe_eval.routing.method import Method
 from capmoe_eval.serving.calibration import DOCUMENTS
@@ -104,8 +104,7 @@ def forecast(plans: Sequence[Plan], *, calibrate: bool) -> str:
             notes.append(_memory_line(first, needed_memory(model, works)))
     head = f"{len(missing)} of {len(plans)} cells are missing; none was computed now."
     notes += _calibration_notes(missing)
-    table = text_table([[*rows[0]], *([*row.values()] for row in rows)], _NUMBERS)
-    return "\n".join([head, *table, *notes, _time_line(times)])
+    return "\n".join([head, aligned(rows, _NUMBERS), *notes, _time_line(times)])
 
 
 def _grouped(plans: Iterable[Plan], key: Callable[[Plan], Hashable]) -> list[list[Plan]]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.text_table import text_table
 
 # Columns of numbers, whose ends are in line.
 _NUMBERS = {"score", "±", "n", "effective γ", "dropped"}
@@ -20,11 +19,23 @@ def summary(records: Sequence[Record], number: int) -> str:
     is the highest load of an expert over the mean load, in any layer and forward, before and after
     drops.
     """
-    rows = [_row(record) for record in records]
-    lines = text_table([[*rows[0]], *([*row.values()] for row in rows)], _NUMBERS)
+    lines = [aligned([_row(record) for record in records], _NUMBERS)]
     if number > len(records):
         lines.append(f"… and {number - len(records)} more")
     return "\n".join(lines)
+
+
+def aligned(rows: Sequence[Mapping[str, str]], numbers: Collection[str]) -> str:
+    """Return rows with the same headings, at least one, as a table in text.
+
+    ``numbers`` are the headings of columns of numbers, whose ends are in line.
+    """
+    columns = {heading: [heading, *(row[heading] for row in rows)] for heading in rows[0]}
+    for heading, cells in columns.items():
+        width = max(map(len, cells))
+        justify = str.rjust if heading in numbers else str.ljust
+        columns[heading] = [justify(cell, width) for cell in cells]
+    return "\n".join("  ".join(cells).rstrip() for cells in zip(*columns.values(), strict=True))
 
 
 def _row(record: Record) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from capmoe_eval.experiment.text_table import text_table
 from capmoe_eval.report.templates import render
 from capmoe_eval.report.templates.texts import ABSENT, shown
 from capmoe_eval.serving.advice import Advice, axis_words
@@ -115,6 +114,16 @@ def text(advice: Advice) -> str:
         ["front", "fullest/mean", "speedup ≤", "dropped", "active", axis_words(advice.axis)],
         *_front_rows(advice),
     ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    table = [
+        "  ".join(
+            [
+                row[0].ljust(widths[0]),
+                *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)),
+            ]
+        )
+        for row in rows
+    ]
     steps = [] if advice.assumed_steps is None else [f"steps: {advice.assumed_steps}"]
     return "\n".join(
         [
@@ -123,7 +132,7 @@ def text(advice: Advice) -> str:
             "",
             f"{advice.recommendation.sentence} {remark(advice)}".rstrip(),
             "",
-            *text_table(rows),
+            *table,
             *(["", advice.activation] if advice.activation else []),
             "",
             "Not known:",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import gamma_number
-from capmoe_eval.experiment.text_table import text_table
 from capmoe_eval.report.figures.pooling import busiest_first
 from capmoe_eval.serving.summary import LayerSummary, Summary
 from capmoe_eval.serving.trace import steps_in_words
@@ -38,11 +38,11 @@ def text(summary: Summary, assumed: str | None = None) -> str:
         *([f"steps: {assumed}"] if assumed else []),
         "",
         "load of the fullest over the mean, in a step",
-        *text_table(_peaks(summary)),
+        *_table(_peaks(summary)),
         "",
         f"under a capacity of {summary.rounding}(γ·T·K/E) pairs per expert, T the tokens of a "
         "step; all layers",
-        *text_table(_capacities(summary.total)),
+        *_table(_capacities(summary.total)),
         "",
         _GIVEN_BY_IDS,
         *([_WITHOUT_SCORES] if summary.total.at[0].dropped_score is None else []),
@@ -88,6 +88,13 @@ def _numbers(*values: float | None) -> list[str]:
 
 def _percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.2f} %"
+
+
+def _table(rows: list[list[str]]) -> Iterable[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = zip(row[1:], widths[1:], strict=True)
+        yield "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in cells)])
 
 
 def draw_trace(summary: Summary, layer: int | None = None) -> Figure:
