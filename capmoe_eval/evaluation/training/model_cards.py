@@ -65,7 +65,7 @@ class Sets:
 
 
 def miniworld_sets() -> Sets:
-    """Return the sets of the mini-world: the nine tasks of the paper, as in its Table 5."""
+    """Return the sets of the mini-world."""
     source = DataSource("miniworld", miniworld_hub("dev"))
     return Sets(_tasks("table2"), source, miniworld_tokenizer())
 
