@@ -14,7 +14,7 @@ from capmoe_eval.bench.rounds import CPU, finish, say
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.evaluate import evaluate
 from capmoe_eval.evaluation.lm import CapmoeLM
-from capmoe_eval.evaluation.loading import load_lm
+from capmoe_eval.evaluation.loading import load_planned
 from capmoe_eval.evaluation.tasks import TaskLibrary, ready
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.configuration import plans
@@ -50,9 +50,8 @@ def run(given: argparse.Namespace) -> None:
     words = [f"model={given.model}", f"tasks={given.task}", f"limit={given.limit}"]
     (plan, *_) = plans(composed(words))
     source = ready(plan.source)
-    lm, library = load_lm(plan.cell.model, plan.placement, sizes[-1]), TaskLibrary()
+    lm, library = load_planned(plan), TaskLibrary()
     dealt = [*map(Batches, sizes), Batches(sizes[-1], shuffle=0)]
-    lm.quiet = True
     targets, steps = [], {}
     for side, method in SIDES.items():
         found: dict[Batches, dict[Any, str]] = {}

@@ -17,9 +17,9 @@ from capmoe_eval.bench.rounds import CPU, finish, say
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.evaluate import evaluate
 from capmoe_eval.evaluation.lm import CapmoeLM
-from capmoe_eval.evaluation.loading import load_lm
+from capmoe_eval.evaluation.loading import load_planned
 from capmoe_eval.evaluation.tasks import TaskLibrary, ready
-from capmoe_eval.experiment.configuration import Placement, Plan, load_option, plans
+from capmoe_eval.experiment.configuration import Plan, load_option, plans
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.experiment.timings.findings import Balance, Steps
 from capmoe_eval.experiment.timings.spread import Spread, Target
@@ -70,10 +70,7 @@ def _of_model(model: str, given: argparse.Namespace) -> Iterator[Balance]:
         f"limit={'null' if given.limit is None else given.limit}",
     ]
     planned = plans(composed(words))
-    first = planned[0]
-    lm = load_lm(first.cell.model, Placement("cpu", threads=first.placement.threads), given.batch)
-    lm.quiet = True
-    library, routed = TaskLibrary(), []
+    lm, library, routed = load_planned(planned[0]), TaskLibrary(), []
     for plan in planned:
         say(f"placement: {model}, {plan.cell.task.name}")
         routed.append(record_routing(plan, lm, library))

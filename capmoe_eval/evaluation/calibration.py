@@ -16,7 +16,7 @@ from capmoe_eval.errors import UsageError, writing
 from capmoe_eval.evaluation.evaluate import requests
 from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.evaluation.provenance import provenance
-from capmoe_eval.evaluation.tasks import WORLDS, TaskLibrary, dev_source
+from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell, TaskId
 from capmoe_eval.experiment.configuration import Plan
 from capmoe_eval.experiment.datasource import DataSource
@@ -26,6 +26,10 @@ from capmoe_eval.serving import calibration
 from capmoe_eval.serving.calibration import Applied, Calibration
 from capmoe_eval.serving.calibration_kinds import kind_of
 from capmoe_eval.wrapper.ranks import ranks_in
+from capmoe_eval.zoo.miniworld.evaluation import miniworld_hub
+from capmoe_eval.zoo.pictures.evaluation import pictures_hub
+
+_DEV = {"miniworld": miniworld_hub, "pictures": pictures_hub}
 
 
 def apply_calibration(plan: Plan, lm: CapmoeLM) -> Applied | None:
@@ -101,11 +105,12 @@ def calibrate(
 def _other_documents(task: TaskId, source: DataSource, asked_by: str) -> tuple[dict[str, Any], str]:
     """Return a task over documents that it does not evaluate, and the name of their split.
 
-    Where there are none, ``asked_by`` names the setting that needs them.
+    ``asked_by`` is the setting that needs them, for the message where there are none.
     """
     library = TaskLibrary()
-    if source.name in WORLDS:
-        return library.get(task.lm_eval, dev_source(source.name), task.dataset), "dev"
+    if source.name in _DEV:
+        dev = DataSource(source.name, _DEV[source.name]("dev"))
+        return library.get(task.lm_eval, dev, task.dataset), "dev"
     tasks = library.get(task.lm_eval, source, task.dataset)
     splits = set()
     for part in tasks["tasks"].values():

@@ -19,7 +19,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.evaluate import evaluate
 from capmoe_eval.evaluation.generation.sandbox import Sandbox
 from capmoe_eval.evaluation.lm import CapmoeLM
-from capmoe_eval.evaluation.loading import chosen_device, load_lm, reader_of, weightless
+from capmoe_eval.evaluation.loading import chosen_device, load_planned, reader_of, weightless
 from capmoe_eval.evaluation.preparation import (
     finished_record,
     sandbox_for,
@@ -94,7 +94,7 @@ def forecast(plans: Sequence[Plan], *, calibrate: bool) -> str:
             work = workload(cells[0].cell, library, cells[0].source, reader)
             rate = recorded_rate(cells)
             if rate is None and calibrate and cells[0].path not in refused:
-                lm = lm or load_lm(model, first.placement)
+                lm = lm or load_planned(first)
                 rate = measured_rate(cells[0], lm, library, work.documents, sandbox)
             seconds = len(cells) * rate.of(work.documents) if rate else None
             rows.append(_row(cells, work, seconds, rate))

@@ -21,7 +21,7 @@ from capmoe_eval.errors import UsageError, bad_choice, first_line
 from capmoe_eval.evaluation.image_lm import CapmoeMultimodalLM
 from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.experiment.cell import ModelId
-from capmoe_eval.experiment.configuration import Placement
+from capmoe_eval.experiment.configuration import Placement, Plan
 from capmoe_eval.experiment.names import family
 from capmoe_eval.wrapper.checkpoint import load_checkpoint, load_processor, load_tokenizer, one_line
 from capmoe_eval.zoo.recipes import ZOO as RECIPES
@@ -54,6 +54,11 @@ def load_lm(model: ModelId, placement: Placement, batch_size: int = 1) -> Capmoe
         with one_line("attention", model.attention):
             loaded.set_attn_implementation(model.attention)
     return without_capacity(loaded, reader, batch_size, model.max_length)
+
+
+def load_planned(plan: Plan) -> CapmoeLM:
+    """Load the model of a planned cell, as :func:`load_lm`."""
+    return load_lm(plan.cell.model, plan.placement)
 
 
 def without_capacity(

@@ -224,12 +224,12 @@ class _Work:
 
     def _load(self, plan: Plan) -> CapmoeLM:
         """Load the model of a cell, and compare it with that of the finished records."""
-        from capmoe_eval.evaluation.loading import load_lm
+        from capmoe_eval.evaluation.loading import load_planned
 
         # Before the model, so that documents which cannot be read cost no time.
         self.library.fingerprint(plan.cell.task, plan.source)
         self.progress.loading(plan.cell.model.name)
-        lm = load_lm(plan.cell.model, plan.placement)
+        lm = load_planned(plan)
         warning = inputs.check(plan.root, plan.cell, self._origin(plan, lm), self.finished)
         if warning is not None:
             self.progress.warn(warning)

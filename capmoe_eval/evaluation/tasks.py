@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,6 @@ OURS = tuple(
     for name in ("banking77", "generation", "longicl", "mixtures", "multimodal")
 )
 
-WORLDS = {"miniworld": miniworld_hub, "pictures": pictures_hub}
-"""Embedded sources that have other documents than those that are evaluated."""
-_HUBS: Mapping[str, Callable[[], Path]] = {
-    **WORLDS,
-    **{"synthetic": synthetic_hub, "banking77": real_text_hub, "easy_vqa": easy_vqa_hub},
-}
-
 
 def ready(source: DataSource) -> DataSource:
     """Return the source with its documents in place; embedded ones are written on first use.
@@ -48,12 +41,14 @@ def ready(source: DataSource) -> DataSource:
     """
     if source.name not in EMBEDDED or source.root != Path(source.name):
         return source
-    return DataSource(source.name, _HUBS[source.name]())
-
-
-def dev_source(world: str) -> DataSource:
-    """Return the documents of one of :data:`WORLDS` that are beside those to evaluate."""
-    return DataSource(world, WORLDS[world]("dev"))
+    hubs = {
+        "miniworld": miniworld_hub,
+        "synthetic": synthetic_hub,
+        "banking77": real_text_hub,
+        "pictures": pictures_hub,
+        "easy_vqa": easy_vqa_hub,
+    }
+    return DataSource(source.name, hubs[source.name]())
 
 
 class TaskLibrary:

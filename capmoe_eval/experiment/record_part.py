@@ -46,7 +46,7 @@ class Documents(Part):
 
 
 class ByModality(Part):
-    """What was counted of a modality's tokens; those of a video and sound count as image."""
+    """Counts of a modality's tokens; those of a video and sound count as image."""
 
     tokens: Count
     dropped: Count
@@ -158,7 +158,7 @@ class LayerModality(ByModality):
 
 
 class Grid(Part):
-    """What Token Drop would do on this routing at each γ; the effective γ is None if not known."""
+    """The outcome of Token Drop on this routing at each γ; effective γ is None if not known."""
 
     gamma: Annotated[list[Amount], Field(min_length=1)]
     drop_rate: list[Share]

@@ -9,53 +9,30 @@ from __future__ import annotations
 import errno
 import struct
 
-#: Per machine: its number for audit, and the numbers of the calls that fail with EPERM.
-_REFUSED = {
-    "x86_64": (
-        0xC000003E,
-        {
-            "shmget": 29,  # memory that stays when nobody has it mapped, beyond RLIMIT_AS
-            "semget": 64,
-            "msgget": 68,
-            "socket": 41,  # AF_VSOCK and others that no network namespace holds
-            "ptrace": 101,
-            "process_vm_readv": 310,
-            "process_vm_writev": 311,
-            "unshare": 272,
-            "setns": 308,
-            "add_key": 248,
-            "request_key": 249,
-            "keyctl": 250,
-            "bpf": 321,
-            "perf_event_open": 298,
-            "userfaultfd": 323,
-            "io_uring_setup": 425,  # does what the calls above do, unseen by a filter
-        },
-    ),
-    "aarch64": (
-        0xC00000B7,
-        {
-            "shmget": 194,
-            "semget": 190,
-            "msgget": 186,
-            "socket": 198,
-            "ptrace": 117,
-            "process_vm_readv": 270,
-            "process_vm_writev": 271,
-            "unshare": 97,
-            "setns": 268,
-            "add_key": 217,
-            "request_key": 218,
-            "keyctl": 219,
-            "bpf": 280,
-            "perf_event_open": 241,
-            "userfaultfd": 282,
-            "io_uring_setup": 425,
-        },
-    ),
-}
-MACHINES = tuple(_REFUSED)
+_AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+"""Each machine's number for audit."""
+MACHINES = tuple(_AUDIT)
 """Machines, as ``platform.machine`` names them, whose calls are known."""
+
+#: The calls that fail with EPERM, and their numbers on each of the machines.
+_REFUSED = {
+    "shmget": (29, 194),  # memory that stays when nobody has it mapped, beyond RLIMIT_AS
+    "semget": (64, 190),
+    "msgget": (68, 186),
+    "socket": (41, 198),  # AF_VSOCK and others that no network namespace holds
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425),  # does what the calls above do, unseen by a filter
+}
 
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
 _KILL, _ALLOW, _EPERM = 0x80000000, 0x7FFF0000, 0x00050000 | errno.EPERM
@@ -65,16 +42,16 @@ _X32 = 0x40000000  # from here on, the same calls of x86_64 under other numbers
 
 def call_filter(machine: str) -> bytes:
     """Return the filter for one of :data:`MACHINES`, as bubblewrap's ``--seccomp`` reads it."""
-    audit, refused = _REFUSED[machine]
+    place = MACHINES.index(machine)
     steps = [
         (_LOAD, 0, 0, _MACHINE),
-        (_EQUAL, 1, 0, audit),
+        (_EQUAL, 1, 0, _AUDIT[machine]),
         (_RETURN, 0, 0, _KILL),
         (_LOAD, 0, 0, _NUMBER),
         (_AT_LEAST, 0, 1, _X32),
         (_RETURN, 0, 0, _KILL),
     ]
-    for number in refused.values():
-        steps += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _EPERM)]
+    for numbers in _REFUSED.values():
+        steps += [(_EQUAL, 0, 1, numbers[place]), (_RETURN, 0, 0, _EPERM)]
     steps.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(struct.pack("=HBBI", *step) for step in steps)

@@ -20,7 +20,7 @@ import torch
 from capmoe_eval.evaluation.evaluate import evaluate
 from capmoe_eval.evaluation.loading import without_capacity
 from capmoe_eval.evaluation.provenance import weights_hash
-from capmoe_eval.evaluation.tasks import TaskLibrary, dev_source
+from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import TASK_FIELDS, Cell, ModelId, TaskId
 from capmoe_eval.experiment.configuration import load_option
 from capmoe_eval.experiment.datasource import DataSource
@@ -30,8 +30,10 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.checkpoint import load_checkpoint
 from capmoe_eval.zoo import recipes
 from capmoe_eval.zoo.llava import IMAGE_TOKENS, picture_processor
+from capmoe_eval.zoo.miniworld.evaluation import miniworld_hub
 from capmoe_eval.zoo.miniworld.tokenizer import miniworld_tokenizer
 from capmoe_eval.zoo.miniworld.world import world
+from capmoe_eval.zoo.pictures.evaluation import pictures_hub
 
 BATCH_SIZE = 16
 #: Number of first documents of a task whose right answers the card counts, for a quick check.
@@ -63,15 +65,16 @@ class Sets:
 
 
 def miniworld_sets() -> Sets:
-    """Return the sets of the mini-world: the nine tasks of the paper, as in its Table 5."""
-    return Sets(_tasks("table2"), dev_source("miniworld"), miniworld_tokenizer())
+    """Return the sets of the mini-world."""
+    source = DataSource("miniworld", miniworld_hub("dev"))
+    return Sets(_tasks("table2"), source, miniworld_tokenizer())
 
 
 def picture_sets(directory: Path) -> Sets:
     """Return the sets of the picture world, for a model whose tokenizer is in a directory."""
     tasks = [task for name in ("mme", "mmbench", "seedbench") for task in _tasks(name)]
     reader = picture_processor(recipes.own_tokenizer(directory))
-    return Sets(tasks, dev_source("pictures"), reader)
+    return Sets(tasks, DataSource("pictures", pictures_hub("dev")), reader)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from capmoe_eval.experiment.record_part import Amount, Count, Part, Positive, Sh
 
 
 class Faults(Part):
-    """What happened to sweeps that one kind of fault disturbed."""
+    """The fate of sweeps that one kind of fault disturbed."""
 
     about: str
     kills: Count

@@ -58,6 +58,8 @@ def test_programs_do_not_run_unasked_and_the_other_cells_are_computed(
     ((cell, reason),) = outcome.failures
     assert cell == "tiny_olmoe humaneval baseline" and ALLOWED in reason
     # Where nothing else is missing, it is a mistake, and no model is loaded.
-    monkeypatch.setattr(run_module, "_compute", lambda *_: pytest.fail("something was computed"))
+    monkeypatch.setattr(
+        run_module._Work, "records", lambda *_: pytest.fail("something was computed")
+    )
     with pytest.raises(UsageError, match=ALLOWED):
         run(plans)

@@ -31,7 +31,7 @@ def test_a_study_is_read_as_it_stands(tmp_path: Path) -> None:
     assert dropless.label is None and row.label == Label("score", 2.0, "expert", "local")
     assert row.speedup == Spread(1.1, 1.1 * 0.95, 1.1 * 1.05)
     assert row.seconds["gate"].median == 0.001 / 1.1
-    assert (row.dropped_share, row.ideal_rank, row.ideal_expert) == (0.125, 2.0, 3.0)
+    assert (row.load.dropped_share, row.ideal_rank, row.ideal_expert) == (0.125, 2.0, 3.0)
     assert row.reached == pytest.approx(0.1) and dropless.reached is None
     assert point.prefill is not None and point.prefill.layers == 16
 
