@@ -85,10 +85,11 @@ def text_fits(gamma: float, least: float) -> CheckResult:
     capacity = gamma * sum(total) / len(total)
     share = 100 * sum(min(load, capacity) for load in text) / sum(text)
     over = sum(load > capacity for load in text)
+    part = 100 * sum(text) / sum(total)
     said = (
         f"At{gamma_suffix(gamma)} {share:.1f} % of the figure's text assignments fit, asked at "
-        f"least {least:g} %; {over} of {len(text)} experts have more text than their capacity, the most "
-        f"{max(text):g} of the figure's unit; text is {100 * sum(text) / sum(total):.1f} % of all."
+        f"least {least:g} %; {over} of {len(text)} experts have more text than their capacity, the "
+        f"most {max(text):g} of the figure's unit; text is {part:.1f} % of all."
     )
     return in_print(share >= least, said)
 
