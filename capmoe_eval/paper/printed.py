@@ -99,19 +99,6 @@ def find_rows(where: Where) -> list[PrintedRow]:
     return rows
 
 
-def lookup(column: str, *, gamma: float | None = None, **names: Any) -> float:
-    """Return a printed number, in the table's own units; ``names`` are fields of its row.
-
-    A row for which the paper states no γ (Expert Drop, Table 6) is found by any ``gamma``. A number
-    that it does not print is a LookupError.
-    """
-    rows = find_rows({"variant": "", **names, "gamma": [gamma, None]})
-    for row in sorted(rows, key=lambda row: row.gamma is None):
-        if column in row.values:
-            return row.values[column]
-    raise LookupError(f"{rows[0].label} has no column {column}")
-
-
 def find_row(where: Where) -> PrintedRow:
     """Return the one row that fits, or raise LookupError if none does, or several."""
     rows = find_rows(where)
