@@ -201,13 +201,15 @@ class Evidence:
             if records[0].layers[0].n_experts <= self._homes[model].ep_size
         ]
 
+    def find_tasks(self, sides: Sequence[Side], model: str) -> list[list[list[Record]]]:
+        """Return a model's records of each side, for each task that all have [tasks, sides]."""
+        found = [self.find(side, model) for side in sides]
+        return [[of[task] for of in found] for task in found[0] if all(task in of for of in found)]
+
     def dropped(self, sides: Sequence[Side], model: str) -> list[float]:
         """Return the share of pairs that each side drops, over the tasks that all have, if any."""
-        found = [self.find(side, model) for side in sides]
-        tasks = [task for task in found[0] if all(task in of for of in found)]
-        if not tasks:
-            return []
-        return [fmean(one.load.drop_rate for task in tasks for one in of[task]) for of in found]
+        by_side = zip(*self.find_tasks(sides, model), strict=True)
+        return [fmean(one.load.drop_rate for records in of for one in records) for of in by_side]
 
     def _matched(self, side: Side, model: str) -> tuple[float, ...] | None:
         """Return the γ with the share of pairs dropped nearest to Expert Drop's, and both shares.

@@ -91,10 +91,8 @@ def _values(question: LoadQuestion, evidence: Evidence) -> tuple[dict[str, float
     for model in evidence.models:
         if model in left_out:
             continue
-        found, *others = (evidence.find(side, model) for side in asked)
         tasks = []
-        for task in found:
-            sides = [side[task] for side in (found, *others) if task in side]
+        for sides in evidence.find_tasks(asked, model):
             means = [_mean([_quantity(question, record) for record in side]) for side in sides]
             known = [mean for mean in means if mean is not None]
             if len(known) == len(asked):
