@@ -85,7 +85,7 @@ def _values(question: LoadQuestion, evidence: Evidence) -> tuple[dict[str, float
     It is the mean over the model's tasks, for a peak the highest of them.
     """
     asked = [side for side in (question.of, question.against) if side is not None]
-    left_out = evidence.left_out(*asked) if len(asked) == 2 else []
+    left_out = evidence.left_out(asked[0], asked[-1])
     is_peak = question.quantity == "peak_before" and question.against is None
     values, paths = {}, set()
     for model in evidence.models:
