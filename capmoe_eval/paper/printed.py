@@ -168,7 +168,7 @@ def table1_scores(model: str, titles: Sequence[str]) -> dict[str, list[float]] |
         {
             row.gamma: statistics.fmean(row.values[title] for title in titles)
             for row in sorted(rows, key=lambda row: row.gamma or 0)
-            if row.method == method
+            if row.method == method and row.gamma is not None
         }
         for method in ("Score", "Baseline")
     )
