@@ -154,11 +154,10 @@ def figure1_bars(model: str, n_experts: int) -> list[float] | None:
 
 
 def table1_scores(model: str, titles: Sequence[str]) -> dict[str, list[float]] | None:
-    """Return the published mean of tasks, by their printed headings, by γ under Score.
+    """Return the published means of tasks, by their printed headings, under Score.
 
-    Returns:
-        ``gamma`` and ``value`` (percent), and ``baseline`` with one number; None where the model is
-        not Table 1's, or a task is not printed.
+    They are ``gamma`` and ``value`` (percent), and ``baseline`` with one number; None where the
+    model is not Table 1's, or a task is not printed.
     """
     rows = sorted(find_rows({"table": 1, "version": ["v1", "v2"]}), key=lambda row: row.version)
     if model != "olmoe" or not rows[0].values.keys() >= set(titles):  # the base model

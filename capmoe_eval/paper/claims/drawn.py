@@ -121,10 +121,8 @@ def straggler(model: str, peak: float | None = None) -> CheckResult:
 def below_ideal(figure_5: Mapping[str, Sequence[str]]) -> CheckResult:
     """Check that end-to-end speedups are possible with those of the layer, at some share of time.
 
-    Amdahl's law: with a share f of the time in MoE layers, 1/end-to-end = 1 − f + f/layer.
-
-    Args:
-        figure_5: By name in Figure 4, the path of the same setting in Figure 5 and its γ.
+    Amdahl's law: with a share f of the time in MoE layers, 1/end-to-end = 1 − f + f/layer. Settings
+    are named as in Figure 4, with their path in Figure 5 and γ.
     """
     texts, shares = [], []
     for (model, (*path, gamma)), method in itertools.product(figure_5.items(), ("TD", "ED")):
