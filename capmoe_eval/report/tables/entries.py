@@ -74,7 +74,7 @@ class Measured:
             baselines = [self._runs(slot, _BASELINE, column) for column in layout.tasks]
             cells = list(_tested(cells, found, baselines, layout))
         titles = [model.title for model in layout.paper_models if model.key == slot.key]
-        embedded = any(run.record.data in EMBEDDED for runs in found for run in runs)
+        embedded = any(run.record.cell.data in EMBEDDED for runs in found for run in runs)
         # The paper did not take every γ.
         with contextlib.suppress(LookupError):
             if titles and not embedded:
@@ -82,7 +82,7 @@ class Measured:
                 printed = [entry.value for entry in printed_row(layout, in_print, spec)]
                 same = [
                     not column.printed_metric
-                    or all(run.record.metric == column.printed_metric for run in runs)
+                    or all(run.record.cell.task.metric == column.printed_metric for run in runs)
                     for column, runs in zip(layout.tasks, found, strict=True)
                 ]
                 cells = list(_beside(cells, layout, printed, same))

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -135,6 +136,10 @@ class Result:
     documents: Mapping[str, tuple[str, Sequence[float]]] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     metric: str = "acc"
+
+    @property
+    def cell(self) -> SimpleNamespace:
+        return SimpleNamespace(data=self.data, task=SimpleNamespace(metric=self.metric))
 
     def score(self, metric: str) -> Score:
         return Score(self.metrics[metric], None, self.n, {})
