@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Final
-
-from capmoe_eval.experiment.names import NO_LIMIT
 
 ABSENT: Final = "—"
 _LATEX: Final = {
@@ -27,7 +24,6 @@ _LATEX: Final = {
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
     "γ": r"$\gamma$",
-    NO_LIMIT: r"$+\infty$",
     "∞": r"$\infty$",
     "×": r"$\times$",
     "±": r"$\pm$",
@@ -37,7 +33,7 @@ _LATEX: Final = {
     "–": "--",
     "—": "---",
 }
-_SPECIAL: Final = re.compile("|".join(re.escape(s) for s in sorted(_LATEX, key=len, reverse=True)))
+_MARKDOWN: Final = {sign: f"\\{sign}" for sign in r"\`*_[]<>|&~"}
 
 
 def one_line(text: object) -> str:
@@ -47,12 +43,13 @@ def one_line(text: object) -> str:
 
 def markdown(text: object) -> str:
     """Return a text of one line that Markdown shows as it is."""
-    return re.sub(r"([\\`*_\[\]<>|&~])", r"\\\1", one_line(text))
+    return one_line(text).translate(str.maketrans(_MARKDOWN))
 
 
 def latex(text: str) -> str:
     """Return a text of one line that LaTeX shows as it is."""
-    return _SPECIAL.sub(lambda match: _LATEX[match.group()], one_line(text))
+    found = one_line(text).translate(str.maketrans(_LATEX))
+    return found.replace(r"+$\infty$", r"$+\infty$")
 
 
 def shown(number: float | None, pattern: str = "{:g}", scale: float = 1.0) -> str:
