@@ -134,7 +134,7 @@ class Evidence:
         if home is None:
             return {}
         if side.gamma == "own":
-            side = side.model_copy(update={"gamma": self._own_gamma(model)})
+            side = side.model_copy(update={"gamma": self._own_gammas[model]})
         if side.gamma == "matched":
             if not (matched := self._matched(side, model)):
                 return {}
@@ -227,13 +227,15 @@ class Evidence:
         """Return a model's settings, None for one without records: those of most of them."""
         return self._homes.get(model)
 
-    def _own_gamma(self, model: str) -> float:
-        """Return the γ of a model's file in ``conf/model``, else that of most of its records."""
-        if model in options("model") and model not in self.homes:
+    @cached_property
+    def _own_gammas(self) -> dict[str, float]:
+        """The γ of each model: that of its file in ``conf/model``, else that of most records."""
+        found = {model: home.gamma for model, home in self._homes.items()}
+        for model in (found.keys() - self.homes).intersection(options("model")):
             gamma = load_option("model", model).gamma
             if gamma is not None:
-                return float(gamma)
-        return self._homes[model].gamma
+                found[model] = float(gamma)
+        return found
 
     @cached_property
     def _homes(self) -> dict[str, Home]:

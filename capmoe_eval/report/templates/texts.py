@@ -6,34 +6,36 @@ import json
 from typing import Final
 
 ABSENT: Final = "—"
-_LATEX: Final = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    # Bare, these two would be read as arguments of the line break before them.
-    "[": "{[}",
-    "*": "{*}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "γ": r"$\gamma$",
-    "∞": r"$\infty$",
-    "×": r"$\times$",
-    "±": r"$\pm$",
-    "−": r"$-$",
-    "▼": r"$^{\dagger}$",
-    "▲": r"$^{\ddagger}$",
-    "–": "--",
-    "—": "---",
-}
-_MARKDOWN: Final = {sign: f"\\{sign}" for sign in r"\`*_[]<>|&~"}
+_LATEX: Final = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "&": r"\&",
+        "%": r"\%",
+        "$": r"\$",
+        "#": r"\#",
+        "_": r"\_",
+        "{": r"\{",
+        "}": r"\}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        # Bare, these two would be read as arguments of the line break before them.
+        "[": "{[}",
+        "*": "{*}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        "γ": r"$\gamma$",
+        "∞": r"$\infty$",
+        "×": r"$\times$",
+        "±": r"$\pm$",
+        "−": r"$-$",
+        "▼": r"$^{\dagger}$",
+        "▲": r"$^{\ddagger}$",
+        "–": "--",
+        "—": "---",
+    }
+)
+_MARKDOWN: Final = {ord(sign): f"\\{sign}" for sign in r"\`*_[]<>|&~"}
 
 
 def one_line(text: object) -> str:
@@ -43,13 +45,12 @@ def one_line(text: object) -> str:
 
 def markdown(text: object) -> str:
     """Return a text of one line that Markdown shows as it is."""
-    return one_line(text).translate(str.maketrans(_MARKDOWN))
+    return one_line(text).translate(_MARKDOWN)
 
 
 def latex(text: str) -> str:
     """Return a text of one line that LaTeX shows as it is."""
-    found = one_line(text).translate(str.maketrans(_LATEX))
-    return found.replace(r"+$\infty$", r"$+\infty$")
+    return one_line(text).translate(_LATEX).replace(r"+$\infty$", r"$+\infty$")
 
 
 def shown(number: float | None, pattern: str = "{:g}", scale: float = 1.0) -> str:
