@@ -51,9 +51,7 @@ class _File(BaseModel):
 class Effects:
     """Computes each effect that is not in a file for the same records and the same code.
 
-    Args:
-        path: The file; without one nothing is kept.
-        recompute: All are computed, and what the file holds is compared with them.
+    Without a file nothing is kept. To recompute is to compare with it what it holds.
     """
 
     def __init__(self, path: Path | None = None, *, recompute: bool = False) -> None:

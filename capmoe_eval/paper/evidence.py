@@ -134,7 +134,7 @@ class Evidence:
         if home is None:
             return {}
         if side.gamma == "own":
-            side = side.model_copy(update={"gamma": self._own_gamma(model)})
+            side = side.model_copy(update={"gamma": self._own_gammas[model]})
         if side.gamma == "matched":
             if not (matched := self._matched(side, model)):
                 return {}
@@ -201,13 +201,15 @@ class Evidence:
             if records[0].layers[0].n_experts <= self._homes[model].ep_size
         ]
 
+    def find_tasks(self, sides: Sequence[Side], model: str) -> list[list[list[Record]]]:
+        """Return a model's records of each side, for each task that all have [tasks, sides]."""
+        found = [self.find(side, model) for side in sides]
+        return [[of[task] for of in found] for task in found[0] if all(task in of for of in found)]
+
     def dropped(self, sides: Sequence[Side], model: str) -> list[float]:
         """Return the share of pairs that each side drops, over the tasks that all have, if any."""
-        found = [self.find(side, model) for side in sides]
-        tasks = [task for task in found[0] if all(task in of for of in found)]
-        if not tasks:
-            return []
-        return [fmean(one.load.drop_rate for task in tasks for one in of[task]) for of in found]
+        by_side = zip(*self.find_tasks(sides, model), strict=True)
+        return [fmean(one.load.drop_rate for records in of for one in records) for of in by_side]
 
     def _matched(self, side: Side, model: str) -> tuple[float, ...] | None:
         """Return the γ with the share of pairs dropped nearest to Expert Drop's, and both shares.
@@ -225,13 +227,15 @@ class Evidence:
         """Return a model's settings, None for one without records: those of most of them."""
         return self._homes.get(model)
 
-    def _own_gamma(self, model: str) -> float:
-        """Return the γ of a model's file in ``conf/model``, else that of most of its records."""
-        if model in options("model") and model not in self.homes:
+    @cached_property
+    def _own_gammas(self) -> dict[str, float]:
+        """The γ of each model: that of its file in ``conf/model``, else that of most records."""
+        found = {model: home.gamma for model, home in self._homes.items()}
+        for model in (found.keys() - self.homes).intersection(options("model")):
             gamma = load_option("model", model).gamma
             if gamma is not None:
-                return float(gamma)
-        return self._homes[model].gamma
+                found[model] = float(gamma)
+        return found
 
     @cached_property
     def _homes(self) -> dict[str, Home]:

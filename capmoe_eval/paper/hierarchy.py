@@ -19,17 +19,15 @@ _KEPT: Final = DRAWS + DRAWS // 4
 
 
 def over_models(models: Mapping[str, Mapping[str, Paired]]) -> tuple[float, float] | None:
-    """Return the 95 % interval of the mean difference with models as units, seeded.
+    """Return both ends of the 95 % interval of the mean difference with models as units, seeded.
 
     Each resample draws models, for each of them training seeds where there are several, and for
     each of these the batches of every task: whole batches where they are known, for the documents
-    of a batch share what is dropped, else documents. Models count equally, and so do tasks.
+    of a batch share what is dropped, else documents. Models count equally, and so do tasks. Fewer
+    than two models have none.
 
     Args:
         models: What was compared, by model and task; :func:`family` says what are seeds of one.
-
-    Returns:
-        Both ends, in the unit of the scores, or None if there are fewer than two models.
     """
     families: dict[str, list[str]] = {}
     for model in models:

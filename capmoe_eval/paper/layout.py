@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BeforeValidator
 
+from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import TITLES
+from capmoe_eval.paper.printed import PrintedRow, find_row
 from capmoe_eval.routing.method import Method
 
 OWN: Final = "own"
@@ -59,9 +62,17 @@ class RowSpec:
         """Return the knobs that it names, with a model's numbers for their symbols."""
         return {knob: slot.symbols.get(str(v), v) for knob, v in self.knobs.items()}
 
-    def method_on(self, slot: ModelSlot, gamma: float | None) -> Method:
+    def gamma_on(self, slot: ModelSlot) -> float | None:
+        """Return γ on a model, or raise UsageError if it takes the model's own, which has none."""
+        if self.gamma != OWN:
+            return self.gamma
+        if slot.gamma is None:
+            raise UsageError(f"{self.name} on {slot.key} takes the model's own γ, and it has none")
+        return slot.gamma
+
+    def method_on(self, slot: ModelSlot) -> Method:
         """Return the method on a model; UsageError for a value that a knob cannot have."""
-        return Method(self.method, gamma, **{**slot.knobs, **self.knobs_on(slot)})
+        return Method(self.method, self.gamma_on(slot), **{**slot.knobs, **self.knobs_on(slot)})
 
 
 def _named(row: Any) -> Any:
@@ -101,6 +112,15 @@ class Layout(PaperTable):
     notes: tuple[str, ...] = ()  # what must be said of it, measured or published
     states_gamma: bool = True  # the paper says which γ it took
     same_documents: bool = False  # all tasks ask the same documents, in the same order
+
+    def printed(self, slot: ModelSlot, spec: RowSpec) -> PrintedRow:
+        """Return a row as the paper prints it, or raise LookupError if it does not."""
+        if not spec.in_print:
+            raise LookupError(f"{self.name} has no row {spec.name} in print")
+        where = {"version": self.version, "table": self.number, "model": slot.title}
+        gamma = math.inf if spec.method == "baseline" else spec.gamma_on(slot)
+        named = {"method": spec.name, "variant": spec.printed_variant, "gamma": [gamma, None]}
+        return find_row(where | named)
 
 
 @dataclass(frozen=True)

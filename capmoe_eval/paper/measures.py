@@ -22,7 +22,7 @@ CHANGED: Final = 1.0
 
 
 def removed(evidence: Evidence) -> list[Finding]:
-    """Expert Drop removes fewer of the router's assignments than Token Drop at its own γ."""
+    """Ask if Expert Drop removes fewer of the router's choices than Token Drop at its own γ."""
     token, expert = Side(method="score", gamma="own"), Side(method="expert_drop")
     found = {model: evidence.dropped((token, expert), model) for model in evidence.models}
     shares = {model: 100 * (both[0] - both[1]) for model, both in found.items() if both}
@@ -32,7 +32,7 @@ def removed(evidence: Evidence) -> list[Finding]:
 
 
 def balance(evidence: Evidence) -> list[Finding]:
-    """From scratch against upcycled: the same class, data, steps and seeds (Figures 1, 2, 13).
+    """Compare trainings from scratch with upcycled ones of equal seeds (Figures 1, 2, 13).
 
     A training counts if its model answers better than chance does (:func:`_knows`).
     """
@@ -74,7 +74,7 @@ def _knows(training: Training) -> bool:
 
 
 def decay(evidence: Evidence) -> list[Finding]:
-    """Behind the top-k a gate score falls gently, and more so than a random router's (Figure 8).
+    """Ask if gate scores fall gently behind the top-k, and not as a random router's (Figure 8).
 
     The step from rank K to K+1, as the logarithm of the scores' ratio, fails where it is larger
     than the mean step inside the top-k. Noise has no such cliff either, so it holds only where the
@@ -138,7 +138,7 @@ TEXT_LOST: Final = 5.0
 
 
 def text_kept(evidence: Evidence) -> list[Finding]:
-    """At γ = 0.5, images dropped first, text pairs stay (Appendix C).
+    """Ask if text pairs stay at γ = 0.5 where images are dropped first (Appendix C).
 
     The paper says so of queries of which text is a small part. It fails only where text is no
     larger a part than in Figure 10.
@@ -165,12 +165,12 @@ def text_kept(evidence: Evidence) -> list[Finding]:
 
 
 def companions(evidence: Evidence) -> list[Finding]:
-    """Answers change when the same documents share batches with others; the baseline's do not."""
+    """Ask if answers change with the documents that share their batch; the baseline's may not."""
     return _company(evidence, ("baseline", *_ORDERS, "random", "score", "expanded_drop"))
 
 
 def orders(evidence: Evidence) -> list[Finding]:
-    """What Order and Reverse Order drop depends on the other sequences of the batch (§4)."""
+    """Ask if what Order and Reverse Order drop depends on a batch's other sequences (§4)."""
     return _company(evidence, _ORDERS)
 
 

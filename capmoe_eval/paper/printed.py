@@ -99,19 +99,6 @@ def find_rows(where: Where) -> list[PrintedRow]:
     return rows
 
 
-def lookup(column: str, *, gamma: float | None = None, **names: Any) -> float:
-    """Return a printed number, in the table's own units; ``names`` are fields of its row.
-
-    A row for which the paper states no γ (Expert Drop, Table 6) is found by any ``gamma``. A number
-    that it does not print is a LookupError.
-    """
-    rows = find_rows({"variant": "", **names, "gamma": [gamma, None]})
-    for row in sorted(rows, key=lambda row: row.gamma is None):
-        if column in row.values:
-            return row.values[column]
-    raise LookupError(f"{rows[0].label} has no column {column}")
-
-
 def find_row(where: Where) -> PrintedRow:
     """Return the one row that fits, or raise LookupError if none does, or several."""
     rows = find_rows(where)
@@ -167,11 +154,10 @@ def figure1_bars(model: str, n_experts: int) -> list[float] | None:
 
 
 def table1_scores(model: str, titles: Sequence[str]) -> dict[str, list[float]] | None:
-    """Return the published mean of tasks, by their printed headings, by γ under Score.
+    """Return the published means of tasks, by their printed headings, under Score.
 
-    Returns:
-        ``gamma`` and ``value`` (percent), and ``baseline`` with one number; None where the model is
-        not Table 1's, or a task is not printed.
+    They are ``gamma`` and ``value`` (percent), and ``baseline`` with one number; None where the
+    model is not Table 1's, or a task is not printed.
     """
     rows = sorted(find_rows({"table": 1, "version": ["v1", "v2"]}), key=lambda row: row.version)
     if model != "olmoe" or not rows[0].values.keys() >= set(titles):  # the base model
@@ -181,7 +167,7 @@ def table1_scores(model: str, titles: Sequence[str]) -> dict[str, list[float]] |
         {
             row.gamma: statistics.fmean(row.values[title] for title in titles)
             for row in sorted(rows, key=lambda row: row.gamma or 0)
-            if row.method == method
+            if row.method == method and row.gamma is not None
         }
         for method in ("Score", "Baseline")
     )

@@ -19,13 +19,10 @@ _FEW = 64
 
 
 def resampled_sums(values: Floats, resamples: int, *names: str) -> Floats:
-    """Return the sums of bootstrap samples [resamples].
+    """Return the sums of bootstrap samples [resamples] of values [units], each of as many units.
 
-    Args:
-        values: What is summed [units].
-        resamples: Number of samples, each as large as the number of units.
-        *names: Names of what the units are of, which seed the draws: all contrasts of a task draw
-            the same documents.
+    The names of what the units are of seed the draws: all contrasts of a task draw the same
+    documents.
     """
     counts = _counts(len(values), resamples, names)
     if len(values) < _FEW:

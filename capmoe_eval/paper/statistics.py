@@ -149,7 +149,7 @@ def sign_flip(tasks: Sequence[Floats]) -> float:
     documents, nor the sides, nor the unit plays a part.
 
     Args:
-        tasks: For each task, one difference for each document; none of either is a ValueError.
+        tasks: Of each, its differences [documents]; none of either is a ValueError.
     """
     if not tasks or any(not len(values) for values in tasks):
         raise ValueError("every task needs documents")
@@ -230,12 +230,7 @@ def _drawn(sizes: Floats, counts: NDArray[np.int64]) -> Floats:
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """Return the two-sided p of McNemar's exact test.
-
-    Args:
-        gained: Documents that only the first method has right.
-        lost: Documents that only the second has right.
-    """
+    """Return the two-sided p of McNemar's exact test: documents that one method alone has right."""
     fewer, more = sorted((gained, lost))
     return 1.0 if more - fewer <= 1 else 2 * binomial_tail(more, gained + lost, 0.5)
 

@@ -85,10 +85,11 @@ def text_fits(gamma: float, least: float) -> CheckResult:
     capacity = gamma * sum(total) / len(total)
     share = 100 * sum(min(load, capacity) for load in text) / sum(text)
     over = sum(load > capacity for load in text)
+    part = 100 * sum(text) / sum(total)
     said = (
         f"At{gamma_suffix(gamma)} {share:.1f} % of the figure's text assignments fit, asked at "
-        f"least {least:g} %; {over} of {len(text)} experts have more text than their capacity, the most "
-        f"{max(text):g} of the figure's unit; text is {100 * sum(text) / sum(total):.1f} % of all."
+        f"least {least:g} %; {over} of {len(text)} experts have more text than their capacity, the "
+        f"most {max(text):g} of the figure's unit; text is {part:.1f} % of all."
     )
     return in_print(share >= least, said)
 
@@ -120,10 +121,8 @@ def straggler(model: str, peak: float | None = None) -> CheckResult:
 def below_ideal(figure_5: Mapping[str, Sequence[str]]) -> CheckResult:
     """Check that end-to-end speedups are possible with those of the layer, at some share of time.
 
-    Amdahl's law: with a share f of the time in MoE layers, 1/end-to-end = 1 − f + f/layer.
-
-    Args:
-        figure_5: By name in Figure 4, the path of the same setting in Figure 5 and its γ.
+    Amdahl's law: with a share f of the time in MoE layers, 1/end-to-end = 1 − f + f/layer. Settings
+    are named as in Figure 4, with their path in Figure 5 and γ.
     """
     texts, shares = [], []
     for (model, (*path, gamma)), method in itertools.product(figure_5.items(), ("TD", "ED")):

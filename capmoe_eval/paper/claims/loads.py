@@ -85,16 +85,14 @@ def _values(question: LoadQuestion, evidence: Evidence) -> tuple[dict[str, float
     It is the mean over the model's tasks, for a peak the highest of them.
     """
     asked = [side for side in (question.of, question.against) if side is not None]
-    left_out = evidence.left_out(*asked) if len(asked) == 2 else []
+    left_out = evidence.left_out(asked[0], asked[-1])
     is_peak = question.quantity == "peak_before" and question.against is None
     values, paths = {}, set()
     for model in evidence.models:
         if model in left_out:
             continue
-        found, *others = (evidence.find(side, model) for side in asked)
         tasks = []
-        for task in found:
-            sides = [side[task] for side in (found, *others) if task in side]
+        for sides in evidence.find_tasks(asked, model):
             means = [_mean([_quantity(question, record) for record in side]) for side in sides]
             known = [mean for mean in means if mean is not None]
             if len(known) == len(asked):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Mapping
@@ -10,7 +11,6 @@ from typing import Any, Final
 from capmoe_eval.paper.claims.result import CheckResult
 from capmoe_eval.paper.contrasts import Expectation
 from capmoe_eval.paper.evidence import Evidence, Side
-from capmoe_eval.paper.layout import OWN
 from capmoe_eval.paper.printed import PrintedRow, find_rows
 from capmoe_eval.paper.statistics import binomial_tail
 from capmoe_eval.paper.tables import ALL_TASKS, LAYOUTS
@@ -76,13 +76,9 @@ def check(where: Mapping[str, Any], evidence: Evidence) -> CheckResult:
 def _asked(row: PrintedRow) -> tuple[str, Side]:
     """Return the model and the side that a printed row is of, by the layout of its table."""
     for layout in LAYOUTS:
-        if (layout.version, layout.number) != (row.version, row.table):
-            continue
         for slot, spec in itertools.product(layout.paper_models, itertools.chain(*layout.blocks)):
-            gamma = slot.gamma if spec.gamma == OWN else spec.gamma
-            named = slot.title, spec.name, spec.printed_variant
-            of_gamma = gamma == row.gamma or spec.method == "baseline"
-            if of_gamma and named == (row.model, row.method, row.variant):
-                asked = {"method": spec.method, "gamma": gamma, **spec.knobs}
-                return slot.key, Side.model_validate(asked)
+            with contextlib.suppress(LookupError):
+                if layout.printed(slot, spec) is row:
+                    asked = {"method": spec.method, "gamma": spec.gamma_on(slot), **spec.knobs}
+                    return slot.key, Side.model_validate(asked)
     raise LookupError(f"{row.label}: no counterpart here")

@@ -111,7 +111,6 @@ def _result(result: CheckResult, report: Report) -> dict[str, object]:
             {"href": quote(report.link(path), safe="/.-_~"), "text": Path(path).name}
             for path in paths[:_LINKS]
         ],
-        "rest": rest,
         "more": f" and {rest} more in claims.json." if rest > 0 else ".",
     }
 
@@ -121,13 +120,11 @@ def _records(result: CheckResult) -> list[str]:
 
 
 def _models(result: CheckResult) -> Iterator[str]:
-    """Yield a sentence on the models of each finding, where they were measured."""
+    """Yield a sentence on the models of each contrast."""
     if result.source == "measured":
         for found in result.findings:
-            if found.models:
-                pattern = "{} {:+.2f}" if found.unit == "points" else "{} {:.3g}"
-                models = ", ".join(pattern.format(*item) for item in found.models.items())
-                yield f"{found.label} by model: {models}."
+            models = ", ".join(f"{model} {points:+.2f}" for model, points in found.models.items())
+            yield f"{found.label} by model: {models}."
 
 
 def to_json(report: Report) -> str:

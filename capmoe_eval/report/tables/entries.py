@@ -51,20 +51,18 @@ class Measured:
             key = (record.model, record.method, record.gamma, record.task)
             self._found[key].append(record)
 
-    def row(
-        self, layout: Layout, slot: ModelSlot, spec: RowSpec, gamma: float | None
-    ) -> list[Entry | Missing]:
+    def row(self, layout: Layout, slot: ModelSlot, spec: RowSpec) -> list[Entry | Missing]:
         """Return a row's entries, see :data:`capmoe_eval.report.tables.fill.RowSource`.
 
         One command fills all that is missing in a row, so that a checkpoint is loaded once. Two
         evaluations of one entry that no seed tells apart, seeds of different knobs or numbers of
         documents, and a number that is not finite are UsageErrors.
         """
-        method = spec.method_on(slot, gamma)
+        method = spec.method_on(slot)
         found = [self._runs(slot, method, column, spec.knobs) for column in layout.tasks]
         lacking = [c for c, runs in zip(layout.tasks, found, strict=True) if not runs]
         absent = list(dict.fromkeys(column.task for column in lacking))
-        asks = (slot.key, spec.method, gamma, spec.knobs_on(slot), absent)
+        asks = (slot.key, spec.method, spec.gamma_on(slot), spec.knobs_on(slot), absent)
         needs = (column.needs for column in lacking if column.needs)
         overrides = list(dict.fromkeys((*self._overrides, *needs)))
         missing = Missing(row_command(*asks, seeds=self._seeds, overrides=overrides))
@@ -75,18 +73,19 @@ class Measured:
         if method.name != _BASELINE.name:
             baselines = [self._runs(slot, _BASELINE, column) for column in layout.tasks]
             cells = list(_tested(cells, found, baselines, layout))
-        if all(run.record.cell.data not in EMBEDDED for runs in found for run in runs):
-            paper = next((model for model in layout.paper_models if model.key == slot.key), None)
-            # The paper did not take every γ.
-            with contextlib.suppress(LookupError):
-                if paper:
-                    printed = [entry.value for entry in printed_row(layout, paper, spec, gamma)]
-                    same = [
-                        not column.printed_metric
-                        or all(run.record.cell.task.metric == column.printed_metric for run in runs)
-                        for column, runs in zip(layout.tasks, found, strict=True)
-                    ]
-                    cells = list(_beside(cells, layout, printed, same))
+        titles = [model.title for model in layout.paper_models if model.key == slot.key]
+        embedded = any(run.record.cell.data in EMBEDDED for runs in found for run in runs)
+        # The paper did not take every γ.
+        with contextlib.suppress(LookupError):
+            if titles and not embedded:
+                in_print = dataclasses.replace(slot, title=titles[0])
+                printed = [entry.value for entry in printed_row(layout, in_print, spec)]
+                same = [
+                    not column.printed_metric
+                    or all(run.record.cell.task.metric == column.printed_metric for run in runs)
+                    for column, runs in zip(layout.tasks, found, strict=True)
+                ]
+                cells = list(_beside(cells, layout, printed, same))
         return cells
 
     def _runs(

@@ -11,10 +11,8 @@ from capmoe_eval.experiment.names import gamma_number, gamma_text
 from capmoe_eval.paper.layout import OWN, Layout, ModelSlot, RowSpec
 from capmoe_eval.report.tables.table import ALPHA, Entry, Missing, Row, Table
 
-RowSource: TypeAlias = Callable[
-    [Layout, ModelSlot, RowSpec, float | None], Sequence[Entry | Missing]
-]
-"""The entries of a row for a model at a γ, in display units: one per task, then the average."""
+RowSource: TypeAlias = Callable[[Layout, ModelSlot, RowSpec], Sequence[Entry | Missing]]
+"""The entries of a row for a model, in display units: one per task, then the average."""
 
 _PUBLISHED = (
     "published: what the paper prints, and in parentheses our difference to it and its z: over our "
@@ -57,9 +55,7 @@ def fill(layout: Layout, slots: Sequence[ModelSlot], entries: RowSource) -> Tabl
 
 
 def _row(layout: Layout, slot: ModelSlot, spec: RowSpec, entries: RowSource) -> Row:
-    gamma = slot.gamma if spec.gamma == OWN else spec.gamma
-    if gamma is None and spec.gamma == OWN:
-        raise UsageError(f"{spec.name} on {slot.key} takes the model's own γ, and it has none")
+    gamma = spec.gamma_on(slot)
     labels = [
         template.format(
             model=slot.title,
@@ -70,7 +66,7 @@ def _row(layout: Layout, slot: ModelSlot, spec: RowSpec, entries: RowSource) -> 
         )
         for _, template in layout.labels
     ]
-    cells = tuple(entries(layout, slot, spec, gamma))
+    cells = tuple(entries(layout, slot, spec))
     return Row(tuple(labels), cells, slot.key, spec.method, gamma_text(spec.method, gamma))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from capmoe_eval.experiment.selection import LEFT_OUT
 from capmoe_eval.experiment.timings.names import bench_command
 from capmoe_eval.paper.benchmarks import Bench, Shown
 from capmoe_eval.paper.layout import QueryLayout, SettingsLayout, WorkloadLayout
-from capmoe_eval.paper.printed import MACHINE, lookup
+from capmoe_eval.paper.printed import MACHINE, find_rows
 from capmoe_eval.report.tables.table import Entry, Missing, Published, Row, Table, Text
 
 if TYPE_CHECKING:
@@ -174,13 +173,14 @@ def _notes(one: Shown, points: Sequence[Point]) -> Iterator[str]:
 
 def _printed_speedups(layout: WorkloadLayout) -> dict[str, float]:
     """Return the printed speedup of each workload of a table, by the workload as printed."""
-    printed = functools.partial(
-        lookup,
-        version=layout.version,
-        table=layout.number,
-        model=layout.model,
-        method=TITLES[layout.method],
-        gamma=layout.gamma,
-        column="Speedup",
+    rows = find_rows(
+        {
+            "version": layout.version,
+            "table": layout.number,
+            "model": layout.model,
+            "method": TITLES[layout.method],
+            "gamma": layout.gamma,
+        }
     )
-    return {place: printed(variant=place) for place in layout.workloads.values()}
+    printed = {row.variant: row.values["Speedup"] for row in rows}
+    return {place: printed[place] for place in layout.workloads.values()}

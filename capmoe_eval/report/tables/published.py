@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import math
 from typing import Final
 
 from capmoe_eval.paper.layout import (
@@ -15,7 +13,6 @@ from capmoe_eval.paper.layout import (
     SettingsLayout,
     WorkloadLayout,
 )
-from capmoe_eval.paper.printed import lookup
 from capmoe_eval.paper.tables import printed_layout
 from capmoe_eval.report.tables.fill import fill
 from capmoe_eval.report.tables.others import printed_query, printed_workloads, settings_table
@@ -60,20 +57,10 @@ def _as_printed(layout: Layout) -> Layout:
     return dataclasses.replace(layout, tasks=tasks, blocks=blocks)
 
 
-def printed_row(layout: Layout, slot: ModelSlot, spec: RowSpec, gamma: float | None) -> list[Entry]:
+def printed_row(layout: Layout, slot: ModelSlot, spec: RowSpec) -> list[Entry]:
     """Return a row's printed entries, or raise LookupError if the paper does not print it."""
-    if not spec.in_print:
-        raise LookupError(f"{layout.name} has no row {spec.name} in print")
+    row = layout.printed(slot, spec)
     headings = [column.printed or column.heading for column in layout.tasks]
     if layout.average is not None:
         headings.append(layout.average)
-    printed = functools.partial(
-        lookup,
-        version=layout.version,
-        table=layout.number,
-        model=slot.title,
-        method=spec.name,
-        variant=spec.printed_variant,
-        gamma=math.inf if spec.method == "baseline" else gamma,
-    )
-    return [Entry(printed(column=heading)) for heading in headings]
+    return [Entry(row.values[heading]) for heading in headings]

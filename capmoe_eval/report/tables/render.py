@@ -19,7 +19,7 @@ _SUFFIXES: Final = (
     *("", " stderr", " low", " high", " published", " difference", " z"),
     *(" effect", " p", " p corrected"),
 )
-"""Of the columns of a number in CSV, in their order; the first two are always there."""
+"""Endings of a number's columns in CSV, in their order; the first two are always there."""
 
 View: TypeAlias = dict[str, Any]
 """A row or a cell in words, see :func:`body_view`."""

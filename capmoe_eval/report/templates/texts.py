@@ -3,42 +3,40 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Final
 
-from capmoe_eval.experiment.names import NO_LIMIT
-
 ABSENT: Final = "—"
-_LATEX: Final = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    # Bare, these two would be read as arguments of the line break before them.
-    "[": "{[}",
-    "*": "{*}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "γ": r"$\gamma$",
-    NO_LIMIT: r"$+\infty$",
-    "∞": r"$\infty$",
-    "×": r"$\times$",
-    "±": r"$\pm$",
-    "−": r"$-$",
-    "▼": r"$^{\dagger}$",
-    "▲": r"$^{\ddagger}$",
-    "–": "--",
-    "—": "---",
-}
-_SPECIAL: Final = re.compile("|".join(re.escape(s) for s in sorted(_LATEX, key=len, reverse=True)))
+_LATEX: Final = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "&": r"\&",
+        "%": r"\%",
+        "$": r"\$",
+        "#": r"\#",
+        "_": r"\_",
+        "{": r"\{",
+        "}": r"\}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        # Bare, these two would be read as arguments of the line break before them.
+        "[": "{[}",
+        "*": "{*}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        "γ": r"$\gamma$",
+        "∞": r"$\infty$",
+        "×": r"$\times$",
+        "±": r"$\pm$",
+        "−": r"$-$",
+        "▼": r"$^{\dagger}$",
+        "▲": r"$^{\ddagger}$",
+        "–": "--",
+        "—": "---",
+    }
+)
+_MARKDOWN: Final = {ord(sign): f"\\{sign}" for sign in r"\`*_[]<>|&~"}
 
 
 def one_line(text: object) -> str:
@@ -48,12 +46,12 @@ def one_line(text: object) -> str:
 
 def markdown(text: object) -> str:
     """Return a text of one line that Markdown shows as it is."""
-    return re.sub(r"([\\`*_\[\]<>|&~])", r"\\\1", one_line(text))
+    return one_line(text).translate(_MARKDOWN)
 
 
 def latex(text: str) -> str:
     """Return a text of one line that LaTeX shows as it is."""
-    return _SPECIAL.sub(lambda match: _LATEX[match.group()], one_line(text))
+    return one_line(text).translate(_LATEX).replace(r"+$\infty$", r"$+\infty$")
 
 
 def shown(number: float | None, pattern: str = "{:g}", scale: float = 1.0) -> str:

@@ -2,6 +2,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,6 +29,10 @@ class Result:
     n: int = 500
     data: str = "hub"
     documents: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+
+    @property
+    def cell(self) -> SimpleNamespace:
+        return SimpleNamespace(data=self.data)
 
 
 LAYOUT = Layout(

@@ -4,13 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record import Score
 from capmoe_eval.paper.layout import Layout, PaperTable, SettingsLayout
-from capmoe_eval.paper.printed import PrintedRow, lookup, printed_rows
+from capmoe_eval.paper.printed import PrintedRow, find_row, printed_rows
 from capmoe_eval.paper.tables import LAYOUTS, PAPER_TABLES, find_layout
 from capmoe_eval.report.tables.entries import Measured
 from capmoe_eval.report.tables.fill import fill
@@ -136,6 +137,10 @@ class Result:
     metrics: Mapping[str, float] = field(default_factory=dict)
     metric: str = "acc"
 
+    @property
+    def cell(self) -> SimpleNamespace:
+        return SimpleNamespace(data=self.data, task=SimpleNamespace(metric=self.metric))
+
     def score(self, metric: str) -> Score:
         return Score(self.metrics[metric], None, self.n, {})
 
@@ -257,7 +262,7 @@ def test_renamed_method_kept_its_numbers() -> None:
         ({"table": 1, "model": "OLMoE", "method": "Random", "gamma": 1.5}, 59.1),
         ({"table": 1, "model": "OLMoE", "method": "Baseline", "gamma": math.inf}, 64.0),
         ({"table": 2, "model": "OLMoE-Instruct", "method": "Expert Drop"}, 60.5),
-        ({"table": 6, "model": "DeepSeek-V2-Lite", "method": "Token Drop", "gamma": 1.0}, 0.53),
+        ({"table": 6, "model": "DeepSeek-V2-Lite", "method": "Token Drop", "gamma": None}, 0.53),
         (
             {
                 "table": 3,
@@ -270,13 +275,13 @@ def test_renamed_method_kept_its_numbers() -> None:
         ),
     ],
 )
-def test_lookup(key: dict[str, object], value: float) -> None:
-    assert lookup(version="v2", column="Avg.", **key) == value  # type: ignore[arg-type]
+def test_a_printed_row_is_found_by_its_fields(key: dict[str, object], value: float) -> None:
+    assert find_row(key).values["Avg."] == value
 
 
-def test_lookup_of_what_is_not_printed_names_it() -> None:
+def test_a_row_that_is_not_printed_is_named() -> None:
     with pytest.raises(LookupError, match=r"prints no row .*'Score'.*3\.0"):
-        lookup(version="v2", table=1, model="OLMoE", method="Score", gamma=3.0, column="OBQA")
+        find_row({"table": 1, "model": "OLMoE", "method": "Score", "gamma": 3.0})
 
 
 def test_every_cell_is_printed_once() -> None:
