@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
@@ -64,14 +64,17 @@ class Calibration(Part, ABC):
     # Of each kind.
 
     @classmethod
-    @abstractmethod
     def observer(cls, layers: Sequence[MoeLayer], method: Method) -> Observer:
-        """Return what measures a run of the stock model, for a method."""
+        """Return what measures a run of the stock model, for a method, beside what it counts."""
+        return Observer()
 
     @classmethod
     @abstractmethod
-    def measured(cls, observer: Any) -> dict[str, Any]:
-        """Return the fields that this kind adds to the file, from its observer after the run."""
+    def measured(cls, observer: Any, layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the fields that this kind adds to the file, from its observer after the run.
+
+        ``layers`` are what was counted of the layers, as a meter reports it.
+        """
 
     def needed(self, method: Method) -> tuple[Tensor, ...] | None:
         """Return what the decisions of each MoE layer need, by a method."""
