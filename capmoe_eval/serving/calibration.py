@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, TypeAlias
 
 from pydantic import Field, ValidationError
 from pydantic_core import from_json
@@ -28,6 +28,8 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.recorder import Observer
 
+Counted: TypeAlias = Sequence[Mapping[str, Any]]
+"""What a meter reports of each layer."""
 SCHEMA: Final = 1
 DOCUMENTS: Final = 128
 """Documents of a calibration; of a task with parts, as many of each as make up about that many."""
@@ -70,11 +72,8 @@ class Calibration(Part, ABC):
 
     @classmethod
     @abstractmethod
-    def measured(cls, observer: Any, layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the fields that this kind adds to the file, from its observer after the run.
-
-        ``layers`` are what was counted of the layers, as a meter reports it.
-        """
+    def measured(cls, observer: Any, layers: Counted) -> dict[str, Any]:
+        """Return the fields that this kind adds to the file, after the run."""
 
     def needed(self, method: Method) -> tuple[Tensor, ...] | None:
         """Return what the decisions of each MoE layer need, by a method."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Annotated, Any, ClassVar, Final
 
@@ -18,7 +18,7 @@ from capmoe_eval.routing.knobs import EPLB
 from capmoe_eval.routing.method import Adaptive, Method
 from capmoe_eval.routing.weighted import modality_bias
 from capmoe_eval.serving.adaptive import choose, grid
-from capmoe_eval.serving.calibration import Applied, Calibration, rounded_shares
+from capmoe_eval.serving.calibration import Applied, Calibration, Counted, rounded_shares
 from capmoe_eval.serving.placement.eplb import plan_eplb
 from capmoe_eval.wrapper.curve_meter import CurveMeter
 from capmoe_eval.wrapper.layers import MoeLayer
@@ -75,7 +75,7 @@ class FactorCurves(Calibration):
         return CurveMeter(layers, method, grid(never_binds))
 
     @classmethod
-    def measured(cls, observer: CurveMeter, layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def measured(cls, observer: CurveMeter, layers: Counted) -> dict[str, Any]:
         """Return the factors, and the curves of every layer."""
         curves = [
             LayerCurve(
@@ -139,9 +139,7 @@ class ExpertModalities(Calibration):
     layers: Annotated[list[LayerFrequencies], Field(min_length=1)]
 
     @classmethod
-    def measured(
-        cls, observer: Observer, layers: Sequence[Mapping[str, Any]]
-    ) -> dict[str, list[LayerFrequencies]]:
+    def measured(cls, observer: Observer, layers: Counted) -> dict[str, Any]:
         """Return the frequencies of every layer.
 
         Raises:
@@ -195,17 +193,11 @@ class ExpertLoads(Calibration):
     layers: Annotated[list[LayerLoads], Field(min_length=1)]
 
     @classmethod
-    def measured(
-        cls, observer: Observer, layers: Sequence[Mapping[str, Any]]
-    ) -> dict[str, list[LayerLoads]]:
+    def measured(cls, observer: Observer, layers: Counted) -> dict[str, Any]:
         """Return the loads of every layer."""
         nothing = [0] * layers[0]["n_experts"]
-        return {
-            "layers": [
-                LayerLoads(name=layer["name"], loads=layer["load_before"] or nothing)
-                for layer in layers
-            ]
-        }
+        loads = [(layer["name"], layer["load_before"] or nothing) for layer in layers]
+        return {"layers": [LayerLoads(name=name, loads=load) for name, load in loads]}
 
     def needed(self, method: Method) -> tuple[Tensor, ...]:
         """Return the experts of each rank [R, E/R], for every layer."""
@@ -276,9 +268,7 @@ class ExpertSimilarity(Calibration):
         return SimilarityMeter(layers, TOKENS)
 
     @classmethod
-    def measured(
-        cls, observer: SimilarityMeter, layers: Sequence[Mapping[str, Any]]
-    ) -> dict[str, Any]:
+    def measured(cls, observer: SimilarityMeter, layers: Counted) -> dict[str, Any]:
         """Return the similarities of every layer."""
         similarities = []
         for layer, similarity_EE in zip(observer.layers, observer.similarities(), strict=True):
