@@ -97,7 +97,7 @@ def calibrate(
         tokens=meter.summary()["tokens"],
         forwards=meter.forwards,
         weights=weights,
-        **kind.measured(observer),
+        **kind.measured(observer, meter.report()["layers"]),
     )
 
 

@@ -60,10 +60,7 @@ def choose_reference(dropped_LX: Array, straggler_LX: Array, budget: float) -> l
 def choose(dropped_LX: Array, straggler_LX: Array, budget: float) -> list[int]:
     """Return the place in the grid for each layer: steps on the hulls while the budget lasts.
 
-    Args:
-        dropped_LX: Share that each layer drops at each capacity factor.
-        straggler_LX: Its straggler factor there.
-        budget: The largest mean share.
+    The budget is the largest mean of the shares that the layers drop.
     """
     hulls = [hull(*layer) for layer in zip(dropped_LX, straggler_LX, strict=True)]
     chosen = [points[0] for points in hulls]

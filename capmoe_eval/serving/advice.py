@@ -178,7 +178,7 @@ def _changed(change: Change) -> str:
 def _by_layer(setting: Setting) -> str:
     if setting.layer_gammas is None:
         return ""
-    return f" The γ of its layers: {', '.join(f'{gamma:g}' for gamma in setting.layer_gammas)}."
+    return f" The γ of its layers: {', '.join(map(gamma_number, setting.layer_gammas))}."
 
 
 def _gentler(known: Sequence[Setting], chosen: Setting) -> str:

@@ -63,7 +63,7 @@ def advise_on_trace(
         settings = quality.completed(settings, link_share)
     return _advised(
         settings,
-        deployment,
+        deployment._replace(experts_per_rank=slots),
         budget,
         trace,
         source=trace.source,
@@ -71,7 +71,6 @@ def advise_on_trace(
         n_experts=trace.n_experts,
         top_k=trace.top_k,
         layers=trace.n_layers,
-        experts_per_rank=slots,
         steps=trace.n_steps,
         decode_steps=trace.decode_steps,
         assumed_steps=assumed_steps,
@@ -90,7 +89,7 @@ def advise_on_records(quality: Quality, deployment: Deployment, budget: Budget) 
     check_deployment(layers[0].n_experts, deployment.ranks, local)
     return _advised(
         quality.settings(deployment.link_share),
-        deployment,
+        deployment._replace(experts_per_rank=local),
         budget,
         None,
         source=f"{len(quality.records)} records",
@@ -98,7 +97,6 @@ def advise_on_records(quality: Quality, deployment: Deployment, budget: Budget) 
         n_experts=layers[0].n_experts,
         top_k=layers[0].top_k,
         layers=len(layers),
-        experts_per_rank=local,
         steps=max(record.load.forwards for record in quality.records),
     )
 
@@ -118,11 +116,9 @@ def _advised(
     marked = with_front(settings, axis)
     advice = Advice.model_validate(
         about
+        | deployment._asdict()
         | {
             "basis": "records" if trace is None else "trace",
-            "ranks": deployment.ranks,
-            "link_share": deployment.link_share,
-            "expert_bytes": deployment.expert_bytes,
             "budget": budget,
             "axis": axis,
             "settings": marked,

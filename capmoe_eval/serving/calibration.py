@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, TypeAlias
 
 from pydantic import Field, ValidationError
 from pydantic_core import from_json
@@ -28,6 +28,8 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.recorder import Observer
 
+Counted: TypeAlias = Sequence[Mapping[str, Any]]
+"""What a meter reports of each layer."""
 SCHEMA: Final = 1
 DOCUMENTS: Final = 128
 """Documents of a calibration; of a task with parts, as many of each as make up about that many."""
@@ -64,14 +66,14 @@ class Calibration(Part, ABC):
     # Of each kind.
 
     @classmethod
-    @abstractmethod
     def observer(cls, layers: Sequence[MoeLayer], method: Method) -> Observer:
-        """Return what measures a run of the stock model, for a method."""
+        """Return what measures a run of the stock model, for a method, beside what it counts."""
+        return Observer()
 
     @classmethod
     @abstractmethod
-    def measured(cls, observer: Any) -> dict[str, Any]:
-        """Return the fields that this kind adds to the file, from its observer after the run."""
+    def measured(cls, observer: Any, layers: Counted) -> dict[str, Any]:
+        """Return the fields that this kind adds to the file, after the run."""
 
     def needed(self, method: Method) -> tuple[Tensor, ...] | None:
         """Return what the decisions of each MoE layer need, by a method."""

@@ -16,20 +16,17 @@ from capmoe_eval.experiment.record_part import Amount, ChosenFactors, Count, Par
 from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.knobs import EPLB
 from capmoe_eval.routing.method import Adaptive, Method
-from capmoe_eval.routing.scores import Scores
 from capmoe_eval.routing.weighted import modality_bias
 from capmoe_eval.serving.adaptive import choose, grid
-from capmoe_eval.serving.calibration import Applied, Calibration, rounded_shares
+from capmoe_eval.serving.calibration import Applied, Calibration, Counted, rounded_shares
 from capmoe_eval.serving.placement.eplb import plan_eplb
 from capmoe_eval.wrapper.curve_meter import CurveMeter
 from capmoe_eval.wrapper.layers import MoeLayer
-from capmoe_eval.wrapper.plan import ForwardPlan
 from capmoe_eval.wrapper.ranks import ALONE
 from capmoe_eval.wrapper.recorder import Observer
 from capmoe_eval.wrapper.similarity_meter import SimilarityMeter
 
-# Shape suffixes: T counted tokens, K = top-k, L layers, E routed experts, M modalities, text before
-# image, X capacity factors.
+# Shape suffixes: L layers, E routed experts, X capacity factors.
 
 TOKENS: Final = 12_800
 """The most tokens on which experts are compared: 200 sequences of 64, as in SERE's script."""
@@ -78,9 +75,9 @@ class FactorCurves(Calibration):
         return CurveMeter(layers, method, grid(never_binds))
 
     @classmethod
-    def measured(cls, observer: CurveMeter) -> dict[str, Any]:
+    def measured(cls, observer: CurveMeter, layers: Counted) -> dict[str, Any]:
         """Return the factors, and the curves of every layer."""
-        layers = [
+        curves = [
             LayerCurve(
                 name=curve.name,
                 dropped=rounded_shares(curve.dropped_X),
@@ -89,7 +86,7 @@ class FactorCurves(Calibration):
             )
             for curve in observer.curves()
         ]
-        return {"gammas": list(observer.gammas), "layers": layers}
+        return {"gammas": list(observer.gammas), "layers": curves}
 
     def applied(self, method: Method, file: str) -> Applied:
         """Choose the γ of every layer for a method with a budget."""
@@ -113,45 +110,6 @@ class FactorCurves(Calibration):
             straggler=straggler,
         )
         return Applied(method.at(None, tuple(gammas)), found)
-
-
-class ModalityCounter(Observer):
-    """Counts the choices of each expert by the tokens of text and of images."""
-
-    def __init__(self, layers: Sequence[MoeLayer]) -> None:
-        self.layers = layers
-        self._chosen_ME = [torch.zeros(2, of.n_experts, dtype=torch.long) for of in layers]
-        self._tokens_M = torch.zeros(2, dtype=torch.long)  # of the first layer, as of all
-
-    def note(self, layer: int, plan: ForwardPlan, scores: Scores) -> None:
-        """Count one forward of a layer."""
-        topk_TK = scores.topk_TK
-        image_T = plan.on(topk_TK.device).image_T
-        image_T = torch.zeros_like(topk_TK[:, 0]) if image_T is None else image_T.long()
-        n_experts = self.layers[layer].n_experts
-        chosen_P = (image_T[:, None] * n_experts + topk_TK).reshape(-1)
-        count_ME = torch.bincount(chosen_P, minlength=2 * n_experts).view(2, -1)
-        self._chosen_ME[layer] += count_ME.cpu()
-        if layer == 0:
-            self._tokens_M += torch.bincount(image_T, minlength=2).cpu()
-
-    def loads(self) -> list[Tensor]:
-        """Return the number of tokens that choose each expert, by layer [E]."""
-        return [chosen_ME.sum(dim=0) for chosen_ME in self._chosen_ME]
-
-    def frequencies(self) -> list[Tensor]:
-        """Return the share of each modality's tokens that choose each expert, by layer [M, E].
-
-        Raises:
-            UsageError: If there was no token of an image or none of text.
-        """
-        if not bool(self._tokens_M.all()):
-            raise UsageError(
-                f"{ExpertModalities.asked_by}: the calibration saw {int(self._tokens_M[1])} tokens "
-                f"of images and {int(self._tokens_M[0])} of text, and needs both; choose another "
-                "task, or set rho=0"
-            )
-        return [chosen_ME / self._tokens_M[:, None] for chosen_ME in self._chosen_ME]
 
 
 class LayerFrequencies(Part):
@@ -181,24 +139,33 @@ class ExpertModalities(Calibration):
     layers: Annotated[list[LayerFrequencies], Field(min_length=1)]
 
     @classmethod
-    def observer(cls, layers: Sequence[MoeLayer], method: Method) -> ModalityCounter:
-        """Return a counter of choices."""
-        return ModalityCounter(layers)
+    def measured(cls, observer: Observer, layers: Counted) -> dict[str, Any]:
+        """Return the frequencies of every layer.
 
-    @classmethod
-    def measured(cls, observer: ModalityCounter) -> dict[str, Any]:
-        """Return the frequencies of every layer."""
-        layers = [
-            LayerFrequencies(
-                name=layer.name,
-                text=rounded_shares(text_E.tolist()),
-                image=rounded_shares(image_E.tolist()),
+        Raises:
+            UsageError: If there was no token of an image or none of text.
+        """
+        frequencies = []
+        for layer in layers:
+            counts = layer.get("modalities") or {"text": layer, "image": {"tokens": 0}}
+            image, text = counts["image"], counts["text"]
+            if not image["tokens"] or not text["tokens"]:
+                raise UsageError(
+                    f"{cls.asked_by}: the calibration saw {image['tokens']} tokens of images and "
+                    f"{text['tokens']} of text, and needs both; choose another task, or set rho=0"
+                )
+            image_E, text_E = (
+                torch.tensor(count["load_before"]) / torch.tensor(count["tokens"])
+                for count in (image, text)
             )
-            for layer, (text_E, image_E) in zip(
-                observer.layers, observer.frequencies(), strict=True
+            frequencies.append(
+                LayerFrequencies(
+                    name=layer["name"],
+                    image=rounded_shares(image_E.tolist()),
+                    text=rounded_shares(text_E.tolist()),
+                )
             )
-        ]
-        return {"layers": layers}
+        return {"layers": frequencies}
 
     def needed(self, method: Method) -> tuple[Tensor, ...]:
         """Return the modality of every expert [E] by the method's threshold, for every layer."""
@@ -226,15 +193,11 @@ class ExpertLoads(Calibration):
     layers: Annotated[list[LayerLoads], Field(min_length=1)]
 
     @classmethod
-    def observer(cls, layers: Sequence[MoeLayer], method: Method) -> ModalityCounter:
-        """Return a counter of choices."""
-        return ModalityCounter(layers)
-
-    @classmethod
-    def measured(cls, observer: ModalityCounter) -> dict[str, Any]:
+    def measured(cls, observer: Observer, layers: Counted) -> dict[str, Any]:
         """Return the loads of every layer."""
-        counted = zip(observer.layers, observer.loads(), strict=True)
-        return {"layers": [LayerLoads(name=of.name, loads=load.tolist()) for of, load in counted]}
+        nothing = [0] * layers[0]["n_experts"]
+        loads = [(layer["name"], layer["load_before"] or nothing) for layer in layers]
+        return {"layers": [LayerLoads(name=name, loads=load) for name, load in loads]}
 
     def needed(self, method: Method) -> tuple[Tensor, ...]:
         """Return the experts of each rank [R, E/R], for every layer."""
@@ -305,16 +268,16 @@ class ExpertSimilarity(Calibration):
         return SimilarityMeter(layers, TOKENS)
 
     @classmethod
-    def measured(cls, observer: SimilarityMeter) -> dict[str, Any]:
+    def measured(cls, observer: SimilarityMeter, layers: Counted) -> dict[str, Any]:
         """Return the similarities of every layer."""
-        layers = []
+        similarities = []
         for layer, similarity_EE in zip(observer.layers, observer.similarities(), strict=True):
             one, other = torch.triu_indices(layer.n_experts, layer.n_experts, offset=1)
             pairs = rounded_shares(similarity_EE.cpu()[one, other].tolist())
-            layers.append(
+            similarities.append(
                 LayerSimilarity(name=layer.name, n_experts=layer.n_experts, similarity=pairs)
             )
-        return {"compared": max(observer.tokens), "layers": layers}
+        return {"compared": max(observer.tokens), "layers": similarities}
 
     def needed(self, method: Method) -> tuple[Tensor, ...]:
         """Return the similarities of every layer's experts [E, E]."""

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.experiment.record_part import Amount, Part, Positive, Share
 
 Granularity = Literal["expert", "device"]
@@ -87,14 +88,14 @@ class Setting(AdvicePart):
     @property
     def bound(self) -> str:
         """The capacity in words, such as ``γ=1.5 per expert``; empty without one."""
-        words = {
-            "γ={:g}": self.gamma,
-            "γ by layer ≈{:g}": self.matched,
-            "per {}": self.granularity,
-            "on {}": self.placement,
-            "{}": self.knobs or None,
-        }
-        return " ".join(word.format(own) for word, own in words.items() if own is not None)
+        words = (
+            gamma_suffix(self.gamma, "γ="),
+            gamma_suffix(self.matched, "γ by layer ≈"),
+            self.granularity and f"per {self.granularity}",
+            self.placement and f"on {self.placement}",
+            self.knobs,
+        )
+        return " ".join(word for word in words if word)
 
     @property
     def title(self) -> str:

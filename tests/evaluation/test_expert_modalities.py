@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.run import run
@@ -16,12 +15,9 @@ from capmoe_eval.experiment.configuration import Placement, Plan
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.scores import Scores
 from capmoe_eval.serving import calibration
-from capmoe_eval.serving.calibration_kinds import ModalityCounter
-from capmoe_eval.wrapper.layers import find_moe_layers
-from capmoe_eval.wrapper.plan import ForwardPlan
-from tests.wrapper import models
+from capmoe_eval.serving.calibration_kinds import ExpertModalities
+from capmoe_eval.wrapper.recorder import Observer
 
 MME = TaskId("mme", "mme", "lmms-lab/MME", "acc", 0, images=True)
 LLAVA = ModelId("tiny_llava", "tiny:llava_olmoe", dtype="float32")
@@ -97,25 +93,11 @@ def test_a_task_without_images_is_refused() -> None:
 
 
 def test_a_calibration_needs_both_modalities() -> None:
-    """It counts by loops what the layers choose, and refuses to divide by no tokens."""
-    layers = find_moe_layers(models.make("olmoe"))
-    counter = ModalityCounter(layers)
-    topk_TK = torch.tensor([[0, 1, 2], [0, 1, 3], [4, 5, 6], [0, 4, 7]])
-    scores = Scores(torch.rand(4, 8), topk_TK)
-    image_BS = torch.tensor([[True, True, False, False]])
-    everyone_BS = torch.ones_like(image_BS)
-
-    def forward(image_BS: torch.Tensor) -> ForwardPlan:
-        return ForwardPlan(
-            Method("score", 1.0), 0, counted_BS=everyone_BS, decode=False, image_BS=image_BS
-        )
-
-    counter.note(0, forward(~everyone_BS), scores)
-    with pytest.raises(UsageError, match="the calibration saw 0 tokens of images and 4 of"):
-        counter.frequencies()
-    counter = ModalityCounter(layers)
-    for layer in range(2):
-        counter.note(layer, forward(image_BS), scores)
-    for text_E, image_E in counter.frequencies():
-        assert text_E.tolist() == [0.5, 0, 0, 0, 1.0, 0.5, 0.5, 0.5]
-        assert image_E.tolist() == [1.0, 1.0, 0.5, 0.5, 0, 0, 0, 0]
+    """It divides what was counted of each, and refuses to divide by no tokens."""
+    text = {"tokens": 2, "load_before": [1, 0, 2, 1]}
+    image = {"tokens": 4, "load_before": [4, 2, 0, 2]}
+    layer = {"name": "mlp", "modalities": {"text": text, "image": image}} | text
+    (found,) = ExpertModalities.measured(Observer(), [layer])["layers"]
+    assert (found.text, found.image) == ([0.5, 0, 1.0, 0.5], [1.0, 0.5, 0, 0.5])
+    with pytest.raises(UsageError, match="the calibration saw 0 tokens of images and 2 of"):
+        ExpertModalities.measured(Observer(), [{"name": "mlp"} | text])

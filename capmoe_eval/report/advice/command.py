@@ -15,7 +15,7 @@ from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import COUNT, GAMMA, PATH, POSITIVE, SECONDS, SHARE, Parser
 from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.results import Reader
-from capmoe_eval.serving.trace import KINDS
+from capmoe_eval.serving.trace import KINDS, in_known_steps
 
 if TYPE_CHECKING:
     from capmoe_eval.serving.advising import Advised
@@ -102,7 +102,6 @@ def _advised(given: argparse.Namespace, read_trace: ReadTrace, reader: Reader | 
     from capmoe_eval.serving.advising import Deployment, advise_on_records, advise_on_trace
     from capmoe_eval.serving.quality import Quality, read_records
     from capmoe_eval.serving.summary import GAMMAS
-    from capmoe_eval.serving.trace import in_known_steps
 
     if given.at_most_points is None and given.at_least_speedup is None:
         raise UsageError(

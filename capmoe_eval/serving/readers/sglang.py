@@ -69,6 +69,7 @@ def _counted(count_SLE: Array, mode: str) -> Trace:
 def _recorded(content: Mapping[str, Any], n_experts: int | None) -> Trace:
     records: Sequence[Mapping[str, Any]] = content["records"]
     records = sorted(records, key=lambda record: int(record["forward_pass_id"]))
+    rank = f"rank {records[0].get('rank', 'unknown')}"
     mapped = content.get("last_physical_to_logical_map")
     logical_LP = None if mapped is None else mapped.numpy()
     if logical_LP is not None:
@@ -79,7 +80,7 @@ def _recorded(content: Mapping[str, Any], n_experts: int | None) -> Trace:
         count_SLP = np.stack([record["global_physical_count"].numpy() for record in records])
         is_copy_LPE = logical_LP[:, :, None] == np.arange(n_experts)
         count_SLE = np.einsum("slp,lpe->sle", count_SLP, is_copy_LPE.astype(np.int64))
-        return _counted(count_SLE, f"per_pass, {_rank(records)}")
+        return _counted(count_SLE, f"per_pass, {rank}")
     if n_experts is None:
         raise UsageError(
             "n_experts: the recording has no last_physical_to_logical_map; add --experts E"
@@ -100,9 +101,5 @@ def _recorded(content: Mapping[str, Any], n_experts: int | None) -> Trace:
         expert_TLK=unsigned(ids),
         step_T=step_T[filled.token],
         layers=tuple(map(str, filled.layer)),
-        source=f"sglang per_token, {_rank(records)}",
+        source=f"sglang per_token, {rank}",
     )
-
-
-def _rank(records: Sequence[Mapping[str, Any]]) -> str:
-    return f"rank {records[0].get('rank', 'unknown')}"
