@@ -36,10 +36,8 @@ _OLMOE: Mapping[str, int] = {"vocabulary": 50304, "head": 128}
 """OLMoE-1B-7B's beside the sizes of its MoE layers; it has 16 of them."""
 _SIDES = {
     **forward.SIDES,
-    f"token_reroute, γ=1, {RANKS} ranks": (
-        Method("token_reroute", 1.0, ep_size=RANKS),
-        0.95,
-        "dropped pairs go to other experts",
+    f"token_reroute, γ=1, {RANKS} ranks": forward.Side(
+        Method("token_reroute", 1.0, ep_size=RANKS), "dropped pairs go to other experts"
     ),
 }
 _PEAK = 4.0
@@ -126,8 +124,8 @@ def _waits(setting: Setting) -> Found:
     run()
     stock = host_waits(run, setting.device).total()
     targets, lines = [], {}
-    for name, (method, *_) in _SIDES.items():
-        with capacity_aware(model, method, verify=False):
+    for name, side in _SIDES.items():
+        with capacity_aware(model, side.method, verify=False):
             run()  # what is made once is not counted
             found = host_waits(run, setting.device)
         lines[name] = dict(sorted(found.items()))
@@ -217,7 +215,7 @@ def _generate(setting: Setting) -> Found:
     )
     rounds = {"rounds": 3, "warmup": 1} if setting.scale == 1 else setting.rounds
     given = argparse.Namespace(**sizes, layers=layers, new=setting.less(64, 2), **rounds)
-    targets, more = generate.measure(given, {"olmoe": (model, tokens_BS)}, setting.device)
+    targets, more = generate.measure(given, {"olmoe": (model, tokens_BS)})
     made = given.batch * given.new
     rates = {
         side: made / Spread.of(spent).median for side, spent in more["seconds"]["olmoe"].items()
