@@ -35,7 +35,7 @@ def run(given: argparse.Namespace) -> None:
     check_names(given.model, [given.task])
     with tempfile.TemporaryDirectory() as scratch:
         setting = [f"model={given.model}", f"tasks={given.task}", "method=random", "gamma=1.0"]
-        setting.append(f"results_dir={scratch}")
+        setting += ["device=cpu", f"results_dir={scratch}"]
         seeds = list(range(given.cells + given.repeats))
         say(f"cells: {given.cells} cells of {given.limit} documents")
         grid = [f"limit={given.limit}", f"+grid.seed={seeds[: given.cells]}"]

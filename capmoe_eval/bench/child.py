@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -28,7 +29,7 @@ class Command(NamedTuple):
 
     name: str
     words: list[str]  # after ``python``
-    expected: str  # it says this if it has read everything
+    expected: str = ""  # it says this if it has read everything
 
 
 class Spent(NamedTuple):
@@ -41,17 +42,25 @@ class Spent(NamedTuple):
 
 
 def spend(command: Command) -> Spent:
-    """Run a command and return its cost.
+    """Run a command, without the network, and return its cost.
 
     Raises:
         UsageError: If it fails, or does not say what is expected.
     """
     python = [sys.executable, "-c", _MEASURED, sys.executable, *command.words]
-    done = subprocess.run(python, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        python,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"},
+        stdin=subprocess.DEVNULL,
+    )
     said, _, numbers = done.stdout.rstrip().rpartition("\n")
     if done.returncode or command.expected not in f"{said}\n":
         last = (done.stderr.strip() or said.strip() or "nothing").splitlines()[-1]
-        raise UsageError(f"{command.name}: said {last!r}, and not {command.expected!r}")
+        wanted = f", and not {command.expected!r}" if command.expected else ""
+        raise UsageError(f"{command.name}: said {last!r}{wanted}")
     seconds, memory, elapsed = map(float, numbers.split())
     return Spent(seconds, memory, said, elapsed)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -14,10 +13,10 @@ import numpy as np
 
 from capmoe_eval.bench.options import check_names
 from capmoe_eval.bench.rounds import CPU, finish, say
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.evaluation.evaluate import evaluate
 from capmoe_eval.evaluation.lm import CapmoeLM
-from capmoe_eval.evaluation.loading import Placement, load_lm
+from capmoe_eval.evaluation.loading import load_planned
 from capmoe_eval.evaluation.tasks import TaskLibrary, ready
 from capmoe_eval.experiment.configuration import Plan, load_option, plans
 from capmoe_eval.experiment.selection import composed
@@ -35,10 +34,8 @@ from capmoe_eval.wrapper.recorder import Recorder
 
 GAMMAS: Final = (2.0, 1.5, 1.0)
 """Capacity factors of Token Drop beside the balancing methods."""
-_LEAST: Final[dict[Steps, int]] = {
-    "prompts": 16,
-    "decode steps": 1,
-}  # tokens that LLEP moves weights for
+# Tokens that LLEP moves weights for.
+_LEAST: Final[dict[Steps, int]] = {"prompts": 16, "decode steps": 1}
 _TOKENS: Final = 10**9  # of a trace: all
 
 
@@ -64,16 +61,10 @@ def run(given: argparse.Namespace) -> None:
 def _of_model(model: str, given: argparse.Namespace) -> Iterator[Balance]:
     """Yield what each method makes of a model's routing, on each task and with stale plans."""
     ranks = int(load_option("model", model).ep_size)
-    words = [f"model={model}", f"tasks=[{','.join(given.tasks)}]", "method=baseline", "shuffle=0"]
-    words += [
-        f"batch_size={given.batch}",
-        f"limit={'null' if given.limit is None else given.limit}",
-    ]
+    words = [f"model={model}", f"tasks=[{','.join(given.tasks)}]", f"batch_size={given.batch}"]
+    words += [f"limit={shown(given.limit)}", "method=baseline", "shuffle=0", "device=cpu"]
     planned = plans(composed(words))
-    first = planned[0]
-    lm = load_lm(first.cell.model, Placement("cpu", None, first.threads), given.batch)
-    lm.quiet = True
-    library, routed = TaskLibrary(), []
+    lm, library, routed = load_planned(planned[0]), TaskLibrary(), []
     for plan in planned:
         say(f"placement: {model}, {plan.cell.task.name}")
         routed.append(record_routing(plan, lm, library))
@@ -102,8 +93,7 @@ def record_routing(plan: Plan, lm: CapmoeLM, library: TaskLibrary) -> Routed:
     tasks = library.get(cell.task.lm_eval, source, cell.task.dataset)["tasks"].values()
     generated = any(task.OUTPUT_TYPE == "generate_until" for task in tasks)
     recorder = Recorder(_TOKENS)
-    with tempfile.TemporaryDirectory() as scratch:  # where the record would lie
-        record = evaluate(cell, lm, library, source, root=Path(scratch), recorder=recorder)
+    record = evaluate(cell, lm, library, source, root=Path(), recorder=recorder)  # writes nothing
     recorded = recorder.recorded()
     trace = Trace(
         n_experts=record.layers[0].n_experts,

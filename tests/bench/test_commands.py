@@ -194,13 +194,15 @@ def test_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes are not started here: the two sides are looked at as they would be."""
     ran: list[list[str]] = []
 
-    def process(words: list[str]) -> float:
+    def process(command: Command) -> Spent:
+        words = command.words[1:]
         ran.append(words)
         if words[0] == "lm_eval":
             check_plain(dict(zip(words[1::2], words[2::2], strict=True)))
-        return {"lm_eval": 3.0, "capmoe_eval": 2.0, "capmoe_eval.tables": 0.5}[words[0]]
+        seconds = {"lm_eval": 3.0, "capmoe_eval": 2.0, "capmoe_eval.tables": 0.5}[words[0]]
+        return Spent(0.0, 0.0, "", seconds)
 
-    monkeypatch.setattr(suite, "_run", process)
+    monkeypatch.setattr(suite, "spend", process)
     few = ["--tasks", "obqa", "boolq", "--rounds", "1", "--limit", "4"]
     status, content = bench(tmp_path, "suite", *few)
     assert status == 0
@@ -215,6 +217,7 @@ def test_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = [words for words in ran if words[0] == "capmoe_eval" and "-m" in words]
     results = {words[-1] for words in ours}
     assert len(results) == len(ours) == 2  # no run finds the other's results
+    assert all("device=cpu" in words for words in ours)  # as plain lm-eval's
 
 
 def test_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
