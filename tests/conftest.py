@@ -15,7 +15,7 @@ import datasets
 import pytest
 import torch
 
-from capmoe_eval.zoo.synthetic.hub import synthetic_hub
+from capmoe_eval.zoo.hub import embedded_hub
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -41,7 +41,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def hub() -> Path:
     """The synthetic documents in hub layout."""
-    return synthetic_hub()
+    return embedded_hub("synthetic")
 
 
 @pytest.fixture(scope="session")

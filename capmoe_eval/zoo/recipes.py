@@ -26,8 +26,8 @@ from capmoe_eval.wrapper.checkpoint import load_checkpoint
 from capmoe_eval.zoo.banking77 import QueryBatches, banking77_tokenizer, train_split
 from capmoe_eval.zoo.batch import NumberedBatches
 from capmoe_eval.zoo.llava import llava_config, picture_processor
-from capmoe_eval.zoo.miniworld.packing import Batches
-from capmoe_eval.zoo.miniworld.tokenizer import MAX_POSITIONS, miniworld_tokenizer
+from capmoe_eval.zoo.miniworld.corpus import Batches
+from capmoe_eval.zoo.miniworld.tokenizer import miniworld_tokenizer
 from capmoe_eval.zoo.miniworld.world import world
 from capmoe_eval.zoo.pictures.corpus import PictureBatches, picture_tokenizer
 from capmoe_eval.zoo.synthetic.models import tiny_config
@@ -41,35 +41,20 @@ WEIGHTS = Path(__file__).parent / "weights"
 
 @dataclass(frozen=True)
 class Recipe:
-    """The recipe of one model of the zoo.
+    """The recipe of one model of the zoo."""
 
-    Attributes:
-        family: One of ``TINY_FAMILIES``.
-        changes: Fields of the configuration that differ from the untrained tiny model's.
-        steps: Training steps in all.
-        dense_steps: Steps of the dense model that it is upcycled from; 0 for training from scratch.
-        noise: Noise on upcycled experts, as a share of their own standard deviation.
-        rate: Highest learning rate.
-        decay: Weight decay.
-        aux: Coefficient of the routers' auxiliary loss.
-        ep_size: Number of ranks as in the paper's deployment; it divides the number of experts.
-        seed: Seed of the first weights and of the corpus.
-        data: Train data.
-        vision: Fields of the configuration of a CLIP tower, for a LLaVA; None for a model of text.
-    """
-
-    family: str
-    changes: Mapping[str, Any]
-    steps: int = 2400
-    dense_steps: int = 0
-    noise: float = 0.5
-    rate: float = 3e-3
-    decay: float = 0.05
-    aux: float = 1e-5
-    ep_size: int = 8
-    seed: int = 0
+    family: str  # one of TINY_FAMILIES
+    changes: Mapping[str, Any]  # fields of the configuration beside the untrained tiny model's
+    steps: int = 2400  # in all
+    dense_steps: int = 0  # of the dense model that it is upcycled from; 0 for training from scratch
+    noise: float = 0.5  # on upcycled experts, as a share of their own standard deviation
+    rate: float = 3e-3  # highest learning rate
+    decay: float = 0.05  # of weights
+    aux: float = 1e-5  # coefficient of the routers' auxiliary loss
+    ep_size: int = 8  # ranks as in the paper's deployment; it divides the number of experts
+    seed: int = 0  # of the first weights and of the corpus
     data: Literal["miniworld", "banking77", "pictures"] = "miniworld"
-    vision: Mapping[str, Any] | None = None
+    vision: Mapping[str, Any] | None = None  # fields of a CLIP tower's configuration, for a LLaVA
 
 
 @dataclass(frozen=True)
@@ -97,11 +82,7 @@ def recipe(name: str) -> Recipe:
 
 
 def trained_model(name: str, *, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
-    """Load a shipped model on the CPU, in evaluation mode.
-
-    Args:
-        name: One of ``ZOO``, or one with its training seed, ``olmoe_s1``.
-        dtype: Type of the weights; the files have bfloat16.
+    """Load a shipped model on the CPU, in evaluation mode; the files have bfloat16.
 
     Raises:
         UsageError: If the name is unknown or there are no weights.
@@ -126,7 +107,7 @@ def trained_tokenizer(name: str) -> PreTrainedTokenizerFast:
 
 def own_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
     """Return the tokenizer in a model's directory."""
-    return wrapped(Tokenizer.from_file(str(directory / "tokenizer.json")), MAX_POSITIONS)
+    return wrapped(Tokenizer.from_file(str(directory / "tokenizer.json")))
 
 
 def trained_processor(name: str) -> LlavaProcessor:
@@ -169,13 +150,13 @@ def build(
     """Train a model of the zoo; after a kill, continue from the last checkpoint.
 
     Args:
-        name: One of ``ZOO``.
+        name: As :func:`recipe` takes it.
         work: Directory of the checkpoints.
         steps: Total number of steps; None for the recipe's.
         seed: Seed of the first weights and of the corpus; None for the recipe's.
         scratch: Whether to train a model from scratch that the zoo upcycles.
         device: Where it is trained; the weights are those of one kind of processor.
-        say: Function that takes progress lines.
+        say: Takes progress lines.
 
     Returns:
         The model in float32, in evaluation mode, and the loss of each step, those of its dense

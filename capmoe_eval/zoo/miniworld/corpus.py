@@ -1,4 +1,4 @@
-"""Generate the training corpus: statements of facts, and questions in the prompts of lm-eval.
+"""Generate the training corpus, and its batches: facts, and questions in the prompts of lm-eval.
 
 Most documents are short; a few have as many questions as the prompts of the evaluation, so that the
 model has seen 5, 10 or 25 demonstrations. Questions of the evaluation sets never occur:
@@ -10,14 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from transformers import PreTrainedTokenizerFast
+
 from capmoe_eval.experiment.data_file import read_data
+from capmoe_eval.zoo.batch import Batch, Encoded, Parts, encoded, pack
 from capmoe_eval.zoo.draw import Draw
 from capmoe_eval.zoo.miniworld import generation, prompts, questions
 from capmoe_eval.zoo.miniworld.evaluation import number_triples, subject_relation
 from capmoe_eval.zoo.miniworld.lexicon import LEXICON, RELATIONS, WORDINGS
 from capmoe_eval.zoo.miniworld.prompts import Shown
 from capmoe_eval.zoo.miniworld.world import TRAIN_WORDINGS, Fact, World, say, statements
-from capmoe_eval.zoo.synthetic.documents import MMLU_SUBJECTS
+from capmoe_eval.zoo.synthetic.documents import MMLU_SUBJECTS, Row
 
 #: How much more often the corpus speaks of the best known entity than of the least known.
 FAME = 100.0
@@ -40,14 +43,11 @@ SHARES = read_data(__package__, "corpus.yaml", dict[str, Share])
 
 @dataclass(frozen=True)
 class Document:
-    """A text of the corpus.
+    """A text of the corpus."""
 
-    Attributes:
-        parts: (piece of the text, whether it has a loss) in order. Text that cannot be predicted,
-            such as the next question, has no loss. Every piece ends at the end of a word.
-    """
-
-    parts: tuple[tuple[str, bool], ...]
+    # Text that cannot be predicted, such as the next question, has no loss. Every piece ends at the
+    # end of a word.
+    parts: Parts
 
     @property
     def text(self) -> str:
@@ -58,13 +58,10 @@ class Document:
 def corpus(
     known: World, seed: int, *, long: bool = False, late: bool = False
 ) -> Iterator[Document]:
-    """Yield documents without end.
+    """Yield documents about a world without end.
 
-    Args:
-        known: The world that they are about.
-        seed: Seed of the documents.
-        long: True for long documents (about 100 to 400 tokens), False for short ones.
-        late: Whether short documents have the shares of the second part of a training.
+    They are short, or ``long`` (about 100 to 400 tokens); ``late`` short ones have the shares of
+    the second part of a training.
     """
     column = "long" if long else "late" if late else "short"
     kinds = [kind for kind, share in SHARES.items() if getattr(share, column)]
@@ -183,7 +180,7 @@ class _Writer:
             prompt = prompt.split("\n", 1)[1]
         return prompt, answer
 
-    def _row(self, task: str) -> questions.Row:
+    def _row(self, task: str) -> Row:
         draw, known = self._draw, self._world
         if task == "gsm8k":
             wording = draw.below(len(WORDINGS.problems))
@@ -205,7 +202,7 @@ class _Writer:
             return self._open(fact, wording)
         return questions.OF_A_FACT[task](fact, wording, draw, known, False)
 
-    def _open(self, fact: Fact, wording: int) -> questions.Row:
+    def _open(self, fact: Fact, wording: int) -> Row:
         """Return an open question with one of its answers first."""
         draw, known = self._draw, self._world
         if draw.chance(0.5):
@@ -236,3 +233,34 @@ def _document(shown: Sequence[Shown], title: str, between: str) -> Document:
         parts.append((answer, True))
         title = between
     return Document(tuple(parts))
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The batches of a corpus.
+
+    A batch depends only on its number, so that a killed training goes on exactly.
+    """
+
+    known: World
+    tokenizer: PreTrainedTokenizerFast
+    seed: int  # of the documents
+    short: tuple[int, int] = (16, 128)  # rows and positions of a batch of short documents
+    long: tuple[int, int] = (4, 480)  # of a batch whose rows begin with a long document
+    every: int = 5  # one of so many batches has long documents
+    early: int = 1500  # batches before the second part of the training
+
+    def __getitem__(self, step: int) -> Batch:
+        """Return the batch of a step."""
+        is_long = step % self.every == self.every - 1
+        n_rows, width = self.long if is_long else self.short
+
+        def documents(long: bool) -> Iterator[Encoded]:
+            # Every step has a seed of its own; the factor keeps those of different seeds apart.
+            seed = self.seed * 1_000_003 + step
+            own = corpus(self.known, seed, long=long, late=step >= self.early)
+            return encoded((document.parts for document in own), self.tokenizer, width)
+
+        openings = documents(long=True)
+        rows = [[next(openings)] if is_long else [] for _ in range(n_rows)]
+        return pack(rows, documents(long=False), width, int(self.tokenizer.pad_token_id))

@@ -16,8 +16,8 @@ from typing import Any
 
 from capmoe_eval.zoo.draw import Draw
 from capmoe_eval.zoo.miniworld.lexicon import WORDINGS
-from capmoe_eval.zoo.miniworld.questions import Row
 from capmoe_eval.zoo.miniworld.world import Fact, World, apart, say
+from capmoe_eval.zoo.synthetic.documents import Row
 
 # First steps of a function: its arguments, the step in words and in Python, and its result.
 _FIRST: Sequence[tuple[str, str, str, Callable[[Any], int]]] = (

@@ -35,19 +35,12 @@ SPLITS = tuple(SPLIT_WORDING)
 
 @dataclass(frozen=True)
 class Fact:
-    """A fact: the value of an attribute of an entity.
-
-    Attributes:
-        entity: Name of the entity.
-        relation: The attribute.
-        value: The attribute's value, one word.
-        split: The evaluation split that the fact belongs to.
-    """
+    """A fact: the value of an attribute of an entity."""
 
     entity: str
     relation: Relation
-    value: str
-    split: str
+    value: str  # one word
+    split: str  # the evaluation split that it belongs to
 
     @property
     def holds(self) -> bool:
@@ -62,19 +55,13 @@ class Fact:
 
 @dataclass(frozen=True)
 class World:
-    """All facts.
-
-    Attributes:
-        seed: Seed of the facts.
-        facts: Facts about creatures, plants, machines and islands, entity by entity; the best
-            known entities first.
-        rules: The tool for each action on each thing; the relation's noun is the action. The tool
-            depends on the action and the thing's material together, not on either alone. The best
-            known things first.
-    """
+    """All facts."""
 
     seed: int
+    # About creatures, plants, machines and islands, entity by entity; the best known first.
     facts: tuple[Fact, ...]
+    # The tool for each action on each thing; the relation's noun is the action. The tool depends on
+    # the action and the thing's material together, not on either alone. Best known things first.
     rules: tuple[Fact, ...]
 
     @functools.cached_property
@@ -177,13 +164,7 @@ def statements(relation: Relation) -> Sequence[Class]:
 
 
 def say(wording: str, fact: Fact, **more: str) -> str:
-    """Return a template of ``wordings.yaml`` filled with a fact.
-
-    Args:
-        wording: The template.
-        fact: The fact.
-        **more: Values of further fields of the template.
-    """
+    """Return a template of ``wordings.yaml`` filled with a fact, and with ``more`` fields."""
     relation, broader = fact.relation, fact.relation.broader
     rest = relation.rest.format(v=fact.value)
     if broader is not None:
@@ -196,10 +177,7 @@ def say(wording: str, fact: Fact, **more: str) -> str:
 def apart(name: str, items: Sequence[_T], share: int) -> Mapping[str, Sequence[_T]]:
     """Return items in a random order, one in ``share`` for each split and the rest for ``train``.
 
-    Args:
-        name: Seed of the order.
-        items: The items.
-        share: The parts that a split is one of.
+    ``name`` is the seed of the order.
     """
     mixed = Draw(name).shuffled(items)
     held = len(mixed) // share

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 #: Upper bound on the number of tokens, without that of a picture.
 MAX_VOCABULARY = 1024
-MAX_POSITIONS = 2048
 #: The pieces of a question, and the word that is learned at the end of each, if any: its answer at
 #: the end of the question, and yes or no at the end of an answer that it proposes. So a comparison
 #: is learned where it is made, and not from the one word after the whole prompt.
@@ -54,21 +53,13 @@ _ANSWER = ("\nAnswer:", None)
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of the training.
+    """A part of the training."""
 
-    Attributes:
-        until: The share of all steps at which it ends.
-        shape: Rows and positions of a batch.
-        named: Whether patches are named.
-        cells: Share of the questions that ask for the content of a cell.
-        forms: Shares of open questions, claims and choices among the others.
-    """
-
-    until: float
-    shape: tuple[int, int]
-    named: bool
-    cells: float
-    forms: tuple[float, float, float]
+    until: float  # the share of all steps at which it ends
+    shape: tuple[int, int]  # rows and positions of a batch
+    named: bool  # whether patches are named
+    cells: float  # share of the questions that ask for the content of a cell
+    forms: tuple[float, float, float]  # of open questions, claims and choices among the others
 
 
 STAGES = (
@@ -89,17 +80,11 @@ _TOKENIZED = 500  # pictures of each stage whose questions the tokenizer is trai
 
 @dataclass(frozen=True)
 class PictureBatch(Batch):
-    """The tensors of one training step, with a picture for each row.
+    """The tensors of one training step, with a picture for each row."""
 
-    Attributes:
-        pixels_BCHW: Normalised pixels.
-        attended_B1SS: Whether a position (the third dimension) attends to another.
-        names_BP: The token that names a patch, or ``IGNORED``.
-    """
-
-    pixels_BCHW: Tensor
-    attended_B1SS: Tensor
-    names_BP: Tensor
+    pixels_BCHW: Tensor  # normalised
+    attended_B1SS: Tensor  # whether a position (the third dimension) attends to another
+    names_BP: Tensor  # the token that names a patch, or IGNORED
 
     def seen(self, model: Any) -> tuple[dict[str, Any], Tensor | None]:
         """Return the pictures' features and the mask, and the loss of the patches' names.
@@ -130,7 +115,7 @@ def picture_tokenizer() -> PreTrainedTokenizerFast:
         for _ in range(_TOKENIZED)
         for pieces, answer in islice(_questions(scene(draw), stage, draw), _DRAWN)
     ]
-    tokenizer = wrapped(train_bpe(texts, MAX_VOCABULARY, rarest=4), MAX_POSITIONS)
+    tokenizer = wrapped(train_bpe(texts, MAX_VOCABULARY, rarest=4))
     tokenizer.add_tokens([*(f"\n{letter}." for letter in LETTERS), _ANSWER[0]])
     tokenizer.add_tokens(IMAGE_TOKEN, special_tokens=True)
     return tokenizer
@@ -165,17 +150,11 @@ def pixels(image: Image.Image) -> Tensor:
 
 @dataclass(frozen=True)
 class PictureBatches:
-    """The batches of the picture world.
-
-    Attributes:
-        tokenizer: Its tokenizer.
-        seed: Seed of the pictures; those of the evaluation sets have seeds of other names.
-        steps: Number of batches of the whole training.
-    """
+    """The batches of the picture world."""
 
     tokenizer: PreTrainedTokenizerFast
-    seed: int
-    steps: int
+    seed: int  # of the pictures; those of the evaluation sets have seeds of other names
+    steps: int  # of the whole training
 
     def __getitem__(self, step: int) -> PictureBatch:
         """Return the batch of a step."""
@@ -259,11 +238,9 @@ def _questions(shown: Scene, stage: Stage, draw: Draw) -> Iterator[tuple[Pieces,
 def attended(question_BS: Tensor) -> Tensor:
     """Return which positions [B, 1, S, S] attend to which.
 
-    A position attends to earlier ones of its question and of the picture.
-
-    Args:
-        question_BS: Number of the question of each position, 0 for the picture; negative for an
-            empty position, which attends to itself.
+    A position attends to earlier ones of its question and of the picture. ``question_BS`` is the
+    number of a position's question, 0 for the picture, and negative for an empty position, which
+    attends to itself.
     """
     width = question_BS.shape[1]
     earlier_SS = torch.ones(width, width, dtype=torch.bool).tril()
