@@ -5,18 +5,18 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import socket
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-from capmoe_eval.bench.chaos.disturbance import Disturbance, Story
+from capmoe_eval.bench.chaos.disturbance import Disturbance, Start, Starter, Story, free_port
 from capmoe_eval.bench.chaos.faults import FAULTS, Disk
 from capmoe_eval.bench.chaos.judge import Reference, Verdict
 from capmoe_eval.bench.chaos.sweep import STAGES, Sweep, watch
@@ -25,7 +25,7 @@ from capmoe_eval.errors import UsageError, choice
 from capmoe_eval.evaluation.command import execute
 from capmoe_eval.evaluation.tasks import task_manager
 from capmoe_eval.experiment.application import run_command
-from capmoe_eval.experiment.configuration import Plan, plans
+from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.experiment.timings.findings import Faults
@@ -59,61 +59,40 @@ def run(given: argparse.Namespace) -> None:
     finish(given, CPU, _targets(found), options, faults=found, grid=_GRID)
 
 
-class _Start:
-    """Starts processes of a sweep on a directory."""
-
-    def __init__(self, root: Path, life: float, environment: dict[str, str], ranks: int) -> None:
-        self.root, self.life, self.ranks = root, life, ranks
-        self.environment = environment
-        self.words = [*_GRID, f"results_dir={root}", *(["parallel=ep"] if ranks > 1 else [])]
-        self.plans: list[Plan] = plans(composed(self.words))
+def _words(root: Path, ranks: int) -> list[str]:
+    return [*_GRID, f"results_dir={root}", *(["parallel=ep"] if ranks > 1 else [])]
 
 
-class Fork(_Start):
-    """Starts forks of this process, in which all modules are imported already."""
+def _fork(root: Path, environment: Mapping[str, str], ranks: int) -> Start:
+    """Start forks of this process, in which all modules are imported already."""
+    planned = plans(composed(_words(root, ranks)))
 
-    pauses = True
-
-    def __call__(self, pause_at: int | None, rank: int, group: int) -> Sweep:
-        """Start a process; those of one ``group`` are ranks."""
-        environment = dict(self.environment)
-        if self.ranks > 1:
-            environment |= {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(self.ranks),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(_port(rank, group)),
-            }
+    def start(pause_at: int | None, rank: int, port: int) -> Sweep:
+        own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
+        own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        more = {name: str(value) for name, value in own.items()} if ranks > 1 else {}
         return Sweep(
-            lambda: run_command(lambda: execute(self.plans)),
-            self.root,
+            lambda: run_command(lambda: execute(planned)),
+            root,
             pause_at=pause_at,
-            environment=environment,
+            environment={**environment, **more},
         )
 
+    return start
 
-class Command(_Start):
-    """Starts command lines, with ``torchrun`` where there are ranks."""
 
-    pauses = False
+def _command(root: Path, environment: Mapping[str, str], ranks: int) -> Start:
+    """Start command lines, with ``torchrun`` where there are ranks."""
+    torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
+    line = [*(torchrun if ranks > 1 else []), "capmoe_eval", *_words(root, ranks)]
+    line = [sys.executable, "-m", *line]
 
-    def __init__(self, root: Path, life: float, environment: dict[str, str], ranks: int) -> None:
-        super().__init__(root, life, environment, ranks)
-        torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
-        self._line = [*(torchrun if ranks > 1 else []), "capmoe_eval", *self.words]
-        self._launches, self.ranks = ranks > 1, 1  # processes that this one starts
+    def start(pause_at: int | None, rank: int, port: int) -> Sweep:
+        del pause_at, rank, port
+        work = partial(os.execv, sys.executable, line)
+        return Sweep(work, root, environment=environment, launches=ranks > 1)
 
-    def __call__(self, pause_at: int | None, rank: int, group: int) -> Sweep:
-        """Start a process."""
-        del pause_at, rank, group
-        line = [sys.executable, "-m", *self._line]
-        return Sweep(
-            lambda: os.execv(sys.executable, line),
-            self.root,
-            environment=self.environment,
-            launches=self._launches,
-        )
+    return start
 
 
 @dataclass
@@ -195,15 +174,15 @@ class _Chaos:
         started = "command" if self._number % _BY_COMMAND == 0 else "fork"
         # Of some the documents are not in the cache yet: whoever comes first makes them.
         environment = self._environment(self._number if draws.random() < 0.2 else 0)
-        start: Fork | Command = (
-            Fork(root, life, environment, ranks)
-            if started == "fork"
-            else Command(root, life + self._imports, environment, ranks)
-        )
+        if started == "fork":
+            starter = Starter(_fork(root, environment, ranks), life, ranks=ranks)
+        else:
+            command = _command(root, environment, ranks)
+            starter = Starter(command, life + self._imports, pauses=False)
         try:
             story = yield from Disturbance(
                 fault,
-                start,
+                starter,
                 processes=draws.randint(1, 3 if started == "fork" else 2),
                 kills=promised,
                 draws=draws,
@@ -223,12 +202,11 @@ class _Chaos:
         """Return a directory that nothing disturbs, and the processor seconds it takes."""
         say(f"chaos: a run of {ranks} process{'es' if ranks > 1 else ''} that nothing disturbs")
         root = self._scratch / f"undisturbed-{ranks}/results"
-        start = Fork(root, 0, self._environment(0), ranks)
+        start, port = _fork(root, self._environment(0), ranks), free_port()
         sweeps: list[Sweep] = []
-        number = self._draws.randrange(2**31)
         try:
             for rank in range(ranks):
-                sweeps += [start(None, rank, number)]
+                sweeps += [start(None, rank, port)]
             while any(sweep.status is None for sweep in sweeps):
                 watch(0.1)
         finally:
@@ -249,18 +227,6 @@ def _import_all() -> None:
         import_module(f"capmoe_eval.evaluation.{name}")
     plan = plans(composed(_GRID))[0]
     task_manager(plan.cell.task.lm_eval)  # it looks through 14,000 files
-
-
-_ports: dict[int, int] = {}
-
-
-def _port(rank: int, group: int) -> int:
-    """Return the port at which the ranks of a group meet: one that is free when the first asks."""
-    if not rank:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            _ports[group] = free.getsockname()[1]
-    return _ports[group]
 
 
 def _faults(found: Sequence[_Directory]) -> Faults:
