@@ -44,8 +44,7 @@ class Spent(NamedTuple):
 def spend(command: Command) -> Spent:
     """Run a command, without the network, and return its cost.
 
-    Raises:
-        UsageError: If it fails, or does not say what is expected.
+    A command that fails, or does not say what is expected, is a UsageError.
     """
     python = [sys.executable, "-c", _MEASURED, sys.executable, *command.words]
     done = subprocess.run(
@@ -66,16 +65,9 @@ def spend(command: Command) -> Spent:
 
 
 def check_room(asked: str, gigabytes: float, place: str | Path, fix: str) -> None:
-    """Refuse what the disk has no room for.
+    """Refuse to write more into a directory than the disk has room for, by a UsageError.
 
-    Args:
-        asked: The option and its value, as ``--tokens=5``.
-        gigabytes: Size of what is written.
-        place: The directory.
-        fix: How to ask for less, or for another place.
-
-    Raises:
-        UsageError: In one line.
+    ``asked`` is the option with its value, as ``--tokens=5``, and ``fix`` what to ask for instead.
     """
     free = shutil.disk_usage(place).free / 1e9
     if gigabytes > free:

@@ -84,6 +84,13 @@ def paper_map(score_TE: Tensor, topk_TK: Tensor, local_ids: Sequence[int] = ()) 
     return mask_TE * cap_mask_TE
 
 
+def kept_map(assignment: Assignment, n_experts: int) -> Tensor:
+    """Return a mask [T, E] of the kept pairs; a slot that stands for none may name any expert."""
+    keep_TS = assignment.keep_TS
+    kept_TE = keep_TS.new_zeros(len(keep_TS), n_experts)
+    return kept_TE.scatter_reduce(1, assignment.index_TS, keep_TS, "amax")
+
+
 class _Problem:
     """Skewed router logits, their scores and choice, and the tokens of each rank."""
 
@@ -127,9 +134,7 @@ def _measure(name: str, problem: _Problem, rounds: int, device: torch.device) ->
     peak = peak_bytes(lambda: made.append(problem.ours(name)))
     (result,) = made
     score_TE = problem.scores.score_TE
-    # A slot that stands for no pair may name an expert that another slot keeps.
-    kept_TE = result.keep_TS.new_zeros(score_TE.shape)
-    kept_TE = kept_TE.scatter_reduce(1, result.index_TS, result.keep_TS, "amax")
+    kept_TE = kept_map(result, score_TE.shape[1])
     equal = bool((kept_TE == problem.paper(name).bool()).all())
     indices = result.keep_TS.nbytes + 8 * result.keep_TS.numel()  # one order of the slots
     if result.index_TS is not problem.scores.topk_TK:

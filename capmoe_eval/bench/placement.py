@@ -86,8 +86,7 @@ def _of_model(model: str, given: argparse.Namespace) -> Iterator[Balance]:
 def record_routing(plan: Plan, lm: CapmoeLM, library: TaskLibrary) -> Routed:
     """Return what a model routes, without a limit, while it answers a task.
 
-    Raises:
-        UsageError: If it answers in fewer than two batches.
+    Too few batches to plan on one half and judge the other are a UsageError.
     """
     cell, source = plan.cell, ready(plan.source)
     tasks = library.get(cell.task.lm_eval, source, cell.task.dataset)["tasks"].values()

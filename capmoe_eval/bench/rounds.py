@@ -26,10 +26,7 @@ _Spent = TypeVar("_Spent")
 def placement(given: argparse.Namespace) -> tuple[torch.device, torch.dtype]:
     """Return the device and the precision that were asked for, or those that suit this machine.
 
-    Under torchrun a GPU is this process's own.
-
-    Raises:
-        UsageError: If the device cannot be used here, or there is no such precision.
+    Under torchrun a GPU is this process's own. What cannot be used here is a UsageError.
     """
     name = given.device
     if name == "auto":

@@ -24,11 +24,7 @@ _KINDS: Final = {
 
 
 def documents() -> Mapping[str, Configs]:
-    """Return the test split: data set → configuration → split → rows.
-
-    Raises:
-        UsageError: If the package is not installed.
-    """
+    """Return the test split: data set → configuration → split → rows."""
     return {DATASET: {"default": {"test": list(_rows())}}}
 
 

@@ -84,9 +84,6 @@ def cached_hub(name: str, content: Mapping[str, Configs], *, title: str) -> Path
     the hash covers every document and column type, so that another version of the documents has
     another directory. It is written under a temporary name and renamed, so that it is complete or
     absent even if several processes start at once.
-
-    Raises:
-        OSError: If the cache cannot be written.
     """
     cache = cache_directory()
     directory = cache / f"{name}-{_content_hash(content)}"
@@ -107,17 +104,10 @@ def cached_hub(name: str, content: Mapping[str, Configs], *, title: str) -> Path
 
 
 def write_documents(directory: Path, content: Mapping[str, Configs], *, title: str) -> None:
-    """Write data sets into a directory, in the layout of the hub; the cards have the title.
+    """Write data sets (configuration → split → rows) into a directory, in the layout of the hub.
 
-    The bytes of the files depend only on the documents and the version of pyarrow.
-
-    Args:
-        directory: The root of the layout; files in it are replaced.
-        content: Data set → configuration → split → rows, with the columns of ``columns.yaml``.
-        title: Title of the data sets' cards.
-
-    Raises:
-        OSError: If a file cannot be written.
+    The bytes of the files depend only on the documents, the ``title`` of the data sets' cards and
+    the version of pyarrow.
     """
     version = _content_hash(content)
     for path, configs in content.items():

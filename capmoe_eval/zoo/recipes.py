@@ -72,8 +72,7 @@ ZOO: Mapping[str, Recipe] = _RECIPES.models
 def recipe(name: str) -> Recipe:
     """Return a recipe by its name; ``olmoe_s1`` is ``olmoe`` with another training seed.
 
-    Raises:
-        UsageError: If the name is unknown.
+    A name that is unknown is a UsageError, here and in the functions below.
     """
     model, seed = split_seed(name)
     if model not in ZOO:
@@ -82,11 +81,7 @@ def recipe(name: str) -> Recipe:
 
 
 def trained_model(name: str, *, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
-    """Load a shipped model on the CPU, in evaluation mode; the files have bfloat16.
-
-    Raises:
-        UsageError: If the name is unknown or there are no weights.
-    """
+    """Load a shipped model on the CPU, in evaluation mode; UsageError if there are no weights."""
     kind = model_class(recipe(name))
     directory = WEIGHTS / name
     if not (directory / "model.safetensors").is_file():
@@ -111,11 +106,7 @@ def own_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
 
 
 def trained_processor(name: str) -> LlavaProcessor:
-    """Return the processor of texts and pictures of a trained model with a tower.
-
-    Raises:
-        UsageError: If the name is unknown, or the model reads no pictures.
-    """
+    """Return the processor of a trained model; UsageError for one that reads no pictures."""
     if recipe(name).vision is None:
         raise bad_choice("name", name, [key for key, value in ZOO.items() if value.vision])
     return picture_processor(trained_tokenizer(name))
@@ -161,9 +152,6 @@ def build(
     Returns:
         The model in float32, in evaluation mode, and the loss of each step, those of its dense
         model first.
-
-    Raises:
-        UsageError: If the name is unknown.
     """
     chosen = recipe(name)
     steps = chosen.steps if steps is None else steps
@@ -224,11 +212,7 @@ def _millions(model: PreTrainedModel) -> str:
 
 
 def save(model: PreTrainedModel, directory: Path) -> None:
-    """Write a model as bfloat16 ``model.safetensors`` with its ``config.json``.
-
-    Raises:
-        OSError: If the directory cannot be written.
-    """
+    """Write a model as bfloat16 ``model.safetensors`` with its ``config.json``."""
     directory.mkdir(parents=True, exist_ok=True)
     model.to(torch.bfloat16).save_pretrained(directory)
     for file in directory.iterdir():
@@ -236,11 +220,7 @@ def save(model: PreTrainedModel, directory: Path) -> None:
 
 
 def save_tokenizer(name: str, directory: Path) -> None:
-    """Write the tokenizer of a model beside its weights, where it is not that of the mini-world.
-
-    Raises:
-        OSError: If the directory cannot be written.
-    """
+    """Write the tokenizer of a model beside its weights, where it is not that of the mini-world."""
     chosen = recipe(name)
     if chosen.data != "miniworld":
         tokenizer, _ = _data(chosen, corpus_seed(chosen.seed), chosen.steps)

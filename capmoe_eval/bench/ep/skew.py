@@ -28,11 +28,7 @@ def peak_load(logits_TE: Tensor, top_k: int) -> float:
 
 
 def check_peak(peak: float, n_experts: int, top_k: int) -> None:
-    """Refuse a highest load over the mean load that no routing can have.
-
-    Raises:
-        UsageError: Naming the peak and what is possible.
-    """
+    """Refuse a highest load over the mean load that no routing can have, by a UsageError."""
     highest = n_experts / top_k
     if not 1 <= peak <= highest:
         raise UsageError(
@@ -63,10 +59,8 @@ class Skew:
     def logits(self, n_tokens: int, n_experts: int, top_k: int, layer: int = 0) -> Tensor:
         """Return router logits [T, E] of a layer; the first is the one that is timed alone.
 
-        A token's logits are noise plus the experts' popularities, as strong as the peak needs.
-
-        Raises:
-            UsageError: If no routing can have that peak.
+        A token's logits are noise plus the experts' popularities, as strong as the peak needs; one
+        that no routing can have is a UsageError.
         """
         check_peak(self.peak, n_experts, top_k)
         generator = torch.Generator().manual_seed(layer)
@@ -96,10 +90,7 @@ class Trace:
 
         A token's logits are noise plus a constant for each expert; the constants are corrected
         until the shares of the loads are those that were seen. Layers beyond those have the same
-        loads over other experts, shuffled.
-
-        Raises:
-            UsageError: If an expert has more load than there are tokens.
+        loads over other experts, shuffled. An expert with more load than tokens is a UsageError.
         """
         load_E = torch.tensor(self.loads[layer % len(self.loads)], dtype=torch.float64)
         if layer >= len(self.loads):

@@ -68,11 +68,7 @@ def subject_relation(subject: str) -> Relation:
 
 @functools.cache
 def documents(split: str = "test") -> Mapping[str, Configs]:
-    """Return the evaluation sets: data set → configuration → split → rows.
-
-    Raises:
-        UsageError: If the split is neither ``dev`` nor ``test``.
-    """
+    """Return the sets of ``dev`` or ``test``: data set → configuration → split → rows."""
     choice(*SPLITS)("split", split)
     return _Sets(world(), split).all()
 

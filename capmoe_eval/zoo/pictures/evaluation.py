@@ -45,11 +45,7 @@ SETS = read_data(__package__, "sets.yaml", _Sets)
 
 @functools.cache
 def documents(split: str = "test") -> Mapping[str, Configs]:
-    """Return the evaluation sets: data set → configuration → split → rows.
-
-    Raises:
-        UsageError: If the split is neither ``dev`` nor ``test``.
-    """
+    """Return the sets of ``dev`` or ``test``: data set → configuration → split → rows."""
     errors.choice(*SPLITS)("split", split)
     return {
         "lmms-lab/MME": {"default": {"test": list(_mme(split))}},

@@ -46,10 +46,7 @@ TINY_LLAVA = "llava_olmoe"
 def tiny_config(family: str, vocab_size: int, **changes: Any) -> PretrainedConfig:
     """Return the configuration of a tiny model, a scaled-down form of the family's original.
 
-    ``changes`` are fields of the configuration.
-
-    Raises:
-        UsageError: If the family is none of ``TINY_FAMILIES``.
+    ``changes`` are fields of it. A family that is none of ``TINY_FAMILIES`` is a UsageError.
     """
     choice(*TINY_FAMILIES)("family", family)
     fields = {
@@ -67,13 +64,10 @@ def tiny_config(family: str, vocab_size: int, **changes: Any) -> PretrainedConfi
 def tiny_model(
     family: str, *, vocab_size: int, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> PreTrainedModel:
-    """Build an untrained tiny model on the CPU, in evaluation mode.
+    """Build an untrained tiny model of one of ``TINY_FAMILIES`` on the CPU, in evaluation mode.
 
     The same arguments give the same weights; another ``dtype`` gives the same weights rounded.
     torch's random state is not changed.
-
-    Raises:
-        UsageError: If the family is none of ``TINY_FAMILIES``.
     """
     return _untrained(AutoModelForCausalLM, tiny_config(family, vocab_size), seed, dtype)
 
