@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from capmoe_eval.bench.options import check_names
-from capmoe_eval.bench.rounds import CPU, finish, say
+from capmoe_eval.bench.rounds import CPU, finish, say, target_of
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.evaluate import evaluate
 from capmoe_eval.evaluation.lm import CapmoeLM
@@ -18,7 +18,7 @@ from capmoe_eval.evaluation.tasks import TaskLibrary, ready
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.selection import composed
-from capmoe_eval.experiment.timings.spread import Spread, Target
+from capmoe_eval.experiment.timings.spread import Target
 from capmoe_eval.routing.method import Method
 
 SIDES = {
@@ -96,9 +96,6 @@ def _changed(side: str, found: Mapping[Batches, Mapping[Any, str]], first: Batch
     for batches, texts in found.items():
         if batches != first:
             share = sum(texts[one] != found[first][one] for one in texts) / len(texts)
-            what = (
-                f"Share of {len(texts)} answers under {side} that differ in {batches} and {first}"
-            )
-            name = f"{side}: {batches}"
-            targets.append(Target(name, what, Spread.of([share]), unit="share"))
+            words = {"side": side, "answers": len(texts), "batches": batches, "first": first}
+            targets.append(target_of("answers", [share], words))
     return targets

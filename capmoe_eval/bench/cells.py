@@ -11,17 +11,14 @@ import time
 import psutil
 
 from capmoe_eval.bench.options import check_names
-from capmoe_eval.bench.rounds import CPU, finish, say
+from capmoe_eval.bench.rounds import CPU, finish, say, target_of
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.progress import Progress
 from capmoe_eval.evaluation.run import run as run_plans
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.selection import composed
-from capmoe_eval.experiment.timings.spread import Spread, Target
-
-_LINEAR = 1.10  # cost that grows by a tenth more than its cause is not called linear
-_FLAT = 1.02  # memory of the last cells over that of the first
+from capmoe_eval.experiment.timings.spread import Target
 
 
 def run(given: argparse.Namespace) -> None:
@@ -91,22 +88,12 @@ def _by_cells(growth: _Growth) -> list[Target]:
     early, late = slice(fifth, 2 * fifth), slice(-fifth, None)
     cost = statistics.median(growth.seconds[early])
     memory = statistics.median(growth.memory[early])
+    times = [spent / cost for spent in growth.seconds[late]]
+    held = [mebibytes / memory for mebibytes in growth.memory[late]]
+    words = {"cells": len(growth.seconds), "memory": memory}
     return [
-        Target(
-            "time of the last cells over early ones",
-            f"Median time of a cell in the last fifth of {len(growth.seconds)} over the second",
-            Spread.of([spent / cost for spent in growth.seconds[late]]),
-            _LINEAR,
-            at_least=False,
-        ),
-        Target(
-            "memory after the last cells over early ones",
-            f"Resident memory after a cell in the last fifth of {len(growth.memory)} over the "
-            f"second's median of {memory:.0f} MiB",
-            Spread.of([held / memory for held in growth.memory[late]]),
-            _FLAT,
-            at_least=False,
-        ),
+        target_of("cells_time", times, words),
+        target_of("cells_memory", held, words),
     ]
 
 
@@ -119,10 +106,4 @@ def _by_documents(growth: _Growth, sizes: int) -> Target:
         (spent[-1] - spent[-2]) / (n[-1] - n[-2]) * (n[1] - n[0]) / (spent[1] - spent[0])
         for spent in rounds[1:]
     ]
-    return Target(
-        "time that a document adds, large cells over small",
-        f"Time of each further document from {n[-2]} to {n[-1]} over that from {n[0]} to {n[1]}",
-        Spread.of(ratios),
-        _LINEAR,
-        at_least=False,
-    )
+    return target_of("cells_documents", ratios, {"n": [*n[:2], *n[-2:]]})

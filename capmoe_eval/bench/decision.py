@@ -16,7 +16,16 @@ from torch.utils._pytree import tree_leaves
 from capmoe_eval.bench.ep.layer import LayerSetting, find_shape, random_experts
 from capmoe_eval.bench.ep.skew import Skew
 from capmoe_eval.bench.ep.timing import Clock
-from capmoe_eval.bench.rounds import alternate, dtype_name, finish, placement, ratio, say, timed
+from capmoe_eval.bench.rounds import (
+    alternate,
+    dtype_name,
+    finish,
+    placement,
+    ratio,
+    say,
+    target_of,
+    timed,
+)
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.timings.schema import Shape
 from capmoe_eval.experiment.timings.spread import Spread, Target
@@ -30,7 +39,6 @@ from capmoe_eval.routing.scores import Assignment, Scores
 
 _LISTINGS = {"score": "Algorithm 1", "expanded_drop": "Algorithm 2"}
 _SHARE = {"cpu": 0.10, "cuda": 0.03}
-_MATRICES = 2.0
 _GAMMA = 1.0
 _PEAK = 4.0  # highest load over the mean; at most half of what E and K allow
 
@@ -171,31 +179,14 @@ def _layer_seconds(setting: LayerSetting, logits_TE: Tensor, given: argparse.Nam
 
 
 def _targets(shape: str, row: dict[str, Any], layer_seconds: float, device: str) -> list[Target]:
-    name, ours = row["name"], row["seconds"]["ours"]
-    listing = _LISTINGS[name]
+    method, ours = row["name"], row["seconds"]["ours"]
     same = "the same pairs" if row["equal"] else "NOT the same pairs (ties fall otherwise)"
+    words = {"shape": shape, "method": method, "listing": _LISTINGS[method], "same": same}
+    shares = [spent / layer_seconds for spent in ours]
     return [
-        Target(
-            f"{shape}: {name} of the layer's time",
-            "Time of the decision over that of the stock layer",
-            Spread.of([spent / layer_seconds for spent in ours]),
-            _SHARE.get(device),
-            at_least=False,
-            unit="share",
-        ),
-        Target(
-            f"{shape}: {name} against {listing}",
-            f"Time of the paper's {listing}, rank by rank, over ours; {same} are kept",
-            ratio(row["seconds"]["paper"], ours),
-            1.0,
-        ),
-        Target(
-            f"{shape}: {name}, extra memory",
-            "Peak of live tensors beyond inputs, result and one index per slot, in score matrices",
-            Spread.of([row["extra_matrices"]]),
-            _MATRICES,
-            at_least=False,
-        ),
+        target_of("decision_share", shares, words, at_most=_SHARE.get(device)),
+        target_of("decision_listing", ratio(row["seconds"]["paper"], ours), words),
+        target_of("decision_memory", [row["extra_matrices"]], words),
     ]
 
 

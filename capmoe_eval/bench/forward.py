@@ -15,7 +15,16 @@ from capmoe_eval.bench.ep.layer import LayerSetting, find_shape, random_model
 from capmoe_eval.bench.ep.skew import check_peak, peak_load, popularity, strength
 from capmoe_eval.bench.ep.timing import Clock
 from capmoe_eval.bench.options import RANKS
-from capmoe_eval.bench.rounds import alternate, dtype_name, finish, placement, ratio, say, timed
+from capmoe_eval.bench.rounds import (
+    alternate,
+    dtype_name,
+    finish,
+    placement,
+    ratio,
+    say,
+    target_of,
+    timed,
+)
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.timings.schema import Shape
 from capmoe_eval.experiment.timings.spread import Target
@@ -69,48 +78,46 @@ def measure(
     sizes = {name: getattr(given, name) for name in ("layers", "batch", "prompt", "peak")}
     model, tokens_BS, peaks = skewed_model(setting, **sizes, **model_sizes)
     forward = partial(model, input_ids=tokens_BS, use_cache=False)
-    what = "Forward throughput under {side} over that of the stock model"
-    targets, found = over_stock(model, forward, sides, given, "forward", what=what)
+    targets, found = over_stock("forward", model, forward, sides, given)
     shape, dtype = dataclasses.asdict(setting.shape), dtype_name(setting.dtype)
     return targets, {"shape": shape, "dtype": dtype, "peaks": peaks, **found}
 
 
 @torch.no_grad()
 def over_stock(
+    kind: str,
     model: Any,
     work: Callable[[], object],
     sides: Mapping[str, Side],
     given: argparse.Namespace,
-    title: str,
-    *,
-    what: str,
-    before: str = "",
+    name: str = "",
 ) -> tuple[list[Target], dict[str, dict[str, Any]]]:
     """Time some work of a model under each method, in turn with the stock model.
 
-    A target says ``what`` is divided, ``{side}`` being the method's name, and its own name begins
-    with ``before``. Returns the targets, and by method the seconds and the share of dropped pairs.
+    Returns the ratios as targets of a kind of ``targets.yaml``, ``name`` being the model's, and by
+    method the seconds and the share of dropped pairs.
     """
     wait = Clock(model.device).wait
     drops: dict[str, float] = {}
 
-    def under(name: str) -> float:
+    def under(side: str) -> float:
         # Entering and leaving the wrapper is not timed: an evaluation does it once.
-        with capacity_aware(model, sides[name].method, verify=False) as meter:
+        with capacity_aware(model, sides[side].method, verify=False) as meter:
             spent = timed(work, wait)
-        drops[name] = meter.summary()["drop_rate"]
+        drops[side] = meter.summary()["drop_rate"]
         return spent
 
-    runs = {"stock": partial(timed, work, wait)} | {name: partial(under, name) for name in sides}
+    runs = {"stock": partial(timed, work, wait)} | {side: partial(under, side) for side in sides}
+    title = f"{kind}: {name}" if name else kind
     seconds = alternate(runs, rounds=given.rounds, warmup=given.warmup, title=title)
     targets = [
-        Target(
-            f"{before}{name} over stock",
-            f"{what.format(side=name)}: {side.what} ({100 * drops[name]:.1f} % dropped)",
-            ratio(seconds["stock"], seconds[name]),
-            side.least if side.least <= 1 or drops[name] >= _MIN_DROP else None,
+        target_of(
+            kind,
+            ratio(seconds["stock"], seconds[side]),
+            {"model": name, "side": side, "about": of.what, "dropped": 100 * drops[side]},
+            at_least=of.least if of.least <= 1 or drops[side] >= _MIN_DROP else None,
         )
-        for name, side in sides.items()
+        for side, of in sides.items()
     ]
     return targets, {"dropped_share": drops, "seconds": seconds}
 

@@ -55,10 +55,8 @@ def measure(
     targets: list[Target] = []
     more: dict[str, dict[str, Any]] = {"dropped_share": {}, "seconds": {}}
     for name, (model, tokens_BS) in models.items():
-        what = f"Generated tokens per second of {name} under {{side}} over those of the stock model"
         generate = partial(_generate, model, tokens_BS, given.new)
-        title = f"generate: {name}"
-        own, found = over_stock(model, generate, SIDES, given, title, what=what, before=f"{name}: ")
+        own, found = over_stock("generate", model, generate, SIDES, given, name)
         targets += own
         for part, of_sides in found.items():
             more[part][name] = of_sides

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from capmoe_eval.bench.options import check_names
-from capmoe_eval.bench.rounds import CPU, finish, say
+from capmoe_eval.bench.rounds import CPU, finish, say, target_of
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.evaluation.evaluate import evaluate
 from capmoe_eval.evaluation.lm import CapmoeLM
@@ -21,7 +21,7 @@ from capmoe_eval.evaluation.tasks import TaskLibrary, ready
 from capmoe_eval.experiment.configuration import Plan, load_option, plans
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.experiment.timings.findings import Balance, Steps
-from capmoe_eval.experiment.timings.spread import Spread, Target
+from capmoe_eval.experiment.timings.spread import Target
 from capmoe_eval.routing.capacity import capacity
 from capmoe_eval.serving.placement.comparison import compare, halves
 from capmoe_eval.serving.placement.layout import Counts, contiguous
@@ -145,10 +145,6 @@ def capacities(load_SLE: Counts, gamma: float, top_k: int) -> Counts:
 def _target(row: Balance) -> Target:
     """Return a row's straggler factor as a number of the efficiency page."""
     plan = "" if row.planned_on == row.judged_on else f", planned on {row.planned_on}"
-    dropped = f", {100 * row.drop_rate:.1f} % dropped" if row.drop_rate else ", nothing dropped"
-    what = (
-        f"Fullest of {row.ranks} ranks over the mean load before any drop, mean over layers and "
-        f"{row.steps} steps ({row.of}) that were not planned on{dropped}"
-    )
-    spread = Spread.of([row.straggler])
-    return Target(f"{row.model}, {row.judged_on}{plan}: {row.method}", what, spread)
+    dropped = f"{100 * row.drop_rate:.1f} % dropped" if row.drop_rate else "nothing dropped"
+    words = {"row": row, "plan": plan, "dropped": dropped}
+    return target_of("placement", [row.straggler], words)

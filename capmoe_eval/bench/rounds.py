@@ -9,11 +9,14 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
 
 from capmoe_eval.errors import UsageError, choice
+from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.processes import process_rank
 from capmoe_eval.experiment.schema import DTYPES
 from capmoe_eval.experiment.timings.schema import Evaluation, Machine
@@ -103,6 +106,48 @@ def alternate(
 def ratio(numerator: list[float], denominator: list[float]) -> Spread:
     """Return the ratio within each round, as median and quartiles."""
     return Spread.of([a / b for a, b in zip(numerator, denominator, strict=True)])
+
+
+@dataclass(frozen=True)
+class _Number:
+    name: str
+    what: str
+    at_least: float | None = None
+    at_most: float | None = None
+    unit: str = "×"
+
+
+_NUMBERS = read_data(__package__, "targets.yaml", dict[str, _Number])
+
+
+def target_of(
+    key: str,
+    measured: Spread | list[float],
+    words: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
+) -> Target:
+    """Return a measurement as a number of ``targets.yaml``, filled in with some words.
+
+    The goal is given where the file does not say it.
+    """
+    kind = _NUMBERS[key]
+    at_least = kind.at_least if at_least is None else at_least
+    at_most = kind.at_most if at_most is None else at_most
+    return Target(
+        kind.name.format(**words),
+        kind.what.format(**words),
+        measured if isinstance(measured, Spread) else Spread.of(measured),
+        at_least if at_most is None else at_most,
+        at_least=at_most is None,
+        unit=kind.unit,
+    )
+
+
+def without_goal(target: Target) -> Target:
+    """Return a number that is neither met nor missed."""
+    return replace(target, target=None, met=None)
 
 
 def line(target: Target) -> str:

@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from capmoe_eval.bench.child import Command, Spent, check_room, spend
-from capmoe_eval.bench.rounds import CPU, finish, say
+from capmoe_eval.bench.rounds import CPU, finish, say, target_of
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.configuration import Plan, plans
 from capmoe_eval.experiment.files import write_bytes
 from capmoe_eval.experiment.record import Record, relabelled
 from capmoe_eval.experiment.results import each_record
 from capmoe_eval.experiment.selection import composed
-from capmoe_eval.experiment.timings.spread import Spread, Target
+from capmoe_eval.experiment.timings.spread import Target
 
-_FLAT: Final = 1.5  # cost of a record in the largest directory over that in the smallest
 _SMALL: Final = 3000  # sizes up to it are measured several times
 _QUEUED: Final = 30_000  # of more cells the queue is not timed: it costs as much as all readers
 _GAMMAS: Final = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5)
@@ -194,28 +193,12 @@ def _targets(counts: Sequence[int], spent: dict[str, list[Spent]]) -> Iterator[T
             (one.seconds - spent[name][0].seconds) / (count - counts[0])
             for one, count in zip(spent[name][1:], sizes[1:], strict=True)
         ]
-        yield Target(
-            f"{name}: a record's cost, many over few",
-            f"Processor time that a record adds to {about}: {1000 * costs[-1]:.2f} ms of "
-            f"{last:,}, over {1000 * costs[0]:.2f} ms of {first:,}",
-            Spread.of([costs[-1] / costs[0]]),
-            _FLAT,
-            at_least=False,
-        )
-        added = (spent[name][-1].memory - spent[name][1].memory) / (last - first)
-        yield Target(
-            f"{name}: memory of a record",
-            f"Highest memory of {about} with {last:,} records, {spent[name][-1].memory:,.0f} MiB, "
-            f"less that with {first:,}, for each record",
-            Spread.of([1024 * added]),
-            unit="KiB",
-        )
-    tables = spent["tables"]
-    yield Target(
-        "tables: many records over few",
-        f"Processor time of rendering Table 2 beside {counts[-1]:,} other records, "
-        f"{tables[-1].seconds:.1f} s, over that beside {counts[1]:,}",
-        Spread.of([tables[-1].seconds / tables[1].seconds]),
-        _FLAT,
-        at_least=False,
-    )
+        words = {"command": name, "about": about, "n": (first, last)}
+        times = (1000 * costs[0], 1000 * costs[-1])
+        yield target_of("scale_cost", [costs[-1] / costs[0]], {**words, "ms": times})
+        memory = spent[name][-1].memory
+        added = (memory - spent[name][1].memory) / (last - first)
+        yield target_of("scale_memory", [1024 * added], {**words, "memory": memory})
+    few, many = (spent["tables"][at].seconds for at in (1, -1))
+    sizes = (counts[1], counts[-1])
+    yield target_of("scale_tables", [many / few], {"n": sizes, "seconds": many})

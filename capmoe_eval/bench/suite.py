@@ -7,20 +7,15 @@ import itertools
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from capmoe_eval.bench.child import Command, spend
 from capmoe_eval.bench.options import GAMMAS, check_names
-from capmoe_eval.bench.rounds import CPU, alternate, finish, ratio, say
+from capmoe_eval.bench.rounds import CPU, alternate, finish, ratio, say, target_of
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.loading import Placement, load_lm, quiet_libraries
 from capmoe_eval.evaluation.tasks import ready, task_manager
 from capmoe_eval.experiment.configuration import Plan, plans
 from capmoe_eval.experiment.selection import composed
-from capmoe_eval.experiment.timings.spread import Spread, Target
-
-_GRID, _SINGLE = 6.0, 1.2
-_START: dict[str, Any] = {"target": 1.5, "at_least": False, "unit": "s"}
 
 
 def run(given: argparse.Namespace) -> None:
@@ -74,34 +69,13 @@ def run(given: argparse.Namespace) -> None:
             warmup=1,
             title="suite",
         )
-    cells = len(GAMMAS) * len(given.tasks)
+    words = {"gammas": len(GAMMAS), "tasks": len(given.tasks), "limit": given.limit}
+    words["cells"] = words["gammas"] * words["tasks"]
     targets = [
-        Target(
-            f"grid of {cells} cells over plain lm-eval",
-            f"Time of {cells} lm_eval processes over that of one process that computes the grid of "
-            f"{len(GAMMAS)} γ × {len(given.tasks)} tasks with {given.limit} documents each",
-            ratio(seconds["grid, plain"], seconds["grid, ours"]),
-            _GRID,
-        ),
-        Target(
-            "single cell over plain lm-eval",
-            f"Time of one lm_eval process over that of one of ours, {given.limit} documents",
-            ratio(seconds["cell, plain"], seconds["cell, ours"]),
-            _SINGLE,
-        ),
-        Target(
-            "python -m capmoe_eval --help",
-            "Seconds from the shell and back",
-            Spread.of(seconds["help"]),
-            **_START,
-        ),
-        Target(
-            "python -m capmoe_eval.tables table2",
-            "Seconds until Table 2 is rendered from the results that are there; make tables starts "
-            "as it does",
-            Spread.of(seconds["tables"]),
-            **_START,
-        ),
+        target_of("suite_grid", ratio(seconds["grid, plain"], seconds["grid, ours"]), words),
+        target_of("suite_cell", ratio(seconds["cell, plain"], seconds["cell, ours"]), words),
+        target_of("suite_help", seconds["help"]),
+        target_of("suite_tables", seconds["tables"]),
     ]
     more = {"gammas": GAMMAS, "every_plain_cell_ran": given.every_cell, "seconds": seconds}
     finish(given, CPU, targets, ("model", "tasks", "limit"), **more)

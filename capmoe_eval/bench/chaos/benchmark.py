@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from capmoe_eval.bench.chaos.disturbance import Disturbance, Start, Starter, Story, free_port
 from capmoe_eval.bench.chaos.faults import FAULTS, Disk
 from capmoe_eval.bench.chaos.judge import Reference, Verdict
 from capmoe_eval.bench.chaos.sweep import STAGES, Sweep, watch
-from capmoe_eval.bench.rounds import CPU, finish, say
+from capmoe_eval.bench.rounds import CPU, finish, say, target_of
 from capmoe_eval.errors import UsageError, choice
 from capmoe_eval.evaluation.command import execute
 from capmoe_eval.evaluation.tasks import task_manager
@@ -29,10 +29,8 @@ from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.experiment.timings.findings import Faults
-from capmoe_eval.experiment.timings.spread import Spread, Target
+from capmoe_eval.experiment.timings.spread import Target
 
-KILLS: Final = 200.0
-"""Kills that are wanted in all."""
 _GRID: Final = (
     "grid.model=[tiny_olmoe,tiny_mixtral]",
     "grid.method=[score,random]",
@@ -68,7 +66,7 @@ def _fork(root: Path, environment: Mapping[str, str], ranks: int) -> Start:
     planned = plans(composed(_words(root, ranks)))
 
     def start(pause_at: int | None, rank: int, port: int) -> Sweep:
-        own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
+        own: dict[str, Any] = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
         own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         more = {name: str(value) for name, value in own.items()} if ranks > 1 else {}
         return Sweep(
@@ -259,19 +257,12 @@ def _faults(found: Sequence[_Directory]) -> Faults:
 
 def _targets(found: dict[str, Faults]) -> list[Target]:
     """Return a line for each kind, and the number of kills."""
-    total = sum(faults.kills for faults in found.values())
-    by_command = sum(faults.of_commands for faults in found.values())
-    what = f"Kills in all: {total - by_command} of forks, {by_command} of command lines"
-    targets = [Target("kills", what, Spread.of([float(total)]), KILLS, unit="")]
+    forks = sum(faults.of_forks for faults in found.values())
+    commands = sum(faults.of_commands for faults in found.values())
+    about = {"forks": forks, "commands": commands}
+    targets = [target_of("chaos_kills", [float(forks + commands)], about)]
     for kind, faults in found.items():
         stages = ", ".join(f"{stage} {count}" for stage, count in faults.stages.items())
-        what = (
-            f"{faults.about}, {faults.kills} times ({stages}), {faults.restarts} restarts, "
-            f"{faults.compared} records compared with a run that nothing disturbed: records lost "
-            "or wrong, files left over, cells computed by two at a time, and ends that are not as "
-            "documented"
-        )
-        targets.append(
-            Target(f"{kind}: wrong", what, Spread.of([float(faults.problems)]), 0.0, False, unit="")
-        )
+        words = {"kind": kind, "faults": faults, "stages": stages}
+        targets.append(target_of("chaos_wrong", [float(faults.problems)], words))
     return targets

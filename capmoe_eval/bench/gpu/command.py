@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,15 @@ import torch
 import transformers
 
 from capmoe_eval.bench.gpu.items import ITEMS, Item, Setting, jsonable
-from capmoe_eval.bench.rounds import dtype_name, line, measured_on, placement, say
+from capmoe_eval.bench.rounds import (
+    dtype_name,
+    line,
+    measured_on,
+    placement,
+    say,
+    target_of,
+    without_goal,
+)
 from capmoe_eval.errors import UsageError, choice, first_line
 from capmoe_eval.evaluation.version import revision
 from capmoe_eval.experiment.timings.schema import Evaluation
@@ -80,7 +87,7 @@ def _measured(item: Item, setting: Setting, *, goals: bool) -> dict[str, Any]:
         with _limit(item.limit):
             targets, more = item.measure(setting)
         if not goals:
-            targets = [replace(target, target=None, met=None) for target in targets]
+            targets = [without_goal(target) for target in targets]
         found = {"state": "done", "targets": jsonable(targets), **more}
     except _TimeUp:
         found = {"state": "skipped", "why": f"it took longer than {item.limit} s"}
@@ -160,7 +167,7 @@ class _File:
         """Write all results, the file whole."""
         ordered = {name: results[name] for name in ITEMS if name in results}
         done = sum(found["state"] == "done" for found in ordered.values()) / len(ITEMS)
-        share = Target("items that are done", "Share of the list", Spread.of([done]), unit="share")
+        share = target_of("gpu_done", [done])
         more: dict[str, Any] = {
             "key": self._key,
             "software": _software(self.setting),

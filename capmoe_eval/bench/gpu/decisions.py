@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from capmoe_eval.bench.decision import kept_map
-from capmoe_eval.bench.rounds import dtype_name, say
+from capmoe_eval.bench.rounds import dtype_name, say, target_of
 from capmoe_eval.errors import EnforcementError, first_line
-from capmoe_eval.experiment.timings.spread import Spread, Target
+from capmoe_eval.experiment.timings.spread import Target
 from capmoe_eval.routing.assign import assign
 from capmoe_eval.routing.groups import group_tokens
 from capmoe_eval.routing.method import Method
@@ -77,15 +77,17 @@ def measure(
             wrong[name] += differing
             if differing or not n:
                 faults.append(f"{family}, {where}: {name}, {differing} of {n}")
-    said = dtype_name(dtype)
     targets = [
-        Target(
-            f"{said}: {name}",
-            f"Number of {what}; {compared[name]} were compared, {len(families)} families",
-            Spread.of([float(wrong[name])]),
-            0.0,
-            at_least=False,
-            unit="differ",
+        target_of(
+            "gpu_decisions",
+            [float(wrong[name])],
+            {
+                "dtype": dtype_name(dtype),
+                "count": name,
+                "what": what,
+                "compared": compared[name],
+                "families": len(families),
+            },
         )
         for name, what in COUNTS.items()
     ]

@@ -21,7 +21,7 @@ from capmoe_eval.bench.ep.measure import Bench
 from capmoe_eval.bench.gpu import decisions
 from capmoe_eval.bench.gpu.waits import STOCK, host_waits
 from capmoe_eval.bench.options import RANKS
-from capmoe_eval.bench.rounds import timed
+from capmoe_eval.bench.rounds import target_of, timed
 from capmoe_eval.experiment.timings.schema import Shape, Study
 from capmoe_eval.experiment.timings.spread import Spread, Target
 from capmoe_eval.experiment.timings.studies import STUDIES, find_studies
@@ -42,7 +42,6 @@ _SIDES = {
 }
 _PEAK = 4.0
 _DECISION = {"olmoe": 64, "qwen3_30b": 128, "mixtral": 8}  # experts E
-_WAITS = 1.0  # for one forward, beside those of the stock model
 _TRAINED = "olmoe"
 
 
@@ -130,17 +129,8 @@ def _waits(setting: Setting) -> Found:
             found = host_waits(run, setting.device)
         lines[name] = dict(sorted(found.items()))
         ours = found.total() - found[STOCK]
-        targets.append(
-            Target(
-                f"waits: {name}",
-                f"Times that a forward of {layers} MoE layers makes the host wait for its device, "
-                f"beside the stock model's {stock}",
-                Spread.of([float(ours)]),
-                _WAITS,
-                at_least=False,
-                unit="waits",
-            )
-        )
+        words = {"side": name, "layers": layers, "stock": stock}
+        targets.append(target_of("gpu_waits", [float(ours)], words))
     return targets, {"stock": stock, "lines": lines, "layers": layers}
 
 
@@ -176,15 +166,14 @@ def _speedups(file: Study) -> list[Target]:
     targets = []
     for run in file.runs:
         rows = [point.timings[-1] for point in run.points]
-        what = f"EMULATED speedup of one layer over dropless, {run.ranks} ranks, {rows[-1].method}"
-        name = f"{file.study}: {run.title}, {run.ranks} ranks"
-        targets.append(Target(name, what, rows[-1].speedup))
+        words = {"study": file.study, "title": run.title, "ranks": run.ranks}
+        words["method"] = rows[-1].method
+        targets.append(target_of("gpu_study", rows[-1].speedup, words))
         if file.study == "workload":
             sizes = [point.tokens_per_rank for point in run.points]
             least, most = sizes.index(min(sizes)), sizes.index(max(sizes))
             rise = rows[most].speedup.median / rows[least].speedup.median
-            said = "The same of the batch with most tokens over that with fewest (Table 10: a rise)"
-            targets.append(Target(f"{name}, rise", said, Spread.of([rise]), 1.0))
+            targets.append(target_of("gpu_study_rise", [rise], words))
     return targets
 
 
@@ -197,13 +186,9 @@ def _training(setting: Setting) -> Found:
             train = partial(build, _TRAINED, Path(work), steps=steps, say=lambda _line: None)
             seconds.append(timed(partial(train, device=setting.device)))
     each = (seconds[1] - seconds[0]) / (last - first)
-    all_steps = recipe(_TRAINED).steps
-    target = Target(
-        f"training of {_TRAINED}",
-        f"EXTRAPOLATED minutes of the recipe's {all_steps} steps, from steps {first} to {last}",
-        Spread.of([each * all_steps / 60]),
-        unit="min",
-    )
+    steps = recipe(_TRAINED).steps
+    words = {"model": _TRAINED, "all_steps": steps, "first": first, "last": last}
+    target = target_of("gpu_training", [each * steps / 60], words)
     return [target], {"seconds": seconds, "steps": [first, last], "seconds_per_step": each}
 
 
