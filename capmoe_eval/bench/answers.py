@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from capmoe_eval.bench.options import check_names
+from capmoe_eval.bench.options import check_names, different_sizes
 from capmoe_eval.bench.rounds import CPU, finish, say, target_of
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.evaluate import evaluate
@@ -43,9 +43,7 @@ class Batches(NamedTuple):
 def run(given: argparse.Namespace) -> None:
     """Generate the answers, print the shares that change, and write ``answers.json``."""
     check_names(given.model, [given.task])
-    sizes = sorted(set(given.sizes))
-    if len(sizes) < 2:
-        raise UsageError(f"--sizes={sizes[0]}: must be at least two sizes")
+    sizes = different_sizes("--sizes", given.sizes)
     words = [f"model={given.model}", f"tasks={given.task}", f"limit={given.limit}", "device=cpu"]
     (plan, *_) = plans(composed(words))
     source = ready(plan.source)

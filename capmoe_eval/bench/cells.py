@@ -10,7 +10,7 @@ import time
 
 import psutil
 
-from capmoe_eval.bench.options import check_names
+from capmoe_eval.bench.options import check_names, different_sizes
 from capmoe_eval.bench.rounds import CPU, finish, say, target_of
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.progress import Progress
@@ -25,8 +25,7 @@ def run(given: argparse.Namespace) -> None:
     """Run the cells, print how cost and memory grew, and write ``cells.json``."""
     if given.cells < 40:
         raise UsageError(f"--cells={given.cells}: must be at least 40")
-    if len(set(given.documents)) < 2:
-        raise UsageError(f"--documents={given.documents[0]}: must be at least two sizes")
+    sizes = different_sizes("--documents", given.documents)
     if given.repeats < 2:
         raise UsageError(f"--repeats={given.repeats}: must be at least 2 (one loads the model)")
     check_names(given.model, [given.task])
@@ -37,7 +36,6 @@ def run(given: argparse.Namespace) -> None:
         say(f"cells: {given.cells} cells of {given.limit} documents")
         grid = [f"limit={given.limit}", f"+grid.seed={seeds[: given.cells]}"]
         many = _compute([*setting, *grid])
-        sizes = sorted(given.documents)
         say(f"cells: {', '.join(map(str, sizes))} documents, {given.repeats} times")
         grid = [f"+grid.seed={seeds[given.cells :]}", f"+grid.limit={sizes}"]
         longer = _compute([*setting, *grid])

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from capmoe_eval.bench.child import Command, Spent, check_room, spend
+from capmoe_eval.bench.options import different_sizes
 from capmoe_eval.bench.rounds import CPU, finish, say, target_of
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.configuration import Plan, plans
@@ -60,9 +61,7 @@ print(sum(turn.reservation is not None for turn in Queue(plans(composed(sys.argv
 
 def run(given: argparse.Namespace) -> None:
     """Make the records, time what reads them, print the costs and write ``scale.json``."""
-    sizes = sorted(set(given.records))
-    if len(sizes) < 2:
-        raise UsageError(f"--records={sizes[0]}: must be at least two sizes")
+    sizes = different_sizes("--records", given.records)
     bases = _bases(given.results)
     lengths = [path.stat().st_size for _, path in itertools.chain(*bases.values())]
     needed = 1.3 * sizes[-1] * statistics.fmean(lengths) / 1e9

@@ -181,7 +181,7 @@ def test_decision(tmp_path: Path) -> None:
 
 
 def test_cells(tmp_path: Path) -> None:
-    few = ["--cells", "40", "--limit", "1", "--documents", "4", "2", "--repeats", "2"]
+    few = ["--cells", "40", "--limit", "1", "--documents", "4", "2", "4", "--repeats", "2"]
     status, content = bench(tmp_path, "cells", *few)
     assert status == 0
     assert len(content["seconds"]) == len(content["memory_mib"]) == 40
