@@ -63,7 +63,7 @@ def run(given: argparse.Namespace) -> None:
     """Make the records, time what reads them, print the costs and write ``scale.json``."""
     sizes = different_sizes("--records", given.records)
     bases = _bases(given.results)
-    lengths = [path.stat().st_size for _, path in itertools.chain(*bases.values())]
+    lengths = [record.path.stat().st_size for record in itertools.chain(*bases.values())]
     needed = 1.3 * sizes[-1] * statistics.fmean(lengths) / 1e9
     check_room(f"--records={sizes[-1]}", needed, tempfile.gettempdir(), "take fewer, or set TMPDIR")
     counts: list[int] = []
@@ -102,16 +102,15 @@ def run(given: argparse.Namespace) -> None:
     )
 
 
-def _bases(results: Path) -> dict[tuple[str, str], list[tuple[Record, Path]]]:
+def _bases(results: Path) -> dict[tuple[str, str], list[Record]]:
     """Return a directory's text records by model and task, for those with all tasks of Table 2."""
     config = composed([_PROFILE, "experiment=table2"])
     models, tasks = list(config.profile.replicate), list(config.tasks)
-    found: dict[tuple[str, str], list[tuple[Record, Path]]] = {
-        key: [] for key in itertools.product(models, tasks)
-    }
+    found: dict[tuple[str, str], list[Record]]
+    found = {key: [] for key in itertools.product(models, tasks)}
     for record in each_record(results, broken=[]):
         if (key := (record.model, record.task)) in found:
-            found[key].append((record, record.path))
+            found[key].append(record)
     lacking = next((key for key, records in found.items() if not records), None)
     if lacking:
         model, task = lacking
@@ -147,13 +146,13 @@ def _grid(records: int, directories: int, root: Path) -> list[str]:
     ]
 
 
-def _make(cells: Sequence[Plan], bases: dict[tuple[str, str], list[tuple[Record, Path]]]) -> None:
+def _make(cells: Sequence[Plan], bases: dict[tuple[str, str], list[Record]]) -> None:
     """Write the records that are missing; each is made of one of its model and task, in turn."""
     turn = {key: itertools.cycle(found) for key, found in bases.items()}
     for plan in cells:
-        base, path = next(turn[plan.cell.model.name, plan.cell.task.name])
+        base = next(turn[plan.cell.model.name, plan.cell.task.name])
         if not plan.path.exists():
-            made = relabelled(base, path.read_bytes(), plan.cell)
+            made = relabelled(base, base.path.read_bytes(), plan.cell)
             write_bytes(plan.path, made, durable=False)
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
 
+from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.zoo.batch import IGNORED, Batch
 from capmoe_eval.zoo.draw import Draw
 from capmoe_eval.zoo.llava import IMAGE_TOKEN, IMAGE_TOKENS, MEAN, PATCHES, SPREAD
@@ -53,26 +54,23 @@ _ANSWER = ("\nAnswer:", None)
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of the training."""
+    """A part of the training, of ``training.yaml``."""
 
-    until: float  # the share of all steps at which it ends
-    shape: tuple[int, int]  # rows and positions of a batch
-    named: bool  # whether patches are named
-    cells: float  # share of the questions that ask for the content of a cell
-    forms: tuple[float, float, float]  # of open questions, claims and choices among the others
+    until: float
+    shape: tuple[int, int]
+    named: bool
+    cells: float
+    forms: tuple[float, float, float]
 
 
-STAGES = (
-    Stage(0.27, (16, IMAGE_TOKENS), named=True, cells=0.0, forms=(1.0, 0.0, 0.0)),
-    Stage(0.44, (8, 240), named=True, cells=0.2, forms=(1.0, 0.0, 0.0)),
-    Stage(1.0, (8, 240), named=False, cells=0.05, forms=(1.0, 2.0, 2.5)),
-)
-# Kinds that only some pictures can be asked for are asked for more often there.
-_COMMON = ("existence", "count", "color", "shape", "same", "most", "place")
-_RARE_WEIGHT = 2.5
-# So are those that are learned late.
-_LATE = ("position", "relation")
-_LATE_WEIGHT = 3.0
+@dataclass(frozen=True)
+class _Training:
+    stages: tuple[Stage, ...]
+    weights: dict[str, float]  # of the kinds of questions
+
+
+_TRAINING = read_data(__package__, "training.yaml", _Training)
+STAGES = _TRAINING.stages
 # Questions drawn for a row; as many are taken as it has room for.
 _DRAWN = 14
 _TOKENIZED = 500  # pictures of each stage whose questions the tokenizer is trained on
@@ -214,17 +212,11 @@ class PictureBatches:
         return int(self.tokenizer.convert_tokens_to_ids(f"Ġ{word}"))
 
 
-def _weight(kind: str) -> float:
-    if kind in _LATE:
-        return _LATE_WEIGHT
-    return 1.0 if kind in _COMMON else _RARE_WEIGHT
-
-
 def _questions(shown: Scene, stage: Stage, draw: Draw) -> Iterator[tuple[Pieces, str]]:
     """Yield the pieces of questions after the picture, and their answers, without end."""
     known = facts(shown)
     kinds = sorted({fact.kind for fact in known})
-    weights = [_weight(kind) for kind in kinds]
+    weights = [_TRAINING.weights[kind] for kind in kinds]
     while True:
         if draw.chance(stage.cells):
             question, answer = content(shown, draw)
