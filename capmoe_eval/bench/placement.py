@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -22,11 +22,11 @@ from capmoe_eval.experiment.configuration import Plan, load_option, plans
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.experiment.timings.findings import Balance, Steps
 from capmoe_eval.experiment.timings.spread import Target
-from capmoe_eval.routing.capacity import capacity
 from capmoe_eval.serving.placement.comparison import compare, halves
-from capmoe_eval.serving.placement.layout import Counts, contiguous
+from capmoe_eval.serving.placement.layout import contiguous
 from capmoe_eval.serving.placement.llep import LeastLoaded
 from capmoe_eval.serving.placement.outcome import Outcome, judge
+from capmoe_eval.serving.summary import limits
 from capmoe_eval.serving.trace import Trace
 from capmoe_eval.wrapper.recorder import Recorder
 
@@ -45,8 +45,7 @@ class Routed:
 
     task: str
     steps: Steps
-    top_k: int
-    load_SLE: Counts
+    trace: Trace  # its counts alone
 
 
 def run(given: argparse.Namespace) -> None:
@@ -106,7 +105,8 @@ def record_routing(plan: Plan, lm: CapmoeLM, library: TaskLibrary) -> Routed:
             f"{cell.batch_size} sequences; at least 4 are needed, half of them to plan on"
         )
     steps: Steps = "decode steps" if generated else "prompts"
-    return Routed(cell.task.name, steps, recorded.expert_TLK.shape[2], trace.loads())
+    counts = Trace(trace.n_experts, load_SLE=trace.loads(), top_k=trace.top_k)
+    return Routed(cell.task.name, steps, counts)
 
 
 def outcomes(planned_on: Routed, judged_on: Routed, ranks: int) -> list[Outcome]:
@@ -114,7 +114,8 @@ def outcomes(planned_on: Routed, judged_on: Routed, ranks: int) -> list[Outcome]
 
     Where both are not the same, the plan is stale: then only methods that plan are judged.
     """
-    before_SLE, after_SLE = halves(planned_on.load_SLE)[0], halves(judged_on.load_SLE)[1]
+    before_SLE = halves(planned_on.trace.loads())[0]
+    after_SLE = halves(judged_on.trace.loads())[1]
     steps = min(len(before_SLE), len(after_SLE))
     judged_SLE = after_SLE[:steps]
     least = LeastLoaded(least=_LEAST[judged_on.steps])
@@ -126,20 +127,14 @@ def outcomes(planned_on: Routed, judged_on: Routed, ranks: int) -> list[Outcome]
     return balanced + [
         judge(
             f"Token Drop γ={gamma:g}",
-            np.minimum(judged_SLE, capacities(judged_SLE, gamma, judged_on.top_k)),
+            np.minimum(
+                judged_SLE, limits(judged_on.trace, gamma, judged_SLE.sum(axis=2))[..., None]
+            ),
             home,
             asked_SLE=judged_SLE,
         )
         for gamma in GAMMAS
     ]
-
-
-def capacities(load_SLE: Counts, gamma: float, top_k: int) -> Counts:
-    """Return the capacity of an expert in every step [S, 1, 1], all its tokens being one group."""
-    n_experts = load_SLE.shape[2]
-    tokens: Sequence[int] = (load_SLE[:, 0].sum(axis=1) // top_k).tolist()
-    limits = [capacity(gamma, count, top_k, n_experts) for count in tokens]
-    return np.array(limits, dtype=np.int64)[:, None, None]
 
 
 def _target(row: Balance) -> Target:

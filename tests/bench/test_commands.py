@@ -29,6 +29,7 @@ from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.experiment.results import read_results
 from capmoe_eval.experiment.timings.schema import read_evaluation
 from capmoe_eval.serving.summary import summarise
+from capmoe_eval.serving.trace import Trace
 from capmoe_eval.zoo.recipes import trained_model
 
 ROOT = Path(__file__).parents[2]
@@ -148,7 +149,7 @@ def test_placement(tmp_path: Path) -> None:
 def test_placement_judges_other_steps_than_it_plans_on() -> None:
     load_SLE = np.random.default_rng(3).integers(0, 9, (6, 2, 8)) * 2
     load_SLE[:, :, 0] += 200 - load_SLE.sum(axis=2)  # 100 tokens of two experts in every step
-    routed = placement.Routed("a", "prompts", 2, load_SLE)
+    routed = placement.Routed("a", "prompts", Trace(8, load_SLE=load_SLE, top_k=2))
     found = {one.method: one.summary() for one in placement.outcomes(routed, routed, 4)}
     for name, bound in {
         "contiguous": math.inf,
@@ -161,7 +162,8 @@ def test_placement_judges_other_steps_than_it_plans_on() -> None:
             kept += sum(left)
         assert found[name].straggler == pytest.approx(sum(factors) / len(factors))
         assert found[name].drop_rate == pytest.approx(1 - kept / (6 * 200))
-    other = placement.Routed("b", "prompts", 2, load_SLE[:, :, ::-1].copy())
+    turned = Trace(8, load_SLE=load_SLE[:, :, ::-1].copy(), top_k=2)
+    other = placement.Routed("b", "prompts", turned)
     stale = {one.method: one.summary() for one in placement.outcomes(other, routed, 4)}
     assert set(stale) == {"EPLB", "EPLB+4", "LPLB+4"}
     assert stale["EPLB+4"].straggler > found["EPLB+4"].straggler
