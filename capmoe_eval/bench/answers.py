@@ -57,9 +57,9 @@ def run(given: argparse.Namespace) -> None:
             cell = dataclasses.replace(
                 plan.cell, method=method, batch_size=batches.size, shuffle=batches.shuffle
             )
-            found[batches], told = answers(cell, lm, library, source)
-            if told is not None:
-                steps[str(batches)] = told
+            found[batches], decode = answers(cell, lm, library, source)
+            if decode is not None:
+                steps[str(batches)] = decode
         targets += _changed(side, found, Batches(sizes[-1]))
     options = ("model", "task", "limit", "sizes")
     finish(given, CPU, targets, options, gamma=1.0, decode_steps=steps)

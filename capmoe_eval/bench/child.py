@@ -25,7 +25,7 @@ sys.exit(status)
 
 
 class Command(NamedTuple):
-    """What is run."""
+    """A command of Python."""
 
     name: str
     words: list[str]  # after ``python``
@@ -37,7 +37,7 @@ class Spent(NamedTuple):
 
     seconds: float  # of processor time
     memory: float  # MiB, at most
-    said: str
+    output: str
     elapsed: float  # seconds from start to end
 
 
@@ -55,13 +55,13 @@ def spend(command: Command) -> Spent:
         env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"},
         stdin=subprocess.DEVNULL,
     )
-    said, _, numbers = done.stdout.rstrip().rpartition("\n")
-    if done.returncode or command.expected not in f"{said}\n":
-        last = (done.stderr.strip() or said.strip() or "nothing").splitlines()[-1]
+    output, _, numbers = done.stdout.rstrip().rpartition("\n")
+    if done.returncode or command.expected not in f"{output}\n":
+        last = (done.stderr.strip() or output.strip() or "nothing").splitlines()[-1]
         wanted = f", and not {command.expected!r}" if command.expected else ""
         raise UsageError(f"{command.name}: said {last!r}{wanted}")
     seconds, memory, elapsed = map(float, numbers.split())
-    return Spent(seconds, memory, said, elapsed)
+    return Spent(seconds, memory, output, elapsed)
 
 
 def check_room(asked: str, gigabytes: float, place: str | Path, fix: str) -> None:

@@ -85,7 +85,7 @@ def run(given: argparse.Namespace) -> None:
             for command, one in zip(commands, map(min, zip(*tries, strict=True)), strict=True):
                 spent.setdefault(command.name, []).append(one)
                 say(f"  {command.name}: {one.seconds:.1f} s, {one.memory:.0f} MiB")
-            index[str(len(cells))] = json.loads(spent["frame"][-1].said)
+            index[str(len(cells))] = json.loads(spent["frame"][-1].output)
             shutil.rmtree(root.parent / "site", ignore_errors=True)
             shutil.rmtree(root.parent / "queue", ignore_errors=True)
     finish(

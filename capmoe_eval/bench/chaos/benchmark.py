@@ -231,27 +231,27 @@ def _faults(found: Sequence[_Directory]) -> Faults:
     kills = Counter[str]()
     for directory in found:
         kills[directory.started] += len(directory.story.kills)
-    told = [directory.story for directory in found]
+    stories = [directory.story for directory in found]
     verdicts = [directory.verdict for directory in found]
-    stages = Counter(kill.stage for story in told for kill in story.kills)
+    stages = Counter(kill.stage for story in stories for kill in story.kills)
     return Faults(
         about="; ".join(dict.fromkeys(directory.about for directory in found)),
         kills=kills.total(),
         of_forks=kills["fork"],
         of_commands=kills["command"],
-        at_a_step=sum(kill.at_step for story in told for kill in story.kills),
+        at_a_step=sum(kill.at_step for story in stories for kill in story.kills),
         stages={stage: stages[stage] for stage in STAGES if stages[stage]},
         directories=len(found),
-        restarts=sum(story.restarts for story in told),
+        restarts=sum(story.restarts for story in stories),
         compared=sum(verdict.compared for verdict in verdicts),
         lost=[path for verdict in verdicts for path in verdict.lost],
         wrong=[path for verdict in verdicts for path in verdict.wrong],
         strays=[path for verdict in verdicts for path in verdict.strays],
-        computed_by_two=sum(story.twice for story in told),
-        early=sum(story.early for story in told),
-        stuck=sum(story.stuck for story in told),
-        failed=[line for story in told for line in story.failed],
-        ended_otherwise=[line for story in told for line in story.otherwise],
+        computed_by_two=sum(story.twice for story in stories),
+        early=sum(story.early for story in stories),
+        stuck=sum(story.stuck for story in stories),
+        failed=[line for story in stories for line in story.failed],
+        ended_otherwise=[line for story in stories for line in story.otherwise],
     )
 
 

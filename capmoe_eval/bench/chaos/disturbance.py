@@ -44,7 +44,7 @@ class Kill:
 
 @dataclass
 class Story:
-    """What happened in a directory."""
+    """The events in a directory."""
 
     kills: list[Kill] = field(default_factory=list)
     restarts: int = 0
@@ -67,7 +67,7 @@ class _Group:
 
     @property
     def due(self) -> bool:
-        """Whether the moment has come."""
+        """True if the moment has come."""
         if self.kill or self.victim.status is not None:
             return False
         return self.victim.paused or (

@@ -18,7 +18,7 @@ from typing import Any, Final
 import psutil
 
 STAGES: Final = ("starting", "loading", "computing", "writing", "waiting", "ending")
-"""What a sweep does: ``writing`` is any step on files (to reserve, write or release a record)."""
+"""The stages of a sweep: ``writing`` is any step on files (of a record or a reservation)."""
 
 _BEGUN: Final = re.compile(r"\[\d+/\d+\] (?P<cell>[^:\r\n]+) …")
 _ENDED: Final = re.compile(r"\[(?P<done>\d+)/(?P<all>\d+)\] (?P<cell>[^:\r\n]+): [^\r\n]*\r\n")
@@ -80,7 +80,7 @@ class Sweep:
 
     @property
     def ends(self) -> list[Any]:
-        """What is readable when something has happened."""
+        """The files that are readable when something has happened."""
         return [self._terminal, *([] if self._gate is None else [self._gate])]
 
     @property
@@ -98,7 +98,7 @@ class Sweep:
 
     @property
     def stage(self) -> str:
-        """What it does, one of :data:`STAGES`."""
+        """Its stage, one of :data:`STAGES`."""
         if self.paused or any(self._root.rglob(f".*.{self.process}.*.tmp")):
             return "writing"
         marks = {"computing": _BEGUN, "loading": _LOADING, "waiting": _WAITING}

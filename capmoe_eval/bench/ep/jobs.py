@@ -132,11 +132,11 @@ def _with_experts(shape: Shape, routing: Routing) -> Shape:
     return replace(shape, n_experts=len(routing.loads[0]), top_k=routing.top_k)
 
 
-def _trace(said: str, layer: int | None) -> Trace:
+def _trace(name: str, layer: int | None) -> Trace:
     """Return Figure 1, or a layer of a record; without a number, that with the fullest expert."""
-    if said == "figure1":
+    if name == "figure1":
         return figure_1()
-    traces = _record_layers(Path(said))
+    traces = _record_layers(Path(name))
     if layer is None:
         return max(traces, key=lambda trace: max(trace.loads[0]))
     if layer >= len(traces):

@@ -72,7 +72,7 @@ class Skew:
         factor = strength(self.peak, lambda at: peak_load(sample_TE + at * popular_E, top_k))
         return noise_TE + factor * popular_E
 
-    def said(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """Return the fields of the file that say what was wanted."""
         return {"source": "peak", "wanted_peak": self.peak, "together": self.together}
 
@@ -114,7 +114,7 @@ class Trace:
             constant_E += (step * (wanted_E - now_E.clamp_min(floor).log())).float()
         return noise_TE + constant_E
 
-    def said(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """Return the field of the file that says where the loads were seen."""
         return {"source": self.source}
 

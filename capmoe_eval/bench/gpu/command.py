@@ -38,7 +38,7 @@ REHEARSAL = "rehearsal, no figure of this is about a GPU"
 _SCALE = 32  # of a rehearsal
 
 Results = dict[str, dict[str, Any]]
-"""What is known of each item: its state, and if it is done, its targets and more."""
+"""The state of each item, and if it is done, its targets and more."""
 
 
 class _TimeUp(BaseException):
@@ -198,8 +198,8 @@ def _software(setting: Setting) -> dict[str, Any]:
     if setting.device.type == "cuda":
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         try:
-            said = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20)
-            driver = said.stdout.strip().splitlines()[0]
+            done = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20)
+            driver = done.stdout.strip().splitlines()[0]
         except (OSError, subprocess.SubprocessError, IndexError):
             driver = "unknown"
     return {

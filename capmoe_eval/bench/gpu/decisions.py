@@ -49,7 +49,7 @@ COUNTS = {
     "promises": "promises of a forward that did not hold",
     "stock": "logits that differ from the stock model's where no capacity binds",
 }
-"""What is counted; none of it may be."""
+"""The things that are counted; none of them may be."""
 
 
 @torch.no_grad()
@@ -95,7 +95,7 @@ def measure(
 
 
 Check = Iterator[tuple[str, str, int, int]]
-"""What was counted, where, how many were compared, and how many differ."""
+"""The name of a count, its place, how many were compared, and how many differ."""
 
 
 def _kept_pairs(

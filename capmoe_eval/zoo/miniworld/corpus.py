@@ -121,16 +121,16 @@ class _Writer:
             chosen = draw.some(self._world.by_entity[self._known(facts).entity], number)
         else:
             chosen = [self._known(facts) for _ in range(number)]
-        told = [_told(WORDINGS.statements[self._wording(fact)], fact) for fact in chosen]
-        return _document(told, "", " ")
+        shown = [_statement(WORDINGS.statements[self._wording(fact)], fact) for fact in chosen]
+        return _document(shown, "", " ")
 
     def _rules(self) -> Document:
         """Return statements of one to four rules."""
-        told = []
+        shown = []
         for _ in range(1 + self._draw.below(4)):
             rule = self._known(self._world.rules)
-            told.append(_told(self._draw.one(WORDINGS.rules), rule))
-        return _document(told, "", " ")
+            shown.append(_statement(self._draw.one(WORDINGS.rules), rule))
+        return _document(shown, "", " ")
 
     def _card(self) -> Document:
         """Return facts of one entity in a list, which takes fewer words for each."""
@@ -140,8 +140,8 @@ class _Writer:
         for fact in self._draw.some(facts, 3 + self._draw.below(len(facts) - 2)):
             lines.append((fact.relation.noun, fact.value))
             if fact.relation.broader and self._draw.chance(0.5):
-                said = self._draw.one(statements(fact.relation))
-                line = (f"{said.verb}s {said.rest}", "yes" if fact.value in said.values else "no")
+                broader = self._draw.one(statements(fact.relation))
+                line = (broader.phrase, broader.answer(fact.value))
                 lines.insert(self._draw.below(len(lines) + 1), line)
         return _listed(entity, lines)
 
@@ -154,10 +154,10 @@ class _Writer:
     def _class(self) -> Document:
         """Return a statement, and some of the values of its relation: does it follow from them?"""
         relation = self._draw.one([relation for relation in RELATIONS if relation.broader])
-        said = self._draw.one(statements(relation))
+        broader = self._draw.one(statements(relation))
         values = self._draw.some(relation.values, 4 + self._draw.below(5))
-        lines = [(value, "yes" if value in said.values else "no") for value in values]
-        return _listed(f"{relation.noun}: {said.verb}s {said.rest}", lines)
+        lines = [(value, broader.answer(value)) for value in values]
+        return _listed(f"{relation.noun}: {broader.phrase}", lines)
 
     def _mmlu(self, subject: str) -> Shown:
         fact = self._known(self._world.by_relation[subject_relation(subject)])
@@ -190,8 +190,8 @@ class _Writer:
             return generation.function(parts, draw.one(TRAIN_WORDINGS), draw)
         if task == "dialogue":
             about = known.by_entity[self._known(known.facts).entity]
-            told = draw.some(about, 3 + draw.below(2))
-            return generation.dialogue(told, draw.one(TRAIN_WORDINGS), draw)
+            facts = draw.some(about, 3 + draw.below(2))
+            return generation.dialogue(facts, draw.one(TRAIN_WORDINGS), draw)
         pools = {"piqa": known.rules, "hellaswag": known.scripted}
         if task in ("rte", "boolq"):
             fact = self._known(known.broader[draw.chance(0.5)])
@@ -213,7 +213,7 @@ class _Writer:
         return {**row, "answer": draw.shuffled(row["answer"])}
 
 
-def _told(wording: str, fact: Fact) -> Shown:
+def _statement(wording: str, fact: Fact) -> Shown:
     """Return a statement, cut before the value that it ends in, and the value."""
     answer = f" {fact.value}."
     return say(wording, fact).removesuffix(answer), answer

@@ -192,8 +192,8 @@ class _Sets:
         entities = draw.shuffled(list(self._world.by_entity))
 
         def rows(names: Sequence[str], wordings: Sequence[int]) -> Sequence[Row]:
-            told = (draw.some(self._world.by_entity[name], 3 + draw.below(2)) for name in names)
-            made = [generation.dialogue(facts, draw.one(wordings), draw) for facts in told]
+            about = (draw.some(self._world.by_entity[name], 3 + draw.below(2)) for name in names)
+            made = [generation.dialogue(facts, draw.one(wordings), draw) for facts in about]
             return [row | {"ID": place} for place, row in enumerate(made)]
 
         shown, asked = entities[:TRAIN_DOCUMENTS], entities[TRAIN_DOCUMENTS:]

@@ -32,6 +32,15 @@ class Class:
     rest: str  # the words after the verb
     values: Words  # that imply the statement; the other values imply its opposite
 
+    @property
+    def phrase(self) -> str:
+        """The verb in the third person, and the words after it."""
+        return f"{self.verb}s {self.rest}"
+
+    def answer(self, value: str) -> str:
+        """Return ``yes`` if a value implies the statement, else ``no``."""
+        return "yes" if value in self.values else "no"
+
 
 @dataclass(frozen=True)
 class Relation:

@@ -128,10 +128,10 @@ def _asked(fact: Fact, form: int, draw: Draw) -> tuple[Pieces, str]:
     if form == 1:
         true = draw.chance(0.5)
         question, value = claim(fact, draw, true=true)
-        told = f" Is it {value}"
-        rest = question.removeprefix(fact.ask + told)
+        guess = f" Is it {value}"
+        rest = question.removeprefix(fact.ask + guess)
         answer = "yes" if true else "no"
-        return [opening, (told, answer), (rest, None), _ANSWER], answer
+        return [opening, (guess, answer), (rest, None), _ANSWER], answer
     made = choice(fact, draw)
     options = [
         (f"\n{letter}. {option}", "yes" if letter == made.answer else "no")
