@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_leaves
 
 from capmoe_eval.bench.ep.layer import LayerSetting, find_shape, random_experts
 from capmoe_eval.bench.ep.skew import Skew
-from capmoe_eval.bench.ep.timing import Clock
 from capmoe_eval.bench.rounds import (
     alternate,
     dtype_name,
@@ -135,8 +134,7 @@ def _measure(name: str, problem: _Problem, rounds: int, device: torch.device) ->
     float32.
     """
     decisions = {"ours": problem.ours, "paper": problem.paper}
-    wait = Clock(device).wait
-    sides = {side: partial(timed, partial(of, name), wait) for side, of in decisions.items()}
+    sides = {side: partial(timed, partial(of, name), device) for side, of in decisions.items()}
     seconds = alternate(sides, rounds=rounds)
     made: list[Assignment] = []
     peak = peak_bytes(lambda: made.append(problem.ours(name)))
@@ -172,7 +170,7 @@ def _layer_seconds(setting: LayerSetting, logits_TE: Tensor, given: argparse.Nam
         weight_TK, topk_TK = own_TE.softmax(dim=1).topk(shape.top_k, dim=1)
         experts(hidden_TH, topk_TK, weight_TK.to(dtype))
 
-    sides = {"layer": partial(timed, layer, Clock(device).wait)}
+    sides = {"layer": partial(timed, layer, device)}
     spent = alternate(sides, rounds=given.layer_rounds, warmup=1)["layer"]
     total: float = Spread.of(spent).median * given.tokens / n_tokens
     return total

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from capmoe_eval.bench.ep.layer import LayerSetting, find_shape, random_model
 from capmoe_eval.bench.ep.skew import check_peak, peak_load, popularity, strength
-from capmoe_eval.bench.ep.timing import Clock
 from capmoe_eval.bench.options import RANKS
 from capmoe_eval.bench.rounds import (
     alternate,
@@ -97,17 +96,17 @@ def over_stock(
     Returns the ratios as targets of a kind of ``targets.yaml``, ``name`` being the model's, and by
     method the seconds and the share of dropped pairs.
     """
-    wait = Clock(model.device).wait
     drops: dict[str, float] = {}
 
     def under(side: str) -> float:
         # Entering and leaving the wrapper is not timed: an evaluation does it once.
         with capacity_aware(model, sides[side].method, verify=False) as meter:
-            spent = timed(work, wait)
+            spent = timed(work, model.device)
         drops[side] = meter.summary()["drop_rate"]
         return spent
 
-    runs = {"stock": partial(timed, work, wait)} | {side: partial(under, side) for side in sides}
+    stock = {"stock": partial(timed, work, model.device)}
+    runs = stock | {side: partial(under, side) for side in sides}
     title = f"{kind}: {name}" if name else kind
     seconds = alternate(runs, rounds=given.rounds, warmup=given.warmup, title=title)
     targets = [

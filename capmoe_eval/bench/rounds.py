@@ -73,12 +73,18 @@ def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def timed(work: Callable[[], object], wait: Callable[[], None] = lambda: None) -> float:
-    """Return the seconds that some work takes; ``wait`` waits until the device has finished."""
-    wait()
+def wait(device: torch.device) -> None:
+    """Wait until a device has nothing to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def timed(work: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds that some work takes on a device, until it has finished."""
+    wait(device)
     started = time.perf_counter()
     work()
-    wait()
+    wait(device)
     return time.perf_counter() - started
 
 

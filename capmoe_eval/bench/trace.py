@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from capmoe_eval.bench.child import Command, Spent, check_room, spend
+from capmoe_eval.bench.child import Command, check_room, spend
 from capmoe_eval.bench.options import RANKS
 from capmoe_eval.bench.rounds import CPU, finish, say, target_of, without_goal
 from capmoe_eval.errors import UsageError
@@ -52,7 +52,12 @@ def run(given: argparse.Namespace) -> None:
             for case, words in file.commands.items():
                 spent = spend(_command(case, path, given.tokens, words))
                 say(f"  {case}: {spent.elapsed:.1f} s, {spent.memory:.0f} MiB")
-                cases[case] = _costs(spent) | {"file_bytes": path.stat().st_size}
+                cases[case] = {
+                    "seconds": round(spent.elapsed, 2),
+                    "cpu_seconds": round(spent.seconds, 2),
+                    "memory_gb": round(spent.memory * 2**20 / 1e9, 3),
+                    "file_bytes": path.stat().st_size,
+                }
                 targets += _targets(case, cases[case], given)
             path.unlink()
     options = ("tokens", "layers", "experts", "top_k")
@@ -150,14 +155,6 @@ def write_responses(trace: Trace, path: Path) -> None:
             routed = base64.b64encode(buffer.getvalue()).decode()
             choice = {"index": 0, "routed_experts": routed}
             file.write(json.dumps({"model": trace.model, "choices": [choice]}) + "\n")
-
-
-def _costs(spent: Spent) -> dict[str, Any]:
-    return {
-        "seconds": round(spent.elapsed, 2),
-        "cpu_seconds": round(spent.seconds, 2),
-        "memory_gb": round(spent.memory * 2**20 / 1e9, 3),
-    }
 
 
 def _targets(case: str, cost: dict[str, Any], given: argparse.Namespace) -> Iterator[Target]:

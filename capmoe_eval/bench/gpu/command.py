@@ -13,13 +13,14 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
-from capmoe_eval.bench.gpu.items import ITEMS, Item, Setting, jsonable
+from capmoe_eval.bench.gpu.items import ITEMS, Item, Setting
 from capmoe_eval.bench.rounds import (
     dtype_name,
     line,
@@ -88,7 +89,7 @@ def _measured(item: Item, setting: Setting, *, goals: bool) -> dict[str, Any]:
             targets, more = item.measure(setting)
         if not goals:
             targets = [without_goal(target) for target in targets]
-        found = {"state": "done", "targets": jsonable(targets), **more}
+        found = {"state": "done", "targets": list(map(asdict, targets)), **more}
     except _TimeUp:
         found = {"state": "skipped", "why": f"it took longer than {item.limit} s"}
     except ModuleNotFoundError as error:

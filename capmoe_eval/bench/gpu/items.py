@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -184,7 +183,7 @@ def _training(setting: Setting) -> Found:
     for steps in (first, last):
         with tempfile.TemporaryDirectory() as work:
             train = partial(build, _TRAINED, Path(work), steps=steps, say=lambda _line: None)
-            seconds.append(timed(partial(train, device=setting.device)))
+            seconds.append(timed(partial(train, device=setting.device), setting.device))
     each = (seconds[1] - seconds[0]) / (last - first)
     steps = recipe(_TRAINED).steps
     words = {"model": _TRAINED, "all_steps": steps, "first": first, "last": last}
@@ -230,8 +229,3 @@ ITEMS: Mapping[str, Item] = MappingProxyType(
     }
 )
 """By name, in the order of their worth. All limits together are less than 25 minutes."""
-
-
-def jsonable(targets: list[Target]) -> list[dict[str, Any]]:
-    """Return targets as they stand in a file."""
-    return [dataclasses.asdict(target) for target in targets]
