@@ -36,8 +36,7 @@ class Batch:
 
     def on(self, device: torch.device) -> Batch:
         """Return the batch with its tensors on a device."""
-        tensors = {name: each for name, each in vars(self).items() if isinstance(each, Tensor)}
-        return replace(self, **{name: each.to(device) for name, each in tensors.items()})
+        return replace(self, **{name: each.to(device) for name, each in vars(self).items()})
 
     def seen(self, model: Any) -> tuple[dict[str, Any], Tensor | None]:
         """Return what else the model takes, by its names, and a loss of that, if it has one."""
