@@ -7,6 +7,7 @@ import io
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 
 import psutil
 
@@ -42,7 +43,7 @@ def run(given: argparse.Namespace) -> None:
     finish(
         given,
         CPU,
-        [*_by_cells(many), _by_documents(longer, len(sizes))],
+        [*_by_cells(many), _by_documents(longer, sizes)],
         ("cells", "limit", "model", "task"),
         seconds=many.seconds,
         memory_mib=many.memory,
@@ -95,11 +96,13 @@ def _by_cells(growth: _Growth) -> list[Target]:
     ]
 
 
-def _by_documents(growth: _Growth, sizes: int) -> Target:
+def _by_documents(growth: _Growth, sizes: Sequence[int]) -> Target:
     """Compare the time that a document adds between sizes of a cell, within each repetition."""
-    starts = range(0, len(growth.seconds), sizes)
-    rounds = [growth.seconds[start : start + sizes] for start in starts]
-    n = growth.documents[:sizes]
+    starts = range(0, len(growth.seconds), len(sizes))
+    rounds = [growth.seconds[start : start + len(sizes)] for start in starts]
+    n = growth.documents[: len(sizes)]
+    if n[-2] == n[-1]:
+        raise UsageError(f"--documents={sizes[-1]}: there are only {n[-1]}; take fewer")
     ratios = [
         (spent[-1] - spent[-2]) / (n[-1] - n[-2]) * (n[1] - n[0]) / (spent[1] - spent[0])
         for spent in rounds[1:]

@@ -63,6 +63,8 @@ def run(given: argparse.Namespace) -> None:
     """Make the records, time what reads them, print the costs and write ``scale.json``."""
     sizes = different_sizes("--records", given.records)
     bases = _bases(given.results)
+    whole = len(bases) * len(_GAMMAS)  # cells of a grid
+    different_sizes("--records", [whole * math.ceil(size / whole) for size in sizes])
     lengths = [record.path.stat().st_size for record in itertools.chain(*bases.values())]
     needed = 1.3 * sizes[-1] * statistics.fmean(lengths) / 1e9
     check_room(f"--records={sizes[-1]}", needed, tempfile.gettempdir(), "take fewer, or set TMPDIR")

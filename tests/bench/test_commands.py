@@ -17,7 +17,7 @@ from lm_eval.tasks import TaskManager
 from transformers import AutoModelForCausalLM, OlmoeForCausalLM
 
 from capmoe_eval import advise, loads
-from capmoe_eval.bench import answers, placement, scale, suite, trace
+from capmoe_eval.bench import answers, cells, placement, scale, suite, trace
 from capmoe_eval.bench import generate as generation
 from capmoe_eval.bench.__main__ import main
 from capmoe_eval.bench.child import Command, Spent, spend
@@ -192,6 +192,16 @@ def test_cells(tmp_path: Path) -> None:
     assert "memory" in memory["name"] and memory["met"]
 
 
+def test_a_task_has_to_have_the_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    growth = cells._Growth()
+    growth.documents, growth.seconds, growth.memory = [300] * 40, [1.0] * 40, [1.0] * 40
+    monkeypatch.setattr(cells, "_compute", lambda _: growth)
+    assert bench(tmp_path, "cells", "--documents", "400", "500") == (2, {})
+    assert "--documents=500: there are only 300" in capsys.readouterr().err
+
+
 def test_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes are not started here: the two sides are looked at as they would be."""
     ran: list[list[str]] = []
@@ -243,6 +253,8 @@ def test_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     growth = {t["name"].partition(":")[0]: t for t in content["targets"] if t["target"] == 1.5}
     assert growth["run"]["ratio"]["median"] == pytest.approx(1) and growth["run"]["met"]
     assert not growth["site"]["met"], "its cost is quadratic"
+    # Rounded up to whole grids, they are one size.
+    assert bench(tmp_path / "one", "scale", "--records", "5", "6", "--repeats", "1") == (2, {})
 
 
 def test_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
