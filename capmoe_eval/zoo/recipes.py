@@ -44,7 +44,7 @@ class Recipe:
     """The recipe of one model of the zoo."""
 
     family: str  # one of TINY_FAMILIES
-    changes: Mapping[str, Any]  # fields of the configuration beside the untrained tiny model's
+    changes: Mapping[str, Any]  # fields of the configuration that differ from the tiny model's
     steps: int = 2400  # in all
     dense_steps: int = 0  # of the dense model that it is upcycled from; 0 for training from scratch
     noise: float = 0.5  # on upcycled experts, as a share of their own standard deviation
