@@ -25,7 +25,7 @@ from lm_eval.tasks import manager
 from lm_eval.tasks._index import TaskIndex
 
 from capmoe_eval.evaluation.tasks import TaskLibrary
-from capmoe_eval.zoo.synthetic.hub import synthetic_hub
+from capmoe_eval.zoo.hub import embedded_hub
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -91,7 +91,7 @@ def read_once() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def hub() -> Path:
     """The synthetic documents in hub layout."""
-    return synthetic_hub()
+    return embedded_hub("synthetic")
 
 
 @pytest.fixture(scope="session")

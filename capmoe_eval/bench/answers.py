@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from capmoe_eval.bench.options import check_names
-from capmoe_eval.bench.rounds import CPU, finish, say
+from capmoe_eval.bench.options import check_names, different_sizes
+from capmoe_eval.bench.rounds import CPU, finish, say, target_of
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.evaluate import evaluate
 from capmoe_eval.evaluation.lm import CapmoeLM
@@ -19,7 +18,7 @@ from capmoe_eval.evaluation.tasks import TaskLibrary, ready
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.selection import composed
-from capmoe_eval.experiment.timings.spread import Spread, Target
+from capmoe_eval.experiment.timings.spread import Target
 from capmoe_eval.routing.method import Method
 
 SIDES = {
@@ -44,10 +43,8 @@ class Batches(NamedTuple):
 def run(given: argparse.Namespace) -> None:
     """Generate the answers, print the shares that change, and write ``answers.json``."""
     check_names(given.model, [given.task])
-    sizes = sorted(set(given.sizes))
-    if len(sizes) < 2:
-        raise UsageError(f"--sizes={sizes[0]}: must be at least two sizes")
-    words = [f"model={given.model}", f"tasks={given.task}", f"limit={given.limit}"]
+    sizes = different_sizes("--sizes", given.sizes)
+    words = [f"model={given.model}", f"tasks={given.task}", f"limit={given.limit}", "device=cpu"]
     (plan, *_) = plans(composed(words))
     source = ready(plan.source)
     lm, library = load_planned(plan), TaskLibrary()
@@ -60,9 +57,9 @@ def run(given: argparse.Namespace) -> None:
             cell = dataclasses.replace(
                 plan.cell, method=method, batch_size=batches.size, shuffle=batches.shuffle
             )
-            found[batches], told = answers(cell, lm, library, source)
-            if told is not None:
-                steps[str(batches)] = told
+            found[batches], decode = answers(cell, lm, library, source)
+            if decode is not None:
+                steps[str(batches)] = decode
         targets += _changed(side, found, Batches(sizes[-1]))
     options = ("model", "task", "limit", "sizes")
     finish(given, CPU, targets, options, gamma=1.0, decode_steps=steps)
@@ -82,8 +79,7 @@ def answers(
 
     lm.generate_until = noted  # type: ignore[method-assign]
     try:
-        with tempfile.TemporaryDirectory() as scratch:  # where the record would lie
-            record = evaluate(cell, lm, library, source, root=Path(scratch))
+        record = evaluate(cell, lm, library, source, root=Path())  # nothing is written
     finally:
         del lm.generate_until
     if not found:
@@ -98,9 +94,6 @@ def _changed(side: str, found: Mapping[Batches, Mapping[Any, str]], first: Batch
     for batches, texts in found.items():
         if batches != first:
             share = sum(texts[one] != found[first][one] for one in texts) / len(texts)
-            what = (
-                f"Share of {len(texts)} answers under {side} that differ in {batches} and {first}"
-            )
-            name = f"{side}: {batches}"
-            targets.append(Target(name, what, Spread.of([share]), unit="share"))
+            words = {"side": side, "answers": len(texts), "batches": batches, "first": first}
+            targets.append(target_of("answers", [share], words))
     return targets

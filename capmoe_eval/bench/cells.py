@@ -7,47 +7,43 @@ import io
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 
 import psutil
 
-from capmoe_eval.bench.options import check_names
-from capmoe_eval.bench.rounds import CPU, finish, say
+from capmoe_eval.bench.options import check_names, different_sizes
+from capmoe_eval.bench.rounds import CPU, finish, say, target_of
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.progress import Progress
 from capmoe_eval.evaluation.run import run as run_plans
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.selection import composed
-from capmoe_eval.experiment.timings.spread import Spread, Target
-
-_LINEAR = 1.10  # cost that grows by a tenth more than its cause is not called linear
-_FLAT = 1.02  # memory of the last cells over that of the first
+from capmoe_eval.experiment.timings.spread import Target
 
 
 def run(given: argparse.Namespace) -> None:
     """Run the cells, print how cost and memory grew, and write ``cells.json``."""
     if given.cells < 40:
         raise UsageError(f"--cells={given.cells}: must be at least 40")
-    if len(set(given.documents)) < 2:
-        raise UsageError(f"--documents={given.documents[0]}: must be at least two sizes")
+    sizes = different_sizes("--documents", given.documents)
     if given.repeats < 2:
         raise UsageError(f"--repeats={given.repeats}: must be at least 2 (one loads the model)")
     check_names(given.model, [given.task])
     with tempfile.TemporaryDirectory() as scratch:
         setting = [f"model={given.model}", f"tasks={given.task}", "method=random", "gamma=1.0"]
-        setting.append(f"results_dir={scratch}")
+        setting += ["device=cpu", f"results_dir={scratch}"]
         seeds = list(range(given.cells + given.repeats))
         say(f"cells: {given.cells} cells of {given.limit} documents")
         grid = [f"limit={given.limit}", f"+grid.seed={seeds[: given.cells]}"]
         many = _compute([*setting, *grid])
-        sizes = sorted(given.documents)
         say(f"cells: {', '.join(map(str, sizes))} documents, {given.repeats} times")
         grid = [f"+grid.seed={seeds[given.cells :]}", f"+grid.limit={sizes}"]
         longer = _compute([*setting, *grid])
     finish(
         given,
         CPU,
-        [*_by_cells(many), _by_documents(longer, len(sizes))],
+        [*_by_cells(many), _by_documents(longer, sizes)],
         ("cells", "limit", "model", "task"),
         seconds=many.seconds,
         memory_mib=many.memory,
@@ -91,38 +87,24 @@ def _by_cells(growth: _Growth) -> list[Target]:
     early, late = slice(fifth, 2 * fifth), slice(-fifth, None)
     cost = statistics.median(growth.seconds[early])
     memory = statistics.median(growth.memory[early])
+    times = [spent / cost for spent in growth.seconds[late]]
+    held = [mebibytes / memory for mebibytes in growth.memory[late]]
+    words = {"cells": len(growth.seconds), "memory": memory}
     return [
-        Target(
-            "time of the last cells over early ones",
-            f"Median time of a cell in the last fifth of {len(growth.seconds)} over the second",
-            Spread.of([spent / cost for spent in growth.seconds[late]]),
-            _LINEAR,
-            at_least=False,
-        ),
-        Target(
-            "memory after the last cells over early ones",
-            f"Resident memory after a cell in the last fifth of {len(growth.memory)} over the "
-            f"second's median of {memory:.0f} MiB",
-            Spread.of([held / memory for held in growth.memory[late]]),
-            _FLAT,
-            at_least=False,
-        ),
+        target_of("cells_time", times, words),
+        target_of("cells_memory", held, words),
     ]
 
 
-def _by_documents(growth: _Growth, sizes: int) -> Target:
+def _by_documents(growth: _Growth, sizes: Sequence[int]) -> Target:
     """Compare the time that a document adds between sizes of a cell, within each repetition."""
-    starts = range(0, len(growth.seconds), sizes)
-    rounds = [growth.seconds[start : start + sizes] for start in starts]
-    n = growth.documents[:sizes]
+    starts = range(0, len(growth.seconds), len(sizes))
+    rounds = [growth.seconds[start : start + len(sizes)] for start in starts]
+    n = growth.documents[: len(sizes)]
+    if n[-2] == n[-1]:
+        raise UsageError(f"--documents={sizes[-1]}: there are only {n[-1]}; take fewer")
     ratios = [
         (spent[-1] - spent[-2]) / (n[-1] - n[-2]) * (n[1] - n[0]) / (spent[1] - spent[0])
         for spent in rounds[1:]
     ]
-    return Target(
-        "time that a document adds, large cells over small",
-        f"Time of each further document from {n[-2]} to {n[-1]} over that from {n[0]} to {n[1]}",
-        Spread.of(ratios),
-        _LINEAR,
-        at_least=False,
-    )
+    return target_of("cells_documents", ratios, {"n": [*n[:2], *n[-2:]]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -24,11 +25,11 @@ sys.exit(status)
 
 
 class Command(NamedTuple):
-    """What is run."""
+    """A command of Python."""
 
     name: str
     words: list[str]  # after ``python``
-    expected: str  # it says this if it has read everything
+    expected: str = ""  # it says this if it has read everything
 
 
 class Spent(NamedTuple):
@@ -36,37 +37,37 @@ class Spent(NamedTuple):
 
     seconds: float  # of processor time
     memory: float  # MiB, at most
-    said: str
+    output: str
     elapsed: float  # seconds from start to end
 
 
 def spend(command: Command) -> Spent:
-    """Run a command and return its cost.
+    """Run a command, without the network, and return its cost.
 
-    Raises:
-        UsageError: If it fails, or does not say what is expected.
+    A command that fails, or does not say what is expected, is a UsageError.
     """
     python = [sys.executable, "-c", _MEASURED, sys.executable, *command.words]
-    done = subprocess.run(python, capture_output=True, text=True, check=False)
-    said, _, numbers = done.stdout.rstrip().rpartition("\n")
-    if done.returncode or command.expected not in f"{said}\n":
-        last = (done.stderr.strip() or said.strip() or "nothing").splitlines()[-1]
-        raise UsageError(f"{command.name}: said {last!r}, and not {command.expected!r}")
+    done = subprocess.run(
+        python,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"},
+        stdin=subprocess.DEVNULL,
+    )
+    output, _, numbers = done.stdout.rstrip().rpartition("\n")
+    if done.returncode or command.expected not in f"{output}\n":
+        last = (done.stderr.strip() or output.strip() or "nothing").splitlines()[-1]
+        wanted = f", and not {command.expected!r}" if command.expected else ""
+        raise UsageError(f"{command.name}: said {last!r}{wanted}")
     seconds, memory, elapsed = map(float, numbers.split())
-    return Spent(seconds, memory, said, elapsed)
+    return Spent(seconds, memory, output, elapsed)
 
 
 def check_room(asked: str, gigabytes: float, place: str | Path, fix: str) -> None:
-    """Refuse what the disk has no room for.
+    """Refuse to write more into a directory than the disk has room for, by a UsageError.
 
-    Args:
-        asked: The option and its value, as ``--tokens=5``.
-        gigabytes: Size of what is written.
-        place: The directory.
-        fix: How to ask for less, or for another place.
-
-    Raises:
-        UsageError: In one line.
+    ``asked`` is the option with its value, as ``--tokens=5``, and ``fix`` what to ask for instead.
     """
     free = shutil.disk_usage(place).free / 1e9
     if gigabytes > free:

@@ -15,8 +15,16 @@ from torch.utils._pytree import tree_leaves
 
 from capmoe_eval.bench.ep.layer import LayerSetting, find_shape, random_experts
 from capmoe_eval.bench.ep.skew import Skew
-from capmoe_eval.bench.ep.timing import Clock
-from capmoe_eval.bench.rounds import alternate, dtype_name, finish, placement, ratio, say, timed
+from capmoe_eval.bench.rounds import (
+    alternate,
+    dtype_name,
+    finish,
+    placement,
+    ratio,
+    say,
+    target_of,
+    timed,
+)
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.timings.schema import Shape
 from capmoe_eval.experiment.timings.spread import Spread, Target
@@ -30,7 +38,6 @@ from capmoe_eval.routing.scores import Assignment, Scores
 
 _LISTINGS = {"score": "Algorithm 1", "expanded_drop": "Algorithm 2"}
 _SHARE = {"cpu": 0.10, "cuda": 0.03}
-_MATRICES = 2.0
 _GAMMA = 1.0
 _PEAK = 4.0  # highest load over the mean; at most half of what E and K allow
 
@@ -84,6 +91,13 @@ def paper_map(score_TE: Tensor, topk_TK: Tensor, local_ids: Sequence[int] = ()) 
     return mask_TE * cap_mask_TE
 
 
+def kept_map(assignment: Assignment, n_experts: int) -> Tensor:
+    """Return a mask [T, E] of the kept pairs; a slot that stands for none may name any expert."""
+    keep_TS = assignment.keep_TS
+    kept_TE = keep_TS.new_zeros(len(keep_TS), n_experts)
+    return kept_TE.scatter_reduce(1, assignment.index_TS, keep_TS, "amax")
+
+
 class _Problem:
     """Skewed router logits, their scores and choice, and the tokens of each rank."""
 
@@ -120,16 +134,13 @@ def _measure(name: str, problem: _Problem, rounds: int, device: torch.device) ->
     float32.
     """
     decisions = {"ours": problem.ours, "paper": problem.paper}
-    wait = Clock(device).wait
-    sides = {side: partial(timed, partial(of, name), wait) for side, of in decisions.items()}
+    sides = {side: partial(timed, partial(of, name), device) for side, of in decisions.items()}
     seconds = alternate(sides, rounds=rounds)
     made: list[Assignment] = []
     peak = peak_bytes(lambda: made.append(problem.ours(name)))
     (result,) = made
     score_TE = problem.scores.score_TE
-    # A slot that stands for no pair may name an expert that another slot keeps.
-    kept_TE = result.keep_TS.new_zeros(score_TE.shape)
-    kept_TE = kept_TE.scatter_reduce(1, result.index_TS, result.keep_TS, "amax")
+    kept_TE = kept_map(result, score_TE.shape[1])
     equal = bool((kept_TE == problem.paper(name).bool()).all())
     indices = result.keep_TS.nbytes + 8 * result.keep_TS.numel()  # one order of the slots
     if result.index_TS is not problem.scores.topk_TK:
@@ -159,38 +170,21 @@ def _layer_seconds(setting: LayerSetting, logits_TE: Tensor, given: argparse.Nam
         weight_TK, topk_TK = own_TE.softmax(dim=1).topk(shape.top_k, dim=1)
         experts(hidden_TH, topk_TK, weight_TK.to(dtype))
 
-    sides = {"layer": partial(timed, layer, Clock(device).wait)}
+    sides = {"layer": partial(timed, layer, device)}
     spent = alternate(sides, rounds=given.layer_rounds, warmup=1)["layer"]
     total: float = Spread.of(spent).median * given.tokens / n_tokens
     return total
 
 
 def _targets(shape: str, row: dict[str, Any], layer_seconds: float, device: str) -> list[Target]:
-    name, ours = row["name"], row["seconds"]["ours"]
-    listing = _LISTINGS[name]
+    method, ours = row["name"], row["seconds"]["ours"]
     same = "the same pairs" if row["equal"] else "NOT the same pairs (ties fall otherwise)"
+    words = {"shape": shape, "method": method, "listing": _LISTINGS[method], "same": same}
+    shares = [spent / layer_seconds for spent in ours]
     return [
-        Target(
-            f"{shape}: {name} of the layer's time",
-            "Time of the decision over that of the stock layer",
-            Spread.of([spent / layer_seconds for spent in ours]),
-            _SHARE.get(device),
-            at_least=False,
-            unit="share",
-        ),
-        Target(
-            f"{shape}: {name} against {listing}",
-            f"Time of the paper's {listing}, rank by rank, over ours; {same} are kept",
-            ratio(row["seconds"]["paper"], ours),
-            1.0,
-        ),
-        Target(
-            f"{shape}: {name}, extra memory",
-            "Peak of live tensors beyond inputs, result and one index per slot, in score matrices",
-            Spread.of([row["extra_matrices"]]),
-            _MATRICES,
-            at_least=False,
-        ),
+        target_of("decision_share", shares, words, at_most=_SHARE.get(device)),
+        target_of("decision_listing", ratio(row["seconds"]["paper"], ours), words),
+        target_of("decision_memory", [row["extra_matrices"]], words),
     ]
 
 

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from capmoe_eval.bench.ep.layer import LayerSetting, find_shape, random_model
 from capmoe_eval.bench.ep.skew import check_peak, peak_load, popularity, strength
-from capmoe_eval.bench.ep.timing import Clock
 from capmoe_eval.bench.options import RANKS
-from capmoe_eval.bench.rounds import alternate, dtype_name, finish, placement, ratio, say, timed
+from capmoe_eval.bench.rounds import (
+    alternate,
+    dtype_name,
+    finish,
+    placement,
+    ratio,
+    say,
+    target_of,
+    timed,
+)
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.timings.schema import Shape
 from capmoe_eval.experiment.timings.spread import Target
@@ -24,17 +32,23 @@ from capmoe_eval.wrapper.session import capacity_aware
 
 # Shape suffixes: B sequences, S positions, T = B·S tokens, E experts, H hidden size.
 
+
+class Side(NamedTuple):
+    """A method beside the stock model."""
+
+    method: Method
+    what: str  # it stands for
+    least: float = 0.95  # throughput over that of the stock model
+
+
 SIDES = {
-    "baseline": (Method("baseline"), 0.98, "meter and proofs alone"),
-    "score, γ=1000": (Method("score", 1000.0), 0.98, "a whole decision that drops nothing"),
-    "score, γ=1": (Method("score", 1.0), 1.05, "dropped pairs are not computed"),
-    f"expanded_drop local, γ=1, {RANKS} ranks": (
-        Method("expanded_drop", 1.0, ep_size=RANKS),
-        0.95,
-        "free slots are filled again",
+    "baseline": Side(Method("baseline"), "meter and proofs alone", 0.98),
+    "score, γ=1000": Side(Method("score", 1000.0), "a whole decision that drops nothing", 0.98),
+    "score, γ=1": Side(Method("score", 1.0), "dropped pairs are not computed", 1.05),
+    f"expanded_drop local, γ=1, {RANKS} ranks": Side(
+        Method("expanded_drop", 1.0, ep_size=RANKS), "free slots are filled again"
     ),
 }
-"""Each method, the least throughput over that of the stock model, and what it stands for."""
 _MIN_DROP = 0.15  # a speedup is a target only where the method drops at least this share
 SMALL: Mapping[str, int] = {"vocabulary": 1024, "head": 64}
 """Tokens and size of an attention head of a model whose MoE layers alone matter."""
@@ -56,45 +70,55 @@ def measure(
     setting: LayerSetting,
     *,
     model_sizes: Mapping[str, int] = SMALL,
-    sides: Mapping[str, tuple[Method, float, str]] = SIDES,
+    sides: Mapping[str, Side] = SIDES,
 ) -> tuple[list[Target], dict[str, Any]]:
     """Return the targets of the sides, and what else was measured; ``given`` has the sizes."""
     say(f"building {given.layers} layers of {setting.shape.name}")
     sizes = {name: getattr(given, name) for name in ("layers", "batch", "prompt", "peak")}
     model, tokens_BS, peaks = skewed_model(setting, **sizes, **model_sizes)
-    wait = Clock(setting.device).wait
+    forward = partial(model, input_ids=tokens_BS, use_cache=False)
+    targets, found = over_stock("forward", model, forward, sides, given)
+    shape, dtype = dataclasses.asdict(setting.shape), dtype_name(setting.dtype)
+    return targets, {"shape": shape, "dtype": dtype, "peaks": peaks, **found}
+
+
+@torch.no_grad()
+def over_stock(
+    kind: str,
+    model: Any,
+    work: Callable[[], object],
+    sides: Mapping[str, Side],
+    given: argparse.Namespace,
+    name: str = "",
+) -> tuple[list[Target], dict[str, dict[str, Any]]]:
+    """Time some work of a model under each method, in turn with the stock model.
+
+    Returns the ratios as targets of a kind of ``targets.yaml``, ``name`` being the model's, and by
+    method the seconds and the share of dropped pairs.
+    """
     drops: dict[str, float] = {}
 
-    @torch.no_grad()
-    def forward() -> None:
-        model(input_ids=tokens_BS, use_cache=False)
-
-    def under(name: str) -> float:
+    def under(side: str) -> float:
         # Entering and leaving the wrapper is not timed: an evaluation does it once.
-        with capacity_aware(model, sides[name][0], verify=False) as meter:
-            spent = timed(forward, wait)
-        drops[name] = meter.summary()["drop_rate"]
+        with capacity_aware(model, sides[side].method, verify=False) as meter:
+            spent = timed(work, model.device)
+        drops[side] = meter.summary()["drop_rate"]
         return spent
 
-    runs = {"stock": partial(timed, forward, wait)} | {n: partial(under, n) for n in sides}
-    seconds = alternate(runs, rounds=given.rounds, warmup=given.warmup, title="forward")
+    stock = {"stock": partial(timed, work, model.device)}
+    runs = stock | {side: partial(under, side) for side in sides}
+    title = f"{kind}: {name}" if name else kind
+    seconds = alternate(runs, rounds=given.rounds, warmup=given.warmup, title=title)
     targets = [
-        Target(
-            f"{name} over stock",
-            f"Forward throughput under {name} over that of the stock model: {what} "
-            f"({100 * drops[name]:.1f} % dropped)",
-            ratio(seconds["stock"], seconds[name]),
-            target if target <= 1 or drops[name] >= _MIN_DROP else None,
+        target_of(
+            kind,
+            ratio(seconds["stock"], seconds[side]),
+            {"model": name, "side": side, "about": of.what, "dropped": 100 * drops[side]},
+            at_least=of.least if of.least <= 1 or drops[side] >= _MIN_DROP else None,
         )
-        for name, (_, target, what) in sides.items()
+        for side, of in sides.items()
     ]
-    return targets, {
-        "shape": dataclasses.asdict(setting.shape),
-        "dtype": dtype_name(setting.dtype),
-        "peaks": peaks,
-        "dropped_share": drops,
-        "seconds": seconds,
-    }
+    return targets, {"dropped_share": drops, "seconds": seconds}
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from string import Template
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from capmoe_eval.errors import choice
+from capmoe_eval.errors import UsageError, choice
 from capmoe_eval.experiment import arguments
 from capmoe_eval.experiment.data_file import read_yaml
 from capmoe_eval.experiment.schema import DTYPES
@@ -46,6 +46,14 @@ def commands() -> dict[str, Command]:
         ranks=RANKS, cells=len(GAMMAS), dtypes=", ".join(DTYPES), studies=", ".join(STUDIES)
     )
     return {name: Command(**raw) for name, raw in read_yaml(filled)["benchmarks"].items()}
+
+
+def different_sizes(option: str, asked: Sequence[int]) -> list[int]:
+    """Return different sizes in order; one alone is a UsageError, since nothing can be compared."""
+    sizes = sorted(set(asked))
+    if len(sizes) < 2:
+        raise UsageError(f"{option}={sizes[0]}: must be at least two sizes")
+    return sizes
 
 
 def check_names(model: str, tasks: Sequence[str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -13,8 +12,8 @@ from typing import Final
 import numpy as np
 
 from capmoe_eval.bench.options import check_names
-from capmoe_eval.bench.rounds import CPU, finish, say
-from capmoe_eval.errors import UsageError
+from capmoe_eval.bench.rounds import CPU, finish, say, target_of
+from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.evaluation.evaluate import evaluate
 from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.evaluation.loading import load_planned
@@ -22,7 +21,7 @@ from capmoe_eval.evaluation.tasks import TaskLibrary, ready
 from capmoe_eval.experiment.configuration import Plan, load_option, plans
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.experiment.timings.findings import Balance, Steps
-from capmoe_eval.experiment.timings.spread import Spread, Target
+from capmoe_eval.experiment.timings.spread import Target
 from capmoe_eval.routing.capacity import capacity
 from capmoe_eval.serving.placement.comparison import compare, halves
 from capmoe_eval.serving.placement.layout import Counts, contiguous
@@ -35,10 +34,8 @@ from capmoe_eval.wrapper.recorder import Recorder
 
 GAMMAS: Final = (2.0, 1.5, 1.0)
 """Capacity factors of Token Drop beside the balancing methods."""
-_LEAST: Final[dict[Steps, int]] = {
-    "prompts": 16,
-    "decode steps": 1,
-}  # tokens that LLEP moves weights for
+# Tokens that LLEP moves weights for.
+_LEAST: Final[dict[Steps, int]] = {"prompts": 16, "decode steps": 1}
 _TOKENS: Final = 10**9  # of a trace: all
 
 
@@ -48,8 +45,7 @@ class Routed:
 
     task: str
     steps: Steps
-    top_k: int
-    load_SLE: Counts
+    trace: Trace  # its counts alone
 
 
 def run(given: argparse.Namespace) -> None:
@@ -64,11 +60,8 @@ def run(given: argparse.Namespace) -> None:
 def _of_model(model: str, given: argparse.Namespace) -> Iterator[Balance]:
     """Yield what each method makes of a model's routing, on each task and with stale plans."""
     ranks = int(load_option("model", model).ep_size)
-    words = [f"model={model}", f"tasks=[{','.join(given.tasks)}]", "method=baseline", "shuffle=0"]
-    words += [
-        f"batch_size={given.batch}",
-        f"limit={'null' if given.limit is None else given.limit}",
-    ]
+    words = [f"model={model}", f"tasks=[{','.join(given.tasks)}]", f"batch_size={given.batch}"]
+    words += [f"limit={shown(given.limit)}", "method=baseline", "shuffle=0", "device=cpu"]
     planned = plans(composed(words))
     lm, library, routed = load_planned(planned[0]), TaskLibrary(), []
     for plan in planned:
@@ -92,15 +85,13 @@ def _of_model(model: str, given: argparse.Namespace) -> Iterator[Balance]:
 def record_routing(plan: Plan, lm: CapmoeLM, library: TaskLibrary) -> Routed:
     """Return what a model routes, without a limit, while it answers a task.
 
-    Raises:
-        UsageError: If it answers in fewer than two batches.
+    Too few batches to plan on one half and judge the other are a UsageError.
     """
     cell, source = plan.cell, ready(plan.source)
     tasks = library.get(cell.task.lm_eval, source, cell.task.dataset)["tasks"].values()
     generated = any(task.OUTPUT_TYPE == "generate_until" for task in tasks)
     recorder = Recorder(_TOKENS)
-    with tempfile.TemporaryDirectory() as scratch:  # where the record would lie
-        record = evaluate(cell, lm, library, source, root=Path(scratch), recorder=recorder)
+    record = evaluate(cell, lm, library, source, root=Path(), recorder=recorder)  # writes nothing
     recorded = recorder.recorded()
     trace = Trace(
         n_experts=record.layers[0].n_experts,
@@ -114,7 +105,8 @@ def record_routing(plan: Plan, lm: CapmoeLM, library: TaskLibrary) -> Routed:
             f"{cell.batch_size} sequences; at least 4 are needed, half of them to plan on"
         )
     steps: Steps = "decode steps" if generated else "prompts"
-    return Routed(cell.task.name, steps, recorded.expert_TLK.shape[2], trace.loads())
+    counts = Trace(trace.n_experts, load_SLE=trace.loads(), top_k=trace.top_k)
+    return Routed(cell.task.name, steps, counts)
 
 
 def outcomes(planned_on: Routed, judged_on: Routed, ranks: int) -> list[Outcome]:
@@ -122,7 +114,8 @@ def outcomes(planned_on: Routed, judged_on: Routed, ranks: int) -> list[Outcome]
 
     Where both are not the same, the plan is stale: then only methods that plan are judged.
     """
-    before_SLE, after_SLE = halves(planned_on.load_SLE)[0], halves(judged_on.load_SLE)[1]
+    before_SLE = halves(planned_on.trace.loads())[0]
+    after_SLE = halves(judged_on.trace.loads())[1]
     steps = min(len(before_SLE), len(after_SLE))
     judged_SLE = after_SLE[:steps]
     least = LeastLoaded(least=_LEAST[judged_on.steps])
@@ -134,7 +127,7 @@ def outcomes(planned_on: Routed, judged_on: Routed, ranks: int) -> list[Outcome]
     return balanced + [
         judge(
             f"Token Drop γ={gamma:g}",
-            np.minimum(judged_SLE, capacities(judged_SLE, gamma, judged_on.top_k)),
+            np.minimum(judged_SLE, capacities(judged_SLE, gamma, judged_on.trace.top_k or 1)),
             home,
             asked_SLE=judged_SLE,
         )
@@ -144,19 +137,14 @@ def outcomes(planned_on: Routed, judged_on: Routed, ranks: int) -> list[Outcome]
 
 def capacities(load_SLE: Counts, gamma: float, top_k: int) -> Counts:
     """Return the capacity of an expert in every step [S, 1, 1], all its tokens being one group."""
-    n_experts = load_SLE.shape[2]
     tokens: Sequence[int] = (load_SLE[:, 0].sum(axis=1) // top_k).tolist()
-    limits = [capacity(gamma, count, top_k, n_experts) for count in tokens]
+    limits = [capacity(gamma, count, top_k, load_SLE.shape[2]) for count in tokens]
     return np.array(limits, dtype=np.int64)[:, None, None]
 
 
 def _target(row: Balance) -> Target:
     """Return a row's straggler factor as a number of the efficiency page."""
     plan = "" if row.planned_on == row.judged_on else f", planned on {row.planned_on}"
-    dropped = f", {100 * row.drop_rate:.1f} % dropped" if row.drop_rate else ", nothing dropped"
-    what = (
-        f"Fullest of {row.ranks} ranks over the mean load before any drop, mean over layers and "
-        f"{row.steps} steps ({row.of}) that were not planned on{dropped}"
-    )
-    spread = Spread.of([row.straggler])
-    return Target(f"{row.model}, {row.judged_on}{plan}: {row.method}", what, spread)
+    dropped = f"{100 * row.drop_rate:.1f} % dropped" if row.drop_rate else "nothing dropped"
+    words = {"row": row, "plan": plan, "dropped": dropped}
+    return target_of("placement", [row.straggler], words)

@@ -9,11 +9,14 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
 
 from capmoe_eval.errors import UsageError, choice
+from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.processes import process_rank
 from capmoe_eval.experiment.schema import DTYPES
 from capmoe_eval.experiment.timings.schema import Evaluation, Machine
@@ -26,10 +29,7 @@ _Spent = TypeVar("_Spent")
 def placement(given: argparse.Namespace) -> tuple[torch.device, torch.dtype]:
     """Return the device and the precision that were asked for, or those that suit this machine.
 
-    Under torchrun a GPU is this process's own.
-
-    Raises:
-        UsageError: If the device cannot be used here, or there is no such precision.
+    Under torchrun a GPU is this process's own. What cannot be used here is a UsageError.
     """
     name = given.device
     if name == "auto":
@@ -73,12 +73,18 @@ def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def timed(work: Callable[[], object], wait: Callable[[], None] = lambda: None) -> float:
-    """Return the seconds that some work takes; ``wait`` waits until the device has finished."""
-    wait()
+def wait(device: torch.device) -> None:
+    """Wait until a device has nothing to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def timed(work: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds that some work takes on a device, until it has finished."""
+    wait(device)
     started = time.perf_counter()
     work()
-    wait()
+    wait(device)
     return time.perf_counter() - started
 
 
@@ -106,6 +112,48 @@ def alternate(
 def ratio(numerator: list[float], denominator: list[float]) -> Spread:
     """Return the ratio within each round, as median and quartiles."""
     return Spread.of([a / b for a, b in zip(numerator, denominator, strict=True)])
+
+
+@dataclass(frozen=True)
+class _Number:
+    name: str
+    what: str
+    at_least: float | None = None
+    at_most: float | None = None
+    unit: str = "×"
+
+
+_NUMBERS = read_data(__package__, "targets.yaml", dict[str, _Number])
+
+
+def target_of(
+    key: str,
+    measured: Spread | list[float],
+    words: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
+) -> Target:
+    """Return a measurement as a number of ``targets.yaml``, filled in with some words.
+
+    The goal is given where the file does not say it.
+    """
+    kind = _NUMBERS[key]
+    at_least = kind.at_least if at_least is None else at_least
+    at_most = kind.at_most if at_most is None else at_most
+    return Target(
+        kind.name.format(**words),
+        kind.what.format(**words),
+        measured if isinstance(measured, Spread) else Spread.of(measured),
+        at_least if at_most is None else at_most,
+        at_least=at_most is None,
+        unit=kind.unit,
+    )
+
+
+def without_goal(target: Target) -> Target:
+    """Return a number that is neither met nor missed."""
+    return replace(target, target=None, met=None)
 
 
 def line(target: Target) -> str:

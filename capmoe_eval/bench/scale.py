@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from capmoe_eval.bench.child import Command, Spent, check_room, spend
-from capmoe_eval.bench.rounds import CPU, finish, say
+from capmoe_eval.bench.options import different_sizes
+from capmoe_eval.bench.rounds import CPU, finish, say, target_of
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.configuration import Plan, plans
 from capmoe_eval.experiment.files import write_bytes
 from capmoe_eval.experiment.record import Record, relabelled
 from capmoe_eval.experiment.results import each_record
 from capmoe_eval.experiment.selection import composed
-from capmoe_eval.experiment.timings.spread import Spread, Target
+from capmoe_eval.experiment.timings.spread import Target
 
-_FLAT: Final = 1.5  # cost of a record in the largest directory over that in the smallest
 _SMALL: Final = 3000  # sizes up to it are measured several times
 _QUEUED: Final = 30_000  # of more cells the queue is not timed: it costs as much as all readers
 _GAMMAS: Final = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5)
@@ -61,11 +61,11 @@ print(sum(turn.reservation is not None for turn in Queue(plans(composed(sys.argv
 
 def run(given: argparse.Namespace) -> None:
     """Make the records, time what reads them, print the costs and write ``scale.json``."""
-    sizes = sorted(set(given.records))
-    if len(sizes) < 2:
-        raise UsageError(f"--records={sizes[0]}: must be at least two sizes")
+    sizes = different_sizes("--records", given.records)
     bases = _bases(given.results)
-    lengths = [path.stat().st_size for _, path in itertools.chain(*bases.values())]
+    whole = len(bases) * len(_GAMMAS)  # cells of a grid
+    different_sizes("--records", [whole * math.ceil(size / whole) for size in sizes])
+    lengths = [record.path.stat().st_size for record in itertools.chain(*bases.values())]
     needed = 1.3 * sizes[-1] * statistics.fmean(lengths) / 1e9
     check_room(f"--records={sizes[-1]}", needed, tempfile.gettempdir(), "take fewer, or set TMPDIR")
     counts: list[int] = []
@@ -87,7 +87,7 @@ def run(given: argparse.Namespace) -> None:
             for command, one in zip(commands, map(min, zip(*tries, strict=True)), strict=True):
                 spent.setdefault(command.name, []).append(one)
                 say(f"  {command.name}: {one.seconds:.1f} s, {one.memory:.0f} MiB")
-            index[str(len(cells))] = json.loads(spent["frame"][-1].said)
+            index[str(len(cells))] = json.loads(spent["frame"][-1].output)
             shutil.rmtree(root.parent / "site", ignore_errors=True)
             shutil.rmtree(root.parent / "queue", ignore_errors=True)
     finish(
@@ -104,16 +104,15 @@ def run(given: argparse.Namespace) -> None:
     )
 
 
-def _bases(results: Path) -> dict[tuple[str, str], list[tuple[Record, Path]]]:
+def _bases(results: Path) -> dict[tuple[str, str], list[Record]]:
     """Return a directory's text records by model and task, for those with all tasks of Table 2."""
     config = composed([_PROFILE, "experiment=table2"])
     models, tasks = list(config.profile.replicate), list(config.tasks)
-    found: dict[tuple[str, str], list[tuple[Record, Path]]] = {
-        key: [] for key in itertools.product(models, tasks)
-    }
+    found: dict[tuple[str, str], list[Record]]
+    found = {key: [] for key in itertools.product(models, tasks)}
     for record in each_record(results, broken=[]):
         if (key := (record.model, record.task)) in found:
-            found[key].append((record, record.path))
+            found[key].append(record)
     lacking = next((key for key, records in found.items() if not records), None)
     if lacking:
         model, task = lacking
@@ -149,13 +148,13 @@ def _grid(records: int, directories: int, root: Path) -> list[str]:
     ]
 
 
-def _make(cells: Sequence[Plan], bases: dict[tuple[str, str], list[tuple[Record, Path]]]) -> None:
+def _make(cells: Sequence[Plan], bases: dict[tuple[str, str], list[Record]]) -> None:
     """Write the records that are missing; each is made of one of its model and task, in turn."""
     turn = {key: itertools.cycle(found) for key, found in bases.items()}
     for plan in cells:
-        base, path = next(turn[plan.cell.model.name, plan.cell.task.name])
+        base = next(turn[plan.cell.model.name, plan.cell.task.name])
         if not plan.path.exists():
-            made = relabelled(base, path.read_bytes(), plan.cell)
+            made = relabelled(base, base.path.read_bytes(), plan.cell)
             write_bytes(plan.path, made, durable=False)
 
 
@@ -194,28 +193,12 @@ def _targets(counts: Sequence[int], spent: dict[str, list[Spent]]) -> Iterator[T
             (one.seconds - spent[name][0].seconds) / (count - counts[0])
             for one, count in zip(spent[name][1:], sizes[1:], strict=True)
         ]
-        yield Target(
-            f"{name}: a record's cost, many over few",
-            f"Processor time that a record adds to {about}: {1000 * costs[-1]:.2f} ms of "
-            f"{last:,}, over {1000 * costs[0]:.2f} ms of {first:,}",
-            Spread.of([costs[-1] / costs[0]]),
-            _FLAT,
-            at_least=False,
-        )
-        added = (spent[name][-1].memory - spent[name][1].memory) / (last - first)
-        yield Target(
-            f"{name}: memory of a record",
-            f"Highest memory of {about} with {last:,} records, {spent[name][-1].memory:,.0f} MiB, "
-            f"less that with {first:,}, for each record",
-            Spread.of([1024 * added]),
-            unit="KiB",
-        )
-    tables = spent["tables"]
-    yield Target(
-        "tables: many records over few",
-        f"Processor time of rendering Table 2 beside {counts[-1]:,} other records, "
-        f"{tables[-1].seconds:.1f} s, over that beside {counts[1]:,}",
-        Spread.of([tables[-1].seconds / tables[1].seconds]),
-        _FLAT,
-        at_least=False,
-    )
+        words = {"command": name, "about": about, "n": (first, last)}
+        times = (1000 * costs[0], 1000 * costs[-1])
+        yield target_of("scale_cost", [costs[-1] / costs[0]], {**words, "ms": times})
+        memory = spent[name][-1].memory
+        added = (memory - spent[name][1].memory) / (last - first)
+        yield target_of("scale_memory", [1024 * added], {**words, "memory": memory})
+    few, many = (spent["tables"][at].seconds for at in (1, -1))
+    sizes = (counts[1], counts[-1])
+    yield target_of("scale_tables", [many / few], {"n": sizes, "seconds": many})

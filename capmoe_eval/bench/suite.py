@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from capmoe_eval.bench.child import Command, spend
 from capmoe_eval.bench.options import GAMMAS, check_names
-from capmoe_eval.bench.rounds import CPU, alternate, finish, ratio, say
+from capmoe_eval.bench.rounds import CPU, alternate, finish, ratio, say, target_of
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.loading import load_lm
 from capmoe_eval.evaluation.tasks import ready, task_manager
 from capmoe_eval.experiment.configuration import Placement, Plan, plans
 from capmoe_eval.experiment.selection import composed
-from capmoe_eval.experiment.timings.spread import Spread, Target
-
-_GRID, _SINGLE = 6.0, 1.2
-_START: dict[str, Any] = {"target": 1.5, "at_least": False, "unit": "s"}
 
 
 def run(given: argparse.Namespace) -> None:
@@ -40,9 +32,9 @@ def run(given: argparse.Namespace) -> None:
         runs = itertools.count()
 
         def ours(*words: str) -> float:
-            common = [f"model={given.model}", "method=score", f"limit={given.limit}"]
+            common = [f"model={given.model}", "method=score", f"limit={given.limit}", "device=cpu"]
             results = f"results_dir={scratch}/results-{next(runs)}"
-            return _run(["capmoe_eval", *words, *common, results])
+            return _seconds("capmoe_eval", *words, *common, results)
 
         def plain(task: str) -> float:
             options = {
@@ -56,7 +48,7 @@ def run(given: argparse.Namespace) -> None:
                 "output_path": f"{scratch}/plain-{next(runs)}",
             }
             words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
-            return _run(["lm_eval", *words])
+            return _seconds("lm_eval", *words)
 
         def plain_grid() -> float:
             """Run plain lm-eval for every cell; or once for each task, counted for its cells."""
@@ -69,62 +61,28 @@ def run(given: argparse.Namespace) -> None:
                 "grid, plain": plain_grid,
                 "cell, ours": lambda: ours("gamma=1.0", f"tasks={given.tasks[0]}"),
                 "cell, plain": lambda: plain(names[0]),
-                "help": lambda: _run(["capmoe_eval", "--help"]),
-                "tables": lambda: _run(["capmoe_eval.tables", "table2", "--out", scratch]),
+                "help": lambda: _seconds("capmoe_eval", "--help"),
+                "tables": lambda: _seconds("capmoe_eval.tables", "table2", "--out", scratch),
             },
             rounds=given.rounds,
             warmup=1,
             title="suite",
         )
-    cells = len(GAMMAS) * len(given.tasks)
+    words = {"gammas": len(GAMMAS), "tasks": len(given.tasks), "limit": given.limit}
+    words["cells"] = words["gammas"] * words["tasks"]
     targets = [
-        Target(
-            f"grid of {cells} cells over plain lm-eval",
-            f"Time of {cells} lm_eval processes over that of one process that computes the grid of "
-            f"{len(GAMMAS)} γ × {len(given.tasks)} tasks with {given.limit} documents each",
-            ratio(seconds["grid, plain"], seconds["grid, ours"]),
-            _GRID,
-        ),
-        Target(
-            "single cell over plain lm-eval",
-            f"Time of one lm_eval process over that of one of ours, {given.limit} documents",
-            ratio(seconds["cell, plain"], seconds["cell, ours"]),
-            _SINGLE,
-        ),
-        Target(
-            "python -m capmoe_eval --help",
-            "Seconds from the shell and back",
-            Spread.of(seconds["help"]),
-            **_START,
-        ),
-        Target(
-            "python -m capmoe_eval.tables table2",
-            "Seconds until Table 2 is rendered from the results that are there; make tables starts "
-            "as it does",
-            Spread.of(seconds["tables"]),
-            **_START,
-        ),
+        target_of("suite_grid", ratio(seconds["grid, plain"], seconds["grid, ours"]), words),
+        target_of("suite_cell", ratio(seconds["cell, plain"], seconds["cell, ours"]), words),
+        target_of("suite_help", seconds["help"]),
+        target_of("suite_tables", seconds["tables"]),
     ]
     more = {"gammas": GAMMAS, "every_plain_cell_ran": given.every_cell, "seconds": seconds}
     finish(given, CPU, targets, ("model", "tasks", "limit"), **more)
 
 
-def _run(words: list[str]) -> float:
-    """Run a module in a process of its own and return the seconds it took."""
-    started = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"},
-        stdin=subprocess.DEVNULL,
-    )
-    spent = time.perf_counter() - started
-    if done.returncode:
-        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1]
-        raise UsageError(f"{' '.join(words[:2])}: {last}")
-    return spent
+def _seconds(module: str, *words: str) -> float:
+    """Return the seconds that a module takes in a process of its own."""
+    return spend(Command(module, ["-m", module, *words])).elapsed
 
 
 def _save_tasks(planned: Sequence[Plan], directory: Path) -> list[str]:

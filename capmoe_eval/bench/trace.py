@@ -14,18 +14,16 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from capmoe_eval.bench.child import Command, Spent, check_room, spend
+from capmoe_eval.bench.child import Command, check_room, spend
 from capmoe_eval.bench.options import RANKS
-from capmoe_eval.bench.rounds import CPU, finish, say
+from capmoe_eval.bench.rounds import CPU, finish, say, target_of, without_goal
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.timings.spread import Spread, Target
+from capmoe_eval.experiment.timings.spread import Target
 from capmoe_eval.serving.trace import STEP_TOKENS, Trace
 from capmoe_eval.serving.trace_file import save_trace
 
 # Shape suffixes: T tokens, L layers, K = top-k, E experts.
 
-_SECONDS: Final = 60.0  # in which a million tokens × 48 layers should be summed up
-_GIGABYTES: Final = 2.0
 _LOADS: Final = "capmoe_eval.loads"
 _ADVISE: Final = "capmoe_eval.advise"
 _DECODED: Final = 32  # tokens of a step of decoding
@@ -54,7 +52,12 @@ def run(given: argparse.Namespace) -> None:
             for case, words in file.commands.items():
                 spent = spend(_command(case, path, given.tokens, words))
                 say(f"  {case}: {spent.elapsed:.1f} s, {spent.memory:.0f} MiB")
-                cases[case] = _costs(spent) | {"file_bytes": path.stat().st_size}
+                cases[case] = {
+                    "seconds": round(spent.elapsed, 2),
+                    "cpu_seconds": round(spent.seconds, 2),
+                    "memory_gb": round(spent.memory * 2**20 / 1e9, 3),
+                    "file_bytes": path.stat().st_size,
+                }
                 targets += _targets(case, cases[case], given)
             path.unlink()
     options = ("tokens", "layers", "experts", "top_k")
@@ -154,14 +157,6 @@ def write_responses(trace: Trace, path: Path) -> None:
             file.write(json.dumps({"model": trace.model, "choices": [choice]}) + "\n")
 
 
-def _costs(spent: Spent) -> dict[str, Any]:
-    return {
-        "seconds": round(spent.elapsed, 2),
-        "cpu_seconds": round(spent.seconds, 2),
-        "memory_gb": round(spent.memory * 2**20 / 1e9, 3),
-    }
-
-
 def _targets(case: str, cost: dict[str, Any], given: argparse.Namespace) -> Iterator[Target]:
     """Yield a case's numbers; the targets are those of a trace that is summed up."""
     is_advice = case == "advise"
@@ -170,12 +165,6 @@ def _targets(case: str, cost: dict[str, Any], given: argparse.Namespace) -> Iter
         f"python -m capmoe_eval.{does} {given.tokens:,} tokens × {given.layers} layers "
         f"(E={given.experts}, K={given.top_k}, {cost['file_bytes'] / 1e6:,.0f} MB)"
     )
-    for key, name, about, unit, most in (
-        ("seconds", "time", "from start to end", "s", _SECONDS),
-        ("cpu_seconds", "processor time", "processor time", "s", None),
-        ("memory_gb", "memory", "highest memory", "GB", _GIGABYTES),
-    ):
-        ratio, target = Spread.of([cost[key]]), None if is_advice else most
-        yield Target(
-            f"{case}: {name}", f"{what}: {about}", ratio, target, at_least=False, unit=unit
-        )
+    for key in ("seconds", "cpu_seconds", "memory_gb"):
+        found = target_of(f"trace_{key}", [cost[key]], {"case": case, "what": what})
+        yield without_goal(found) if is_advice else found

@@ -26,10 +26,7 @@ from capmoe_eval.serving import calibration
 from capmoe_eval.serving.calibration import Applied, Calibration
 from capmoe_eval.serving.calibration_kinds import kind_of
 from capmoe_eval.wrapper.ranks import ranks_in
-from capmoe_eval.zoo.miniworld.evaluation import miniworld_hub
-from capmoe_eval.zoo.pictures.evaluation import pictures_hub
-
-_DEV = {"miniworld": miniworld_hub, "pictures": pictures_hub}
+from capmoe_eval.zoo.hub import WORLDS, embedded_hub
 
 
 def apply_calibration(plan: Plan, lm: CapmoeLM) -> Applied | None:
@@ -108,8 +105,8 @@ def _other_documents(task: TaskId, source: DataSource, asked_by: str) -> tuple[d
     ``asked_by`` is the setting that needs them, for the message where there are none.
     """
     library = TaskLibrary()
-    if source.name in _DEV:
-        dev = DataSource(source.name, _DEV[source.name]("dev"))
+    if source.name in WORLDS:
+        dev = DataSource(source.name, embedded_hub(source.name, "dev"))
         return library.get(task.lm_eval, dev, task.dataset), "dev"
     tasks = library.get(task.lm_eval, source, task.dataset)
     splits = set()

@@ -19,11 +19,7 @@ from capmoe_eval.evaluation.generation.programs import ProgramTask
 from capmoe_eval.evaluation.provenance import hub_commit
 from capmoe_eval.experiment.cell import TaskId
 from capmoe_eval.experiment.datasource import EMBEDDED, DataSource, cache_directory
-from capmoe_eval.zoo.banking77 import real_text_hub
-from capmoe_eval.zoo.easy_vqa import easy_vqa_hub
-from capmoe_eval.zoo.miniworld.evaluation import miniworld_hub
-from capmoe_eval.zoo.pictures.evaluation import pictures_hub
-from capmoe_eval.zoo.synthetic.hub import synthetic_hub
+from capmoe_eval.zoo.hub import embedded_hub
 
 _LM_EVAL = Path(lm_eval.tasks.__file__).parent
 #: The folders of the suite's own tasks: their YAML files, and what those need.
@@ -41,14 +37,7 @@ def ready(source: DataSource) -> DataSource:
     """
     if source.name not in EMBEDDED or source.root != Path(source.name):
         return source
-    hubs = {
-        "miniworld": miniworld_hub,
-        "synthetic": synthetic_hub,
-        "banking77": real_text_hub,
-        "pictures": pictures_hub,
-        "easy_vqa": easy_vqa_hub,
-    }
-    return DataSource(source.name, hubs[source.name]())
+    return DataSource(source.name, embedded_hub(source.name))
 
 
 class TaskLibrary:

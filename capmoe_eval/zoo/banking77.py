@@ -23,7 +23,6 @@ REAL_TEXT = Path(__file__).with_name("real_text")
 DATASET = "mteb/banking77"
 #: Upper bound on the number of tokens, without the intents.
 MAX_VOCABULARY = 2048
-MAX_POSITIONS = 2048
 #: Rows and positions of a batch, and the share of the words that are left out of a query.
 SHAPE = (16, 128)
 LEFT_OUT = 0.15
@@ -32,11 +31,6 @@ READ = 0.3
 
 #: A query and its intent.
 Query = tuple[str, str]
-
-
-def real_text_hub() -> Path:
-    """Return the directory of the data set, in the layout of the hub."""
-    return REAL_TEXT
 
 
 def train_split() -> list[Query]:
@@ -54,18 +48,12 @@ def banking77_tokenizer(queries: Sequence[Query]) -> PreTrainedTokenizerFast:
     tokenizer = train_bpe(prompts, MAX_VOCABULARY)
     intents = dict.fromkeys(intent for _, intent in queries)
     tokenizer.add_tokens([AddedToken(f" {intent}", normalized=False) for intent in sorted(intents)])
-    return wrapped(tokenizer, MAX_POSITIONS)
+    return wrapped(tokenizer)
 
 
 @dataclass(frozen=True)
 class QueryBatches:
-    """The batches of the queries; a batch depends only on its number.
-
-    Attributes:
-        queries: The train split.
-        tokenizer: Its tokenizer.
-        seed: Seed of the documents.
-    """
+    """The batches of the queries; a batch depends only on its number."""
 
     queries: Sequence[Query]
     tokenizer: PreTrainedTokenizerFast

@@ -27,23 +27,16 @@ Encoded = tuple[list[int], list[int]]
 
 @dataclass(frozen=True)
 class Batch:
-    """The tensors of one training step.
-
-    Attributes:
-        input_ids_BS: Tokens.
-        position_ids_BS: Positions in the document.
-        labels_BS: The tokens again, or ``IGNORED`` for pads, the first token of a document, and
-            pieces without a loss.
-    """
+    """The tensors of one training step."""
 
     input_ids_BS: Tensor
-    position_ids_BS: Tensor
+    position_ids_BS: Tensor  # in the document
+    # The tokens again; IGNORED for pads, first tokens of documents, and pieces without a loss.
     labels_BS: Tensor
 
     def on(self, device: torch.device) -> Batch:
         """Return the batch with its tensors on a device."""
-        tensors = {name: each for name, each in vars(self).items() if isinstance(each, Tensor)}
-        return replace(self, **{name: each.to(device) for name, each in tensors.items()})
+        return replace(self, **{name: each.to(device) for name, each in vars(self).items()})
 
     def seen(self, model: Any) -> tuple[dict[str, Any], Tensor | None]:
         """Return what else the model takes, by its names, and a loss of that, if it has one."""
@@ -64,10 +57,7 @@ def encoded(
 ) -> Iterator[Encoded]:
     """Yield tokens and labels of documents of at most ``most`` tokens, the end of text included.
 
-    Args:
-        documents: The documents; tokens end where their pieces do.
-        tokenizer: The tokenizer.
-        most: Largest number of tokens; longer documents are left out.
+    Tokens end where the pieces of a document do; longer documents are left out.
     """
     end = int(tokenizer.eos_token_id)
     for parts in documents:
@@ -87,13 +77,8 @@ def pack(
     """Return a batch whose rows are filled up with documents.
 
     As many tokens are drawn as there is room for. The longest document comes first, each into the
-    first row with room for it; one without room is left out.
-
-    Args:
-        rows: The documents that each row begins with; no row is longer than ``width``.
-        documents: The documents to fill the rows with.
-        width: Positions of a row.
-        pad: The token of positions that stay empty.
+    first row with room for it; one without room is left out. ``rows`` has the documents that each
+    row of ``width`` positions begins with, none longer; positions that stay empty are ``pad``.
     """
     filled = [list(row) for row in rows]
     room = [width - sum(len(ids) for ids, _ in row) for row in rows]

@@ -11,13 +11,10 @@ _T = TypeVar("_T")
 
 
 class Draw:
-    """A stream of random choices.
+    """A stream of random choices; equal seeds, which are any text, give equal streams.
 
     It uses ``random.Random.random`` alone, the only method whose sequence Python guarantees across
     versions.
-
-    Args:
-        seed: Any text; equal texts give equal streams.
     """
 
     def __init__(self, seed: str) -> None:

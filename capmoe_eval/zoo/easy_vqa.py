@@ -7,13 +7,12 @@ suite. Its test split has 1,000 pictures of 64 × 64 pixels, each of one shape o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.zoo.synthetic.documents import Row
-from capmoe_eval.zoo.synthetic.hub import cached_hub, schemas
+from capmoe_eval.zoo.synthetic.documents import Configs, Row
 
 DATASET: Final = "vzhou842/easy-VQA"
 #: Kinds of questions.
@@ -22,26 +21,11 @@ _KINDS: Final = {
     **dict.fromkeys(("circle", "rectangle", "triangle"), SHAPE),
     **dict.fromkeys(("yes", "no"), YES_NO),
 }
-_COLUMNS: Final = {
-    DATASET: {
-        "question_id": "int64",
-        "image": "image",
-        "question": "text",
-        "answer": "text",
-        "kind": "text",
-    }
-}
 
 
-def easy_vqa_hub() -> Path:
-    """Return the directory of the test split in the user's cache, written if it is absent.
-
-    Raises:
-        UsageError: If the package is not installed.
-        OSError: If the cache cannot be written.
-    """
-    content = {DATASET: {"default": {"test": list(_rows())}}}
-    return cached_hub("easy_vqa", content, title="easy-VQA", of=schemas(_COLUMNS))
+def documents() -> Mapping[str, Configs]:
+    """Return the test split: data set → configuration → split → rows."""
+    return {DATASET: {"default": {"test": list(_rows())}}}
 
 
 def _rows() -> Iterator[Row]:

@@ -32,12 +32,9 @@ MEAN, SPREAD = 0.5, 0.25
 def llava_config(
     text: PretrainedConfig, vision: Mapping[str, Any], image_token_id: int
 ) -> LlavaConfig:
-    """Return the configuration of a LLaVA.
+    """Return the configuration of a LLaVA, given that of its language model.
 
-    Args:
-        text: The configuration of its language model.
-        vision: Fields of the configuration of its CLIP tower.
-        image_token_id: Number of ``IMAGE_TOKEN``.
+    ``vision`` has fields of the configuration of its CLIP tower.
     """
     tower = CLIPVisionConfig(image_size=PICTURE_SIDE, patch_size=PATCH_SIDE, **vision)
     return LlavaConfig(
@@ -53,10 +50,7 @@ def picture_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
     """Return a processor of texts with pictures of any size.
 
     Its batches have ``input_ids`` and ``attention_mask`` [rows, positions], and ``pixel_values``
-    [pictures, 3, 96, 96].
-
-    Args:
-        tokenizer: A tokenizer; ``IMAGE_TOKEN`` is added if it has none.
+    [pictures, 3, 96, 96]. ``IMAGE_TOKEN`` is added to a tokenizer that has none.
     """
     tokenizer.add_tokens(IMAGE_TOKEN, special_tokens=True)
     images = CLIPImageProcessorPil(

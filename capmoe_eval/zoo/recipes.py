@@ -26,8 +26,8 @@ from capmoe_eval.wrapper.checkpoint import load_checkpoint
 from capmoe_eval.zoo.banking77 import QueryBatches, banking77_tokenizer, train_split
 from capmoe_eval.zoo.batch import NumberedBatches
 from capmoe_eval.zoo.llava import llava_config, picture_processor
-from capmoe_eval.zoo.miniworld.packing import Batches
-from capmoe_eval.zoo.miniworld.tokenizer import MAX_POSITIONS, miniworld_tokenizer
+from capmoe_eval.zoo.miniworld.corpus import Batches
+from capmoe_eval.zoo.miniworld.tokenizer import miniworld_tokenizer
 from capmoe_eval.zoo.miniworld.world import world
 from capmoe_eval.zoo.pictures.corpus import PictureBatches, picture_tokenizer
 from capmoe_eval.zoo.synthetic.models import tiny_config
@@ -41,35 +41,20 @@ WEIGHTS = Path(__file__).parent / "weights"
 
 @dataclass(frozen=True)
 class Recipe:
-    """The recipe of one model of the zoo.
+    """The recipe of one model of the zoo."""
 
-    Attributes:
-        family: One of ``TINY_FAMILIES``.
-        changes: Fields of the configuration that differ from the untrained tiny model's.
-        steps: Training steps in all.
-        dense_steps: Steps of the dense model that it is upcycled from; 0 for training from scratch.
-        noise: Noise on upcycled experts, as a share of their own standard deviation.
-        rate: Highest learning rate.
-        decay: Weight decay.
-        aux: Coefficient of the routers' auxiliary loss.
-        ep_size: Number of ranks as in the paper's deployment; it divides the number of experts.
-        seed: Seed of the first weights and of the corpus.
-        data: Train data.
-        vision: Fields of the configuration of a CLIP tower, for a LLaVA; None for a model of text.
-    """
-
-    family: str
-    changes: Mapping[str, Any]
-    steps: int = 2400
-    dense_steps: int = 0
-    noise: float = 0.5
-    rate: float = 3e-3
-    decay: float = 0.05
-    aux: float = 1e-5
-    ep_size: int = 8
-    seed: int = 0
+    family: str  # one of TINY_FAMILIES
+    changes: Mapping[str, Any]  # fields of the configuration that differ from the tiny model's
+    steps: int = 2400  # in all
+    dense_steps: int = 0  # of the dense model that it is upcycled from; 0 for training from scratch
+    noise: float = 0.5  # on upcycled experts, as a share of their own standard deviation
+    rate: float = 3e-3  # highest learning rate
+    decay: float = 0.05  # of weights
+    aux: float = 1e-5  # coefficient of the routers' auxiliary loss
+    ep_size: int = 8  # ranks as in the paper's deployment; it divides the number of experts
+    seed: int = 0  # of the first weights and of the corpus
     data: Literal["miniworld", "banking77", "pictures"] = "miniworld"
-    vision: Mapping[str, Any] | None = None
+    vision: Mapping[str, Any] | None = None  # fields of a CLIP tower's configuration, for a LLaVA
 
 
 @dataclass(frozen=True)
@@ -87,8 +72,7 @@ ZOO: Mapping[str, Recipe] = _RECIPES.models
 def recipe(name: str) -> Recipe:
     """Return a recipe by its name; ``olmoe_s1`` is ``olmoe`` with another training seed.
 
-    Raises:
-        UsageError: If the name is unknown.
+    A name that is unknown is a UsageError, here and in the functions below.
     """
     model, seed = split_seed(name)
     if model not in ZOO:
@@ -97,15 +81,7 @@ def recipe(name: str) -> Recipe:
 
 
 def trained_model(name: str, *, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
-    """Load a shipped model on the CPU, in evaluation mode.
-
-    Args:
-        name: One of ``ZOO``, or one with its training seed, ``olmoe_s1``.
-        dtype: Type of the weights; the files have bfloat16.
-
-    Raises:
-        UsageError: If the name is unknown or there are no weights.
-    """
+    """Load a shipped model on the CPU, in evaluation mode; UsageError if there are no weights."""
     kind = model_class(recipe(name))
     directory = WEIGHTS / name
     if not (directory / "model.safetensors").is_file():
@@ -126,15 +102,11 @@ def trained_tokenizer(name: str) -> PreTrainedTokenizerFast:
 
 def own_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
     """Return the tokenizer in a model's directory."""
-    return wrapped(Tokenizer.from_file(str(directory / "tokenizer.json")), MAX_POSITIONS)
+    return wrapped(Tokenizer.from_file(str(directory / "tokenizer.json")))
 
 
 def trained_processor(name: str) -> LlavaProcessor:
-    """Return the processor of texts and pictures of a trained model with a tower.
-
-    Raises:
-        UsageError: If the name is unknown, or the model reads no pictures.
-    """
+    """Return the processor of a trained model; UsageError for one that reads no pictures."""
     if recipe(name).vision is None:
         raise bad_choice("name", name, [key for key, value in ZOO.items() if value.vision])
     return picture_processor(trained_tokenizer(name))
@@ -169,20 +141,17 @@ def build(
     """Train a model of the zoo; after a kill, continue from the last checkpoint.
 
     Args:
-        name: One of ``ZOO``.
+        name: As :func:`recipe` takes it.
         work: Directory of the checkpoints.
         steps: Total number of steps; None for the recipe's.
         seed: Seed of the first weights and of the corpus; None for the recipe's.
         scratch: Whether to train a model from scratch that the zoo upcycles.
         device: Where it is trained; the weights are those of one kind of processor.
-        say: Function that takes progress lines.
+        say: Takes progress lines.
 
     Returns:
         The model in float32, in evaluation mode, and the loss of each step, those of its dense
         model first.
-
-    Raises:
-        UsageError: If the name is unknown.
     """
     chosen = recipe(name)
     steps = chosen.steps if steps is None else steps
@@ -243,11 +212,7 @@ def _millions(model: PreTrainedModel) -> str:
 
 
 def save(model: PreTrainedModel, directory: Path) -> None:
-    """Write a model as bfloat16 ``model.safetensors`` with its ``config.json``.
-
-    Raises:
-        OSError: If the directory cannot be written.
-    """
+    """Write a model as bfloat16 ``model.safetensors`` with its ``config.json``."""
     directory.mkdir(parents=True, exist_ok=True)
     model.to(torch.bfloat16).save_pretrained(directory)
     for file in directory.iterdir():
@@ -255,11 +220,7 @@ def save(model: PreTrainedModel, directory: Path) -> None:
 
 
 def save_tokenizer(name: str, directory: Path) -> None:
-    """Write the tokenizer of a model beside its weights, where it is not that of the mini-world.
-
-    Raises:
-        OSError: If the directory cannot be written.
-    """
+    """Write the tokenizer of a model beside its weights, where it is not that of the mini-world."""
     chosen = recipe(name)
     if chosen.data != "miniworld":
         tokenizer, _ = _data(chosen, corpus_seed(chosen.seed), chosen.steps)

@@ -7,7 +7,6 @@ not at all; a killed training continues from the last one and ends with the same
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from capmoe_eval.experiment.files import whole_file
 from capmoe_eval.zoo.batch import IGNORED, Batch, NumberedBatches
 
 # Sorts tokens by expert; on a CPU it trains 1.2 times as fast as the loop over experts.
@@ -27,23 +27,14 @@ TRAINING_KERNEL = "grouped_mm"
 
 @dataclass(frozen=True)
 class Schedule:
-    """The steps and learning rates of a training.
-
-    Attributes:
-        steps: Number of steps.
-        rate: Highest learning rate, reached after ``warmup`` steps.
-        warmup: Steps of linear rise; a cosine then falls to a fiftieth of ``rate``.
-        decay: AdamW's weight decay of matrices.
-        clip: Largest norm of the gradient.
-        aux: Coefficient of the auxiliary loss that balances the routers.
-    """
+    """The steps and learning rates of a training."""
 
     steps: int
-    rate: float = 3e-3
-    warmup: int = 100
-    decay: float = 0.05
-    clip: float = 1.0
-    aux: float = 0.0
+    rate: float = 3e-3  # the highest, after ``warmup`` steps
+    warmup: int = 100  # steps of linear rise; a cosine then falls to a fiftieth of ``rate``
+    decay: float = 0.05  # AdamW's weight decay of matrices
+    clip: float = 1.0  # largest norm of the gradient
+    aux: float = 0.0  # coefficient of the auxiliary loss that balances the routers
 
     def rate_at(self, step: int) -> float:
         """Return the learning rate of a step."""
@@ -66,15 +57,14 @@ def train(
     """Train a model in place.
 
     Args:
-        model: A causal language model in float32; its class computes the loss, with the router's
-            auxiliary loss where it has one.
+        model: A causal language model in float32.
         batches: The training data.
         schedule: Steps and learning rates.
         checkpoint: File of the state; it is read if it exists, and written every ``every`` steps
             and at the end. None for no checkpoint.
         every: Steps between checkpoints and between progress lines.
         first: Number of the first batch; an upcycled model begins after those of its dense model.
-        say: Function that takes progress lines.
+        say: Takes progress lines.
 
     Returns:
         The loss of every step, those before a resumption included.
@@ -110,7 +100,9 @@ def train(
                 f"{counted / seconds:.0f} tokens/s"
             )
             if checkpoint is not None:
-                _save(checkpoint, model, optimizer, losses)
+                with whole_file(checkpoint) as file:
+                    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+                    torch.save(state | {"losses": losses}, file)
     _kernel(model, "eager")
     model.eval()
     return losses
@@ -171,13 +163,3 @@ def _kernel(model: PreTrainedModel, name: str) -> None:
     if any(hasattr(module, "num_experts") for module in model.modules()):
         # The decoder: a class with a tower takes none.
         model.get_decoder().set_experts_implementation(name)
-
-
-def _save(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, losses: list[float]
-) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    building = path.with_name(f".{path.name}.{os.getpid()}")
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "losses": losses}
-    torch.save(state, building)
-    building.replace(path)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from capmoe_eval.bench.chaos import benchmark, faults
-from capmoe_eval.bench.chaos.disturbance import Disturbance, Story, _twice
+from capmoe_eval.bench.chaos.disturbance import Disturbance, Starter, Story, _twice
 from capmoe_eval.bench.chaos.judge import Reference
 from capmoe_eval.bench.chaos.sweep import Sweep, watch
 from capmoe_eval.experiment.application import INTERRUPTED
@@ -146,18 +146,6 @@ def test_a_cell_that_two_compute_is_noticed(tmp_path: Path) -> None:
         sweep.end()
 
 
-class _Starts:
-    """Starts processes that do as they are told, one after the other."""
-
-    ranks, pauses, life = 1, True, 1.0
-
-    def __init__(self, root: Path, *works: Callable[[], int]) -> None:
-        self._root, self._works = root, list(works)
-
-    def __call__(self, pause_at: int | None, rank: int, group: int) -> Sweep:
-        return Sweep(self._works.pop(0), self._root, pause_at=pause_at)
-
-
 class _Least(random.Random):
     """Draws the first step."""
 
@@ -181,10 +169,14 @@ def test_an_end_that_is_not_as_documented_is_noted(
         (tmp_path / "file").touch()
         return 0
 
-    start = _Starts(tmp_path, told_to_end, lambda: 0)
+    works = iter((told_to_end, lambda: 0))  # one process after the other
+
+    def start(pause_at: int | None, rank: int, port: int) -> Sweep:
+        return Sweep(next(works), tmp_path, pause_at=pause_at)
+
     term = faults.FAULTS["term"]
     one = {"processes": 1, "kills": 1, "missing": lambda: 1.0}
-    steps = Disturbance(term, start, draws=_Least(0), **one).run()  # type: ignore[arg-type]
+    steps = Disturbance(term, Starter(start, 1.0), draws=_Least(0), **one).run()  # type: ignore[arg-type]
     story: Story | None = None
     while story is None:
         try:

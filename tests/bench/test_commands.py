@@ -17,7 +17,7 @@ from lm_eval.tasks import TaskManager
 from transformers import AutoModelForCausalLM, OlmoeForCausalLM
 
 from capmoe_eval import advise, loads
-from capmoe_eval.bench import answers, placement, scale, suite, trace
+from capmoe_eval.bench import answers, cells, placement, scale, suite, trace
 from capmoe_eval.bench import generate as generation
 from capmoe_eval.bench.__main__ import main
 from capmoe_eval.bench.child import Command, Spent, spend
@@ -29,6 +29,7 @@ from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.experiment.results import read_results
 from capmoe_eval.experiment.timings.schema import read_evaluation
 from capmoe_eval.serving.summary import summarise
+from capmoe_eval.serving.trace import Trace
 from capmoe_eval.zoo.recipes import trained_model
 
 ROOT = Path(__file__).parents[2]
@@ -148,7 +149,7 @@ def test_placement(tmp_path: Path) -> None:
 def test_placement_judges_other_steps_than_it_plans_on() -> None:
     load_SLE = np.random.default_rng(3).integers(0, 9, (6, 2, 8)) * 2
     load_SLE[:, :, 0] += 200 - load_SLE.sum(axis=2)  # 100 tokens of two experts in every step
-    routed = placement.Routed("a", "prompts", 2, load_SLE)
+    routed = placement.Routed("a", "prompts", Trace(8, load_SLE=load_SLE, top_k=2))
     found = {one.method: one.summary() for one in placement.outcomes(routed, routed, 4)}
     for name, bound in {
         "contiguous": math.inf,
@@ -161,7 +162,8 @@ def test_placement_judges_other_steps_than_it_plans_on() -> None:
             kept += sum(left)
         assert found[name].straggler == pytest.approx(sum(factors) / len(factors))
         assert found[name].drop_rate == pytest.approx(1 - kept / (6 * 200))
-    other = placement.Routed("b", "prompts", 2, load_SLE[:, :, ::-1].copy())
+    turned = Trace(8, load_SLE=load_SLE[:, :, ::-1].copy(), top_k=2)
+    other = placement.Routed("b", "prompts", turned)
     stale = {one.method: one.summary() for one in placement.outcomes(other, routed, 4)}
     assert set(stale) == {"EPLB", "EPLB+4", "LPLB+4"}
     assert stale["EPLB+4"].straggler > found["EPLB+4"].straggler
@@ -181,7 +183,7 @@ def test_decision(tmp_path: Path) -> None:
 
 
 def test_cells(tmp_path: Path) -> None:
-    few = ["--cells", "40", "--limit", "1", "--documents", "4", "2", "--repeats", "2"]
+    few = ["--cells", "40", "--limit", "1", "--documents", "4", "2", "4", "--repeats", "2"]
     status, content = bench(tmp_path, "cells", *few)
     assert status == 0
     assert len(content["seconds"]) == len(content["memory_mib"]) == 40
@@ -190,17 +192,29 @@ def test_cells(tmp_path: Path) -> None:
     assert "memory" in memory["name"] and memory["met"]
 
 
+def test_a_task_has_to_have_the_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    growth = cells._Growth()
+    growth.documents, growth.seconds, growth.memory = [300] * 40, [1.0] * 40, [1.0] * 40
+    monkeypatch.setattr(cells, "_compute", lambda _: growth)
+    assert bench(tmp_path, "cells", "--documents", "400", "500") == (2, {})
+    assert "--documents=500: there are only 300" in capsys.readouterr().err
+
+
 def test_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes are not started here: the two sides are looked at as they would be."""
     ran: list[list[str]] = []
 
-    def process(words: list[str]) -> float:
+    def process(command: Command) -> Spent:
+        words = command.words[1:]
         ran.append(words)
         if words[0] == "lm_eval":
             check_plain(dict(zip(words[1::2], words[2::2], strict=True)))
-        return {"lm_eval": 3.0, "capmoe_eval": 2.0, "capmoe_eval.tables": 0.5}[words[0]]
+        seconds = {"lm_eval": 3.0, "capmoe_eval": 2.0, "capmoe_eval.tables": 0.5}[words[0]]
+        return Spent(0.0, 0.0, "", seconds)
 
-    monkeypatch.setattr(suite, "_run", process)
+    monkeypatch.setattr(suite, "spend", process)
     few = ["--tasks", "obqa", "boolq", "--rounds", "1", "--limit", "4"]
     status, content = bench(tmp_path, "suite", *few)
     assert status == 0
@@ -215,6 +229,7 @@ def test_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = [words for words in ran if words[0] == "capmoe_eval" and "-m" in words]
     results = {words[-1] for words in ours}
     assert len(results) == len(ours) == 2  # no run finds the other's results
+    assert all("device=cpu" in words for words in ours)  # as plain lm-eval's
 
 
 def test_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,6 +253,8 @@ def test_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     growth = {t["name"].partition(":")[0]: t for t in content["targets"] if t["target"] == 1.5}
     assert growth["run"]["ratio"]["median"] == pytest.approx(1) and growth["run"]["met"]
     assert not growth["site"]["met"], "its cost is quadratic"
+    # Rounded up to whole grids, they are one size.
+    assert bench(tmp_path / "one", "scale", "--records", "5", "6", "--repeats", "1") == (2, {})
 
 
 def test_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +291,7 @@ def test_a_made_trace_is_uneven() -> None:
 def test_a_process_is_measured() -> None:
     words = ["-c", "import time; held = b'a' * 10**8; time.sleep(0.2); print('read', len(held))"]
     spent = spend(Command("held", words, "100000000"))
-    assert spent.said == "read 100000000"
+    assert spent.output == "read 100000000"
     assert 96 < spent.memory < 160 and spent.elapsed > 0.2 > spent.seconds
     with pytest.raises(UsageError, match="held: said 'read 100000000', and not 'written'"):
         spend(Command("held", words, "written"))

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from capmoe_eval.bench.rounds import CPU, alternate, finish, line, measured_on, ratio, timed
 from capmoe_eval.experiment.timings.spread import Spread, Target
@@ -38,10 +39,12 @@ def test_a_ratio_is_taken_within_the_rounds() -> None:
     assert ratio([1, 2, 3, 4, 5], [1, 1, 1, 1, 1]) == Spread(3, 2, 4)
 
 
-def test_what_is_timed_is_waited_for_before_and_after() -> None:
-    said: list[str] = []
-    assert timed(lambda: said.append("work"), lambda: said.append("wait")) >= 0
-    assert said == ["wait", "work", "wait"]
+def test_what_is_timed_is_waited_for_before_and_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[object] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", said.append)
+    gpu = torch.device("cuda:1")
+    assert timed(lambda: said.append("work"), gpu) >= 0
+    assert said == [gpu, "work", gpu]
 
 
 def test_a_target_is_met_by_its_median() -> None:

@@ -13,7 +13,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.training import model_cards as cards
 from capmoe_eval.tiny import main
 from capmoe_eval.zoo import recipes
-from capmoe_eval.zoo.miniworld.packing import Batches
+from capmoe_eval.zoo.miniworld.corpus import Batches
 from capmoe_eval.zoo.miniworld.tokenizer import miniworld_tokenizer
 from capmoe_eval.zoo.miniworld.world import world
 from capmoe_eval.zoo.synthetic.models import tiny_config

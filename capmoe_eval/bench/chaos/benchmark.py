@@ -5,34 +5,32 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import socket
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from capmoe_eval.bench.chaos.disturbance import Disturbance, Story
+from capmoe_eval.bench.chaos.disturbance import Disturbance, Start, Starter, Story, free_port
 from capmoe_eval.bench.chaos.faults import FAULTS, Disk
 from capmoe_eval.bench.chaos.judge import Reference, Verdict
 from capmoe_eval.bench.chaos.sweep import STAGES, Sweep, watch
-from capmoe_eval.bench.rounds import CPU, finish, say
+from capmoe_eval.bench.rounds import CPU, finish, say, target_of
 from capmoe_eval.errors import UsageError, choice
 from capmoe_eval.evaluation.command import execute
 from capmoe_eval.evaluation.tasks import task_manager
 from capmoe_eval.experiment.application import run_command
-from capmoe_eval.experiment.configuration import Plan, plans
+from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.experiment.timings.findings import Faults
-from capmoe_eval.experiment.timings.spread import Spread, Target
+from capmoe_eval.experiment.timings.spread import Target
 
-KILLS: Final = 200.0
-"""Kills that are wanted in all."""
 _GRID: Final = (
     "grid.model=[tiny_olmoe,tiny_mixtral]",
     "grid.method=[score,random]",
@@ -59,61 +57,40 @@ def run(given: argparse.Namespace) -> None:
     finish(given, CPU, _targets(found), options, faults=found, grid=_GRID)
 
 
-class _Start:
-    """Starts processes of a sweep on a directory."""
-
-    def __init__(self, root: Path, life: float, environment: dict[str, str], ranks: int) -> None:
-        self.root, self.life, self.ranks = root, life, ranks
-        self.environment = environment
-        self.words = [*_GRID, f"results_dir={root}", *(["parallel=ep"] if ranks > 1 else [])]
-        self.plans: list[Plan] = plans(composed(self.words))
+def _words(root: Path, ranks: int) -> list[str]:
+    return [*_GRID, f"results_dir={root}", *(["parallel=ep"] if ranks > 1 else [])]
 
 
-class Fork(_Start):
-    """Starts forks of this process, in which all modules are imported already."""
+def _fork(root: Path, environment: Mapping[str, str], ranks: int) -> Start:
+    """Start forks of this process, in which all modules are imported already."""
+    planned = plans(composed(_words(root, ranks)))
 
-    pauses = True
-
-    def __call__(self, pause_at: int | None, rank: int, group: int) -> Sweep:
-        """Start a process; those of one ``group`` are ranks."""
-        environment = dict(self.environment)
-        if self.ranks > 1:
-            environment |= {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(self.ranks),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(_port(rank, group)),
-            }
+    def start(pause_at: int | None, rank: int, port: int) -> Sweep:
+        own: dict[str, Any] = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
+        own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        more = {name: str(value) for name, value in own.items()} if ranks > 1 else {}
         return Sweep(
-            lambda: run_command(lambda: execute(self.plans)),
-            self.root,
+            lambda: run_command(lambda: execute(planned)),
+            root,
             pause_at=pause_at,
-            environment=environment,
+            environment={**environment, **more},
         )
 
+    return start
 
-class Command(_Start):
-    """Starts command lines, with ``torchrun`` where there are ranks."""
 
-    pauses = False
+def _command(root: Path, environment: Mapping[str, str], ranks: int) -> Start:
+    """Start command lines, with ``torchrun`` where there are ranks."""
+    torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
+    line = [*(torchrun if ranks > 1 else []), "capmoe_eval", *_words(root, ranks)]
+    line = [sys.executable, "-m", *line]
 
-    def __init__(self, root: Path, life: float, environment: dict[str, str], ranks: int) -> None:
-        super().__init__(root, life, environment, ranks)
-        torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
-        self._line = [*(torchrun if ranks > 1 else []), "capmoe_eval", *self.words]
-        self._launches, self.ranks = ranks > 1, 1  # processes that this one starts
+    def start(pause_at: int | None, rank: int, port: int) -> Sweep:
+        del pause_at, rank, port
+        work = partial(os.execv, sys.executable, line)
+        return Sweep(work, root, environment=environment, launches=ranks > 1)
 
-    def __call__(self, pause_at: int | None, rank: int, group: int) -> Sweep:
-        """Start a process."""
-        del pause_at, rank, group
-        line = [sys.executable, "-m", *self._line]
-        return Sweep(
-            lambda: os.execv(sys.executable, line),
-            self.root,
-            environment=self.environment,
-            launches=self._launches,
-        )
+    return start
 
 
 @dataclass
@@ -195,15 +172,15 @@ class _Chaos:
         started = "command" if self._number % _BY_COMMAND == 0 else "fork"
         # Of some the documents are not in the cache yet: whoever comes first makes them.
         environment = self._environment(self._number if draws.random() < 0.2 else 0)
-        start: Fork | Command = (
-            Fork(root, life, environment, ranks)
-            if started == "fork"
-            else Command(root, life + self._imports, environment, ranks)
-        )
+        if started == "fork":
+            starter = Starter(_fork(root, environment, ranks), life, ranks=ranks)
+        else:
+            command = _command(root, environment, ranks)
+            starter = Starter(command, life + self._imports, pauses=False)
         try:
             story = yield from Disturbance(
                 fault,
-                start,
+                starter,
                 processes=draws.randint(1, 3 if started == "fork" else 2),
                 kills=promised,
                 draws=draws,
@@ -223,12 +200,11 @@ class _Chaos:
         """Return a directory that nothing disturbs, and the processor seconds it takes."""
         say(f"chaos: a run of {ranks} process{'es' if ranks > 1 else ''} that nothing disturbs")
         root = self._scratch / f"undisturbed-{ranks}/results"
-        start = Fork(root, 0, self._environment(0), ranks)
+        start, port = _fork(root, self._environment(0), ranks), free_port()
         sweeps: list[Sweep] = []
-        number = self._draws.randrange(2**31)
         try:
             for rank in range(ranks):
-                sweeps += [start(None, rank, number)]
+                sweeps += [start(None, rank, port)]
             while any(sweep.status is None for sweep in sweeps):
                 watch(0.1)
         finally:
@@ -251,61 +227,42 @@ def _import_all() -> None:
     task_manager(plan.cell.task.lm_eval)  # it looks through 14,000 files
 
 
-_ports: dict[int, int] = {}
-
-
-def _port(rank: int, group: int) -> int:
-    """Return the port at which the ranks of a group meet: one that is free when the first asks."""
-    if not rank:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            _ports[group] = free.getsockname()[1]
-    return _ports[group]
-
-
 def _faults(found: Sequence[_Directory]) -> Faults:
     kills = Counter[str]()
     for directory in found:
         kills[directory.started] += len(directory.story.kills)
-    told = [directory.story for directory in found]
+    stories = [directory.story for directory in found]
     verdicts = [directory.verdict for directory in found]
-    stages = Counter(kill.stage for story in told for kill in story.kills)
+    stages = Counter(kill.stage for story in stories for kill in story.kills)
     return Faults(
         about="; ".join(dict.fromkeys(directory.about for directory in found)),
         kills=kills.total(),
         of_forks=kills["fork"],
         of_commands=kills["command"],
-        at_a_step=sum(kill.at_step for story in told for kill in story.kills),
+        at_a_step=sum(kill.at_step for story in stories for kill in story.kills),
         stages={stage: stages[stage] for stage in STAGES if stages[stage]},
         directories=len(found),
-        restarts=sum(story.restarts for story in told),
+        restarts=sum(story.restarts for story in stories),
         compared=sum(verdict.compared for verdict in verdicts),
         lost=[path for verdict in verdicts for path in verdict.lost],
         wrong=[path for verdict in verdicts for path in verdict.wrong],
         strays=[path for verdict in verdicts for path in verdict.strays],
-        computed_by_two=sum(story.twice for story in told),
-        early=sum(story.early for story in told),
-        stuck=sum(story.stuck for story in told),
-        failed=[line for story in told for line in story.failed],
-        ended_otherwise=[line for story in told for line in story.otherwise],
+        computed_by_two=sum(story.twice for story in stories),
+        early=sum(story.early for story in stories),
+        stuck=sum(story.stuck for story in stories),
+        failed=[line for story in stories for line in story.failed],
+        ended_otherwise=[line for story in stories for line in story.otherwise],
     )
 
 
 def _targets(found: dict[str, Faults]) -> list[Target]:
     """Return a line for each kind, and the number of kills."""
-    total = sum(faults.kills for faults in found.values())
-    by_command = sum(faults.of_commands for faults in found.values())
-    what = f"Kills in all: {total - by_command} of forks, {by_command} of command lines"
-    targets = [Target("kills", what, Spread.of([float(total)]), KILLS, unit="")]
+    forks = sum(faults.of_forks for faults in found.values())
+    commands = sum(faults.of_commands for faults in found.values())
+    about = {"forks": forks, "commands": commands}
+    targets = [target_of("chaos_kills", [float(forks + commands)], about)]
     for kind, faults in found.items():
         stages = ", ".join(f"{stage} {count}" for stage, count in faults.stages.items())
-        what = (
-            f"{faults.about}, {faults.kills} times ({stages}), {faults.restarts} restarts, "
-            f"{faults.compared} records compared with a run that nothing disturbed: records lost "
-            "or wrong, files left over, cells computed by two at a time, and ends that are not as "
-            "documented"
-        )
-        targets.append(
-            Target(f"{kind}: wrong", what, Spread.of([float(faults.problems)]), 0.0, False, unit="")
-        )
+        words = {"kind": kind, "faults": faults, "stages": stages}
+        targets.append(target_of("chaos_wrong", [float(faults.problems)], words))
     return targets

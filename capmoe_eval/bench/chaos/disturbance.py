@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 import signal
+import socket
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from capmoe_eval.bench.chaos.faults import Disk, Fault
 from capmoe_eval.bench.chaos.sweep import Sweep
@@ -18,15 +19,19 @@ _GRACE: Final = 60.0  # in which the other ranks must end by themselves
 _STEPS: Final = 25  # of a sweep until it is killed at one, on average
 
 
-class Starter(Protocol):
-    """Starts a process of a sweep, by fork or by a command line."""
+Start = Callable[[int | None, int, int], Sweep]
+"""Starts a process of a sweep, given the step to stand still before, if any, its rank, and the port
+at which the ranks meet."""
 
-    ranks: int  # processes that it starts to compute together
-    pauses: bool  # whether they can stand still at a step
-    life: float  # processor seconds that one takes, undisturbed
 
-    def __call__(self, pause_at: int | None, rank: int, group: int) -> Sweep:
-        """Start it; the sweeps of a ``group`` are ranks."""
+@dataclass(frozen=True)
+class Starter:
+    """A way to start sweeps, by fork or by a command line."""
+
+    start: Start
+    life: float  # processor seconds that a process takes, undisturbed
+    ranks: int = 1  # processes that are started to compute together
+    pauses: bool = True  # whether they can stand still at a step
 
 
 @dataclass
@@ -39,7 +44,7 @@ class Kill:
 
 @dataclass
 class Story:
-    """What happened in a directory."""
+    """The events in a directory."""
 
     kills: list[Kill] = field(default_factory=list)
     restarts: int = 0
@@ -62,7 +67,7 @@ class _Group:
 
     @property
     def due(self) -> bool:
-        """Whether the moment has come."""
+        """True if the moment has come."""
         if self.kill or self.victim.status is not None:
             return False
         return self.victim.paused or (
@@ -79,7 +84,7 @@ class Disturbance:
 
     Args:
         fault: What happens.
-        start: Starts a sweep.
+        starter: Starts a sweep.
         processes: Sweeps that run at a time; of ranks, one.
         kills: How often; less if the sweeps finish before.
         draws: The moments.
@@ -90,7 +95,7 @@ class Disturbance:
     def __init__(
         self,
         fault: Fault,
-        start: Starter,
+        starter: Starter,
         *,
         processes: int,
         kills: int,
@@ -98,7 +103,7 @@ class Disturbance:
         missing: Callable[[], float],
         disk: Disk | None = None,
     ) -> None:
-        self._fault, self._start, self._draws, self._disk = fault, start, draws, disk
+        self._fault, self._starter, self._draws, self._disk = fault, starter, draws, disk
         self._kills, self._missing = kills, missing
         self._to_start = 1 if fault.ranks else processes
         self._groups: list[_Group] = []
@@ -136,16 +141,16 @@ class Disturbance:
         return self._story
 
     def _begin(self) -> _Group:
-        moment, pause_at, draws = None, None, self._draws
+        moment, pause_at, draws, starter = None, None, self._draws, self._starter
         if len(self._story.kills) < self._kills:
-            if self._start.pauses and draws.random() < 0.5:
+            if starter.pauses and draws.random() < 0.5:
                 pause_at = 1 + int(draws.expovariate(1 / _STEPS))
             else:
-                moment = draws.uniform(0, self._start.life * (0.4 + 0.6 * self._missing()))
-        victim, number = draws.randrange(self._start.ranks), draws.randrange(2**31)
+                moment = draws.uniform(0, starter.life * (0.4 + 0.6 * self._missing()))
+        victim, port = draws.randrange(starter.ranks), free_port()
         ranks = [
-            self._start(pause_at if rank == victim else None, rank, number)
-            for rank in range(self._start.ranks)
+            starter.start(pause_at if rank == victim else None, rank, port)
+            for rank in range(starter.ranks)
         ]
         return _Group(ranks, ranks[victim], moment)
 
@@ -178,6 +183,14 @@ class Disturbance:
             elif not documented:
                 self._story.otherwise.append(f"{group.kill.stage}: {status}: {last}")
         return bool(status)
+
+
+def free_port() -> int:
+    """Return a port that is free now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port
 
 
 def _twice(sweeps: Sequence[Sweep]) -> int:

@@ -85,11 +85,7 @@ FAULTS: Final = {
 
 
 class Disk:
-    """A small file system in memory that can be filled.
-
-    Raises:
-        OSError: If this process may not mount one.
-    """
+    """A small file system in memory that can be filled; OSError if it cannot be mounted."""
 
     def __init__(self, place: Path) -> None:
         self.place, self._ballast = place, place / "ballast"

@@ -25,7 +25,7 @@ def content(record: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is wrong with a directory; each by its path in it."""
+    """The faults of a directory; each by its path in it."""
 
     compared: int  # records that are there
     lost: tuple[str, ...]  # records that are not
@@ -45,7 +45,7 @@ class Reference:
     def judge(self, root: Path) -> Verdict:
         """Return what differs in a directory whose run has finished."""
         found = _contents(root)
-        wrong = [path for path, said in found.items() if said != self._records.get(path)]
+        wrong = [path for path, record in found.items() if record != self._records.get(path)]
         if _read(root / FILE) != self._inputs:
             wrong.append(FILE)
         return Verdict(
@@ -65,10 +65,10 @@ def _contents(root: Path) -> dict[str, dict[str, Any] | None]:
     found: dict[str, dict[str, Any] | None] = {}
     for path in record_paths(root):
         try:
-            said = content(read_record(path, root).content)
+            record = content(read_record(path, root).content)
         except UsageError:
-            said = None
-        found[str(path.relative_to(root))] = said
+            record = None
+        found[str(path.relative_to(root))] = record
     return found
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 import psutil
 
 STAGES: Final = ("starting", "loading", "computing", "writing", "waiting", "ending")
-"""What a sweep does: ``writing`` is any step on files (to reserve, write or release a record)."""
+"""The stages of a sweep: ``writing`` is any step on files (of a record or a reservation)."""
 
 _BEGUN: Final = re.compile(r"\[\d+/\d+\] (?P<cell>[^:\r\n]+) …")
 _ENDED: Final = re.compile(r"\[(?P<done>\d+)/(?P<all>\d+)\] (?P<cell>[^:\r\n]+): [^\r\n]*\r\n")
@@ -80,7 +80,7 @@ class Sweep:
 
     @property
     def ends(self) -> list[Any]:
-        """What is readable when something has happened."""
+        """The files that are readable when something has happened."""
         return [self._terminal, *([] if self._gate is None else [self._gate])]
 
     @property
@@ -91,28 +91,23 @@ class Sweep:
     @property
     def computing(self) -> str | None:
         """The cell that it computes."""
-        begun = max(_BEGUN.finditer(self.text), key=lambda m: m.end(), default=None)
-        ended = list(_ENDED.finditer(self.text))
-        if begun is None or (ended and ended[-1].end() > begun.end()):
+        begun, ended = _last(_BEGUN, self.text), _last(_ENDED, self.text)
+        if begun is None or (ended and ended.end() > begun.end()):
             return None
         return begun["cell"]
 
     @property
     def stage(self) -> str:
-        """What it does, one of :data:`STAGES`."""
+        """Its stage, one of :data:`STAGES`."""
         if self.paused or any(self._root.rglob(f".*.{self.process}.*.tmp")):
             return "writing"
-        text = self.text
         marks = {"computing": _BEGUN, "loading": _LOADING, "waiting": _WAITING}
-        last = {
-            name: max((m.end() for m in mark.finditer(text)), default=0)
-            for name, mark in marks.items()
-        }
-        ended = max(_ENDED.finditer(text), key=lambda m: m.end(), default=None)
-        stage = max(last, key=lambda name: last[name])
-        if ended is not None and ended.end() >= last[stage]:
+        found = {name: _last(mark, self.text) for name, mark in marks.items()}
+        ends = {name: match.end() for name, match in found.items() if match}
+        ended, stage = _last(_ENDED, self.text), max(ends, key=ends.__getitem__, default="starting")
+        if ended is not None and ended.end() >= ends.get(stage, 0):
             return "ending" if ended["done"] == ended["all"] else "writing"
-        return stage if last[stage] else "starting"
+        return stage
 
     def processor_time(self) -> float:
         """Return the processor seconds of it, or of the busiest process that it has started."""
@@ -146,23 +141,18 @@ class Sweep:
 
     def read(self) -> None:
         """Take in what it has printed, whether it stands still, and whether it has ended."""
+        if self.status is not None:
+            return
+        ended, status, used = os.wait4(self.process, os.WNOHANG)
         with suppress(OSError):  # EIO where the process has closed its end
             while part := os.read(self._terminal, 65536):
                 self._said += part
-        if self.status is None:
-            found, status, used = os.wait4(self.process, os.WNOHANG)
-            if found:
-                with suppress(OSError):
-                    while part := os.read(self._terminal, 65536):
-                        self._said += part
-                self.status = os.waitstatus_to_exitcode(status)
-                self.seconds = used.ru_utime + used.ru_stime
-                self.paused = False
-                _alive.remove(self)
-                self.forget()
-            elif self._gate is not None and select.select([self._gate], [], [], 0)[0]:
-                with suppress(OSError):
-                    self.paused = bool(self._gate.recv(1)) or self.paused
+        if ended:
+            self.seconds = used.ru_utime + used.ru_stime
+            self._ended(os.waitstatus_to_exitcode(status))
+        elif self._gate is not None and select.select([self._gate], [], [], 0)[0]:
+            with suppress(OSError):
+                self.paused = bool(self._gate.recv(1)) or self.paused
 
     def end(self) -> None:
         """Kill it and all that it has started."""
@@ -175,9 +165,16 @@ class Sweep:
                     process.kill()
             self.signal(signal.SIGKILL)
             os.waitpid(self.process, 0)
-            self.status = -signal.SIGKILL
-            _alive.remove(self)
-            self.forget()
+            self._ended(-signal.SIGKILL)
+
+    def _ended(self, status: int) -> None:
+        self.status, self.paused = status, False
+        _alive.remove(self)
+        self.forget()
+
+
+def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    return max(pattern.finditer(text), key=re.Match.end, default=None)
 
 
 _alive: Final[list[Sweep]] = []

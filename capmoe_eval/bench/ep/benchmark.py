@@ -37,8 +37,8 @@ def run(given: argparse.Namespace) -> None:
         asked = [(f"{given.shape}-{job.ranks}", none, [job])]
     world = World.join(device) if processes else None
     bench = Bench(world, device, dtype, link, given)
-    for name, said, jobs in asked:
-        file = study_file(bench, said, jobs)
+    for name, heading, jobs in asked:
+        file = study_file(bench, heading, jobs)
         if not process_rank():
             path = given.out / f"ep-{name}-{file.kind}.json"
             file.write(path)
@@ -51,11 +51,11 @@ def planned(
     """Return what a study's file says of it, and its jobs."""
     scale, divisor = given.scale or study.scale, given.batch_divisor or study.batch_divisor
     sizes = {"scale": scale, "batch_divisor": divisor}
-    said = {"study": study.name, "place": study.place, "why": study.why, **sizes}
-    return said, study_jobs(study, processes=processes, results=given.results, **sizes)
+    heading = {"study": study.name, "place": study.place, "why": study.why, **sizes}
+    return heading, study_jobs(study, processes=processes, results=given.results, **sizes)
 
 
-def study_file(bench: Bench, said: Mapping[str, Any], jobs: Sequence[Job]) -> Study:
+def study_file(bench: Bench, heading: Mapping[str, Any], jobs: Sequence[Job]) -> Study:
     """Return the file of some jobs, which are timed here."""
     world, given = bench.world, bench.given
     return Study(
@@ -69,7 +69,7 @@ def study_file(bench: Bench, said: Mapping[str, Any], jobs: Sequence[Job]) -> St
         repeats=given.repeats,
         warmup=given.warmup,
         runs=tuple(bench.run(job) for job in jobs),
-        **said,
+        **heading,
     )
 
 

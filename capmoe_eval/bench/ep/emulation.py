@@ -151,7 +151,7 @@ def balanced(layer: EmulatedLayer, machine: Machine, *, width: int, tokens: floa
     busiest = max(layer.load(dropless).rank_load)
     rate = busiest * setting.shape.pair_flops / statistics.median(times)
     wide = setting.dtype.itemsize / _STATED_BYTES
-    said = (
+    source = (
         f"balance of {machine.name}: {machine.balance:.3g} bytes per FLOP "
         f"({machine.bandwidth / 1e9:g} GB/s per direction, {machine.flops / 1e12:g} TFLOP/s in "
         f"bfloat16), {1e6 * machine.latency:g} µs; here the experts run at {rate / 1e9:.1f} "
@@ -161,5 +161,5 @@ def balanced(layer: EmulatedLayer, machine: Machine, *, width: int, tokens: floa
     return Link(
         bandwidth=machine.balance * rate * wide * width,
         latency=machine.latency * machine.flops / (rate * width**2 * tokens),
-        source=said,
+        source=source,
     )

@@ -39,14 +39,11 @@ class Job:
 def study_jobs(
     study: Plan, *, processes: int | None, scale: int, batch_divisor: int, results: Path
 ) -> list[Job]:
-    """Return the jobs of a study.
+    """Return the jobs of a study; a record that is missing is a UsageError.
 
     Widths and prompts are divided by the scale; loads are taken from the records in ``results``.
     With real processes every model is spread over these, and one whose experts cannot be is left
     out.
-
-    Raises:
-        UsageError: If the scale does not divide a width, or a record is missing.
     """
     jobs: list[Job] = []
     for case in study.models:
@@ -58,8 +55,8 @@ def study_jobs(
         shape = _with_experts(SHAPES[case.shape], routings[0])
         ranks = processes or case.ranks
         if shape.n_experts % ranks:
-            left_out = f"ep: {study.name}: {case.title} is left out"
-            say(f"{left_out}, {ranks} ranks do not divide its experts")
+            about = f"ep: {study.name}: {case.title} is left out"
+            say(f"{about}, {ranks} ranks do not divide its experts")
             continue
         batches = [
             Workload(
@@ -87,11 +84,7 @@ def study_jobs(
 
 
 def free_job(given: argparse.Namespace, processes: int | None) -> Job:
-    """Return the job of a free grid; ``processes`` is None where ranks are emulated.
-
-    Raises:
-        UsageError: For a value that cannot be.
-    """
+    """Return the job of a free grid; ``processes`` is None where ranks are emulated."""
     shape = find_shape(given.shape)
     routings: list[Routing] = [Skew(peak, given.together) for peak in given.peaks]
     if given.trace is not None:
@@ -139,11 +132,11 @@ def _with_experts(shape: Shape, routing: Routing) -> Shape:
     return replace(shape, n_experts=len(routing.loads[0]), top_k=routing.top_k)
 
 
-def _trace(said: str, layer: int | None) -> Trace:
+def _trace(name: str, layer: int | None) -> Trace:
     """Return Figure 1, or a layer of a record; without a number, that with the fullest expert."""
-    if said == "figure1":
+    if name == "figure1":
         return figure_1()
-    traces = _record_layers(Path(said))
+    traces = _record_layers(Path(name))
     if layer is None:
         return max(traces, key=lambda trace: max(trace.loads[0]))
     if layer >= len(traces):
@@ -161,11 +154,7 @@ def figure_1() -> Trace:
 
 
 def recorded(results: Path, model: str, task: str) -> list[Trace]:
-    """Return the MoE layers of a model's baseline record of a task below ``results_dir``.
-
-    Raises:
-        UsageError: If there is no such record.
-    """
+    """Return the MoE layers of a model's baseline record of a task; UsageError if it has none."""
     found = sorted((results / model / task).glob("baseline-*.json"))
     if not found:
         raise UsageError(

@@ -15,6 +15,7 @@ from transformers.models.olmoe.modeling_olmoe import OlmoeExperts
 from transformers.models.phi3.modeling_phi3 import Phi3Config, Phi3MLP
 
 from capmoe_eval.errors import choice
+from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.timings.schema import Shape
 from capmoe_eval.routing.assign import assign
 from capmoe_eval.routing.capacity import experts_per_rank
@@ -26,18 +27,9 @@ from capmoe_eval.wrapper.parallel.dispatch import Packed, combine_rows, pack
 # Shape suffixes: T tokens of a rank, E experts, K = top-k, S slots, H hidden size, P kept pairs.
 
 SHAPES = {
-    shape.name: shape
-    for shape in (
-        Shape("olmoe", 2048, 1024, 64, 8, 0),
-        Shape("qwen1_5_moe", 2048, 1408, 60, 4, 5632),
-        Shape("deepseek_v2_lite", 2048, 1408, 64, 6, 2816),
-        Shape("mixtral", 4096, 14336, 8, 2, 0),
-        Shape("qwen3_30b", 2048, 768, 128, 8, 0),
-        Shape("small", 256, 256, 64, 8, 0),
-        Shape("small_mixtral", 256, 896, 8, 2, 0),
-    )
+    name: Shape(name, **sizes)
+    for name, sizes in read_data(__package__, "shapes.yaml", dict[str, dict[str, int]]).items()
 }
-"""The MoE layers of the paper's models, as in their published configurations, and two for a CPU."""
 _HEAD = 64  # size of an attention head
 
 Lap = Callable[[str], AbstractContextManager[object]]

@@ -142,11 +142,11 @@ class Bench:
         time: ranks on one machine share its memory and whatever else disturbs it, and so must what
         stands for them.
         """
-        said, shape, tokens = routing.said(), job.shape, batch.tokens // job.ranks
-        peak = f" {said['wanted_peak']:g}" if "wanted_peak" in said else ""
+        source, shape, tokens = routing.fields(), job.shape, batch.tokens // job.ranks
+        peak = f" {source['wanted_peak']:g}" if "wanted_peak" in source else ""
         say(
             f"ep: {job.model or shape.name}, {job.ranks} ranks, {tokens} tokens per rank, "
-            f"routing of {said['source']}{peak}, {len(job.methods)} methods"
+            f"routing of {source['source']}{peak}, {len(job.methods)} methods"
         )
         logits = [
             routing.logits(batch.tokens, shape.n_experts, shape.top_k, layer=number)
@@ -181,7 +181,7 @@ class Bench:
             batch=batch.sequences,
             prompt=batch.prompt,
             place=batch.place,
-            routing=schema.Routing(**said, peak=peak_load(logits[0], shape.top_k)),
+            routing=schema.Routing(**source, peak=peak_load(logits[0], shape.top_k)),
             timings=rows[0],
             **found,
         )

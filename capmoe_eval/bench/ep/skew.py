@@ -28,11 +28,7 @@ def peak_load(logits_TE: Tensor, top_k: int) -> float:
 
 
 def check_peak(peak: float, n_experts: int, top_k: int) -> None:
-    """Refuse a highest load over the mean load that no routing can have.
-
-    Raises:
-        UsageError: Naming the peak and what is possible.
-    """
+    """Refuse a highest load over the mean load that no routing can have, by a UsageError."""
     highest = n_experts / top_k
     if not 1 <= peak <= highest:
         raise UsageError(
@@ -63,10 +59,8 @@ class Skew:
     def logits(self, n_tokens: int, n_experts: int, top_k: int, layer: int = 0) -> Tensor:
         """Return router logits [T, E] of a layer; the first is the one that is timed alone.
 
-        A token's logits are noise plus the experts' popularities, as strong as the peak needs.
-
-        Raises:
-            UsageError: If no routing can have that peak.
+        A token's logits are noise plus the experts' popularities, as strong as the peak needs; one
+        that no routing can have is a UsageError.
         """
         check_peak(self.peak, n_experts, top_k)
         generator = torch.Generator().manual_seed(layer)
@@ -78,7 +72,7 @@ class Skew:
         factor = strength(self.peak, lambda at: peak_load(sample_TE + at * popular_E, top_k))
         return noise_TE + factor * popular_E
 
-    def said(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """Return the fields of the file that say what was wanted."""
         return {"source": "peak", "wanted_peak": self.peak, "together": self.together}
 
@@ -96,10 +90,7 @@ class Trace:
 
         A token's logits are noise plus a constant for each expert; the constants are corrected
         until the shares of the loads are those that were seen. Layers beyond those have the same
-        loads over other experts, shuffled.
-
-        Raises:
-            UsageError: If an expert has more load than there are tokens.
+        loads over other experts, shuffled. An expert with more load than tokens is a UsageError.
         """
         load_E = torch.tensor(self.loads[layer % len(self.loads)], dtype=torch.float64)
         if layer >= len(self.loads):
@@ -123,7 +114,7 @@ class Trace:
             constant_E += (step * (wanted_E - now_E.clamp_min(floor).log())).float()
         return noise_TE + constant_E
 
-    def said(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """Return the field of the file that says where the loads were seen."""
         return {"source": self.source}
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from capmoe_eval.bench.ep.layer import Lap, LayerSetting, Rank, layer_weights
+from capmoe_eval.bench.rounds import wait
 from capmoe_eval.experiment.timings.schema import Link, Load
 from capmoe_eval.routing.assign import batch_counts
 from capmoe_eval.routing.method import Method
@@ -50,8 +51,7 @@ class Clock:
 
     def wait(self) -> None:
         """Wait until the device has nothing to do."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        wait(self.device)
 
     @contextmanager
     def lap(self, phase: str) -> Iterator[None]:

@@ -13,15 +13,23 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
-from capmoe_eval.bench.gpu.items import ITEMS, Item, Setting, jsonable
-from capmoe_eval.bench.rounds import dtype_name, line, measured_on, placement, say
+from capmoe_eval.bench.gpu.items import ITEMS, Item, Setting
+from capmoe_eval.bench.rounds import (
+    dtype_name,
+    line,
+    measured_on,
+    placement,
+    say,
+    target_of,
+    without_goal,
+)
 from capmoe_eval.errors import UsageError, choice, first_line
 from capmoe_eval.evaluation.version import revision
 from capmoe_eval.experiment.timings.schema import Evaluation
@@ -31,7 +39,7 @@ REHEARSAL = "rehearsal, no figure of this is about a GPU"
 _SCALE = 32  # of a rehearsal
 
 Results = dict[str, dict[str, Any]]
-"""What is known of each item: its state, and if it is done, its targets and more."""
+"""The state of each item, and if it is done, its targets and more."""
 
 
 class _TimeUp(BaseException):
@@ -80,8 +88,8 @@ def _measured(item: Item, setting: Setting, *, goals: bool) -> dict[str, Any]:
         with _limit(item.limit):
             targets, more = item.measure(setting)
         if not goals:
-            targets = [replace(target, target=None, met=None) for target in targets]
-        found = {"state": "done", "targets": jsonable(targets), **more}
+            targets = [without_goal(target) for target in targets]
+        found = {"state": "done", "targets": list(map(asdict, targets)), **more}
     except _TimeUp:
         found = {"state": "skipped", "why": f"it took longer than {item.limit} s"}
     except ModuleNotFoundError as error:
@@ -160,7 +168,7 @@ class _File:
         """Write all results, the file whole."""
         ordered = {name: results[name] for name in ITEMS if name in results}
         done = sum(found["state"] == "done" for found in ordered.values()) / len(ITEMS)
-        share = Target("items that are done", "Share of the list", Spread.of([done]), unit="share")
+        share = target_of("gpu_done", [done])
         more: dict[str, Any] = {
             "key": self._key,
             "software": _software(self.setting),
@@ -191,8 +199,8 @@ def _software(setting: Setting) -> dict[str, Any]:
     if setting.device.type == "cuda":
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         try:
-            said = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20)
-            driver = said.stdout.strip().splitlines()[0]
+            done = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20)
+            driver = done.stdout.strip().splitlines()[0]
         except (OSError, subprocess.SubprocessError, IndexError):
             driver = "unknown"
     return {

@@ -12,14 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from capmoe_eval.bench.rounds import dtype_name, say
+from capmoe_eval.bench.decision import kept_map
+from capmoe_eval.bench.rounds import dtype_name, say, target_of
 from capmoe_eval.errors import EnforcementError, first_line
-from capmoe_eval.experiment.timings.spread import Spread, Target
+from capmoe_eval.experiment.timings.spread import Target
 from capmoe_eval.routing.assign import assign
 from capmoe_eval.routing.groups import group_tokens
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.scores import Assignment, Scores
-from capmoe_eval.wrapper.layers import MoeLayer, find_moe_layers
+from capmoe_eval.routing.scores import Scores
+from capmoe_eval.wrapper.layers import find_moe_layers
 from capmoe_eval.wrapper.session import capacity_aware
 from capmoe_eval.zoo.synthetic.models import TINY_FAMILIES, tiny_model
 
@@ -48,7 +49,7 @@ COUNTS = {
     "promises": "promises of a forward that did not hold",
     "stock": "logits that differ from the stock model's where no capacity binds",
 }
-"""What is counted; none of it may be."""
+"""The things that are counted; none of them may be."""
 
 
 @torch.no_grad()
@@ -76,15 +77,17 @@ def measure(
             wrong[name] += differing
             if differing or not n:
                 faults.append(f"{family}, {where}: {name}, {differing} of {n}")
-    said = dtype_name(dtype)
     targets = [
-        Target(
-            f"{said}: {name}",
-            f"Number of {what}; {compared[name]} were compared, {len(families)} families",
-            Spread.of([float(wrong[name])]),
-            0.0,
-            at_least=False,
-            unit="differ",
+        target_of(
+            "gpu_decisions",
+            [float(wrong[name])],
+            {
+                "dtype": dtype_name(dtype),
+                "count": name,
+                "what": what,
+                "compared": compared[name],
+                "families": len(families),
+            },
         )
         for name, what in COUNTS.items()
     ]
@@ -92,7 +95,7 @@ def measure(
 
 
 Check = Iterator[tuple[str, str, int, int]]
-"""What was counted, where, how many were compared, and how many differ."""
+"""The name of a count, its place, how many were compared, and how many differ."""
 
 
 def _kept_pairs(
@@ -117,25 +120,20 @@ def _kept_pairs(
         logits_TE, topk_TK = logits_NE[rows_T], topk_NK[rows_T]
         scores = layer.gate.scores(logits_TE, topk_TK)
         again = layer_there.gate.scores(logits_TE.to(device), topk_TK.to(device))
+        stream = (number, 0)
         for method in _METHODS:
             of = groups[method.ep_size]
-            kept_TE = _kept(assign(scores, method, of, stream=(number, 0)), layer)
+            here_TE = kept_map(assign(scores, method, of, stream=stream), layer.n_experts)
             for name, moved in (("same scores", _moved(scores, device)), ("same logits", again)):
-                decided = assign(moved, method, of.to(device), stream=(number, 0))
-                differing = int((kept_TE != _kept(decided, layer).cpu()).sum())
-                yield name, f"{layer.name}, {method.name}", int(kept_TE.sum()), differing
+                decided = assign(moved, method, of.to(device), stream=stream)
+                there_TE = kept_map(decided, layer.n_experts).cpu()
+                differing = int((here_TE != there_TE).sum())
+                yield name, f"{layer.name}, {method.name}", int(here_TE.sum()), differing
 
 
 def _moved(scores: Scores, device: torch.device) -> Scores:
     parts = {name: each for name, each in vars(scores).items() if each is not None}
     return dataclasses.replace(scores, **{name: each.to(device) for name, each in parts.items()})
-
-
-def _kept(assignment: Assignment, layer: MoeLayer) -> Tensor:
-    """Return a mask [T, E] of the kept pairs; a slot without one may name any expert."""
-    keep_TS = assignment.keep_TS
-    kept_TE = keep_TS.new_zeros(len(keep_TS), layer.n_experts)
-    return kept_TE.scatter_reduce(1, assignment.index_TS, keep_TS, "amax")
 
 
 def _promises(model: Any, tokens_BS: Tensor, mask_BS: Tensor) -> Check:

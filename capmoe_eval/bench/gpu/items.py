@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from capmoe_eval.bench.ep.measure import Bench
 from capmoe_eval.bench.gpu import decisions
 from capmoe_eval.bench.gpu.waits import STOCK, host_waits
 from capmoe_eval.bench.options import RANKS
-from capmoe_eval.bench.rounds import timed
+from capmoe_eval.bench.rounds import target_of, timed
 from capmoe_eval.experiment.timings.schema import Shape, Study
 from capmoe_eval.experiment.timings.spread import Spread, Target
 from capmoe_eval.experiment.timings.studies import STUDIES, find_studies
@@ -36,15 +35,12 @@ _OLMOE: Mapping[str, int] = {"vocabulary": 50304, "head": 128}
 """OLMoE-1B-7B's beside the sizes of its MoE layers; it has 16 of them."""
 _SIDES = {
     **forward.SIDES,
-    f"token_reroute, γ=1, {RANKS} ranks": (
-        Method("token_reroute", 1.0, ep_size=RANKS),
-        0.95,
-        "dropped pairs go to other experts",
+    f"token_reroute, γ=1, {RANKS} ranks": forward.Side(
+        Method("token_reroute", 1.0, ep_size=RANKS), "dropped pairs go to other experts"
     ),
 }
 _PEAK = 4.0
 _DECISION = {"olmoe": 64, "qwen3_30b": 128, "mixtral": 8}  # experts E
-_WAITS = 1.0  # for one forward, beside those of the stock model
 _TRAINED = "olmoe"
 
 
@@ -126,23 +122,14 @@ def _waits(setting: Setting) -> Found:
     run()
     stock = host_waits(run, setting.device).total()
     targets, lines = [], {}
-    for name, (method, *_) in _SIDES.items():
-        with capacity_aware(model, method, verify=False):
+    for name, side in _SIDES.items():
+        with capacity_aware(model, side.method, verify=False):
             run()  # what is made once is not counted
             found = host_waits(run, setting.device)
         lines[name] = dict(sorted(found.items()))
         ours = found.total() - found[STOCK]
-        targets.append(
-            Target(
-                f"waits: {name}",
-                f"Times that a forward of {layers} MoE layers makes the host wait for its device, "
-                f"beside the stock model's {stock}",
-                Spread.of([float(ours)]),
-                _WAITS,
-                at_least=False,
-                unit="waits",
-            )
-        )
+        words = {"side": name, "layers": layers, "stock": stock}
+        targets.append(target_of("gpu_waits", [float(ours)], words))
     return targets, {"stock": stock, "lines": lines, "layers": layers}
 
 
@@ -178,15 +165,14 @@ def _speedups(file: Study) -> list[Target]:
     targets = []
     for run in file.runs:
         rows = [point.timings[-1] for point in run.points]
-        what = f"EMULATED speedup of one layer over dropless, {run.ranks} ranks, {rows[-1].method}"
-        name = f"{file.study}: {run.title}, {run.ranks} ranks"
-        targets.append(Target(name, what, rows[-1].speedup))
+        words = {"study": file.study, "title": run.title, "ranks": run.ranks}
+        words["method"] = rows[-1].method
+        targets.append(target_of("gpu_study", rows[-1].speedup, words))
         if file.study == "workload":
             sizes = [point.tokens_per_rank for point in run.points]
             least, most = sizes.index(min(sizes)), sizes.index(max(sizes))
             rise = rows[most].speedup.median / rows[least].speedup.median
-            said = "The same of the batch with most tokens over that with fewest (Table 10: a rise)"
-            targets.append(Target(f"{name}, rise", said, Spread.of([rise]), 1.0))
+            targets.append(target_of("gpu_study_rise", [rise], words))
     return targets
 
 
@@ -197,15 +183,11 @@ def _training(setting: Setting) -> Found:
     for steps in (first, last):
         with tempfile.TemporaryDirectory() as work:
             train = partial(build, _TRAINED, Path(work), steps=steps, say=lambda _line: None)
-            seconds.append(timed(partial(train, device=setting.device)))
+            seconds.append(timed(partial(train, device=setting.device), setting.device))
     each = (seconds[1] - seconds[0]) / (last - first)
-    all_steps = recipe(_TRAINED).steps
-    target = Target(
-        f"training of {_TRAINED}",
-        f"EXTRAPOLATED minutes of the recipe's {all_steps} steps, from steps {first} to {last}",
-        Spread.of([each * all_steps / 60]),
-        unit="min",
-    )
+    steps = recipe(_TRAINED).steps
+    words = {"model": _TRAINED, "all_steps": steps, "first": first, "last": last}
+    target = target_of("gpu_training", [each * steps / 60], words)
     return [target], {"seconds": seconds, "steps": [first, last], "seconds_per_step": each}
 
 
@@ -217,7 +199,7 @@ def _generate(setting: Setting) -> Found:
     )
     rounds = {"rounds": 3, "warmup": 1} if setting.scale == 1 else setting.rounds
     given = argparse.Namespace(**sizes, layers=layers, new=setting.less(64, 2), **rounds)
-    targets, more = generate.measure(given, {"olmoe": (model, tokens_BS)}, setting.device)
+    targets, more = generate.measure(given, {"olmoe": (model, tokens_BS)})
     made = given.batch * given.new
     rates = {
         side: made / Spread.of(spent).median for side, spent in more["seconds"]["olmoe"].items()
@@ -247,8 +229,3 @@ ITEMS: Mapping[str, Item] = MappingProxyType(
     }
 )
 """By name, in the order of their worth. All limits together are less than 25 minutes."""
-
-
-def jsonable(targets: list[Target]) -> list[dict[str, Any]]:
-    """Return targets as they stand in a file."""
-    return [dataclasses.asdict(target) for target in targets]

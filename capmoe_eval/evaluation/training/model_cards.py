@@ -29,11 +29,10 @@ from capmoe_eval.experiment.schema import TASK_DEFAULTS
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.checkpoint import load_checkpoint
 from capmoe_eval.zoo import recipes
+from capmoe_eval.zoo.hub import WORLDS, embedded_hub
 from capmoe_eval.zoo.llava import IMAGE_TOKENS, picture_processor
-from capmoe_eval.zoo.miniworld.evaluation import miniworld_hub
 from capmoe_eval.zoo.miniworld.tokenizer import miniworld_tokenizer
 from capmoe_eval.zoo.miniworld.world import world
-from capmoe_eval.zoo.pictures.evaluation import pictures_hub
 
 BATCH_SIZE = 16
 #: Number of first documents of a task whose right answers the card counts, for a quick check.
@@ -66,7 +65,7 @@ class Sets:
 
 def miniworld_sets() -> Sets:
     """Return the sets of the mini-world."""
-    source = DataSource("miniworld", miniworld_hub("dev"))
+    source = DataSource("miniworld", embedded_hub("miniworld", "dev"))
     return Sets(_tasks("table2"), source, miniworld_tokenizer())
 
 
@@ -74,7 +73,7 @@ def picture_sets(directory: Path) -> Sets:
     """Return the sets of the picture world, for a model whose tokenizer is in a directory."""
     tasks = [task for name in ("mme", "mmbench", "seedbench") for task in _tasks(name)]
     reader = picture_processor(recipes.own_tokenizer(directory))
-    return Sets(tasks, DataSource("pictures", pictures_hub("dev")), reader)
+    return Sets(tasks, DataSource("pictures", embedded_hub("pictures", "dev")), reader)
 
 
 @dataclass(frozen=True)
@@ -227,7 +226,7 @@ def _readme(card: Mapping[str, Any], recipe: recipes.Recipe) -> str:
     rendered: str = template.render(
         card=card,
         training=card["training"],
-        world={"miniworld": "mini-world", "pictures": "picture world"}[recipe.data],
+        world=WORLDS[recipe.data],
         ep_size=recipe.ep_size,
         chance=chance,
         means=[sum(values.values()) / len(values) for values in scores],

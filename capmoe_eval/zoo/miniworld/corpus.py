@@ -1,4 +1,4 @@
-"""Generate the training corpus: statements of facts, and questions in the prompts of lm-eval.
+"""Generate the training corpus, and its batches: facts, and questions in the prompts of lm-eval.
 
 Most documents are short; a few have as many questions as the prompts of the evaluation, so that the
 model has seen 5, 10 or 25 demonstrations. Questions of the evaluation sets never occur:
@@ -10,14 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from transformers import PreTrainedTokenizerFast
+
 from capmoe_eval.experiment.data_file import read_data
+from capmoe_eval.zoo.batch import Batch, Encoded, Parts, encoded, pack
 from capmoe_eval.zoo.draw import Draw
 from capmoe_eval.zoo.miniworld import generation, prompts, questions
 from capmoe_eval.zoo.miniworld.evaluation import number_triples, subject_relation
 from capmoe_eval.zoo.miniworld.lexicon import LEXICON, RELATIONS, WORDINGS
 from capmoe_eval.zoo.miniworld.prompts import Shown
 from capmoe_eval.zoo.miniworld.world import TRAIN_WORDINGS, Fact, World, say, statements
-from capmoe_eval.zoo.synthetic.documents import MMLU_SUBJECTS
+from capmoe_eval.zoo.synthetic.documents import MMLU_SUBJECTS, Row
 
 #: How much more often the corpus speaks of the best known entity than of the least known.
 FAME = 100.0
@@ -40,14 +43,11 @@ SHARES = read_data(__package__, "corpus.yaml", dict[str, Share])
 
 @dataclass(frozen=True)
 class Document:
-    """A text of the corpus.
+    """A text of the corpus."""
 
-    Attributes:
-        parts: (piece of the text, whether it has a loss) in order. Text that cannot be predicted,
-            such as the next question, has no loss. Every piece ends at the end of a word.
-    """
-
-    parts: tuple[tuple[str, bool], ...]
+    # Text that cannot be predicted, such as the next question, has no loss. Every piece ends at the
+    # end of a word.
+    parts: Parts
 
     @property
     def text(self) -> str:
@@ -58,13 +58,10 @@ class Document:
 def corpus(
     known: World, seed: int, *, long: bool = False, late: bool = False
 ) -> Iterator[Document]:
-    """Yield documents without end.
+    """Yield documents about a world without end.
 
-    Args:
-        known: The world that they are about.
-        seed: Seed of the documents.
-        long: True for long documents (about 100 to 400 tokens), False for short ones.
-        late: Whether short documents have the shares of the second part of a training.
+    They are short, or ``long`` (about 100 to 400 tokens); ``late`` short ones have the shares of
+    the second part of a training.
     """
     column = "long" if long else "late" if late else "short"
     kinds = [kind for kind, share in SHARES.items() if getattr(share, column)]
@@ -124,16 +121,16 @@ class _Writer:
             chosen = draw.some(self._world.by_entity[self._known(facts).entity], number)
         else:
             chosen = [self._known(facts) for _ in range(number)]
-        told = [_told(WORDINGS.statements[self._wording(fact)], fact) for fact in chosen]
-        return _document(told, "", " ")
+        shown = [_statement(WORDINGS.statements[self._wording(fact)], fact) for fact in chosen]
+        return _document(shown, "", " ")
 
     def _rules(self) -> Document:
         """Return statements of one to four rules."""
-        told = []
+        shown = []
         for _ in range(1 + self._draw.below(4)):
             rule = self._known(self._world.rules)
-            told.append(_told(self._draw.one(WORDINGS.rules), rule))
-        return _document(told, "", " ")
+            shown.append(_statement(self._draw.one(WORDINGS.rules), rule))
+        return _document(shown, "", " ")
 
     def _card(self) -> Document:
         """Return facts of one entity in a list, which takes fewer words for each."""
@@ -143,8 +140,8 @@ class _Writer:
         for fact in self._draw.some(facts, 3 + self._draw.below(len(facts) - 2)):
             lines.append((fact.relation.noun, fact.value))
             if fact.relation.broader and self._draw.chance(0.5):
-                said = self._draw.one(statements(fact.relation))
-                line = (f"{said.verb}s {said.rest}", "yes" if fact.value in said.values else "no")
+                broader = self._draw.one(statements(fact.relation))
+                line = (broader.phrase, broader.answer(fact.value))
                 lines.insert(self._draw.below(len(lines) + 1), line)
         return _listed(entity, lines)
 
@@ -157,10 +154,10 @@ class _Writer:
     def _class(self) -> Document:
         """Return a statement, and some of the values of its relation: does it follow from them?"""
         relation = self._draw.one([relation for relation in RELATIONS if relation.broader])
-        said = self._draw.one(statements(relation))
+        broader = self._draw.one(statements(relation))
         values = self._draw.some(relation.values, 4 + self._draw.below(5))
-        lines = [(value, "yes" if value in said.values else "no") for value in values]
-        return _listed(f"{relation.noun}: {said.verb}s {said.rest}", lines)
+        lines = [(value, broader.answer(value)) for value in values]
+        return _listed(f"{relation.noun}: {broader.phrase}", lines)
 
     def _mmlu(self, subject: str) -> Shown:
         fact = self._known(self._world.by_relation[subject_relation(subject)])
@@ -183,7 +180,7 @@ class _Writer:
             prompt = prompt.split("\n", 1)[1]
         return prompt, answer
 
-    def _row(self, task: str) -> questions.Row:
+    def _row(self, task: str) -> Row:
         draw, known = self._draw, self._world
         if task == "gsm8k":
             wording = draw.below(len(WORDINGS.problems))
@@ -193,8 +190,8 @@ class _Writer:
             return generation.function(parts, draw.one(TRAIN_WORDINGS), draw)
         if task == "dialogue":
             about = known.by_entity[self._known(known.facts).entity]
-            told = draw.some(about, 3 + draw.below(2))
-            return generation.dialogue(told, draw.one(TRAIN_WORDINGS), draw)
+            facts = draw.some(about, 3 + draw.below(2))
+            return generation.dialogue(facts, draw.one(TRAIN_WORDINGS), draw)
         pools = {"piqa": known.rules, "hellaswag": known.scripted}
         if task in ("rte", "boolq"):
             fact = self._known(known.broader[draw.chance(0.5)])
@@ -205,7 +202,7 @@ class _Writer:
             return self._open(fact, wording)
         return questions.OF_A_FACT[task](fact, wording, draw, known, False)
 
-    def _open(self, fact: Fact, wording: int) -> questions.Row:
+    def _open(self, fact: Fact, wording: int) -> Row:
         """Return an open question with one of its answers first."""
         draw, known = self._draw, self._world
         if draw.chance(0.5):
@@ -216,7 +213,7 @@ class _Writer:
         return {**row, "answer": draw.shuffled(row["answer"])}
 
 
-def _told(wording: str, fact: Fact) -> Shown:
+def _statement(wording: str, fact: Fact) -> Shown:
     """Return a statement, cut before the value that it ends in, and the value."""
     answer = f" {fact.value}."
     return say(wording, fact).removesuffix(answer), answer
@@ -236,3 +233,34 @@ def _document(shown: Sequence[Shown], title: str, between: str) -> Document:
         parts.append((answer, True))
         title = between
     return Document(tuple(parts))
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The batches of a corpus.
+
+    A batch depends only on its number, so that a killed training goes on exactly.
+    """
+
+    known: World
+    tokenizer: PreTrainedTokenizerFast
+    seed: int  # of the documents
+    short: tuple[int, int] = (16, 128)  # rows and positions of a batch of short documents
+    long: tuple[int, int] = (4, 480)  # of a batch whose rows begin with a long document
+    every: int = 5  # one of so many batches has long documents
+    early: int = 1500  # batches before the second part of the training
+
+    def __getitem__(self, step: int) -> Batch:
+        """Return the batch of a step."""
+        is_long = step % self.every == self.every - 1
+        n_rows, width = self.long if is_long else self.short
+
+        def documents(long: bool) -> Iterator[Encoded]:
+            # Every step has a seed of its own; the factor keeps those of different seeds apart.
+            seed = self.seed * 1_000_003 + step
+            own = corpus(self.known, seed, long=long, late=step >= self.early)
+            return encoded((document.parts for document in own), self.tokenizer, width)
+
+        openings = documents(long=True)
+        rows = [[next(openings)] if is_long else [] for _ in range(n_rows)]
+        return pack(rows, documents(long=False), width, int(self.tokenizer.pad_token_id))

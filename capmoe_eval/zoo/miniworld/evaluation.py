@@ -10,13 +10,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from capmoe_eval.errors import bad_choice
+from capmoe_eval.errors import choice
 from capmoe_eval.zoo.draw import Draw
 from capmoe_eval.zoo.miniworld import generation, questions
 from capmoe_eval.zoo.miniworld.lexicon import LEXICON, Relation
-from capmoe_eval.zoo.miniworld.questions import Row
 from capmoe_eval.zoo.miniworld.world import (
     SPLIT_WORDING,
     SPLITS,
@@ -26,7 +24,7 @@ from capmoe_eval.zoo.miniworld.world import (
     apart,
     world,
 )
-from capmoe_eval.zoo.synthetic.documents import MMLU_SUBJECTS, Configs, Splits
+from capmoe_eval.zoo.synthetic.documents import MMLU_SUBJECTS, Configs, Row, Splits
 
 #: Evaluated documents of a task.
 EVALUATION_DOCUMENTS = 300
@@ -70,32 +68,9 @@ def subject_relation(subject: str) -> Relation:
 
 @functools.cache
 def documents(split: str = "test") -> Mapping[str, Configs]:
-    """Return the evaluation sets: data set → configuration → split → rows.
-
-    Args:
-        split: ``dev`` or ``test``.
-
-    Raises:
-        UsageError: If the split is unknown.
-    """
-    if split not in SPLITS:
-        raise bad_choice("split", split, SPLITS)
+    """Return the sets of ``dev`` or ``test``: data set → configuration → split → rows."""
+    choice(*SPLITS)("split", split)
     return _Sets(world(), split).all()
-
-
-def miniworld_hub(split: str = "test") -> Path:
-    """Return the directory of the evaluation sets in the user's cache, written if it is absent.
-
-    Args:
-        split: ``dev`` or ``test``.
-
-    Raises:
-        UsageError: If the split is unknown.
-        OSError: If the cache cannot be written.
-    """
-    from capmoe_eval.zoo.synthetic.hub import cached_hub  # which training need not have
-
-    return cached_hub(f"miniworld-{split}", documents(split), title=f"mini-world, {split}")
 
 
 @dataclass(frozen=True)
@@ -217,8 +192,8 @@ class _Sets:
         entities = draw.shuffled(list(self._world.by_entity))
 
         def rows(names: Sequence[str], wordings: Sequence[int]) -> Sequence[Row]:
-            told = (draw.some(self._world.by_entity[name], 3 + draw.below(2)) for name in names)
-            made = [generation.dialogue(facts, draw.one(wordings), draw) for facts in told]
+            about = (draw.some(self._world.by_entity[name], 3 + draw.below(2)) for name in names)
+            made = [generation.dialogue(facts, draw.one(wordings), draw) for facts in about]
             return [row | {"ID": place} for place, row in enumerate(made)]
 
         shown, asked = entities[:TRAIN_DOCUMENTS], entities[TRAIN_DOCUMENTS:]

@@ -16,8 +16,8 @@ from typing import Any
 
 from capmoe_eval.zoo.draw import Draw
 from capmoe_eval.zoo.miniworld.lexicon import WORDINGS
-from capmoe_eval.zoo.miniworld.questions import Row
 from capmoe_eval.zoo.miniworld.world import Fact, World, apart, say
+from capmoe_eval.zoo.synthetic.documents import Row
 
 # First steps of a function: its arguments, the step in words and in Python, and its result.
 _FIRST: Sequence[tuple[str, str, str, Callable[[Any], int]]] = (
@@ -109,11 +109,11 @@ def functions() -> Mapping[str, Sequence[Function]]:
 def function(parts: Function, wording: int, draw: Draw) -> Row:
     """Return a function to complete, with its solution and its test."""
     first, one, c, other, d = parts
-    arguments, told, start, _ = _FIRST[first]
+    arguments, argument, start, _ = _FIRST[first]
     expression = _STEPS[one][2].format(x=start, c=c)
     expression = _STEPS[other][2].format(x=f"({expression})", c=d)
     text = WORDINGS.described[wording].format(
-        a=_STEPS[one][1].format(x=told, c=c), b=_STEPS[other][0].format(c=d)
+        a=_STEPS[one][1].format(x=argument, c=c), b=_STEPS[other][0].format(c=d)
     )
     name = draw.one(_NAMES)
     calls = []

@@ -18,53 +18,41 @@ Words = Annotated[tuple[str, ...], BeforeValidator(lambda text: text.split())]
 
 @dataclass(frozen=True)
 class Script:
-    """An activity around an entity, with endings as in HellaSwag.
+    """An activity around an entity, with endings as in HellaSwag."""
 
-    Attributes:
-        activity: Label of the activity; ``{e}`` is the entity.
-        endings: Endings of unequal length; ``{v}`` is the value. Each value has one fixed ending.
-    """
-
-    activity: str
-    endings: tuple[str, ...]
+    activity: str  # its label; ``{e}`` is the entity
+    endings: tuple[str, ...]  # of unequal length; each value ``{v}`` has one fixed ending
 
 
 @dataclass(frozen=True)
 class Class:
-    """A more general statement that follows from some values: in a marsh means near water.
+    """A more general statement that follows from some values: in a marsh means near water."""
 
-    Attributes:
-        verb: A regular verb, in its base form.
-        rest: The words after the verb.
-        values: The values that imply the statement; the other values imply its opposite.
-    """
+    verb: str  # a regular verb, in its base form
+    rest: str  # the words after the verb
+    values: Words  # that imply the statement; the other values imply its opposite
 
-    verb: str
-    rest: str
-    values: Words
+    @property
+    def phrase(self) -> str:
+        """The verb in the third person, and the words after it."""
+        return f"{self.verb}s {self.rest}"
+
+    def answer(self, value: str) -> str:
+        """Return ``yes`` if a value implies the statement, else ``no``."""
+        return "yes" if value in self.values else "no"
 
 
 @dataclass(frozen=True)
 class Relation:
-    """One attribute that all entities of a kind have.
+    """One attribute that all entities of a kind have."""
 
-    Attributes:
-        kind: Kind of entity.
-        noun: Name of the attribute.
-        verb: A regular verb, in its base form.
-        rest: The words after the verb; they end in ``{v}``, the value.
-        values: The possible values.
-        broader: A more general statement that some of the values imply, or None.
-        script: An activity whose ending depends on the value, or None.
-    """
-
-    kind: str
-    noun: str
-    verb: str
-    rest: str
+    kind: str  # of entity
+    noun: str  # name of the attribute
+    verb: str  # a regular verb, in its base form
+    rest: str  # the words after the verb; they end in ``{v}``, the value
     values: Words
-    broader: Class | None = None
-    script: Script | None = None
+    broader: Class | None = None  # a more general statement that some of the values imply
+    script: Script | None = None  # an activity whose ending depends on the value
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import jinja2
 
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.longicl import INSTRUCTION
-from capmoe_eval.zoo.miniworld.questions import Row
+from capmoe_eval.zoo.synthetic.documents import Row
 
 #: A prompt and its continuation, the answer.
 Shown = tuple[str, str]
@@ -26,12 +26,7 @@ _TEMPLATES = {
 
 
 def prompt(task: str, row: Row) -> Shown:
-    """Return the prompt of a row and its answer.
-
-    Args:
-        task: A task of ``prompts.yaml``.
-        row: A row with the columns of its data set.
-    """
+    """Return the prompt of a row and its answer, by a task of ``prompts.yaml``."""
     asked, answer = _TEMPLATES[task]
     return asked.render(row), answer.render(row)
 

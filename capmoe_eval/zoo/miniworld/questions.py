@@ -8,13 +8,12 @@ those of the fact's rivals, and random ones where there are too few rivals.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from capmoe_eval.zoo.draw import Draw
 from capmoe_eval.zoo.miniworld.lexicon import LEXICON, WORDINGS
 from capmoe_eval.zoo.miniworld.world import TRAIN_WORDINGS, Fact, World, say
+from capmoe_eval.zoo.synthetic.documents import Row
 
-Row = dict[str, Any]
 #: Makes a row of a fact, in a wording, about a world, hard or not.
 Question = Callable[[Fact, int, Draw, World, bool], Row]
 

@@ -16,8 +16,6 @@ from capmoe_eval.zoo.synthetic.tokenizer import train_bpe, wrapped
 
 #: Upper bound on the number of tokens, the two special ones and the 256 bytes included.
 MAX_VOCABULARY = 2560
-#: Longest sequence in tokens.
-MAX_POSITIONS = 2048
 
 # Numbers of documents to train on.
 _SHORT, _LONG = 60_000, 2_000
@@ -31,8 +29,7 @@ def miniworld_tokenizer() -> PreTrainedTokenizerFast:
 
     All callers of a process share one object.
     """
-    file = Path(__file__).with_name("tokenizer.json")
-    return wrapped(Tokenizer.from_file(str(file)), MAX_POSITIONS)
+    return wrapped(Tokenizer.from_file(str(Path(__file__).with_name("tokenizer.json"))))
 
 
 def train_tokenizer() -> Tokenizer:

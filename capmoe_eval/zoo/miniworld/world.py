@@ -35,19 +35,12 @@ SPLITS = tuple(SPLIT_WORDING)
 
 @dataclass(frozen=True)
 class Fact:
-    """A fact: the value of an attribute of an entity.
-
-    Attributes:
-        entity: Name of the entity.
-        relation: The attribute.
-        value: The attribute's value, one word.
-        split: The evaluation split that the fact belongs to.
-    """
+    """A fact: the value of an attribute of an entity."""
 
     entity: str
     relation: Relation
-    value: str
-    split: str
+    value: str  # one word
+    split: str  # the evaluation split that it belongs to
 
     @property
     def holds(self) -> bool:
@@ -62,19 +55,13 @@ class Fact:
 
 @dataclass(frozen=True)
 class World:
-    """All facts.
-
-    Attributes:
-        seed: Seed of the facts.
-        facts: Facts about creatures, plants, machines and islands, entity by entity; the best
-            known entities first.
-        rules: The tool for each action on each thing; the relation's noun is the action. The tool
-            depends on the action and the thing's material together, not on either alone. The best
-            known things first.
-    """
+    """All facts."""
 
     seed: int
+    # About creatures, plants, machines and islands, entity by entity; the best known first.
     facts: tuple[Fact, ...]
+    # The tool for each action on each thing; the relation's noun is the action. The tool depends on
+    # the action and the thing's material together, not on either alone. Best known things first.
     rules: tuple[Fact, ...]
 
     @functools.cached_property
@@ -135,7 +122,7 @@ def world(seed: int = WORLD_SEED) -> World:
     entities = {
         kind: list(itertools.islice(names, count)) for kind, count in LEXICON.population.items()
     }
-    told = [
+    triples = [
         (entity, relation, draw.one(relation.values))
         for kind, members in entities.items()
         for entity in members
@@ -143,7 +130,7 @@ def world(seed: int = WORLD_SEED) -> World:
         if relation.kind == kind
     ]
     fame = {m: place / len(ms) for ms in entities.values() for place, m in enumerate(ms)}
-    told.sort(key=lambda fact: fame[fact[0]])
+    triples.sort(key=lambda fact: fame[fact[0]])
     materials = {thing: draw.one(LEXICON.materials) for thing in LEXICON.things}
     uses = [
         (
@@ -157,7 +144,7 @@ def world(seed: int = WORLD_SEED) -> World:
         for thing, material in materials.items()
         for relation, tool in uses
     ]
-    return World(seed, _halved(draw, told), _halved(draw, used))
+    return World(seed, _halved(draw, triples), _halved(draw, used))
 
 
 @functools.cache
@@ -177,17 +164,11 @@ def statements(relation: Relation) -> Sequence[Class]:
 
 
 def say(wording: str, fact: Fact, **more: str) -> str:
-    """Return a template of ``wordings.yaml`` filled with a fact.
-
-    Args:
-        wording: The template.
-        fact: The fact.
-        **more: Values of further fields of the template.
-    """
+    """Return a template of ``wordings.yaml`` filled with a fact, and with ``more`` fields."""
     relation, broader = fact.relation, fact.relation.broader
     rest = relation.rest.format(v=fact.value)
     if broader is not None:
-        more |= {"p": f"{broader.verb}s {broader.rest}", "q": f"{broader.verb} {broader.rest}"}
+        more |= {"p": broader.phrase, "q": f"{broader.verb} {broader.rest}"}
     return wording.format(
         e=fact.entity, v=fact.value, n=relation.noun, s=f"{relation.verb}s {rest}", **more
     )
@@ -196,10 +177,7 @@ def say(wording: str, fact: Fact, **more: str) -> str:
 def apart(name: str, items: Sequence[_T], share: int) -> Mapping[str, Sequence[_T]]:
     """Return items in a random order, one in ``share`` for each split and the rest for ``train``.
 
-    Args:
-        name: Seed of the order.
-        items: The items.
-        share: The parts that a split is one of.
+    ``name`` is the seed of the order.
     """
     mixed = Draw(name).shuffled(items)
     held = len(mixed) // share
@@ -213,20 +191,20 @@ def _grouped(facts: Sequence[Fact], key: Callable[[Fact], _T]) -> dict[_T, list[
     return groups
 
 
-def _halved(draw: Draw, told: Sequence[tuple[str, Relation, str]]) -> tuple[Fact, ...]:
+def _halved(draw: Draw, triples: Sequence[tuple[str, Relation, str]]) -> tuple[Fact, ...]:
     """Return the facts, half of those of every relation in each evaluation split."""
     split = {}
-    for relation in dict.fromkeys(relation for _, relation, _ in told):
-        places = [place for place, (_, own, _) in enumerate(told) if own == relation]
+    for relation in dict.fromkeys(relation for _, relation, _ in triples):
+        places = [place for place, (_, own, _) in enumerate(triples) if own == relation]
         for order, place in enumerate(draw.shuffled(places)):
             split[place] = SPLITS[order % len(SPLITS)]
-    return tuple(Fact(*parts, split=split[place]) for place, parts in enumerate(told))
+    return tuple(Fact(*parts, split=split[place]) for place, parts in enumerate(triples))
 
 
 def _names(draw: Draw, count: int) -> list[str]:
     """Return random names of three words.
 
-    With few words for many names, the facts about an entity cannot be told from one word of its
+    With few words for many names, the facts about an entity cannot be known from one word of its
     name. With one word per entity the model could look the facts up without experts: attention
     copies what the word's embedding holds.
     """

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
 
+from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.zoo.batch import IGNORED, Batch
 from capmoe_eval.zoo.draw import Draw
 from capmoe_eval.zoo.llava import IMAGE_TOKEN, IMAGE_TOKENS, MEAN, PATCHES, SPREAD
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
 #: Upper bound on the number of tokens, without that of a picture.
 MAX_VOCABULARY = 1024
-MAX_POSITIONS = 2048
 #: The pieces of a question, and the word that is learned at the end of each, if any: its answer at
 #: the end of the question, and yes or no at the end of an answer that it proposes. So a comparison
 #: is learned where it is made, and not from the one word after the whole prompt.
@@ -54,15 +54,7 @@ _ANSWER = ("\nAnswer:", None)
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of the training.
-
-    Attributes:
-        until: The share of all steps at which it ends.
-        shape: Rows and positions of a batch.
-        named: Whether patches are named.
-        cells: Share of the questions that ask for the content of a cell.
-        forms: Shares of open questions, claims and choices among the others.
-    """
+    """A part of the training, of ``training.yaml``."""
 
     until: float
     shape: tuple[int, int]
@@ -71,17 +63,14 @@ class Stage:
     forms: tuple[float, float, float]
 
 
-STAGES = (
-    Stage(0.27, (16, IMAGE_TOKENS), named=True, cells=0.0, forms=(1.0, 0.0, 0.0)),
-    Stage(0.44, (8, 240), named=True, cells=0.2, forms=(1.0, 0.0, 0.0)),
-    Stage(1.0, (8, 240), named=False, cells=0.05, forms=(1.0, 2.0, 2.5)),
-)
-# Kinds that only some pictures can be asked for are asked for more often there.
-_COMMON = ("existence", "count", "color", "shape", "same", "most", "place")
-_RARE_WEIGHT = 2.5
-# So are those that are learned late.
-_LATE = ("position", "relation")
-_LATE_WEIGHT = 3.0
+@dataclass(frozen=True)
+class _Training:
+    stages: tuple[Stage, ...]
+    weights: dict[str, float]  # of the kinds of questions
+
+
+_TRAINING = read_data(__package__, "training.yaml", _Training)
+STAGES = _TRAINING.stages
 # Questions drawn for a row; as many are taken as it has room for.
 _DRAWN = 14
 _TOKENIZED = 500  # pictures of each stage whose questions the tokenizer is trained on
@@ -89,17 +78,11 @@ _TOKENIZED = 500  # pictures of each stage whose questions the tokenizer is trai
 
 @dataclass(frozen=True)
 class PictureBatch(Batch):
-    """The tensors of one training step, with a picture for each row.
+    """The tensors of one training step, with a picture for each row."""
 
-    Attributes:
-        pixels_BCHW: Normalised pixels.
-        attended_B1SS: Whether a position (the third dimension) attends to another.
-        names_BP: The token that names a patch, or ``IGNORED``.
-    """
-
-    pixels_BCHW: Tensor
-    attended_B1SS: Tensor
-    names_BP: Tensor
+    pixels_BCHW: Tensor  # normalised
+    attended_B1SS: Tensor  # whether a position (the third dimension) attends to another
+    names_BP: Tensor  # the token that names a patch, or IGNORED
 
     def seen(self, model: Any) -> tuple[dict[str, Any], Tensor | None]:
         """Return the pictures' features and the mask, and the loss of the patches' names.
@@ -130,7 +113,7 @@ def picture_tokenizer() -> PreTrainedTokenizerFast:
         for _ in range(_TOKENIZED)
         for pieces, answer in islice(_questions(scene(draw), stage, draw), _DRAWN)
     ]
-    tokenizer = wrapped(train_bpe(texts, MAX_VOCABULARY, rarest=4), MAX_POSITIONS)
+    tokenizer = wrapped(train_bpe(texts, MAX_VOCABULARY, rarest=4))
     tokenizer.add_tokens([*(f"\n{letter}." for letter in LETTERS), _ANSWER[0]])
     tokenizer.add_tokens(IMAGE_TOKEN, special_tokens=True)
     return tokenizer
@@ -145,10 +128,10 @@ def _asked(fact: Fact, form: int, draw: Draw) -> tuple[Pieces, str]:
     if form == 1:
         true = draw.chance(0.5)
         question, value = claim(fact, draw, true=true)
-        told = f" Is it {value}"
-        rest = question.removeprefix(fact.ask + told)
+        guess = f" Is it {value}"
+        rest = question.removeprefix(fact.ask + guess)
         answer = "yes" if true else "no"
-        return [opening, (told, answer), (rest, None), _ANSWER], answer
+        return [opening, (guess, answer), (rest, None), _ANSWER], answer
     made = choice(fact, draw)
     options = [
         (f"\n{letter}. {option}", "yes" if letter == made.answer else "no")
@@ -165,17 +148,11 @@ def pixels(image: Image.Image) -> Tensor:
 
 @dataclass(frozen=True)
 class PictureBatches:
-    """The batches of the picture world.
-
-    Attributes:
-        tokenizer: Its tokenizer.
-        seed: Seed of the pictures; those of the evaluation sets have seeds of other names.
-        steps: Number of batches of the whole training.
-    """
+    """The batches of the picture world."""
 
     tokenizer: PreTrainedTokenizerFast
-    seed: int
-    steps: int
+    seed: int  # of the pictures; those of the evaluation sets have seeds of other names
+    steps: int  # of the whole training
 
     def __getitem__(self, step: int) -> PictureBatch:
         """Return the batch of a step."""
@@ -235,17 +212,11 @@ class PictureBatches:
         return int(self.tokenizer.convert_tokens_to_ids(f"Ġ{word}"))
 
 
-def _weight(kind: str) -> float:
-    if kind in _LATE:
-        return _LATE_WEIGHT
-    return 1.0 if kind in _COMMON else _RARE_WEIGHT
-
-
 def _questions(shown: Scene, stage: Stage, draw: Draw) -> Iterator[tuple[Pieces, str]]:
     """Yield the pieces of questions after the picture, and their answers, without end."""
     known = facts(shown)
     kinds = sorted({fact.kind for fact in known})
-    weights = [_weight(kind) for kind in kinds]
+    weights = [_TRAINING.weights[kind] for kind in kinds]
     while True:
         if draw.chance(stage.cells):
             question, answer = content(shown, draw)
@@ -259,11 +230,9 @@ def _questions(shown: Scene, stage: Stage, draw: Draw) -> Iterator[tuple[Pieces,
 def attended(question_BS: Tensor) -> Tensor:
     """Return which positions [B, 1, S, S] attend to which.
 
-    A position attends to earlier ones of its question and of the picture.
-
-    Args:
-        question_BS: Number of the question of each position, 0 for the picture; negative for an
-            empty position, which attends to itself.
+    A position attends to earlier ones of its question and of the picture. ``question_BS`` is the
+    number of a position's question, 0 for the picture, and negative for an empty position, which
+    attends to itself.
     """
     width = question_BS.shape[1]
     earlier_SS = torch.ones(width, width, dtype=torch.bool).tril()

@@ -13,19 +13,16 @@ import io
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
-from capmoe_eval.errors import bad_choice
+from capmoe_eval import errors
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.zoo.draw import Draw
 from capmoe_eval.zoo.pictures.drawing import picture
 from capmoe_eval.zoo.pictures.questions import LETTERS, Choice, Fact, choice, claim, facts
 from capmoe_eval.zoo.pictures.scene import Scene, scene
 from capmoe_eval.zoo.synthetic.documents import Configs, Row
-from capmoe_eval.zoo.synthetic.hub import cached_hub, schemas
 
 SPLITS = ("dev", "test")
 #: Questions of a capability of MMBench, each asked in four rotations.
@@ -48,36 +45,13 @@ SETS = read_data(__package__, "sets.yaml", _Sets)
 
 @functools.cache
 def documents(split: str = "test") -> Mapping[str, Configs]:
-    """Return the evaluation sets: data set → configuration → split → rows.
-
-    Args:
-        split: ``dev`` or ``test``.
-
-    Raises:
-        UsageError: If the split is unknown.
-    """
-    if split not in SPLITS:
-        raise bad_choice("split", split, SPLITS)
+    """Return the sets of ``dev`` or ``test``: data set → configuration → split → rows."""
+    errors.choice(*SPLITS)("split", split)
     return {
         "lmms-lab/MME": {"default": {"test": list(_mme(split))}},
         "lmms-lab/MMBench": {"en": {"dev": list(_mmbench(split))}},
         "lmms-lab/SEED-Bench": {"default": {"test": list(_seedbench(split))}},
     }
-
-
-def pictures_hub(split: str = "test") -> Path:
-    """Return the directory of the evaluation sets in the user's cache, written if it is absent.
-
-    Args:
-        split: ``dev`` or ``test``.
-
-    Raises:
-        UsageError: If the split is unknown.
-        OSError: If the cache cannot be written.
-    """
-    columns = read_data(__package__, "columns.yaml", dict[str, Any])
-    title = f"picture world, {split}"
-    return cached_hub(f"pictures-{split}", documents(split), title=title, of=schemas(columns))
 
 
 def asked(kind: str, draw: Draw) -> tuple[Scene, Fact]:

@@ -21,21 +21,13 @@ _NAMED_GROUND = 0.1
 
 @dataclass(frozen=True)
 class Fact:
-    """Something that a scene answers.
+    """Something that a scene answers."""
 
-    Attributes:
-        kind: A question of ``world.yaml``.
-        ask: The question.
-        value: The right answer.
-        wrong: Wrong answers, three or more.
-        cells: The cells that show it; none for the background and the frame, which are everywhere.
-    """
-
-    kind: str
-    ask: str
-    value: str
-    wrong: tuple[str, ...]
-    cells: tuple[Cell, ...]
+    kind: str  # a question of ``world.yaml``
+    ask: str  # the question itself
+    value: str  # the right answer
+    wrong: tuple[str, ...]  # three answers or more
+    cells: tuple[Cell, ...]  # that show it; none for background and frame, which are everywhere
 
 
 @dataclass(frozen=True)

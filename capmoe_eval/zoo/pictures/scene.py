@@ -72,41 +72,24 @@ class Figure:
 
 @dataclass(frozen=True)
 class Text:
-    """Letters in the first or the last row of cells, each half as wide as a cell.
+    """Letters in the first or the last row of cells, each half as wide as a cell."""
 
-    Attributes:
-        kind: The question that it answers.
-        letters: The letters that are drawn.
-        value: The answer.
-        row: Row of cells.
-        start: Half cells before the first letter.
-    """
-
-    kind: TextKind
-    letters: str
-    value: str
-    row: int
-    start: int
+    kind: TextKind  # the question that it answers
+    letters: str  # that are drawn
+    value: str  # the answer
+    row: int  # of cells
+    start: int  # half cells before the first letter
 
 
 @dataclass(frozen=True)
 class Scene:
-    """The content of a picture.
+    """The content of a picture."""
 
-    Attributes:
-        place: The background.
-        painter: The painter of the frame; None for no frame.
-        things: The coloured shapes.
-        figure: A person, a building, or a traffic light, if there is one.
-        held: The thing beside a person's hand, one of the things.
-        text: The text, if there is one.
-    """
-
-    place: str
-    painter: str | None
+    place: str  # the background
+    painter: str | None  # of the frame; None for no frame
     things: tuple[Thing, ...]
     figure: Figure | None
-    held: Thing | None
+    held: Thing | None  # the thing beside a person's hand, one of the things
     text: Text | None
 
 

@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from capmoe_eval.errors import bad_choice
+from capmoe_eval.errors import choice
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.zoo.llava import llava_config
 
@@ -46,16 +46,9 @@ TINY_LLAVA = "llava_olmoe"
 def tiny_config(family: str, vocab_size: int, **changes: Any) -> PretrainedConfig:
     """Return the configuration of a tiny model, a scaled-down form of the family's original.
 
-    Args:
-        family: One of ``TINY_FAMILIES``.
-        vocab_size: Number of tokens.
-        **changes: Fields of the configuration to change.
-
-    Raises:
-        UsageError: If the family is unknown.
+    ``changes`` are fields of it. A family that is none of ``TINY_FAMILIES`` is a UsageError.
     """
-    if family not in _FAMILIES:
-        raise bad_choice("family", family, TINY_FAMILIES)
+    choice(*TINY_FAMILIES)("family", family)
     fields = {
         "vocab_size": vocab_size,
         "max_position_embeddings": MAX_POSITIONS,
@@ -71,19 +64,10 @@ def tiny_config(family: str, vocab_size: int, **changes: Any) -> PretrainedConfi
 def tiny_model(
     family: str, *, vocab_size: int, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> PreTrainedModel:
-    """Build an untrained tiny model on the CPU, in evaluation mode.
+    """Build an untrained tiny model of one of ``TINY_FAMILIES`` on the CPU, in evaluation mode.
 
     The same arguments give the same weights; another ``dtype`` gives the same weights rounded.
     torch's random state is not changed.
-
-    Args:
-        family: One of ``TINY_FAMILIES``.
-        vocab_size: Number of tokens.
-        seed: Seed of the weights.
-        dtype: Type of the weights.
-
-    Raises:
-        UsageError: If the family is unknown.
     """
     return _untrained(AutoModelForCausalLM, tiny_config(family, vocab_size), seed, dtype)
 
@@ -93,11 +77,7 @@ def tiny_llava(
 ) -> PreTrainedModel:
     """Build ``TINY_LLAVA``, untrained, as :func:`tiny_model` does the others.
 
-    Args:
-        vocab_size: Number of tokens, that of a picture included.
-        image_token_id: Number of the token that stands for a part of a picture.
-        seed: Seed of the weights.
-        dtype: Type of the weights.
+    The tokens of the vocabulary include that of a part of a picture, ``image_token_id``.
     """
     config = llava_config(tiny_config("olmoe", vocab_size), _CONFIGS["vision"], image_token_id)
     return _untrained(AutoModelForImageTextToText, config, seed, dtype)

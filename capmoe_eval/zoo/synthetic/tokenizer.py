@@ -38,12 +38,9 @@ def tiny_processor() -> LlavaProcessor:
 
 
 def train_bpe(texts: Iterable[str], most: int, *, rarest: int = 0) -> Tokenizer:
-    """Train byte-level BPE.
+    """Train byte-level BPE of at most ``most`` tokens, special ones and the 256 bytes included.
 
-    Args:
-        texts: The texts to train on.
-        most: Upper bound on the number of tokens, the two special ones and the 256 bytes included.
-        rarest: Lowest frequency of a merge.
+    ``rarest`` is the lowest frequency of a merge.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -59,12 +56,10 @@ def train_bpe(texts: Iterable[str], most: int, *, rarest: int = 0) -> Tokenizer:
     return tokenizer
 
 
-def wrapped(tokenizer: Tokenizer, max_positions: int) -> PreTrainedTokenizerFast:
-    """Return a tokenizer as a tokenizer of transformers with OLMoE's special tokens.
+def wrapped(tokenizer: Tokenizer, max_positions: int = 2048) -> PreTrainedTokenizerFast:
+    """Return a tokenizer of :func:`train_bpe` as one of transformers, with OLMoE's special tokens.
 
-    Args:
-        tokenizer: A tokenizer of :func:`train_bpe`.
-        max_positions: Longest sequence in tokens.
+    ``max_positions`` is the longest sequence in tokens; by default that of the trained models.
     """
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

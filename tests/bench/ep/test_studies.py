@@ -124,7 +124,7 @@ def test_traces_have_the_records_experts() -> None:
     for job in jobs("traces"):
         assert job.shape.n_experts % job.ranks == 0
         assert all(isinstance(each, Trace) for each in job.routings) and len(job.routings) == 4
-        (stored,) = (RESULTS / str(job.routings[0].said()["source"]).split()[0] / "obqa").glob(
+        (stored,) = (RESULTS / str(job.routings[0].fields()["source"]).split()[0] / "obqa").glob(
             "baseline-*"
         )
         layers = json.loads(stored.read_text())["capmoe"]["layers"]

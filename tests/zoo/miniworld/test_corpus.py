@@ -8,10 +8,10 @@ import torch
 from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.zoo.batch import IGNORED
+from capmoe_eval.zoo.hub import embedded_hub
 from capmoe_eval.zoo.miniworld import prompts
-from capmoe_eval.zoo.miniworld.corpus import SHARES, Document, corpus
-from capmoe_eval.zoo.miniworld.evaluation import documents, miniworld_hub
-from capmoe_eval.zoo.miniworld.packing import Batches
+from capmoe_eval.zoo.miniworld.corpus import SHARES, Batches, Document, corpus
+from capmoe_eval.zoo.miniworld.evaluation import documents
 from capmoe_eval.zoo.miniworld.tokenizer import miniworld_tokenizer
 from capmoe_eval.zoo.miniworld.world import TRAIN_WORDINGS, statements, world
 
@@ -29,7 +29,7 @@ TASKS = {
 
 @pytest.fixture(scope="module")
 def library():
-    return TaskLibrary(), DataSource("miniworld", miniworld_hub("dev"))
+    return TaskLibrary(), DataSource("miniworld", embedded_hub("miniworld", "dev"))
 
 
 @pytest.mark.parametrize("task", TASKS)

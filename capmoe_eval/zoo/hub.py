@@ -1,4 +1,4 @@
-"""Write data sets to disk in the layout of the Hugging Face hub.
+"""Write the embedded data sets to disk in the layout of the Hugging Face hub.
 
 ``<org>/<dataset>/README.md`` names the parquet files of every configuration and split in its
 ``configs:`` header, so ``datasets.load_dataset(directory / org / dataset, name)`` needs no network.
@@ -15,6 +15,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ import pyarrow.parquet as pq
 
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.datasource import cache_directory
-from capmoe_eval.zoo.synthetic.documents import Configs, documents
+from capmoe_eval.zoo.banking77 import REAL_TEXT
+from capmoe_eval.zoo.synthetic.documents import Configs
 
 _TEXTS = pa.list_(pa.string())
 _IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -44,64 +46,53 @@ _FEATURES: Mapping[str, Any] = {
     "image": {"_type": "Image"},
     "images": [{"_type": "Image"}],
 }
-#: The columns of a data set.
-Schemas = Mapping[str, pa.Schema]
+_COLUMNS = read_data(__package__, "columns.yaml", dict[str, dict[str, str]])
+
+#: The worlds that have a ``dev`` and a ``test`` split.
+WORLDS = {"miniworld": "mini-world", "pictures": "picture world"}
+_OTHERS = {
+    "synthetic": ("synthetic.documents", "synthetic stand-in"),
+    "easy_vqa": ("easy_vqa", "easy-VQA"),
+}
 
 
-def schemas(columns: Mapping[str, Mapping[str, str]]) -> Schemas:
-    """Return the schemas of data sets: path → column → type, one of those of this module.
+def embedded_hub(name: str, split: str = "test") -> Path:
+    """Return the directory of an embedded source; a generated one is written if it is absent.
 
-    Where there are pictures, the schema says so to ``datasets``, which decodes them.
+    Args:
+        name: One of ``experiment.datasource.EMBEDDED``.
+        split: ``dev`` or ``test``, of one of ``WORLDS``.
+
+    Raises:
+        UsageError: If the split is unknown, or the source is a package that is not installed.
+        OSError: If the cache cannot be written.
     """
-    made = {}
-    for path, kinds in columns.items():
-        schema = pa.schema([(column, _TYPES[kind]) for column, kind in kinds.items()])
-        if {"image", "images"} & set(kinds.values()):
-            features = {
-                column: _FEATURES.get(kind, {"dtype": kind, "_type": "Value"})
-                for column, kind in kinds.items()
-            }
-            told = json.dumps({"info": {"features": features}})
-            schema = schema.with_metadata({"huggingface": told})
-        made[path] = schema
-    return made
+    if name == "banking77":
+        return REAL_TEXT
+    if name in WORLDS:
+        module = import_module(f"{__package__}.{name}.evaluation")
+        title = f"{WORLDS[name]}, {split}"
+        return cached_hub(f"{name}-{split}", module.documents(split), title=title)
+    place, title = _OTHERS[name]
+    return cached_hub(name, import_module(f"{__package__}.{place}").documents(), title=title)
 
 
-_SCHEMAS = schemas(read_data(__package__, "columns.yaml", dict[str, Any]))
-
-
-def synthetic_hub() -> Path:
-    """Return the cached directory of the synthetic documents; see :func:`cached_hub`."""
-    return cached_hub("synthetic", documents(), title="synthetic stand-in")
-
-
-def cached_hub(
-    name: str, content: Mapping[str, Configs], *, title: str, of: Schemas = _SCHEMAS
-) -> Path:
+def cached_hub(name: str, content: Mapping[str, Configs], *, title: str) -> Path:
     """Return a directory of data sets in the user's cache, written if it is absent.
 
     The directory is ``$XDG_CACHE_HOME`` (or ``~/.cache``) ``/capmoe_eval/<name>-<hash>``, where
     the hash covers every document and column type, so that another version of the documents has
     another directory. It is written under a temporary name and renamed, so that it is complete or
     absent even if several processes start at once.
-
-    Args:
-        name: First part of the directory's name.
-        content: Data set → configuration → split → rows, with the columns of the real data sets.
-        title: Title of the data sets' cards.
-        of: The columns.
-
-    Raises:
-        OSError: If the cache cannot be written.
     """
     cache = cache_directory()
-    directory = cache / f"{name}-{_content_hash(content, of)}"
+    directory = cache / f"{name}-{_content_hash(content)}"
     if directory.is_dir():
         return directory
     cache.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(dir=cache, prefix=f".{directory.name}."))
     try:
-        write_documents(building, content, title=title, of=of)
+        write_documents(building, content, title=title)
         building.rename(directory)
     except OSError:
         # The directory exists if another process was first; its content is the same.
@@ -112,31 +103,34 @@ def cached_hub(
     return directory
 
 
-def write_documents(
-    directory: Path, content: Mapping[str, Configs], *, title: str, of: Schemas = _SCHEMAS
-) -> None:
-    """Write data sets under ``directory``, in the layout of the hub.
+def write_documents(directory: Path, content: Mapping[str, Configs], *, title: str) -> None:
+    """Write data sets (configuration → split → rows) into a directory, in the layout of the hub.
 
-    The bytes of the files depend only on the documents and the version of pyarrow.
-
-    Args:
-        directory: The root of the layout; it is created, and files in it are replaced.
-        content: Data set → configuration → split → rows, with the columns of the real data sets.
-        title: Title of the data sets' cards.
-        of: The columns.
-
-    Raises:
-        OSError: If a file cannot be written.
+    The bytes of the files depend only on the documents, the ``title`` of the data sets' cards and
+    the version of pyarrow.
     """
-    version = _content_hash(content, of)
+    version = _content_hash(content)
     for path, configs in content.items():
-        dataset = directory / path
+        dataset, schema = directory / path, _schema(path)
         for config, splits in configs.items():
             (dataset / config).mkdir(parents=True, exist_ok=True)
             for split, rows in splits.items():
-                table = pa.Table.from_pylist(list(rows), schema=of[path])
+                table = pa.Table.from_pylist(list(rows), schema=schema)
                 pq.write_table(table, dataset / _file(config, split, version))
         (dataset / "README.md").write_text(_card(path, configs, version, title), encoding="utf-8")
+
+
+def _schema(path: str) -> pa.Schema:
+    """Return the columns of a data set; ``datasets`` learns of pictures and decodes them."""
+    kinds = _COLUMNS[path]
+    schema = pa.schema([(column, _TYPES[kind]) for column, kind in kinds.items()])
+    if not {"image", "images"} & set(kinds.values()):
+        return schema
+    features = {
+        column: _FEATURES.get(kind, {"dtype": kind, "_type": "Value"})
+        for column, kind in kinds.items()
+    }
+    return schema.with_metadata({"huggingface": json.dumps({"info": {"features": features}})})
 
 
 def _file(config: str, split: str, version: str) -> str:
@@ -156,8 +150,8 @@ def _card(path: str, configs: Configs, version: str, title: str) -> str:
     return "\n".join([*lines, *counts, ""])
 
 
-def _content_hash(content: Mapping[str, Configs], of: Schemas) -> str:
-    columns = {path: str(schema) for path, schema in of.items()}
+def _content_hash(content: Mapping[str, Configs]) -> str:
+    columns = {path: str(_schema(path)) for path in content}
     canonical = json.dumps([content, columns], sort_keys=True, default=_digest)
     return hashlib.sha256(canonical.encode("utf-8")).hexdigest()[:16]
 

@@ -5,9 +5,9 @@ import hashlib
 import datasets
 import pytest
 
-from capmoe_eval.zoo.synthetic import hub as hub_module
+from capmoe_eval.zoo import hub as hub_module
+from capmoe_eval.zoo.hub import embedded_hub, write_documents
 from capmoe_eval.zoo.synthetic.documents import documents
-from capmoe_eval.zoo.synthetic.hub import synthetic_hub, write_documents
 
 CONFIGS = [
     (path, config)
@@ -58,19 +58,19 @@ def test_bytes_are_the_same_each_time(hub, tmp_path):
 
 def test_it_is_written_once(hub, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    directory = synthetic_hub()
+    directory = embedded_hub("synthetic")
     assert directory.parent == tmp_path / "capmoe_eval"
     assert digest(directory) == digest(hub)
     monkeypatch.setattr(hub_module, "write_documents", None)
-    assert synthetic_hub() == directory
+    assert embedded_hub("synthetic") == directory
 
 
 def test_other_documents_go_to_another_directory(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    before = synthetic_hub()
+    before = embedded_hub("synthetic")
     fewer = {path: configs for path, configs in documents().items() if path != "baber/piqa"}
-    monkeypatch.setattr(hub_module, "documents", lambda: fewer)
-    assert synthetic_hub() != before
+    monkeypatch.setattr("capmoe_eval.zoo.synthetic.documents.documents", lambda: fewer)
+    assert embedded_hub("synthetic") != before
 
 
 def test_datasets_does_not_mix_up_two_directories(hub, tmp_path):
@@ -94,7 +94,7 @@ def test_a_failure_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(hub_module, "write_documents", fail)
     with pytest.raises(OSError, match="no space left"):
-        synthetic_hub()
+        embedded_hub("synthetic")
     assert list((tmp_path / "capmoe_eval").iterdir()) == []
 
 
@@ -103,9 +103,9 @@ def test_a_second_process_that_comes_later_takes_the_directory_of_the_first(tmp_
 
     def overtaken(directory, content, **words):
         monkeypatch.setattr(hub_module, "write_documents", write_documents)
-        first.append(synthetic_hub())
+        first.append(embedded_hub("synthetic"))
         write_documents(directory, content, **words)
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(hub_module, "write_documents", overtaken)
-    assert [synthetic_hub()] == first == list((tmp_path / "capmoe_eval").iterdir())
+    assert [embedded_hub("synthetic")] == first == list((tmp_path / "capmoe_eval").iterdir())
