@@ -21,7 +21,7 @@ from capmoe_eval.experiment.files import write_bytes
 from capmoe_eval.experiment.record import SCHEMA, Record, read_record, relabelled, sealed
 from capmoe_eval.experiment.results import Reader, read_results, record_paths, result_directories
 from capmoe_eval.experiment.selection import finished
-from capmoe_eval.paper.evidence import read_evidence
+from capmoe_eval.report.claims.command import build
 from capmoe_eval.report.figures.catalogue import get_figure
 from capmoe_eval.report.figures.evidence import FigurePlans, gather
 from capmoe_eval.report.site.inventory import take_inventory
@@ -319,7 +319,7 @@ def test_every_reader_refuses_the_same_files_in_the_same_words(
     )
     assert read_results(root).broken == (line,)
     assert finished(["experiment=replicate", *words]).broken == [f"left out: {line}"]
-    assert read_evidence(root, "zoo").broken == (line,)
+    assert build(root, "zoo", root).evidence.broken == (line,)
     assert take_inventory(["profile=zoo"]).broken == (line,)
     assert f"Left out: {line}." in gather(get_figure("fig2"), FigurePlans(["limit=2"])).notes
     with pytest.warns(UserWarning) as told:

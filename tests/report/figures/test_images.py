@@ -129,11 +129,12 @@ def test_a_record_that_tells_no_modalities_is_named() -> None:
 def test_units_are_images_and_keep_the_mean(images: list[list[int]]) -> None:
     scores = [float(one) for image in images for one in image]
     numbers = [number for number, image in enumerate(images) for _ in image]
-    units = scores_by_unit({"t": ("hash", scores, (), numbers)})
+    units = scores_by_unit({"t": ("hash", np.array(scores), np.array([]), np.array(numbers))})
     factor = len(images) / len(scores)
     assert units.tolist() == pytest.approx([sum(image) * factor for image in images])
     assert units.mean() == pytest.approx(np.mean(scores))
-    assert scores_by_unit({"t": ("hash", scores)}).tolist() == scores
+    without = {"t": ("hash", np.array(scores), np.array([]), np.array([]))}
+    assert scores_by_unit(without).tolist() == scores
     assert math.isfinite(units.std(ddof=1))
 
 
