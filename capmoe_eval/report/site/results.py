@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection
 from typing import Final, TypeAlias
 
@@ -64,7 +65,8 @@ def _table(layout: AnyLayout, inventory: Inventory) -> Table | str:
 def _view(layout: AnyLayout, table: Table | str, inventory: Inventory, address: Address) -> View:
     """Return what the template shows of a table, or of why there is none."""
     if isinstance(table, str):
-        return {"key": layout.key, "title": layout.title, "problem": table}
+        title = layout.title.format_map(defaultdict(lambda: "…"))  # of no model that is known
+        return {"key": layout.key, "title": title, "problem": table}
     classes = ["" if words else "number" for words in table.columns_of_words]
     return {
         "key": table.name,

@@ -16,6 +16,7 @@ from capmoe_eval.report.site import images, inventory, page, results
 from capmoe_eval.report.site.inventory import Inventory, take_inventory
 from capmoe_eval.report.site.overview import overview_page
 from capmoe_eval.report.site.page import Address
+from capmoe_eval.report.site.results import tables_page
 from tests import records
 from tests.report.site import material
 from tests.report.site.conftest import overrides
@@ -69,6 +70,8 @@ def test_a_profile_without_a_model_of_images_says_why(tmp_path: Path) -> None:
     text = shown(taken, tmp_path)
     assert "has no model for this experiment" in text
     assert "<section" not in text and "make " not in text
+    tables = tables_page(taken, Address(page.TABLES, tmp_path / "reports"))
+    assert "Table 4: multimodal inference on …, MME" in tables and "{model}" not in tables
 
 
 def test_verdicts_that_cannot_be_read_are_named(tmp_path: Path) -> None:
