@@ -122,19 +122,16 @@ class Meter:
     def proofs(self) -> dict[str, Any]:
         """Return the promises of ``docs/methods.md`` with their counts, JSON-ready."""
         checked = sum(layer.forwards for layer in self.layers)
-        total = self._totals("violations", "unenforced", "overloaded")
+        names = ("violations", "unenforced", "overloaded")
+        violations, unenforced, overloaded = self._totals(*names).values()
         hooked, expected, empty = len(self.layers), self._expected_layers, self._empty
         return {
-            "bound_holds": {
-                "passed": not total["violations"],
-                "violations": total["violations"],
-                "checked": checked,
-            },
+            "bound_holds": {"passed": not violations, "violations": violations, "checked": checked},
             "stock_at_infinity": self.stock_at_infinity,
             "pads_take_no_slot": self._pads_take_no_slot(checked),
             "overload_drops": {
-                "passed": not total["unenforced"],
-                "overloaded": total["overloaded"],
+                "passed": not unenforced,
+                "overloaded": overloaded,
                 "checked": checked,
             },
             "every_layer_hooked": {
@@ -160,7 +157,7 @@ class Meter:
     def _modality_order(self, checked: int) -> dict[str, Any]:
         if self.method.modality == "uniform":
             return {"passed": None, "why": "no modality is dropped first"}
-        wrong = self._totals("wrong_modality")["wrong_modality"]
+        wrong, *_ = self._totals("wrong_modality").values()
         others = self._totals("spared", "protected_lost")
         return {"passed": not wrong, "violations": wrong, **others, "checked": checked}
 
