@@ -21,6 +21,7 @@ from capmoe_eval.experiment.selection import composed
 def run(given: argparse.Namespace) -> None:
     """Time both sides in turn, print the ratios and write ``suite.json``."""
     check_names(given.model, given.tasks)
+    given.tasks = list(dict.fromkeys(given.tasks))
     tasks = f"tasks=[{','.join(given.tasks)}]"
     with tempfile.TemporaryDirectory() as scratch:
         say("suite: saving the model and the tasks for plain lm-eval")

@@ -13,6 +13,7 @@ import torch
 from capmoe_eval.bench.ep.emulation import MACHINES, NODE, Machine
 from capmoe_eval.bench.ep.jobs import Job, free_job, study_jobs
 from capmoe_eval.bench.ep.measure import EMULATED, Bench
+from capmoe_eval.bench.options import commands
 from capmoe_eval.bench.rounds import dtype_name, measured_on, placement
 from capmoe_eval.errors import UsageError, choice
 from capmoe_eval.experiment.processes import process_count, process_rank
@@ -25,6 +26,13 @@ def run(given: argparse.Namespace) -> None:
     """Time a grid or studies, print them and write one file for each."""
     studies = find_studies(given.study) if given.study else ()
     processes, (device, dtype) = process_count(), placement(given)
+    if studies:
+        _check_free(given)
+    if given.validate and not processes:
+        raise UsageError(
+            "--validate: holds real ranks against the emulation, and there are none; leave it out, "
+            "or start them with torchrun --nproc-per-node 2"
+        )
     _keep_memory()
     link = emulated_link(given, device)
     asked: list[tuple[str, dict[str, Any], list[Job]]] = []
@@ -43,6 +51,16 @@ def run(given: argparse.Namespace) -> None:
             path = given.out / f"ep-{name}-{file.kind}.json"
             file.write(path)
             print(*_lines(file), f"written: {path}\n", sep="\n")
+
+
+def _check_free(given: argparse.Namespace) -> None:
+    """Refuse an option of a free grid beside studies, which say all of it themselves."""
+    for option, declared in commands()["ep"].groups["a free grid"].items():
+        if (getattr(given, option[2:]) or None) != (declared.get("default") or None):
+            raise UsageError(
+                f"{option}: is of a free grid, and --study={given.study} has a grid of its own; "
+                "leave one of the two out"
+            )
 
 
 def planned(

@@ -153,8 +153,8 @@ def test_a_records_layer_gives_experts_and_loads(
         (["--device", "tpu0"], "device=tpu0: not usable here"),
         (["--trace", "nothing.json"], "nothing.json: not a whole record"),
         (["--study", "speedups"], "study=speedups: did you mean 'speedup'?"),
-        (["--study", "traces", "--results", "no"], "results=no: no baseline record of zoo_olmoe"),
-        (["--study", "skew", "--scale", "3"], "scale=3: it must divide the layer's widths"),
+        (["--study", "skew"], "--tokens: is of a free grid, and --study=skew has a grid of its"),
+        (["--validate"], "--validate: holds real ranks against the emulation, and there are none"),
         (["--machine", "h2"], "machine=h2: did you mean 'h20'?"),
         (["--machine", "h20", "--latency", "1"], "bandwidth: a link is either stated"),
         (["--balance", "0"], "--balance=0: must be a finite number above 0"),
@@ -164,7 +164,28 @@ def test_a_records_layer_gives_experts_and_loads(
 def test_a_mistake_gives_one_line_and_2(
     words: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert status(*QUICK, "--out", str(tmp_path), *words) == 2
+    refused(line, [*QUICK, *words], tmp_path, capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["traces", "--results", "no"], "results=no: no baseline record of zoo_olmoe"),
+        (["skew", "--scale", "3"], "scale=3: it must divide the layer's widths"),
+        (["skew", "--together"], "--together: is of a free grid"),
+    ],
+)
+def test_a_mistake_in_a_study_gives_one_line_and_2(
+    words: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused(line, ["ep", "--study", *words], tmp_path, capsys)
+
+
+def refused(
+    line: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Check that a command says one line, ends with 2 and writes nothing."""
+    assert status(*words, "--out", str(tmp_path)) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"error: {line}") and said.count("\n") == 1
     assert not list(tmp_path.iterdir())
