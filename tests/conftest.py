@@ -16,16 +16,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TQDM_DISABLE", "1")
 
-import datasets
 import pytest
-import torch
 import yaml
-from hydra._internal.config_repository import ConfigRepository
-from lm_eval.tasks import manager
-from lm_eval.tasks._index import TaskIndex
-
-from capmoe_eval.evaluation.tasks import TaskLibrary
-from capmoe_eval.zoo.synthetic.hub import synthetic_hub
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -42,12 +34,14 @@ def datasets_cache(
 ) -> None:
     """Keep what datasets prepares out of the user's cache."""
     cache = tmp_path_factory.getbasetemp() / "datasets"
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", cache)
 
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
     """Tiny tensors gain nothing from threads, and on busy cores the threads wait for each other."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -56,8 +50,15 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def read_once() -> Iterator[None]:
-    """Share what stays: the files of conf/, lm-eval's folders, tasks; cards."""
-    load = ConfigRepository.load_config
+    """Share what stays among the tests of a process, and parse cards of data sets by libyaml."""
+    from hydra._internal.config_repository import ConfigRepository
+    from lm_eval.tasks import manager
+    from lm_eval.tasks._index import TaskIndex
+
+    from capmoe_eval.evaluation import calibration
+    from capmoe_eval.evaluation.tasks import TaskLibrary
+
+    load = ConfigRepository.load_config  # of a file of conf/
     known: dict[object, bytes] = {}
 
     def load_config(repository: ConfigRepository, config_path: str) -> Any:
@@ -75,6 +76,11 @@ def read_once() -> Iterator[None]:
         def build(paths: Iterable[Path], **_: object) -> dict[str, Any]:
             return {name: entry for folder in paths for name, entry in index(folder).items()}
 
+    class Own(TaskLibrary):
+        """A library of a calibration, which changes the tasks that it builds."""
+
+        __init__ = new
+
     def sharing(library: TaskLibrary) -> None:
         new(library)
         library._built = shared
@@ -83,6 +89,7 @@ def read_once() -> Iterator[None]:
         patch.setattr(ConfigRepository, "load_config", load_config)
         patch.setattr(manager, "TaskIndex", Index)
         patch.setattr(TaskLibrary, "__init__", sharing)
+        patch.setattr(calibration, "TaskLibrary", Own)
         # datasets parses the card of a data set for each of its parts: MMLU's 57 times.
         patch.setattr(yaml, "safe_load", functools.partial(yaml.load, Loader=yaml.CSafeLoader))
         yield
@@ -91,6 +98,8 @@ def read_once() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def hub() -> Path:
     """The synthetic documents in hub layout."""
+    from capmoe_eval.zoo.synthetic.hub import synthetic_hub
+
     return synthetic_hub()
 
 

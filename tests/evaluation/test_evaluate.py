@@ -325,7 +325,7 @@ def test_real_documents(
     limit = 1 if name in ("mmlu", "longicl_1") else 2
     baseline = run(ours, library, source, name, Method("baseline"), limit=limit)
     cell = baseline.cell
-    tasks = library.get(cell.task.lm_eval, source)
+    tasks = library.get(cell.task.lm_eval, source, cell.task.dataset)
     prepare(tasks, cell)
     expected = lm_eval_evaluate(stock, tasks, limit=limit, bootstrap_iters=0)
     key = f"{cell.task.metric},{cell.task.filter}"
@@ -343,7 +343,7 @@ def test_real_log_likelihoods_are_those_of_lm_eval(
 ) -> None:
     ours, stock, source = real
     cell = Cell(TINY, Method("baseline"), task(name), 4)
-    tasks = library.get(cell.task.lm_eval, source)
+    tasks = library.get(cell.task.lm_eval, source, cell.task.dataset)
     prepare(tasks, cell)
     built = next(iter(tasks["tasks"].values()))
     built.build_all_requests(limit=4)
