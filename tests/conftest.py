@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-import functools
 import gc
 import os
-import pickle
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 # Before any library reads them: what tests make stays out of the user's caches, and nothing waits
 # for a hub that tests must not need. The workers of pytest-xdist share what one of them has made.
@@ -16,16 +13,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TQDM_DISABLE", "1")
 
-import datasets
 import pytest
-import torch
-import yaml
-from hydra._internal.config_repository import ConfigRepository
-from lm_eval.tasks import manager
-from lm_eval.tasks._index import TaskIndex
-
-from capmoe_eval.evaluation.tasks import TaskLibrary
-from capmoe_eval.zoo.hub import embedded_hub
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -42,55 +30,25 @@ def datasets_cache(
 ) -> None:
     """Keep what datasets prepares out of the user's cache."""
     cache = tmp_path_factory.getbasetemp() / "datasets"
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", cache)
 
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
     """Tiny tensors gain nothing from threads, and on busy cores the threads wait for each other."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def read_once() -> Iterator[None]:
-    """Share what stays: the files of conf/, lm-eval's folders, tasks; cards."""
-    load = ConfigRepository.load_config
-    known: dict[object, bytes] = {}
-
-    def load_config(repository: ConfigRepository, config_path: str) -> Any:
-        key = (config_path, *(str(source.path) for source in repository.get_sources()))
-        if key not in known:
-            known[key] = pickle.dumps(load(repository, config_path))
-        return pickle.loads(known[key])
-
-    index = functools.cache(lambda folder: TaskIndex().build([folder]))
-    shared: dict[Any, Any] = {}
-    new = TaskLibrary.__init__
-
-    class Index(TaskIndex):
-        @staticmethod
-        def build(paths: Iterable[Path], **_: object) -> dict[str, Any]:
-            return {name: entry for folder in paths for name, entry in index(folder).items()}
-
-    def sharing(library: TaskLibrary) -> None:
-        new(library)
-        library._built = shared
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ConfigRepository, "load_config", load_config)
-        patch.setattr(manager, "TaskIndex", Index)
-        patch.setattr(TaskLibrary, "__init__", sharing)
-        # datasets parses the card of a data set for each of its parts: MMLU's 57 times.
-        patch.setattr(yaml, "safe_load", functools.partial(yaml.load, Loader=yaml.CSafeLoader))
-        yield
-
-
 @pytest.fixture(scope="session")
 def hub() -> Path:
     """The synthetic documents in hub layout."""
+    from capmoe_eval.zoo.hub import embedded_hub
+
     return embedded_hub("synthetic")
 
 

@@ -55,13 +55,6 @@ def library() -> TaskLibrary:
     return TaskLibrary()
 
 
-def new_library() -> TaskLibrary:
-    """Return a library that has built nothing; the others of the tests share what they build."""
-    library = TaskLibrary()
-    library._built = {}
-    return library
-
-
 def run(
     lm: CapmoeLM,
     library: TaskLibrary,
@@ -150,7 +143,7 @@ def test_a_score_does_not_depend_on_what_ran_before(
     for name in ("gsm8k", "mmlu", "winogrande"):
         run(lm, library, source, name, Method("score", 0.5), limit=1)
     again = run(lm, library, source, "winogrande", method)
-    fresh = run(load_lm(TINY, Placement("cpu"), 4), new_library(), source, "winogrande", method)
+    fresh = run(load_lm(TINY, Placement("cpu"), 4), TaskLibrary(), source, "winogrande", method)
     for other in (again, fresh):
         assert other.subtasks == first.subtasks
         assert other.layers == first.layers
@@ -193,7 +186,7 @@ def alone(hub: Path) -> dict[str, dict[str, Any]]:
     source = DataSource("synthetic", hub)
     return {
         one.digest: content(
-            evaluate(one, load_lm(TINY, Placement("cpu"), 1), new_library(), source, root=Path("x"))
+            evaluate(one, load_lm(TINY, Placement("cpu"), 1), TaskLibrary(), source, root=Path("x"))
         )
         for one in CELLS
     }
@@ -325,7 +318,7 @@ def test_real_documents(
     limit = 1 if name in ("mmlu", "longicl_1") else 2
     baseline = run(ours, library, source, name, Method("baseline"), limit=limit)
     cell = baseline.cell
-    tasks = library.get(cell.task.lm_eval, source)
+    tasks = library.get(cell.task.lm_eval, source, cell.task.dataset)
     prepare(tasks, cell)
     expected = lm_eval_evaluate(stock, tasks, limit=limit, bootstrap_iters=0)
     key = f"{cell.task.metric},{cell.task.filter}"
@@ -343,7 +336,7 @@ def test_real_log_likelihoods_are_those_of_lm_eval(
 ) -> None:
     ours, stock, source = real
     cell = Cell(TINY, Method("baseline"), task(name), 4)
-    tasks = library.get(cell.task.lm_eval, source)
+    tasks = library.get(cell.task.lm_eval, source, cell.task.dataset)
     prepare(tasks, cell)
     built = next(iter(tasks["tasks"].values()))
     built.build_all_requests(limit=4)

@@ -199,7 +199,7 @@ def cell(modality: str = "image_first", task: TaskId = MMMU, model: ModelId = LL
 
 def test_a_cell_with_images_has_a_record(pictures: DataSource, tmp_path: Path) -> None:
     library, lm = TaskLibrary(), load_lm(LLAVA, Placement("cpu"), 4)
-    for task in library.get(MMMU.lm_eval, pictures)["tasks"].values():
+    for task in library.get(MMMU.lm_eval, pictures, MMMU.dataset)["tasks"].values():
         task.set_config("generation_kwargs", {"max_gen_toks": 2}, update=True)
     written = {}
     for modality in ("image_first", "text_first"):

@@ -294,7 +294,7 @@ def test_a_record_gives_what_a_table_needs(tmp_path: Path) -> None:
     found = read_record(written.path)
     assert found.knobs.items() >= {"candidates": "ranked", "m": 8, "max_k": True}.items()
     assert not found.knobs.keys() & {"method", "gamma", "seed"}
-    assert found.data == "miniworld"
+    assert found.cell.data == "miniworld"
     name, *numbers = found.documents["openbookqa"]
     assert (name, *map(list, numbers)) == ("hash", [1.0, 0.0, 1.0], [], [])
 
