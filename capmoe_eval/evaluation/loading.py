@@ -17,13 +17,13 @@ from transformers import (
     ProcessorMixin,
 )
 
-from capmoe_eval.errors import UsageError, bad_choice, choice, first_line
+from capmoe_eval.errors import UsageError, bad_choice, first_line
 from capmoe_eval.evaluation.image_lm import CapmoeMultimodalLM
 from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.experiment.cell import ModelId
 from capmoe_eval.experiment.configuration import Placement, Plan
 from capmoe_eval.experiment.names import family
-from capmoe_eval.experiment.schema import ATTENTION, DTYPES
+from capmoe_eval.experiment.schema import check_key
 from capmoe_eval.wrapper.checkpoint import load_checkpoint, load_processor, load_tokenizer, one_line
 from capmoe_eval.zoo.recipes import ZOO as RECIPES
 from capmoe_eval.zoo.recipes import trained_model, trained_processor, trained_tokenizer
@@ -45,9 +45,8 @@ def load_lm(model: ModelId, placement: Placement, batch_size: int = 1) -> Capmoe
     Raises:
         UsageError: If it cannot be loaded; the line says what to do.
     """
-    choice(*DTYPES)("dtype", model.dtype)  # a cell made in Python was not checked by a schema
-    if model.attention is not None:
-        choice(*ATTENTION)("attention", model.attention)
+    for key in ("dtype", "attention"):  # which a cell made in Python has unchecked
+        check_key(key, getattr(model, key))
     device = chosen_device(placement.device)
     if placement.threads is not None:
         torch.set_num_threads(placement.threads)
