@@ -64,9 +64,9 @@ def test_a_model_with_renumbered_experts_in_blocks_is_the_model_under_the_placem
 
 def test_the_promise_is_held_against_the_devices_of_the_placement() -> None:
     """A decision for blocks breaks the bound of the placement's devices."""
-    in_blocks = dataclasses.replace(DEVICES, placement="contiguous")
 
-    def decide(scores: Any, _method: Method, groups: Any, **more: Any) -> Any:
+    def decide(scores: Any, method: Method, groups: Any, **more: Any) -> Any:
+        in_blocks = dataclasses.replace(method, placement="contiguous")
         return assign(scores, in_blocks, groups, **{**more, "calibrated": None})
 
     with (
