@@ -83,7 +83,7 @@ def test_a_sweep_that_is_told_to_end_keeps_what_is_finished(
 ) -> None:
     process = command(
         *("-m", "model=tiny_olmoe", "limit=2", "tasks=obqa,piqa,rte,boolq", "ep_size=2"),
-        *("method=order,reverse_order,score", "gamma=0.5,1.0,1.5,2.0,2.5,3.0", "results_dir=results"),
+        *("method=order,reverse_order,score", "gamma=0.5,1,1.5,2,2.5,3", "results_dir=results"),
         cwd=tmp_path,
     )
     deadline = time.monotonic() + 120
