@@ -19,7 +19,7 @@ _EQUAL = 1e-9  # speedups that are no different
 
 
 class Budget(AdvicePart):
-    """What a setting may cost, and what it must give; at least one of them."""
+    """The cost that a setting may have, and the speedup that it must give; at least one of them."""
 
     at_most_points: Amount | None = None  # lost, of accuracy
     at_least_speedup: Annotated[float, Field(gt=0)] | None = None  # of the expert step

@@ -17,7 +17,7 @@ from capmoe_eval.serving.trace_settings import check_deployment, trace_settings
 
 
 class Deployment(NamedTuple):
-    """How a model is served."""
+    """The way in which a model is served."""
 
     ranks: int
     experts_per_rank: int | None = None  # with copies; None for one copy more than without any

@@ -43,7 +43,7 @@ class LayerCurve(Part):
 
 
 class FactorCurves(Calibration):
-    """What every capacity factor would do to a model's layers, for ``gamma=adaptive``.
+    """The effect of every capacity factor on a model's layers, for ``gamma=adaptive``.
 
     It serves any budget.
     """
@@ -127,7 +127,7 @@ class LayerFrequencies(Part):
 
 
 class ExpertModalities(Calibration):
-    """How often the tokens of images and of text choose each expert, for MACS.
+    """The shares of image tokens and of text tokens that choose each expert, for MACS.
 
     It serves any threshold.
     """
@@ -184,7 +184,7 @@ class LayerLoads(Part):
 
 
 class ExpertLoads(Calibration):
-    """How many tokens choose each expert, for ``placement=eplb``; it serves any number of ranks."""
+    """The tokens that choose each expert, for ``placement=eplb``; it serves any number of ranks."""
 
     asked_by: ClassVar[str] = f"placement={EPLB}"
     stem: ClassVar[str] = "loads"
@@ -244,7 +244,7 @@ class LayerSimilarity(Part):
 
 
 class ExpertSimilarity(Calibration):
-    """How similar the outputs of a layer's experts are, for ``method=sere``."""
+    """The similarity of the outputs of a layer's experts, for ``method=sere``."""
 
     asked_by: ClassVar[str] = "method=sere"
     stem: ClassVar[str] = "similarity"

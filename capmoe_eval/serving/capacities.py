@@ -33,7 +33,7 @@ _PLANNED = 500  # steps that the γ of layers are chosen from, evenly spread, wh
 
 @dataclass(frozen=True)
 class CapacitySums:
-    """What capacities do to a trace, by layer; arrays [L] are sums over its steps."""
+    """The effect of capacities on a trace, by layer; arrays [L] are sums over its steps."""
 
     ranks: int
     steps: int

@@ -96,7 +96,7 @@ def active_copies(
 
 
 class Activated(NamedTuple):
-    """What the experts of a number k0 make."""
+    """The activation by the tokens' k0 best experts."""
 
     k0: int
     active: float  # activated experts in a layer of a step, mean

@@ -13,7 +13,7 @@ from fractions import Fraction
 
 @dataclass(frozen=True)
 class StepCounts:
-    """What one capacity factor does to one layer in one step."""
+    """The effect of one capacity factor on one layer in one step."""
 
     dropped: int
     slots: int

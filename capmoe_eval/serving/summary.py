@@ -27,7 +27,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class AtGamma:
-    """What one capacity factor would do; the capacity group is a whole step."""
+    """The effect that one capacity factor would have; the capacity group is a whole step."""
 
     gamma: float
     drop_rate: float  # of the pairs (Equation 11); the same whoever is kept

@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 
 
 class Recorded(NamedTuple):
-    """What was recorded, token by token."""
+    """The recorded routing, token by token."""
 
     expert_TLK: Array
     score_TLK: Array
@@ -28,7 +28,7 @@ class Recorded(NamedTuple):
 
     @property
     def decode_S(self) -> Array:
-        """Whether each forward that has a token is a decode step."""
+        """True for each forward with a token that is a decode step."""
         first_S = np.unique(self.step_T, return_index=True)[1]
         kinds_S: Array = self.decode_T[first_S]
         return kinds_S

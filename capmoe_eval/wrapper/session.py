@@ -116,7 +116,7 @@ def _check_factors(method: Method, n_layers: int) -> None:
 
 
 class _Known(NamedTuple):
-    """What a kind of calibration says of each MoE layer."""
+    """The rule of a kind of calibration: what it says of each MoE layer."""
 
     what: str
     shape: Callable[[Method, MoeLayer], tuple[int, ...]]

@@ -27,7 +27,7 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """What a figure is made from, and what of it is missing."""
+    """The material of a figure, and what of it is missing."""
 
     profile: str  # under which the figure is written
     planned: int  # records, or models with a run, that there should be

@@ -28,7 +28,7 @@ def by_layer(records: Sequence[Record]) -> list[list[Layer]]:
 
 
 class Grid(NamedTuple):
-    """What Token Drop would do to a routing, by capacity factor."""
+    """The effect that Token Drop would have on a routing, by capacity factor."""
 
     gamma: Sequence[float]
     drop_rate: Sequence[float]

@@ -78,7 +78,7 @@ class Placement:
 
     @property
     def held_LRE(self) -> NDArray[np.bool_]:
-        """Whether a rank holds an expert."""
+        """True where a rank holds an expert."""
         held = np.zeros((self.layers, self.ranks, self.n_experts), dtype=bool)
         np.put_along_axis(held, self.expert_LRN, True, axis=2)
         return held

@@ -11,7 +11,7 @@ from capmoe_eval.serving.trace import Array
 
 
 class Filled(NamedTuple):
-    """What of an array of expert ids holds experts."""
+    """The part of an array of expert ids that holds experts."""
 
     ids: Array  # [T, L, K], all at least 0
     token: Array  # which rows of the array are left [T]

@@ -28,7 +28,7 @@ FAME = 100.0
 
 @dataclass(frozen=True)
 class Share:
-    """How often documents of a kind occur, and with how many questions; see ``corpus.yaml``."""
+    """The frequency of a kind of documents, and the number of their questions (``corpus.yaml``)."""
 
     short: float = 0.0
     late: float = 0.0
