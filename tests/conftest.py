@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-import functools
 import gc
 import os
-import pickle
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 # Before any library reads them: what tests make stays out of the user's caches, and nothing waits
 # for a hub that tests must not need. The workers of pytest-xdist share what one of them has made.
@@ -45,29 +42,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def parsed_fast() -> Iterator[None]:
-    """Parse a file of conf/ once, and the cards of data sets by libyaml, where users wait for it.
-
-    Both give what they give without: a copy for each use. No test shares anything else.
-    """
-    import yaml
-    from hydra._internal.config_repository import ConfigRepository
-
-    load, known = ConfigRepository.load_config, dict[object, bytes]()
-
-    def load_config(repository: ConfigRepository, config_path: str) -> Any:
-        key = (config_path, *(str(source.path) for source in repository.get_sources()))
-        if key not in known:
-            known[key] = pickle.dumps(load(repository, config_path))
-        return pickle.loads(known[key])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ConfigRepository, "load_config", load_config)
-        patch.setattr(yaml, "safe_load", functools.partial(yaml.load, Loader=yaml.CSafeLoader))
-        yield
 
 
 @pytest.fixture(scope="session")
