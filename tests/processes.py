@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -38,7 +39,12 @@ class Process:
         for path in self._said:  # it may be ended before it opens them
             path.touch()
         place, variables = cwd or Path.cwd(), {**os.environ, **(environment or {})}
-        given = (self._said, place, variables, work, *arguments)
+        # As a child of this process, not of the server, which may have been started under nohup.
+        handled = {
+            number: signal.SIG_IGN if signal.getsignal(number) is signal.SIG_IGN else signal.SIG_DFL
+            for number in (signal.SIGTERM, signal.SIGHUP)
+        }
+        given = (self._said, place, variables, handled, work, *arguments)
         self._process = _SERVER.Process(target=_become, args=given, daemon=True)
         self._process.start()
 
@@ -77,9 +83,12 @@ def _become(
     said: list[Path],
     cwd: Path,
     environment: Mapping[str, str],
+    handled: Mapping[signal.Signals, signal.Handlers],
     work: Callable[..., object],
     *arguments: object,
 ) -> None:
+    for signaled, how in handled.items():
+        signal.signal(signaled, how)
     for number, path in enumerate(said, 1):
         with path.open("wb") as file:
             os.dup2(file.fileno(), number)
