@@ -95,23 +95,6 @@ def weighs_the_dropped_by_zero(
     )
 
 
-@pytest.mark.parametrize("granularity", ["expert", "device"])
-def test_a_decision_that_drops_without_a_bound_is_caught_on_entry(
-    granularity: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def decide(scores: Any, *_: Any, **__: Any) -> Assignment:
-        keep_TK = torch.ones_like(scores.topk_TK, dtype=torch.bool)
-        keep_TK[1, 0] = False
-        return Assignment(scores.topk_TK, keep_TK)
-
-    monkeypatch.setattr(forward, "assign", decide)
-    with (
-        pytest.raises(EnforcementError, match="γ=∞ does not give the stock model's logits"),
-        capacity_aware(make("olmoe"), "score", 0.5, ep_size=2, granularity=granularity),
-    ):
-        pass
-
-
 def loses_a_pair(experts: Any, hidden: Tensor, index: Tensor, weight: Tensor) -> Tensor:
     index = index.clone()
     index[-1, -1] = experts.num_experts
@@ -199,8 +182,11 @@ def test_experts_without_finite_outputs_prove_nothing() -> None:
 # stock_at_infinity.
 
 
+@pytest.mark.parametrize(
+    "knobs", [{}, *({"ep_size": 2, "granularity": level} for level in ("expert", "device"))]
+)
 def test_a_decision_that_drops_where_no_bound_binds_is_caught(
-    monkeypatch: pytest.MonkeyPatch,
+    knobs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def drop_one(scores: Any, *_: Any, **__: Any) -> Assignment:
         keep = torch.ones_like(scores.topk_TK, dtype=torch.bool)
@@ -210,7 +196,7 @@ def test_a_decision_that_drops_where_no_bound_binds_is_caught(
     monkeypatch.setattr(forward, "assign", drop_one)
     with (
         pytest.raises(EnforcementError, match="γ=∞ does not give the stock model's logits"),
-        capacity_aware(make("olmoe"), "score", gamma=0.5),
+        capacity_aware(make("olmoe"), "score", gamma=0.5, **knobs),
     ):
         pass
 
