@@ -104,7 +104,7 @@ class RoutedTokens:
     def rank_E(self) -> Array:
         """The rank that holds each expert: contiguous blocks, or a calibrated placement."""
         if not self.method.is_placed:
-            return np.arange(self.n_experts) * self.method.ep_size // self.n_experts
+            return np.arange(self.n_experts) // (self.n_experts // self.method.ep_size)
         assert self.calibrated is not None
         rank_E = np.empty(self.n_experts, dtype=np.int64)
         for rank, experts in enumerate(self.calibrated):
@@ -201,7 +201,8 @@ def _random_numbers(tokens: RoutedTokens) -> Array:
     name = f"{tokens.method.seed}/{tokens.layer}/{tokens.forward}"
     seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "big")
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(2**31 - 1, tokens.score_TE.shape, generator=generator).numpy()
+    number_TE = torch.randint(2**31 - 1, tokens.score_TE.shape, generator=generator)
+    return np.asarray(number_TE)
 
 
 def _best_in_buckets(tokens: RoutedTokens, pair_TE: Array) -> Array:
