@@ -141,6 +141,7 @@ class Meter:
     def proofs(self) -> dict[str, Any]:
         """Return the invariants of ``docs/methods.md`` with their counts, JSON-ready."""
         method, hooked, expected = self.method, len(self.layers), self._expected_layers
+        layers = sum(layer.forwards for layer in self.layers)  # forwards of layers
         uncounted, all_pads = self._empty.values()
         names = ("violations", "unenforced", "overloaded", "pad_slots")
         violations, unenforced, overloaded, pad_slots = self._totals(*names).values()
@@ -154,19 +155,21 @@ class Meter:
             "bound_holds": self._invariant(
                 {"violations": violations},
                 "the method bounds nothing" if unbounded else None,
+                checked=layers,
                 examined=True,
             ),
             "stock_at_infinity": self.stock_at_infinity,
-            "pads_take_no_slot": self._invariant({"pad_slots": pad_slots}, no_slots, examined=True),
+            "pads_take_no_slot": self._invariant(
+                {"pad_slots": pad_slots}, no_slots, checked=layers, examined=True
+            ),
             "overload_drops": self._invariant(
                 {"violations": unenforced},
                 None if overloaded else "no load exceeded its bound",
+                checked=layers,
                 overloaded=overloaded,
             ),
             **{
-                name: self._invariant(
-                    {"violations": self.definition.total(name)}, examined=True, every=False
-                )
+                name: self._invariant({"violations": self.definition.total(name)}, examined=True)
                 for name in ("pairs_valid", "pairs_as_defined", "weights_as_defined")
             },
             "every_layer_hooked": {
@@ -174,10 +177,12 @@ class Meter:
                 "hooked": hooked,
                 "expected": expected,
             },
-            "tokens_counted": self._invariant({"uncounted": uncounted}, all_pads=all_pads),
+            "tokens_counted": self._invariant(
+                {"uncounted": uncounted}, checked=self._constrained, all_pads=all_pads
+            ),
             "kernel_agrees": self.kernel_agrees,
-            **({"modality_order": self._modality_order()} if self._has_images else {}),
-            **({"best_kept": self._best_kept()} if method.bounds_activation else {}),
+            **({"modality_order": self._modality_order(layers)} if self._has_images else {}),
+            **({"best_kept": self._best_kept(layers)} if method.bounds_activation else {}),
         }
 
     def _invariant(
@@ -185,8 +190,8 @@ class Meter:
         faults: dict[str, int],
         why: str | None = None,
         *,
+        checked: int | None = None,
         examined: bool = False,
-        every: bool = True,
         **counts: int,
     ) -> dict[str, Any]:
         """Return an invariant with its faults and counts; null where nothing was checked.
@@ -194,8 +199,8 @@ class Meter:
         Args:
             faults: The number of faults, by its name.
             why: The reason why the invariant does not apply, if there is one.
-            examined: Whether the definition is compared with some forwards under the method.
-            every: Whether something is checked in every layer of every forward under the method.
+            checked: How often every forward under the method was checked.
+            examined: Whether some forwards are compared with the definition.
             **counts: What else was counted.
         """
         broken = any(faults.values())
@@ -205,8 +210,8 @@ class Meter:
         if not broken and why is not None:
             return {"passed": None, "why": why}
         outcome: dict[str, Any] = {"passed": not broken, **faults, **counts}
-        if every:
-            outcome["checked"] = sum(layer.forwards for layer in self.layers)
+        if checked is not None:
+            outcome["checked"] = checked
         if examined:
             check, forwards = self.definition, self._constrained
             compared = {"forwards": check.forwards, "of": forwards, "buckets": check.buckets}
@@ -218,15 +223,17 @@ class Meter:
         """True if a token of an image was counted."""
         return any(layer.has_images for layer in self.layers)
 
-    def _modality_order(self) -> dict[str, Any]:
+    def _modality_order(self, checked: int) -> dict[str, Any]:
         wrong, spared, lost = self._totals("wrong_modality", "spared", "protected_lost").values()
         why = "no modality is dropped first" if self.method.modality == "uniform" else None
-        return self._invariant({"violations": wrong}, why, spared=spared, protected_lost=lost)
+        return self._invariant(
+            {"violations": wrong}, why, checked=checked, spared=spared, protected_lost=lost
+        )
 
-    def _best_kept(self) -> dict[str, Any]:
+    def _best_kept(self, checked: int) -> dict[str, Any]:
         fits, lost = self._totals("best_fits", "best_lost").values()
         why = None if fits else "the tokens' k0 best experts never fitted the budget"
-        return self._invariant({"violations": lost}, why, fits=fits)
+        return self._invariant({"violations": lost}, why, checked=checked, fits=fits)
 
     def _reports(self) -> list[dict[str, Any]]:
         """Return the layers' statistics; the γ of each where the layers have several."""
