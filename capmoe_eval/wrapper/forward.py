@@ -1,4 +1,4 @@
-"""Hook a model's forwards: route by the method, count loads and check the promises."""
+"""Hook a model's forwards: route by the method, count loads and check the invariants."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def capacities(method: Method, tokens_G: Array, top_k: int, n_experts: int) -> A
 
 @dataclass(frozen=True)
 class RoutedTokens:
-    """What one layer's decision depends on: the counted tokens of a whole batch, in its order."""
+    """The counted tokens of a whole batch in one layer, with all that a decision depends on."""
 
     method: Method  # with the layer's own γ
     layer: int  # its number
