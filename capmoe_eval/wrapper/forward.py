@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -23,6 +26,7 @@ from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.modality import ImageFinder
 from capmoe_eval.wrapper.plan import ForwardPlan, new_columns, read_call
 from capmoe_eval.wrapper.ranks import ALONE
+from capmoe_eval.wrapper.undo import remembered
 
 # Shape suffixes: B sequences, S positions (of a batch) or slots (of a token), N = B·S rows,
 # M columns of a mask, T counted tokens, K = top-k, E experts.
@@ -47,8 +51,41 @@ def hooked(model: nn.Module, meter: Meter) -> Iterator[None]:
                 stack.enter_context(kept_pairs_kernel(layer.experts))
         for handle in hooks.install():
             stack.callback(handle.remove)
-        stack.enter_context(hooks.generation.followed(model))
+        stack.enter_context(_forward_of(model, hooks))
+        stack.enter_context(hooks.generation.followed())
         yield
+
+
+@contextmanager
+def _forward_of(model: nn.Module, hooks: _ForwardHooks) -> Iterator[None]:
+    """Have a model run its forwards by the hooks; restore it on exit."""
+    before = vars(model).get("forward")  # accelerate sets one, too
+    forward: Any = _Forward(model.forward, hooks)
+    model.forward = forward
+    try:
+        yield
+    finally:
+        hooks.close()
+        if before is None:
+            del model.forward
+        else:
+            model.forward = before
+
+
+class _Forward:
+    """The forward of a model under a capacity, also for those who call it as ``model.forward``."""
+
+    def __init__(self, stock: Callable[..., Any], hooks: _ForwardHooks) -> None:
+        self._stock, self._hooks = stock, hooks
+        functools.update_wrapper(self, stock)
+
+    # Where a caller is compiled, the hooks are not: they count on the host.
+    @torch.compiler.disable
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._hooks.run(self._stock, args, kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self._stock, memo)  # the copy's own
 
 
 class _ForwardHooks:
@@ -63,37 +100,100 @@ class _ForwardHooks:
         self._expected = [(layer, part) for layer in layers for part in ("router", "experts")]
         self._plan: ForwardPlan | None = None
         self._last: ForwardPlan | None = None  # the forward that a backward pass may recompute
+        self._alone = threading.Lock()  # held by the forward that runs
+        self._thread = 0  # of that forward
+        self._is_closed = False
+        self._half_recorded = False  # whether a forward that was recorded was broken off
         # Without a capacity a decode step needs no count of its tokens, unless they are recorded.
         self.generation = Generation(
-            lambda: meter.method.decode != "unconstrained" or meter.records_every_forward
+            model, lambda: meter.method.decode != "unconstrained" or meter.records_every_forward
         )
 
     def install(self) -> Iterator[Any]:
         """Register the hooks and yield their handles."""
 
-        def unless_aside(hook: Callable[..., Any]) -> Callable[..., Any]:
-            return lambda *call: None if self._meter.is_aside else hook(*call)
+        def of(module: nn.Module, hook: Callable[..., Any]) -> Callable[..., Any]:
+            def checked(called: nn.Module, *call: Any) -> Any:
+                if called is not module:
+                    raise UsageError(
+                        f"{type(called).__name__}: is a copy that was made of a model under a "
+                        "capacity, and would half stay under it; copy the model outside the block"
+                    )
+                return None if self._meter.is_aside else hook(called, *call)
 
-        before, after = unless_aside(self._before_forward), unless_aside(self._after_forward)
-        yield self._model.register_forward_pre_hook(before, with_kwargs=True)
-        yield self._model.register_forward_hook(after)
+            return checked
+
         for number, meter in enumerate(self._meter.layers):
-            router = unless_aside(self._router_hook(number, meter))
-            experts = unless_aside(self._experts_hook(number, meter))
-            yield meter.layer.router.register_forward_hook(router)
-            yield meter.layer.experts.register_forward_pre_hook(experts, with_kwargs=True)
+            router, experts = meter.layer.router, meter.layer.experts
+            yield router.register_forward_hook(of(router, self._router_hook(number, meter)))
+            yield experts.register_forward_pre_hook(
+                of(experts, self._experts_hook(number, meter)), with_kwargs=True
+            )
+
+    def close(self) -> None:
+        """Leave the forwards of those who kept ``model.forward`` to the model."""
+        self._is_closed = True
 
     # The forward of the whole model.
 
-    def _before_forward(
-        self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def run(self, stock: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a forward: no other beside it, and counted whole or not at all.
+
+        What a broken promise counted stays, since the proofs tell of it.
+        """
+        if self._is_closed:
+            return stock(*args, **kwargs)
+        if not self._alone.acquire(blocking=False):
+            raise UsageError(
+                "capacity_aware: a forward of the model began while another one ran, inside it or "
+                "in another thread; run them one after the other, or load the model twice"
+            )
+        meter, take_back = self._meter, None
+        self._thread = threading.get_ident()
+        try:
+            if meter.is_aside:
+                self._leave_kernels_alone()
+                return stock(*args, **kwargs)
+            take_back = remembered(meter, *meter.layers)
+            self._before_forward(args, kwargs)
+            output = stock(*args, **kwargs)
+            self._after_forward()
+            return output
+        except EnforcementError:
+            raise
+        except BaseException:
+            if take_back is not None:
+                take_back()
+                self._half_recorded = meter.recorder is not None
+            raise
+        finally:
+            self._plan = None
+            self._alone.release()
+
+    def _leave_kernels_alone(self) -> None:
+        """Have the stock kernels compute all that the routers choose."""
+        for meter in self._meter.layers:
+            experts: Any = meter.layer.experts
+            if hasattr(experts, "capmoe_untouched"):
+                experts.capmoe_untouched = True
+
+    def _before_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         meter = self._meter
+        if self._half_recorded:
+            raise UsageError(
+                "capacity_aware: a forward whose routing is recorded was broken off, and half of "
+                "it is in the record; begin a new block"
+            )
         arguments, tokens = read_call(self._signature, args, kwargs)
         cache = arguments.get("past_key_values")
         n_cached = 0 if cache is None else int(cache.get_seq_length())
-        step = self.generation.take_step()
+        step = self.generation.step()
         decode = not step.first if step else tokens.shape[1] == 1 and n_cached > 0
+        prompt_length = tokens.shape[1]  # positions of this forward that are no generated tokens
+        if step and step.first:
+            step.prompt_length = n_cached + tokens.shape[1]
+        elif decode:
+            prompt_length = max(0, step.prompt_length - n_cached) if step else 0
         mask = arguments.get("attention_mask")
         if step and getattr(mask, "ndim", None) != 2:
             mask = None if step.mask is None else meter.ranks.own(step.mask)
@@ -114,7 +214,9 @@ class _ForwardHooks:
             meter.forwards,
             counted_BS=self._counted(mask, tokens, n_cached),
             decode=decode,
-            image_BS=self._images.find(arguments, tokens, meter.method.modality_setting),
+            image_BS=self._images.find(
+                arguments, tokens, meter.method.modality_setting, prompt_length=prompt_length
+            ),
             row_end_BS=self._images.row_ends(arguments),
             ranks=meter.ranks,
         )
@@ -131,8 +233,8 @@ class _ForwardHooks:
             return everyone_BS
         return new_columns(mask, tokens, n_cached).to(tokens.device)
 
-    def _after_forward(self, _model: nn.Module, _args: Any, _output: Any) -> None:
-        plan, self._plan = self._plan, None
+    def _after_forward(self) -> None:
+        plan = self._plan
         assert plan is not None
         if plan.seen != self._expected:
             names = [meter.layer.name for meter in self._meter.layers]
@@ -148,14 +250,14 @@ class _ForwardHooks:
         self._last = plan if checkpointed else None
 
     def _running_plan(self, number: int, part: str) -> ForwardPlan:
-        if self._plan is not None:
+        if self._plan is not None and self._thread == threading.get_ident():
             self._plan.seen.append((number, part))
             return self._plan
-        if self._last is not None:
+        if self._last is not None and self._plan is None:
             return self._last
         raise EnforcementError(
             "a router ran outside a forward of the model that is under a capacity: call that "
-            "model, not a part of it"
+            "model, not a part of it, or put the part under the capacity that is called"
         )
 
     # The forward of one layer.
