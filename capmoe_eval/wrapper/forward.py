@@ -32,9 +32,6 @@ from capmoe_eval.wrapper.undo import remembered
 # M columns of a mask, T counted tokens, K = top-k, E experts.
 
 CPU = torch.device("cpu")
-ACTIVE = "capmoe_active"
-"""Name of the attribute that marks a router under a capacity."""
-
 RouterOutput = tuple[Tensor, Tensor, Tensor]  # logits [N, E], weights [N, K], indices [N, K]
 
 
@@ -44,8 +41,6 @@ def hooked(model: nn.Module, meter: Meter) -> Iterator[None]:
     hooks = _ForwardHooks(model, meter)
     with ExitStack() as stack:
         for layer in (of_layer.layer for of_layer in meter.layers):
-            setattr(layer.router, ACTIVE, True)
-            stack.callback(delattr, layer.router, ACTIVE)
             # Experts that are spread over processes never get a dropped slot: it is not sent.
             if not meter.method.is_stock and layer.ranks is ALONE:
                 stack.enter_context(kept_pairs_kernel(layer.experts))
@@ -148,21 +143,22 @@ class _ForwardHooks:
                 "capacity_aware: a forward of the model began while another one ran, inside it or "
                 "in another thread; run them one after the other, or load the model twice"
             )
-        meter, take_back = self._meter, None
+        meter, before = self._meter, []
         self._thread = threading.get_ident()
         try:
             if meter.is_aside:
                 self._leave_kernels_alone()
                 return stock(*args, **kwargs)
-            take_back = remembered(meter, *meter.layers)
-            self._before_forward(args, kwargs)
+            before.append(remembered(meter))
+            if self._before_forward(args, kwargs).constrained:
+                before.append(remembered(*meter.layers))
             output = stock(*args, **kwargs)
             self._after_forward()
             return output
         except EnforcementError:
             raise
         except BaseException:
-            if take_back is not None:
+            for take_back in before:
                 take_back()
                 self._half_recorded = meter.recorder is not None
             raise
@@ -177,7 +173,7 @@ class _ForwardHooks:
             if hasattr(experts, "capmoe_untouched"):
                 experts.capmoe_untouched = True
 
-    def _before_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ForwardPlan:
         meter = self._meter
         if self._half_recorded:
             raise UsageError(
@@ -209,7 +205,7 @@ class _ForwardHooks:
                     f"real_tokens: the mask's shape {tuple(mask.shape)} is not that of the batch, "
                     f"{tuple(tokens.shape[:2])}"
                 )
-        self._plan = ForwardPlan(
+        plan = self._plan = ForwardPlan(
             meter.method,
             meter.forwards,
             counted_BS=self._counted(mask, tokens, n_cached),
@@ -220,7 +216,8 @@ class _ForwardHooks:
             row_end_BS=self._images.row_ends(arguments),
             ranks=meter.ranks,
         )
-        meter.note_forward(self._plan, mask)
+        meter.note_forward(plan, mask)
+        return plan
 
     def _counted(self, mask: Any, tokens: Tensor, n_cached: int) -> Tensor:
         """Return a mask [B, S] of the tokens that count."""

@@ -1,8 +1,8 @@
 """Follow ``generate``: which forwards compute the prompt, its mask, and who has finished.
 
-transformers looks its decoding loops up in their class whenever ``generate`` runs. They are followed
-there while a block is open, so that it does not matter which object generates: the model itself, one
-that contains it, or a ``generate`` that was bound before the block.
+transformers looks its decoding loops up in their class whenever ``generate`` runs. They are
+followed there while a block is open, so that it does not matter which object generates: the model
+itself, one that contains it, or a ``generate`` that was bound before the block.
 """
 
 from __future__ import annotations

@@ -50,8 +50,7 @@ def find_moe_layers(model: nn.Module) -> list[MoeLayer]:
         _read_layer(model_name, name, parent, experts)
         for name, parent in model.named_modules()
         for experts in parent.children()
-        # transformers' `use_experts_implementation` sets this on every class it decorates.
-        if hasattr(experts, "_is_expert_parallel") and hasattr(experts, "num_experts")
+        if is_experts(experts)
     ]
     if not layers:
         config: Any = getattr(model, "config", None)
@@ -62,6 +61,12 @@ def find_moe_layers(model: nn.Module) -> list[MoeLayer]:
             f"{_DEQUANTISE if quantised else 'choose an MoE model of transformers 5'}"
         )
     return layers
+
+
+def is_experts(module: nn.Module) -> bool:
+    """Return whether a module is a layer's experts, dispatched through ``ExpertsInterface``."""
+    # transformers' `use_experts_implementation` sets the first on every class it decorates.
+    return hasattr(module, "_is_expert_parallel") and hasattr(module, "num_experts")
 
 
 def _read_layer(model_name: str, name: str, parent: nn.Module, experts: nn.Module) -> MoeLayer:

@@ -31,12 +31,17 @@ def read_call(
     """Return the arguments of a forward by name, and its tokens or their embeddings [B, S, …].
 
     Raises:
-        UsageError: If the call has neither ``input_ids`` nor ``inputs_embeds``.
+        UsageError: If the call has neither ``input_ids`` nor ``inputs_embeds``, or packs sequences.
     """
     arguments = dict(kwargs)
     if args:  # binding takes a while, and `generate` names all of them
         arguments = signature.bind_partial(*args, **kwargs).arguments
         arguments |= arguments.pop("kwargs", {})
+    if arguments.get("cu_seq_lens_q") is not None:
+        raise UsageError(
+            "cu_seq_lens_q: sequences are packed into one row, whose ranks and groups cannot be "
+            "told; call the model with a padded batch and its attention_mask"
+        )
     for name in ("input_ids", "inputs_embeds"):
         if arguments.get(name) is not None:
             return arguments, arguments[name]
