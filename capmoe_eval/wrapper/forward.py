@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator
@@ -19,6 +17,7 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Assignment, Scores
 from capmoe_eval.routing.weighted import weigh
 from capmoe_eval.wrapper.generation import Generation
+from capmoe_eval.wrapper.guard import guarded
 from capmoe_eval.wrapper.kernel import kept_pairs_kernel
 from capmoe_eval.wrapper.layer_meter import LayerMeter
 from capmoe_eval.wrapper.layers import MoeLayer
@@ -26,7 +25,6 @@ from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.modality import ImageFinder
 from capmoe_eval.wrapper.plan import ForwardPlan, new_columns, read_call
 from capmoe_eval.wrapper.ranks import ALONE
-from capmoe_eval.wrapper.undo import remembered
 
 # Shape suffixes: B sequences, S positions (of a batch) or slots (of a token), N = B·S rows,
 # M columns of a mask, T counted tokens, K = top-k, E experts.
@@ -46,41 +44,9 @@ def hooked(model: nn.Module, meter: Meter) -> Iterator[None]:
                 stack.enter_context(kept_pairs_kernel(layer.experts))
         for handle in hooks.install():
             stack.callback(handle.remove)
-        stack.enter_context(_forward_of(model, hooks))
+        stack.enter_context(guarded(model, meter, hooks))
         stack.enter_context(hooks.generation.followed())
         yield
-
-
-@contextmanager
-def _forward_of(model: nn.Module, hooks: _ForwardHooks) -> Iterator[None]:
-    """Have a model run its forwards by the hooks; restore it on exit."""
-    before = vars(model).get("forward")  # accelerate sets one, too
-    forward: Any = _Forward(model.forward, hooks)
-    model.forward = forward
-    try:
-        yield
-    finally:
-        hooks.close()
-        if before is None:
-            del model.forward
-        else:
-            model.forward = before
-
-
-class _Forward:
-    """The forward of a model under a capacity, also for those who call it as ``model.forward``."""
-
-    def __init__(self, stock: Callable[..., Any], hooks: _ForwardHooks) -> None:
-        self._stock, self._hooks = stock, hooks
-        functools.update_wrapper(self, stock)
-
-    # Where a caller is compiled, the hooks are not: they count on the host.
-    @torch.compiler.disable
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._hooks.run(self._stock, args, kwargs)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return copy.deepcopy(self._stock, memo)  # the copy's own
 
 
 class _ForwardHooks:
@@ -95,10 +61,6 @@ class _ForwardHooks:
         self._expected = [(layer, part) for layer in layers for part in ("router", "experts")]
         self._plan: ForwardPlan | None = None
         self._last: ForwardPlan | None = None  # the forward that a backward pass may recompute
-        self._alone = threading.Lock()  # held by the forward that runs
-        self._thread = 0  # of that forward
-        self._is_closed = False
-        self._half_recorded = False  # whether a forward that was recorded was broken off
         # Without a capacity a decode step needs no count of its tokens, unless they are recorded.
         self.generation = Generation(
             model, lambda: meter.method.decode != "unconstrained" or meter.records_every_forward
@@ -125,61 +87,11 @@ class _ForwardHooks:
                 of(experts, self._experts_hook(number, meter)), with_kwargs=True
             )
 
-    def close(self) -> None:
-        """Leave the forwards of those who kept ``model.forward`` to the model."""
-        self._is_closed = True
-
     # The forward of the whole model.
 
-    def run(self, stock: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a forward: no other beside it, and counted whole or not at all.
-
-        What a broken promise counted stays, since the proofs tell of it.
-        """
-        if self._is_closed:
-            return stock(*args, **kwargs)
-        if not self._alone.acquire(blocking=False):
-            raise UsageError(
-                "capacity_aware: a forward of the model began while another one ran, inside it or "
-                "in another thread; run them one after the other, or load the model twice"
-            )
-        meter, before = self._meter, []
-        self._thread = threading.get_ident()
-        try:
-            if meter.is_aside:
-                self._leave_kernels_alone()
-                return stock(*args, **kwargs)
-            before.append(remembered(meter))
-            if self._before_forward(args, kwargs).constrained:
-                before.append(remembered(*meter.layers))
-            output = stock(*args, **kwargs)
-            self._after_forward()
-            return output
-        except EnforcementError:
-            raise
-        except BaseException:
-            for take_back in before:
-                take_back()
-                self._half_recorded = meter.recorder is not None
-            raise
-        finally:
-            self._plan = None
-            self._alone.release()
-
-    def _leave_kernels_alone(self) -> None:
-        """Have the stock kernels compute all that the routers choose."""
-        for meter in self._meter.layers:
-            experts: Any = meter.layer.experts
-            if hasattr(experts, "capmoe_untouched"):
-                experts.capmoe_untouched = True
-
-    def _before_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ForwardPlan:
+    def before_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ForwardPlan:
+        """Return the plan of the forward that begins: its counted tokens, images and groups."""
         meter = self._meter
-        if self._half_recorded:
-            raise UsageError(
-                "capacity_aware: a forward whose routing is recorded was broken off, and half of "
-                "it is in the record; begin a new block"
-            )
         arguments, tokens = read_call(self._signature, args, kwargs)
         cache = arguments.get("past_key_values")
         n_cached = 0 if cache is None else int(cache.get_seq_length())
@@ -230,7 +142,8 @@ class _ForwardHooks:
             return everyone_BS
         return new_columns(mask, tokens, n_cached).to(tokens.device)
 
-    def _after_forward(self) -> None:
+    def after_forward(self) -> None:
+        """Check that every layer ran once in the forward that ends, and every promise."""
         plan = self._plan
         assert plan is not None
         if plan.seen != self._expected:
@@ -246,8 +159,12 @@ class _ForwardHooks:
         )
         self._last = plan if checkpointed else None
 
+    def no_forward(self) -> None:
+        """Note that no forward runs any more."""
+        self._plan = None
+
     def _running_plan(self, number: int, part: str) -> ForwardPlan:
-        if self._plan is not None and self._thread == threading.get_ident():
+        if self._plan is not None and self._plan.thread == threading.get_ident():
             self._plan.seen.append((number, part))
             return self._plan
         if self._last is not None and self._plan is None:

@@ -65,6 +65,7 @@ class Generation:
         # Whether the steps of a generation that begins now say which sequences have finished.
         self._follows_finished = follows_finished
         self._local = threading.local()  # `decoding`: the generation that this thread runs
+        self._n_running = 0  # generations, of all threads
 
     def step(self) -> Decoding | None:
         """Return the generation whose forward begins now in this thread; None outside of any.
@@ -89,7 +90,11 @@ class Generation:
 
     @contextmanager
     def followed(self) -> Iterator[None]:
-        """Follow the generations that begin in a ``with`` block."""
+        """Follow the generations that begin in a ``with`` block.
+
+        Raises:
+            UsageError: On exit, if one of them still runs in another thread.
+        """
         with _LOCK:
             if not _OPEN:
                 _replace_loops()
@@ -101,6 +106,11 @@ class Generation:
                 _OPEN.remove(self)
                 if not _OPEN:
                     _restore_loops()
+        if self._n_running:
+            raise UsageError(
+                "capacity_aware: the block ended while generate still ran in another thread, whose "
+                "last steps have no capacity; wait for the thread inside the block"
+            )
 
     def concerns(self, generating: Any) -> bool:
         """Return whether an object that generates is the model, or contains it."""
@@ -132,10 +142,14 @@ class Generation:
             arguments["stopping_criteria"], decoding, follows=follows
         )
         self._local.decoding = decoding
+        with _LOCK:
+            self._n_running += 1
         try:
             yield
         finally:
             self._local.decoding = before
+            with _LOCK:
+                self._n_running -= 1
 
     @contextmanager
     def prompt(self, arguments: dict[str, Any]) -> Iterator[None]:

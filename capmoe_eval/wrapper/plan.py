@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -93,6 +94,7 @@ class ForwardPlan:
     image_BS: Tensor | None = None  # True for its tokens of images; None where there can be none
     row_end_BS: Tensor | None = None  # True for its tokens of text between the rows of an image
     ranks: Ranks = ALONE
+    thread: int = field(default_factory=threading.get_ident)  # that runs the forward
     # (layer, "router" or "experts") of each module that ran so far
     seen: list[tuple[int, str]] = field(default_factory=list)
     choices: dict[int, Tensor] = field(default_factory=dict)  # counted tokens' top-k, by layer

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin
+from transformers import GenerationMixin, LogitsProcessor
 
 from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.wrapper import forward
@@ -43,17 +43,18 @@ def during(module: nn.Module, act: Callable[[], Any]) -> Iterator[None]:
 # One forward at a time.
 
 
+def outcome(act: Callable[[], Any]) -> Any:
+    """Return the result of a function, or its exception."""
+    try:
+        return act()
+    except Exception as error:
+        return error
+
+
 def in_thread(act: Callable[[], Any]) -> Any:
-    """Return the result of a function, or its exception, in another thread."""
+    """Return the outcome of a function in another thread."""
     results: list[Any] = []
-
-    def collect() -> None:
-        try:
-            results.append(act())
-        except Exception as error:
-            results.append(error)
-
-    thread = threading.Thread(target=collect)
+    thread = threading.Thread(target=lambda: results.append(outcome(act)))
     thread.start()
     thread.join()
     return results[0]
@@ -132,6 +133,37 @@ def test_threads_take_turns() -> None:
     assert meter.summary()["tokens"] == 96
 
 
+@pytest.mark.parametrize("place", ["between steps", "in a forward"])
+def test_a_block_does_not_end_before_its_generations(place: str) -> None:
+    """A streamer's thread would go on without a capacity, and nobody would see it."""
+    model = make("olmoe")
+    waits, goes_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        waits.set()
+        goes_on.wait(60)
+
+    class Waits(LogitsProcessor):
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            wait()
+            return scores
+
+    processors = [Waits()] if place == "between steps" else []
+    options: dict[str, Any] = {"max_new_tokens": 3, "logits_processor": processors}
+    thread = threading.Thread(target=lambda: outcome(lambda: model.generate(batch(), **options)))
+    before = state(model)
+    with (
+        during(model.lm_head, wait if place == "in a forward" else lambda: None),
+        pytest.raises(UsageError, match=r"the block ended while .* in another thread"),
+        capacity_aware(model, "score", gamma=0.5, verify=False),
+    ):
+        thread.start()
+        waits.wait(60)
+    goes_on.set()
+    thread.join()
+    assert same(state(model), before)
+
+
 def test_two_threads_cannot_both_begin_a_block() -> None:
     model = make("olmoe")
     ready = threading.Barrier(2)
@@ -142,7 +174,7 @@ def test_two_threads_cannot_both_begin_a_block() -> None:
         try:
             with capacity_aware(model, "score", gamma=0.5):
                 outcomes.append("began")
-                left.wait()
+                left.wait(60)  # for ever, if both began
         except UsageError as error:
             outcomes.append("refused" if "already under a capacity" in str(error) else "?")
             left.set()
