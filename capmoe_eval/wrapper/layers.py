@@ -23,6 +23,12 @@ _DEQUANTISE = (
 )
 
 
+def is_experts(module: nn.Module) -> bool:
+    """Return whether a module is a layer's experts, dispatched through ``ExpertsInterface``."""
+    # transformers' `use_experts_implementation` sets the first on every class it decorates.
+    return hasattr(module, "_is_expert_parallel") and hasattr(module, "num_experts")
+
+
 @dataclass(frozen=True)
 class MoeLayer:
     """One MoE layer: its router, its experts, and the gate that describes the router."""
@@ -61,12 +67,6 @@ def find_moe_layers(model: nn.Module) -> list[MoeLayer]:
             f"{_DEQUANTISE if quantised else 'choose an MoE model of transformers 5'}"
         )
     return layers
-
-
-def is_experts(module: nn.Module) -> bool:
-    """Return whether a module is a layer's experts, dispatched through ``ExpertsInterface``."""
-    # transformers' `use_experts_implementation` sets the first on every class it decorates.
-    return hasattr(module, "_is_expert_parallel") and hasattr(module, "num_experts")
 
 
 def _read_layer(model_name: str, name: str, parent: nn.Module, experts: nn.Module) -> MoeLayer:
