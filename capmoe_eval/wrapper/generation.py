@@ -7,7 +7,6 @@ itself, one that contains it, or a ``generate`` that was bound before the block.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import inspect
@@ -16,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -264,10 +264,9 @@ def _refused(stock: Any) -> Callable[..., Any]:
 
 def _generates(concerns: Callable[[Any], bool]) -> bool:
     """Return whether this thread is inside ``generate`` of an object that concerns us."""
-    frame = sys._getframe()
-    with contextlib.suppress(AttributeError):  # the outermost frame has none behind it
-        while True:
-            if frame.f_code is _GENERATE and concerns(frame.f_locals.get("self")):
-                return True
-            frame = frame.f_back  # type: ignore[assignment]
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is _GENERATE and concerns(frame.f_locals.get("self")):
+            return True
+        frame = frame.f_back
     return False

@@ -60,11 +60,11 @@ class _GuardedForward:
     """The forward of a model under a capacity, also for those who call it as ``model.forward``."""
 
     def __init__(self, stock: Callable[..., Any], meter: Meter, watcher: Watcher) -> None:
+        functools.update_wrapper(self, stock)
         self._stock, self._meter, self._watcher = stock, meter, watcher
         self._alone = threading.Lock()  # held by the forward that runs
         self._is_closed = False
         self._half_recorded = False  # whether a forward that was recorded was broken off
-        functools.update_wrapper(self, stock)
 
     @property
     def runs(self) -> bool:
@@ -104,9 +104,11 @@ class _GuardedForward:
                 "capacity_aware: a forward whose routing is recorded was broken off, and half of "
                 "it is in the record; begin a new block"
             )
-        undo = [remembered(self._meter)]
+        undo, is_recorded = [remembered(self._meter)], False
         try:
-            if self._watcher.before_forward(args, kwargs).constrained:
+            plan = self._watcher.before_forward(args, kwargs)
+            is_recorded = self._meter.recorder is not None
+            if plan.constrained:
                 undo.append(remembered(*self._meter.layers))
             output = self._stock(*args, **kwargs)
             self._watcher.after_forward()
@@ -115,7 +117,7 @@ class _GuardedForward:
         except BaseException:
             for take_back in undo:
                 take_back()
-            self._half_recorded = self._meter.recorder is not None
+            self._half_recorded = is_recorded
             raise
         return output
 

@@ -68,16 +68,16 @@ def capacity_aware(
     if isinstance(method, Method) and given:
         raise UsageError(f"{given[0]}: is a field of the Method that was given; set it there")
     chosen = method if isinstance(method, Method) else Method(method, gamma, **knobs)
-    whole = target_model(model)
-    with claimed(whole):
-        meter = _prepared(whole, chosen, calibrated)
+    target = target_model(model)
+    with claimed(target):
+        meter = _new_meter(target, chosen, calibrated)
         if verify:
-            prove_on_entry(whole, meter)
-        with hooked(whole, meter):
+            prove_on_entry(target, meter)
+        with hooked(target, meter):
             yield meter
 
 
-def _prepared(model: Any, chosen: Method, calibrated: Sequence[Tensor] | None) -> Meter:
+def _new_meter(model: Any, chosen: Method, calibrated: Sequence[Tensor] | None) -> Meter:
     """Return the meter of a model under a method that fits it.
 
     Raises:

@@ -15,6 +15,7 @@ from transformers import GenerationMixin, LogitsProcessor
 
 from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.wrapper import forward
+from capmoe_eval.wrapper.layers import is_experts
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.recorder import Recorder
 from capmoe_eval.wrapper.session import capacity_aware
@@ -292,6 +293,8 @@ def test_a_recording_does_not_go_on_after_half_a_forward() -> None:
 
     with capacity_aware(model, "score", gamma=0.5) as meter:
         meter.recorder = Recorder(1000)
+        with pytest.raises(UsageError, match="does not cover"):  # nothing of it is recorded
+            run(model, batch(), attention_mask=torch.ones(4, 3))
         run(model, batch())
         with during(model.lm_head, break_off), pytest.raises(RuntimeError):
             run(model, batch())
@@ -455,6 +458,16 @@ def test_a_block_leaves_every_module_as_it_was(
     except error:
         pass
     assert same(state(model), before)
+
+
+def test_a_model_is_stock_again_after_a_block() -> None:
+    model = make("olmoe")
+    stock = run(model, batch())
+    with capacity_aware(model, "score", gamma=0.5):
+        assert not torch.equal(run(model, batch()), stock)
+    assert torch.equal(run(model, batch()), stock)
+    experts = [module for module in model.modules() if is_experts(module)]
+    assert experts and all(module.config is model.config for module in experts)
 
 
 @pytest.mark.parametrize("number", range(1, 12))
