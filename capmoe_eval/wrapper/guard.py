@@ -19,7 +19,7 @@ from capmoe_eval.wrapper.undo import remembered
 
 
 class Watcher(Protocol):
-    """What sees the forwards of a model."""
+    """Sees the forwards of a model."""
 
     def before_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ForwardPlan:
         """Return the plan of the forward that begins."""
@@ -79,7 +79,7 @@ class _GuardedForward:
         return copy.deepcopy(self._stock, memo)  # the copy's own
 
     # Where a caller is compiled, the hooks are not: they count on the host.
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run a forward: no other beside it, and counted whole or not at all."""
         if self._is_closed:

@@ -9,13 +9,22 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor, nn
-from transformers import GenerationMixin, LogitsProcessor, TextGenerationPipeline
+from transformers import (
+    GenerationMixin,
+    LogitsProcessor,
+    PreTrainedTokenizerFast,
+    TextGenerationPipeline,
+)
 
 from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper import images
+from tests.wrapper.architectures import VOCABULARY
 from tests.wrapper.models import batch, make
 from tests.wrapper.test_generation import Ends, counted
 
@@ -173,15 +182,17 @@ def test_the_language_model_of_a_model_with_images_is_followed(decode: str) -> N
 
 
 def test_a_pipeline_is_followed() -> None:
-    """It asks its model to generate; here it is given tokens, since there is no tokenizer."""
+    """It is made before the block, and is not what the capacity is put on."""
     model = make("olmoe")
-    pipeline = TextGenerationPipeline.__new__(TextGenerationPipeline)
-    pipeline.model = model
-    with capacity_aware(pipeline.model, "score", gamma=0.5) as meter:
-        pipeline.model.generate(batch(), max_new_tokens=3, use_cache=False)
+    words = {"pad": 0} | {f"w{number}": number for number in range(1, VOCABULARY)}
+    splitter = Tokenizer(WordLevel(words, unk_token="pad"))
+    splitter.pre_tokenizer = WhitespaceSplit()
+    reader = PreTrainedTokenizerFast(tokenizer_object=splitter, pad_token="pad")
+    pipeline = TextGenerationPipeline(model=model, tokenizer=reader)
+    with capacity_aware(model, "score", gamma=0.5) as meter:
+        pipeline(["w5 w6 w7 w8 w9", "w10 w11"], batch_size=2, max_new_tokens=3, use_cache=False)
     assert (meter.forwards, meter.decode_forwards) == (3, 2)
-    with pytest.raises(UsageError, match="TextGenerationPipeline: is no torch module"):
-        capacity_aware(pipeline, "score", gamma=0.5).__enter__()
+    assert meter.summary()["tokens"] == 5 + 2
 
 
 def test_two_models_are_followed_apart() -> None:
