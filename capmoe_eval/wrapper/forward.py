@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Assignment, Scores
 from capmoe_eval.routing.weighted import weigh
 from capmoe_eval.wrapper.generation import Generation
+from capmoe_eval.wrapper.guard import guarded
 from capmoe_eval.wrapper.invariants.event import ExpertsCall, ForwardEvent, RouterCall
 from capmoe_eval.wrapper.kernel import kept_pairs_kernel
 from capmoe_eval.wrapper.layer_meter import LayerMeter
@@ -29,9 +31,6 @@ from capmoe_eval.wrapper.ranks import ALONE
 # M columns of a mask, T counted tokens, K = top-k, E experts.
 
 CPU = torch.device("cpu")
-ACTIVE = "capmoe_active"
-"""Name of the attribute that marks a router under a capacity."""
-
 RouterOutput = tuple[Tensor, Tensor, Tensor]  # logits [N, E], weights [N, K], indices [N, K]
 
 
@@ -41,14 +40,13 @@ def hooked(model: nn.Module, meter: Meter) -> Iterator[None]:
     hooks = _ForwardHooks(model, meter)
     with ExitStack() as stack:
         for layer in (of_layer.layer for of_layer in meter.layers):
-            setattr(layer.router, ACTIVE, True)
-            stack.callback(delattr, layer.router, ACTIVE)
             # Experts that are spread over processes never get a dropped slot: it is not sent.
             if not meter.method.is_stock and layer.ranks is ALONE:
                 stack.enter_context(kept_pairs_kernel(layer.experts, hooks.watch(layer)))
         for handle in hooks.install():
             stack.callback(handle.remove)
-        stack.enter_context(hooks.generation.followed(model))
+        stack.enter_context(guarded(model, meter, hooks))
+        stack.enter_context(hooks.generation.followed())
         yield
 
 
@@ -66,23 +64,29 @@ class _ForwardHooks:
         self._last: ForwardPlan | None = None  # the forward that a backward pass may recompute
         # Without a capacity a decode step needs no count of its tokens, unless they are recorded.
         self.generation = Generation(
-            lambda: meter.method.decode != "unconstrained" or meter.records_every_forward
+            model, lambda: meter.method.decode != "unconstrained" or meter.records_every_forward
         )
 
     def install(self) -> Iterator[Any]:
         """Register the hooks and yield their handles."""
 
-        def unless_aside(hook: Callable[..., Any]) -> Callable[..., Any]:
-            return lambda *call: None if self._meter.is_aside else hook(*call)
+        def of(module: nn.Module, hook: Callable[..., Any]) -> Callable[..., Any]:
+            def checked(called: nn.Module, *call: Any) -> Any:
+                if called is not module:
+                    raise UsageError(
+                        f"{type(called).__name__}: is a copy that was made of a model under a "
+                        "capacity, and would half stay under it; copy the model outside the block"
+                    )
+                return None if self._meter.is_aside else hook(called, *call)
 
-        before, after = unless_aside(self._before_forward), unless_aside(self._after_forward)
-        yield self._model.register_forward_pre_hook(before, with_kwargs=True)
-        yield self._model.register_forward_hook(after)
+            return checked
+
         for number, meter in enumerate(self._meter.layers):
-            router = unless_aside(self._router_hook(number, meter))
-            experts = unless_aside(self._experts_hook(number, meter))
-            yield meter.layer.router.register_forward_hook(router)
-            yield meter.layer.experts.register_forward_pre_hook(experts, with_kwargs=True)
+            router, experts = meter.layer.router, meter.layer.experts
+            yield router.register_forward_hook(of(router, self._router_hook(number, meter)))
+            yield experts.register_forward_pre_hook(
+                of(experts, self._experts_hook(number, meter)), with_kwargs=True
+            )
 
     def watch(self, layer: MoeLayer) -> Callable[[Tensor], None]:
         """Return a function that notes the experts that a layer's stock kernel computes."""
@@ -98,15 +102,19 @@ class _ForwardHooks:
 
     # The forward of the whole model.
 
-    def _before_forward(
-        self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def before_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ForwardPlan:
+        """Return the plan of the forward that begins: its counted tokens, images and groups."""
         meter = self._meter
         arguments, tokens = read_call(self._signature, args, kwargs)
         cache = arguments.get("past_key_values")
         n_cached = 0 if cache is None else int(cache.get_seq_length())
-        step = self.generation.take_step()
+        step = self.generation.step()
         decode = not step.first if step else tokens.shape[1] == 1 and n_cached > 0
+        prompt_length = tokens.shape[1]  # positions of this forward that are no generated tokens
+        if step and step.first:
+            step.prompt_length = n_cached + tokens.shape[1]
+        elif decode:
+            prompt_length = max(0, step.prompt_length - n_cached) if step else 0
         mask = arguments.get("attention_mask")
         if step and getattr(mask, "ndim", None) != 2:
             mask = None if step.mask is None else meter.ranks.own(step.mask)
@@ -127,7 +135,9 @@ class _ForwardHooks:
             meter.forwards,
             counted_BS=self._counted(mask, tokens, n_cached),
             decode=decode,
-            image_BS=self._images.find(arguments, tokens, meter.method.modality_setting),
+            image_BS=self._images.find(
+                arguments, tokens, meter.method.modality_setting, prompt_length=prompt_length
+            ),
             row_end_BS=self._images.row_ends(arguments),
             ranks=meter.ranks,
         )
@@ -137,6 +147,7 @@ class _ForwardHooks:
                 plan.number, mask, n_cached, n_sequences, n_new, plan.image_BS, meter.ranks.idle
             )
         meter.note_forward(plan, mask)
+        return plan
 
     def _counted(self, mask: Any, tokens: Tensor, n_cached: int) -> Tensor:
         """Return a mask [B, S] of the tokens that count."""
@@ -149,8 +160,9 @@ class _ForwardHooks:
             return everyone_BS
         return new_columns(mask, tokens, n_cached).to(tokens.device)
 
-    def _after_forward(self, _model: nn.Module, _args: Any, _output: Any) -> None:
-        plan, self._plan = self._plan, None
+    def after_forward(self) -> None:
+        """Check that every layer ran once in the forward that ends, and every promise."""
+        plan = self._plan
         assert plan is not None
         if plan.seen != self._expected:
             names = [meter.layer.name for meter in self._meter.layers]
@@ -167,15 +179,19 @@ class _ForwardHooks:
         )
         self._last = plan if checkpointed else None
 
+    def no_forward(self) -> None:
+        """Note that no forward runs any more."""
+        self._plan = None
+
     def _running_plan(self, number: int, part: str) -> ForwardPlan:
-        if self._plan is not None:
+        if self._plan is not None and self._plan.thread == threading.get_ident():
             self._plan.seen.append((number, part))
             return self._plan
-        if self._last is not None:
+        if self._last is not None and self._plan is None:
             return self._last
         raise EnforcementError(
             "a router ran outside a forward of the model that is under a capacity: call that "
-            "model, not a part of it"
+            "model, not a part of it, or put the part under the capacity that is called"
         )
 
     # The forward of one layer.

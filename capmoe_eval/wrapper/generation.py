@@ -1,109 +1,272 @@
-"""Follow ``generate``: which forward computes the prompt, its mask, and who has finished."""
+"""Follow ``generate``: which forwards compute the prompt, its mask, and who has finished.
+
+transformers looks its decoding loops up in their class whenever ``generate`` runs. They are
+followed there while a block is open, so that it does not matter which object generates: the model
+itself, one that contains it, or a ``generate`` that was bound before the block.
+"""
 
 from __future__ import annotations
 
+import copy
 import functools
+import inspect
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import StoppingCriteriaList
+from torch import Tensor, nn
+from transformers import GenerationMixin, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.continuous_batching import ContinuousMixin
 
+from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.groups import moved
 
 
-class Step(NamedTuple):
-    """One forward of a generation."""
+@dataclass(eq=False)
+class Decoding:
+    """One generation that runs in one thread."""
 
-    first: bool  # it computes the prompt; the other steps compute generated tokens
-    # The 2-dimensional mask of prompt and generated tokens, before transformers converts it for a
-    # static cache, where pads can no longer be read from it; None if there is none.
-    mask: Tensor | None
+    # True while the prompt is computed, False behind it; None before.
+    first: bool | None = None
+    # The 2-dimensional mask of the prompt while it is computed, before transformers converts it for
+    # a static cache, where pads can no longer be read from it; None if there is none.
+    mask: Tensor | None = None
     # True for a sequence whose answer is finished while others of the batch go on [B]; None where
     # this is not followed. What is computed for it is never read.
     finished_B: Tensor | None = None
+    prompt_length: int = 0  # positions of the prompt that are computed so far
+    is_paused: bool = False  # True while a logits processor or a stopping criterion runs
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take the forwards of a ``with`` block for none of this generation's."""
+        before, self.is_paused = self.is_paused, True
+        try:
+            yield
+        finally:
+            self.is_paused = before
+
+    def finish(self, done_B: Tensor) -> None:
+        """Note which sequences are finished [B], beside those that were."""
+        before_B = self.finished_B
+        self.finished_B = done_B if before_B is None else before_B | done_B
 
 
 class Generation:
-    """Follows the generations of a model."""
+    """Follows the generations of a model, and of objects that contain it."""
 
-    def __init__(self, follows_finished: Callable[[], bool]) -> None:
+    def __init__(self, model: nn.Module, follows_finished: Callable[[], bool]) -> None:
+        self._model = model
         # Whether the steps of a generation that begins now say which sequences have finished.
         self._follows_finished = follows_finished
-        self._running = 0
-        self._next: Step | None = None
-        self._finished_B: Tensor | None = None
+        self._local = threading.local()  # `decoding`: the generation that this thread runs
+        self._n_running = 0  # generations, of all threads
 
-    def take_step(self) -> Step | None:
-        """Return the step of the forward that begins now; None outside a generation."""
-        step, self._next = self._next, None
-        return step
+    def step(self) -> Decoding | None:
+        """Return the generation whose forward begins now in this thread; None outside of any.
+
+        Raises:
+            UsageError: If a generation runs whose steps cannot be told.
+        """
+        decoding = self._running()
+        if decoding is not None and decoding.first is not None and not decoding.is_paused:
+            return decoding
+        if _generates(self.concerns):
+            raise UsageError(
+                "generate: it runs the model in forwards that are not the steps of greedy search, "
+                "sampling or beam search (a custom_generate, guidance_scale, or a loop of the "
+                "model's own), so that prompts cannot be told from steps; leave that option out, "
+                "or call the model in a loop of your own"
+            )
+        return None
+
+    def _running(self) -> Decoding | None:
+        return getattr(self._local, "decoding", None)
 
     @contextmanager
-    def followed(self, model: Any) -> Iterator[None]:
-        """Follow a model's generations; do nothing for a model without ``generate``."""
-        with ExitStack() as stack:
-            if hasattr(model, "generate"):
-                _replace(stack, model, "generate", self._generate)
-                _replace(stack, model, "prepare_inputs_for_generation", self._prepare)
-                _replace(stack, model, "_get_stopping_criteria", self._criteria)
-            yield
+    def followed(self) -> Iterator[None]:
+        """Follow the generations that begin in a ``with`` block.
 
-    def _generate(self, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._running += 1
+        Raises:
+            UsageError: On exit, if one of them still runs in another thread.
+        """
+        with _LOCK:
+            if not _OPEN:
+                _replace_loops()
+            _OPEN.append(self)
         try:
-            # With a static cache on a GPU transformers would compile the forwards with the hooks.
-            return stock(*args, **kwargs | {"disable_compile": True})
+            yield
         finally:
-            self._running -= 1
-            self._next = self._finished_B = None
+            with _LOCK:
+                _OPEN.remove(self)
+                if not _OPEN:
+                    _restore_loops()
+        if self._n_running:
+            raise UsageError(
+                "capacity_aware: the block ended while generate still ran in another thread, whose "
+                "last steps have no capacity; wait for the thread inside the block"
+            )
 
-    def _prepare(self, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self._running:
-            # A chunk of a long prompt is a first iteration, too.
-            first = bool(kwargs.get("is_first_iteration"))
-            self._next = Step(first, kwargs.get("attention_mask"), self._finished_B)
-        return stock(*args, **kwargs)
+    def concerns(self, generating: Any) -> bool:
+        """Return whether an object that generates is the model, or contains it."""
+        return isinstance(generating, nn.Module) and any(
+            module is self._model for module in generating.modules()
+        )
 
-    def _criteria(
-        self, stock: Callable[..., Any], generation_config: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        criteria = stock(generation_config, *args, **kwargs)
+    @contextmanager
+    def decoding(self, loop: str, arguments: dict[str, Any]) -> Iterator[None]:
+        """Follow one decoding loop, whose arguments are replaced in place.
+
+        Raises:
+            UsageError: If the loop verifies drafts, or makes them.
+        """
+        options = arguments["generation_config"] = copy.copy(arguments["generation_config"])
+        if loop == "_assisted_decoding" or options.is_assistant:
+            raise UsageError(
+                "generate: assisted decoding (assistant_model, prompt_lookup_num_tokens, use_mtp, "
+                "assistant_early_exit) is not supported under a capacity, because drafted tokens "
+                "would take slots of the prompt's forward; leave it out"
+            )
+        # With a static cache on a GPU transformers would compile the forwards with the hooks.
+        options.disable_compile = True
+        before, decoding = self._running(), Decoding()
+        arguments["logits_processor"] = _Processors(arguments["logits_processor"], decoding)
         # A beam that finishes leaves the search: those that are computed are live.
-        if generation_config.num_beams > 1 or not self._follows_finished():
-            return criteria
-        return _Followed(criteria, self._finish)
+        follows = loop == "_sample" and self._follows_finished()
+        arguments["stopping_criteria"] = _Criteria(
+            arguments["stopping_criteria"], decoding, follows=follows
+        )
+        self._local.decoding = decoding
+        with _LOCK:
+            self._n_running += 1
+        try:
+            yield
+        finally:
+            self._local.decoding = before
+            with _LOCK:
+                self._n_running -= 1
 
-    def _finish(self, done_B: Tensor) -> None:
-        before_B = self._finished_B
-        self._finished_B = done_B if before_B is None else before_B | done_B
+    @contextmanager
+    def prompt(self, arguments: dict[str, Any]) -> Iterator[None]:
+        """Follow the forwards that compute a prompt, several where it is computed in chunks."""
+        decoding = self._running()
+        if decoding is None:  # a loop that is not followed
+            yield
+            return
+        decoding.first, decoding.mask = True, arguments["model_kwargs"].get("attention_mask")
+        try:
+            yield
+        finally:
+            decoding.first, decoding.mask = False, None
 
 
-class _Followed(StoppingCriteriaList):  # type: ignore[misc]
-    """Stopping criteria that tell which sequences they found finished."""
+class _Processors(LogitsProcessorList):  # type: ignore[misc]
+    """Logits processors whose own forwards are no steps."""
 
-    def __init__(self, criteria: Any, tell: Callable[[Tensor], None]) -> None:
-        super().__init__(criteria)
-        self._tell = tell
+    def __init__(self, processors: Any, decoding: Decoding) -> None:
+        super().__init__(processors)
+        self._decoding = decoding
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        done_B = super().__call__(*args, **kwargs)
-        told_B = done_B
-        # lm-eval's criteria for stop strings stop a batch when all of it is done, but note who is.
-        for noted_B in (getattr(criterion, "done_tracker", None) for criterion in self):
-            if noted_B is not None:
-                told_B = told_B | moved(torch.tensor(noted_B), done_B.device)
-        self._tell(told_B)
+        with self._decoding.paused():
+            return super().__call__(*args, **kwargs)
+
+
+class _Criteria(StoppingCriteriaList):  # type: ignore[misc]
+    """Stopping criteria that tell which sequences they found finished."""
+
+    def __init__(self, criteria: Any, decoding: Decoding, *, follows: bool) -> None:
+        super().__init__(criteria)
+        self._decoding, self._follows = decoding, follows
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self._decoding.paused():
+            done_B = super().__call__(*args, **kwargs)
+        if self._follows:
+            noted_B = done_B
+            # lm-eval's criteria for stop strings stop a batch when all of it is done, but note who
+            # is.
+            for tracked in (getattr(criterion, "done_tracker", None) for criterion in self):
+                if tracked is not None:
+                    noted_B = noted_B | moved(torch.tensor(tracked), done_B.device)
+            self._decoding.finish(noted_B)
         return done_B
 
 
-def _replace(stack: ExitStack, model: Any, name: str, with_stock: Callable[..., Any]) -> None:
-    """Replace a method of one object until the stack closes."""
-    stock, own = getattr(model, name), vars(model).get(name)
-    setattr(model, name, functools.wraps(stock)(functools.partial(with_stock, stock)))
-    if own is None:
-        stack.callback(delattr, model, name)
-    else:
-        stack.callback(setattr, model, name, own)
+_LOCK = threading.Lock()
+_OPEN: list[Generation] = []
+"""What follows generations now, of all threads."""
+
+_LOOPS = {
+    (GenerationMixin, "_sample"): Generation.decoding,
+    (GenerationMixin, "_beam_search"): Generation.decoding,
+    (GenerationMixin, "_assisted_decoding"): Generation.decoding,
+    (GenerationMixin, "_prefill"): Generation.prompt,
+}
+_STOCK: dict[tuple[type, str], Any] = {}
+"""The methods that are replaced while something follows generations."""
+
+_GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
+
+
+def _replace_loops() -> None:
+    names = [*_LOOPS, (ContinuousMixin, "init_continuous_batching")]
+    _STOCK.update({(owner, name): vars(owner)[name] for owner, name in names})
+    for (owner, name), stock in _STOCK.items():
+        follow = _LOOPS.get((owner, name))
+        setattr(owner, name, _refused(stock) if follow is None else _followed(stock, follow))
+
+
+def _restore_loops() -> None:
+    while _STOCK:
+        (owner, name), stock = _STOCK.popitem()
+        setattr(owner, name, stock)
+
+
+def _followed(stock: Any, follow: Any) -> Callable[..., Any]:
+    """Return a decoding loop, or the prompt's part of all, that open blocks follow."""
+    signature = inspect.signature(stock)
+
+    @functools.wraps(stock)
+    def loop(generating: Any, *args: Any, **kwargs: Any) -> Any:
+        concerned = [generation for generation in list(_OPEN) if generation.concerns(generating)]
+        if not concerned:
+            return stock(generating, *args, **kwargs)
+        call = signature.bind(generating, *args, **kwargs)
+        with ExitStack() as stack:
+            for generation in concerned:
+                steps = [stock.__name__] if follow is Generation.decoding else []
+                stack.enter_context(follow(generation, *steps, call.arguments))
+            return stock(*call.args, **call.kwargs)
+
+    return loop
+
+
+def _refused(stock: Any) -> Callable[..., Any]:
+    """Return continuous batching that is refused for models of open blocks."""
+
+    @functools.wraps(stock)
+    def start(generating: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(generation.concerns(generating) for generation in list(_OPEN)):
+            raise UsageError(
+                "generate_batch: continuous batching packs sequences into one row, so that neither "
+                "prompts nor ranks can be told; use generate"
+            )
+        return stock(generating, *args, **kwargs)
+
+    return start
+
+
+def _generates(concerns: Callable[[Any], bool]) -> bool:
+    """Return whether this thread is inside ``generate`` of an object that concerns us."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is _GENERATE and concerns(frame.f_locals.get("self")):
+            return True
+        frame = frame.f_back
+    return False

@@ -23,6 +23,12 @@ _DEQUANTISE = (
 )
 
 
+def is_experts(module: nn.Module) -> bool:
+    """Return whether a module is a layer's experts, dispatched through ``ExpertsInterface``."""
+    # transformers' `use_experts_implementation` sets the first on every class it decorates.
+    return hasattr(module, "_is_expert_parallel") and hasattr(module, "num_experts")
+
+
 @dataclass(frozen=True)
 class MoeLayer:
     """One MoE layer: its router, its experts, and the gate that describes the router."""
@@ -50,8 +56,7 @@ def find_moe_layers(model: nn.Module) -> list[MoeLayer]:
         _read_layer(model_name, name, parent, experts)
         for name, parent in model.named_modules()
         for experts in parent.children()
-        # transformers' `use_experts_implementation` sets this on every class it decorates.
-        if hasattr(experts, "_is_expert_parallel") and hasattr(experts, "num_experts")
+        if is_experts(experts)
     ]
     if not layers:
         config: Any = getattr(model, "config", None)

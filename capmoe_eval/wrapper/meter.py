@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +23,13 @@ from capmoe_eval.wrapper.ranks import ALONE
 from capmoe_eval.wrapper.recorder import Observer
 
 # Shape suffixes: B sequences, S positions of the batch.
+
+
+class _Scope(threading.local):
+    """The ``with`` blocks of a meter that a thread is in."""
+
+    real_tokens_BS: Tensor | None = None
+    is_aside = False
 
 
 class Meter:
@@ -54,12 +62,21 @@ class Meter:
         # Proofs on entry: γ=∞ gives the stock model; the kept-pairs kernel agrees with the stock's.
         self.stock_at_infinity: dict[str, Any] = {"passed": None, "why": "not run"}
         self.kernel_agrees: dict[str, Any] = {"passed": None, "why": "not run"}
-        self.real_tokens_BS: Tensor | None = None  # the mask of `real_tokens`
-        self.is_aside = False  # whether forwards are left alone
+        self._scope = _Scope()
         # Keeps the router's choices, or measures the layers, if that is asked for.
         self.recorder: Observer | None = None
         self._empty = {"uncounted": 0, "all_pads": 0}  # forwards in which no token counted
         self._expected_layers = expected_layers
+
+    @property
+    def real_tokens_BS(self) -> Tensor | None:
+        """The mask of :meth:`real_tokens`, in this thread."""
+        return self._scope.real_tokens_BS
+
+    @property
+    def is_aside(self) -> bool:
+        """True if forwards of this thread are left alone."""
+        return self._scope.is_aside
 
     @property
     def records_every_forward(self) -> bool:
@@ -74,11 +91,11 @@ class Meter:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Run the forwards of a ``with`` block without a capacity, and neither count nor check."""
-        before, self.is_aside = self.is_aside, True
+        before, self._scope.is_aside = self._scope.is_aside, True
         try:
             yield
         finally:
-            self.is_aside = before
+            self._scope.is_aside = before
 
     @contextmanager
     def real_tokens(self, mask_BS: Tensor) -> Iterator[None]:
@@ -88,11 +105,11 @@ class Meter:
         a causal model, which need no attention mask: the logits of real tokens are then those of an
         unmasked forward, bit for bit. It takes precedence over the model's ``attention_mask``.
         """
-        before, self.real_tokens_BS = self.real_tokens_BS, mask_BS.bool()
+        before, self._scope.real_tokens_BS = self._scope.real_tokens_BS, mask_BS.bool()
         try:
             yield
         finally:
-            self.real_tokens_BS = before
+            self._scope.real_tokens_BS = before
 
     def note_forward(self, plan: ForwardPlan, mask: Tensor | None) -> None:
         """Count a forward, and whether any of its tokens counts.

@@ -69,23 +69,33 @@ class ImageFinder:
         return bool(self._ids)
 
     def find(
-        self, arguments: Mapping[str, Any], tokens: Tensor, needed_by: str | None = None
+        self,
+        arguments: Mapping[str, Any],
+        tokens: Tensor,
+        needed_by: str | None = None,
+        *,
+        prompt_length: int | None = None,
     ) -> Tensor | None:
         """Return a mask [B, S] of the image tokens of a forward; None where there can be none.
 
         They are told by ``mm_token_type_ids`` where the forward is given them, else by the ids of
-        placeholders. ``tokens`` are its tokens or their embeddings [B, S, …].
+        placeholders. ``tokens`` are its tokens or their embeddings [B, S, …]. From position
+        ``prompt_length`` on tokens are generated, and text whatever their ids.
 
         Raises:
             UsageError: If the setting ``needed_by`` needs a mask that the arguments do not give.
         """
         types, ids = arguments.get(_TYPES), arguments.get("input_ids")
+        image_BS = None
         if isinstance(types, Tensor) and types.shape == tokens.shape[:2]:
-            return types != 0
-        if not self._ids:
+            image_BS = types != 0
+        elif not self._ids:
             return None
-        if ids is not None:
-            return torch.isin(ids, moved(torch.tensor(self._ids), ids.device))
+        elif ids is not None:
+            image_BS = torch.isin(ids, moved(torch.tensor(self._ids), ids.device))
+        if image_BS is not None:
+            image_BS[:, tokens.shape[1] if prompt_length is None else prompt_length :] = False
+            return image_BS
         if needed_by is not None:
             raise UsageError(
                 f"{needed_by}: the model is called with inputs_embeds, which do not say "

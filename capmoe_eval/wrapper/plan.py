@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -32,12 +33,17 @@ def read_call(
     """Return the arguments of a forward by name, and its tokens or their embeddings [B, S, …].
 
     Raises:
-        UsageError: If the call has neither ``input_ids`` nor ``inputs_embeds``.
+        UsageError: If the call has neither ``input_ids`` nor ``inputs_embeds``, or packs sequences.
     """
     arguments = dict(kwargs)
     if args:  # binding takes a while, and `generate` names all of them
         arguments = signature.bind_partial(*args, **kwargs).arguments
         arguments |= arguments.pop("kwargs", {})
+    if arguments.get("cu_seq_lens_q") is not None:
+        raise UsageError(
+            "cu_seq_lens_q: sequences are packed into one row, whose ranks and groups cannot be "
+            "told; call the model with a padded batch and its attention_mask"
+        )
     for name in ("input_ids", "inputs_embeds"):
         if arguments.get(name) is not None:
             return arguments, arguments[name]
@@ -89,6 +95,7 @@ class ForwardPlan:
     image_BS: Tensor | None = None  # True for its tokens of images; None where there can be none
     row_end_BS: Tensor | None = None  # True for its tokens of text between the rows of an image
     ranks: Ranks = ALONE
+    thread: int = field(default_factory=threading.get_ident)  # that runs the forward
     # (layer, "router" or "experts") of each module that ran so far
     seen: list[tuple[int, str]] = field(default_factory=list)
     choices: dict[int, Tensor] = field(default_factory=dict)  # counted tokens' top-k, by layer

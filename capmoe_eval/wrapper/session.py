@@ -14,12 +14,13 @@ from capmoe_eval.errors import UsageError, choice, shown
 from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.knobs import KNOBS
 from capmoe_eval.routing.method import Method
-from capmoe_eval.wrapper.forward import ACTIVE, hooked
+from capmoe_eval.wrapper.forward import hooked
 from capmoe_eval.wrapper.layers import MoeLayer, expected_moe_layers, find_moe_layers
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.modality import ImageFinder
 from capmoe_eval.wrapper.proof import prove_on_entry
 from capmoe_eval.wrapper.ranks import ALONE
+from capmoe_eval.wrapper.target import claimed, target_model
 
 
 @contextmanager
@@ -41,7 +42,8 @@ def capacity_aware(
     ``decode="constrained"`` the other forwards are, too; with ``decode="only"`` they alone are.
 
     Args:
-        model: A loaded model with MoE layers (transformers ≥ 5), with or without a head.
+        model: A loaded model with MoE layers (transformers ≥ 5), with or without a head, or a
+            module around one, such as an adapter's: the capacity is the transformers model's.
         method: A name of :data:`capmoe_eval.routing.METHODS`, or a ready :class:`Method`.
         gamma: Capacity factor γ; not needed by ``baseline``, ``expert_drop``, ``oea``,
             ``xshare`` and ``sere``, nor where ``layer_gammas`` has one for each MoE layer.
@@ -56,8 +58,8 @@ def capacity_aware(
         The meter: per-layer loads, drops, peaks, padding waste, proofs.
 
     Raises:
-        UsageError: For an invalid knob, a model whose routers cannot be identified, or a model that
-            is under a capacity already.
+        UsageError: For an invalid knob, a model whose routers cannot be identified, a model that
+            is under a capacity already, and in the block for a forward beside another one.
         EnforcementError: If a promise is broken.
     """
     for knob in knobs:
@@ -66,10 +68,21 @@ def capacity_aware(
     if isinstance(method, Method) and given:
         raise UsageError(f"{given[0]}: is a field of the Method that was given; set it there")
     chosen = method if isinstance(method, Method) else Method(method, gamma, **knobs)
-    if any(hasattr(module, ACTIVE) for module in model.modules()):
-        raise UsageError(
-            "capacity_aware: the model is already under a capacity; leave the outer block first"
-        )
+    target = target_model(model)
+    with claimed(target):
+        meter = _new_meter(target, chosen, calibrated)
+        if verify:
+            prove_on_entry(target, meter)
+        with hooked(target, meter):
+            yield meter
+
+
+def _new_meter(model: Any, chosen: Method, calibrated: Sequence[Tensor] | None) -> Meter:
+    """Return the meter of a model under a method that fits it.
+
+    Raises:
+        UsageError: If the method does not fit, or the model's routers cannot be identified.
+    """
     layers = find_moe_layers(model)
     if layers[0].ranks is not ALONE:
         chosen.check_processes(layers[0].ranks.size)
@@ -94,10 +107,7 @@ def capacity_aware(
             f"model={type(model).__name__}: its configuration announces {layer_count['expected']} "
             f"MoE layers, {layer_count['hooked']} were found; {_why_another_number(model)}"
         )
-    if verify:
-        prove_on_entry(model, meter)
-    with hooked(model, meter):
-        yield meter
+    return meter
 
 
 def _check_factors(method: Method, n_layers: int) -> None:

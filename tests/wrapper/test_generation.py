@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import StaticCache, StoppingCriteria
+from transformers import GenerationConfig, StaticCache, StoppingCriteria
 
 from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.wrapper import forward
@@ -253,23 +253,18 @@ def test_beams_are_sequences() -> None:
     assert meter.decode_forwards == without_cache.decode_forwards == 4
 
 
-def test_candidates_that_are_verified_together_are_decoded() -> None:
-    """Several new tokens in one forward of a generation are no prompt."""
-    model = make("olmoe")
-    tokens = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
-    with capacity_aware(model, "score", gamma=0.5) as meter:
-        model.generate(tokens, prompt_lookup_num_tokens=3, max_new_tokens=8, do_sample=False)
-    assert meter.summary()["tokens"] <= 8 + 3  # the first forward verifies candidates, too
-    assert meter.forwards - meter.decode_forwards == 1
-
-
 def test_forwards_of_a_generation_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = make("olmoe")
-    asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(type(model), "generate", lambda _self, **options: asked.append(options))
+    """Where transformers would: with a static cache on a GPU; the caller's options stay."""
+    model, asked = make("olmoe"), []
+    monkeypatch.setattr(
+        type(model),
+        "_valid_auto_compile_criteria",
+        lambda _self, _kwargs, options: asked.append(options.disable_compile),
+    )
+    options = GenerationConfig(max_new_tokens=3)
     with capacity_aware(model, "score", gamma=0.5):
-        model.generate(max_new_tokens=3)
-    assert asked == [{"max_new_tokens": 3, "disable_compile": True}]
+        model.generate(batch(), generation_config=options)
+    assert asked == [True] and not options.disable_compile
 
 
 def test_a_failed_generation_leaves_nothing_behind() -> None:

@@ -9,13 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedModel
+from transformers import LogitsProcessor, PreTrainedModel
 
 from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.routing.assign import assign
 from capmoe_eval.routing.scores import Assignment
 from capmoe_eval.wrapper import forward
-from capmoe_eval.wrapper.modality import BANDS, image_bands
+from capmoe_eval.wrapper.modality import BANDS, ImageFinder, image_bands
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper import architectures, images, models
 from tests.wrapper.parallel.cases import kept_pairs
@@ -156,6 +156,64 @@ def test_constrained_decode_steps_are_text() -> None:
     by = meter.summary()["modalities"]
     assert by["image"]["tokens"] == 3 * images.N_IMAGE
     assert sum(part["tokens"] for part in by.values()) == int(inputs["attention_mask"].sum()) + 6
+
+
+class Writes(LogitsProcessor):
+    """Makes every generated token the placeholder of an image, and the last the end of its row."""
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(scores, -torch.inf).index_fill_(1, torch.tensor(self.token), 0.0)
+
+
+@pytest.mark.parametrize("family", images.FAMILIES)
+@pytest.mark.parametrize("cache", [{}, {"cache_implementation": "static"}])
+@pytest.mark.parametrize("token", [images.IMAGE, images.VIDEO])
+def test_a_generated_placeholder_is_text(family: str, cache: dict[str, Any], token: int) -> None:
+    model, inputs = images.make(family), images.batch(family)
+    knobs = {"modality": "image_first", "decode": "constrained", "verify": False}
+    with capacity_aware(model, "score", 0.5, **knobs) as meter:
+        model.generate(
+            **inputs,
+            max_new_tokens=4,
+            min_new_tokens=4,
+            logits_processor=[Writes(token)],
+            do_sample=False,
+            **cache,
+        )
+    by = meter.summary()["modalities"]
+    assert by["image"]["tokens"] == 3 * images.N_IMAGE
+    text = int(inputs["attention_mask"].sum()) - 3 * images.N_IMAGE
+    assert by["text"]["tokens"] == text + 3 * len(inputs["input_ids"])
+
+
+@pytest.mark.parametrize("tell", ["ids", "types"])
+def test_a_decode_step_of_a_loop_of_ones_own_is_text(tell: str) -> None:
+    """The second part of a prompt may have images, a token behind a cache is generated."""
+    family = "llava" if tell == "ids" else "qwen3_vl_moe"
+    model, inputs = images.make(family), images.batch(family, (0, 0))
+    step = torch.full((2, 1), images.IMAGE)
+    mask = torch.cat([inputs["attention_mask"], torch.ones(2, 1, dtype=torch.long)], dim=1)
+    told = {} if tell == "ids" else {"mm_token_type_ids": torch.ones(2, 1, dtype=torch.long)}
+    with torch.no_grad(), capacity_aware(model, "score", 0.5, decode="constrained") as meter:
+        prompt = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
+        cache = prompt.past_key_values
+        model(input_ids=step, attention_mask=mask, past_key_values=cache, **told)
+    summary = meter.summary()
+    assert meter.decode_forwards == 1 and "modalities" not in summary
+    assert summary["tokens"] == int(inputs["attention_mask"].sum()) + 2
+
+
+def test_without_a_cache_the_prompts_images_stay_images() -> None:
+    """Nothing behind the prompt does, whatever its id; counted in a plain forward's finder."""
+    finder = ImageFinder(images.make("llava"))
+    tokens = torch.tensor([[images.IMAGE, 5, images.IMAGE, images.IMAGE]])
+    for length, expected in ((0, 0), (1, 1), (3, 2), (4, 3), (None, 3)):
+        image_BS = finder.find({"input_ids": tokens}, tokens, prompt_length=length)
+        assert image_BS is not None and int(image_BS.sum()) == expected
+        assert not image_BS[:, length:].any() or length is None
 
 
 @pytest.mark.parametrize("method", METHODS)

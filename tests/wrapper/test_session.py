@@ -405,31 +405,6 @@ def test_random_is_untouched_by_probe_forwards() -> None:
 # Entering and leaving.
 
 
-@pytest.mark.parametrize("method", ["score", "baseline"])
-def test_the_model_is_itself_again_after_an_exception(method: str) -> None:
-    model = make("olmoe")
-    before = run(model, batch())
-    names = {name: set(vars(module)) for name, module in model.named_modules()}
-    with pytest.raises(RuntimeError, match="boom"), capacity_aware(model, method, gamma=0.5):
-        run(model, batch())
-        raise RuntimeError("boom")
-    assert names == {name: set(vars(module)) for name, module in model.named_modules()}
-    experts = [module for module in model.modules() if hasattr(module, "_is_expert_parallel")]
-    assert all(module.config is model.config for module in experts)
-    assert model.config._experts_implementation == "grouped_mm"
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-    assert torch.equal(before, run(model, batch()))
-
-
-def test_the_next_forward_works_after_a_failed_one() -> None:
-    model = make("olmoe")
-    with capacity_aware(model, "score", gamma=0.5) as meter:
-        with pytest.raises(IndexError):
-            run(model, torch.full((2, 3), 1000))
-        run(model, batch())
-    assert meter.layers[0].forwards == 1
-
-
 def test_nesting_is_refused_and_leaves_the_outer_block_alone() -> None:
     model = make("olmoe")
     with capacity_aware(model, "score", gamma=0.5) as meter:

@@ -76,14 +76,17 @@ class DefinitionCheck:
 
     def examine(self, event: ForwardEvent) -> None:
         """Check every layer of a forward; processes that share the model do so together."""
-        self.forwards += 1
         ranks = self._layers[0].ranks
+        counts = []
         for number, layer in enumerate(self._layers):
             parts = ranks.collect(self._part(number, event))  # in the first process alone
             faults, buckets = _judge(layer, parts) if parts else (Counter[str](), 0)
-            counts = torch.tensor([buckets, *(faults[name] for name in _FAULTS)])
+            count = torch.tensor([buckets, *(faults[name] for name in _FAULTS)])
             device = event.experts[number].index_NA.device  # where processes exchange tensors
-            buckets, *totals = ranks.total(counts.to(device)).tolist()
+            counts.append(ranks.total(count.to(device)).tolist())
+        # A forward that is broken off before this line counts nothing.
+        self.forwards += 1
+        for number, (buckets, *totals) in enumerate(counts):
             self.buckets += buckets
             self.faults[number].update(dict(zip(_FAULTS, totals, strict=True)))
 

@@ -1,0 +1,351 @@
+"""Generations are followed whatever object runs them, or refused in one line."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from torch import Tensor, nn
+from transformers import (
+    GenerationMixin,
+    LogitsProcessor,
+    PreTrainedTokenizerFast,
+    TextGenerationPipeline,
+)
+
+from capmoe_eval.errors import EnforcementError, UsageError
+from capmoe_eval.wrapper.meter import Meter
+from capmoe_eval.wrapper.session import capacity_aware
+from tests.wrapper import images
+from tests.wrapper.architectures import VOCABULARY
+from tests.wrapper.models import batch, make
+from tests.wrapper.test_generation import Ends, counted
+
+Generate = Callable[..., Any]
+Case = tuple[nn.Module, Generate]
+
+
+class Adapter(nn.Module):
+    """An adapter around a model, which generates and forwards as PEFT's do.
+
+    Its ``generate`` puts a method of its own into the model, and its ``forward`` calls the model's
+    ``forward`` without its hooks.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.stock_preparation = model.prepare_inputs_for_generation
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model.forward(*args, **kwargs)
+
+    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
+        return self.stock_preparation(*args, **kwargs)
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        self.model.prepare_inputs_for_generation = self.prepare_inputs_for_generation
+        try:
+            return self.model.generate(*args, **kwargs)
+        finally:
+            self.model.prepare_inputs_for_generation = self.stock_preparation
+
+
+class InThread:
+    """Generates in another thread, as servers and streamers do."""
+
+    def __init__(self, generate: Generate) -> None:
+        self.generate = generate
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        answers: list[Any] = []
+        thread = threading.Thread(target=lambda: answers.append(self.generate(*args, **kwargs)))
+        thread.start()
+        thread.join()
+        return answers[0]
+
+
+class Parent(nn.Module):
+    """A module that has a model and knows nothing of it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.inner = nn.ModuleDict({"lm": model})
+
+    def forward(self, tokens: Tensor, **kwargs: Any) -> Any:
+        return self.inner["lm"](tokens, **kwargs)
+
+
+def whole(model: Any) -> Case:
+    return model, model.generate
+
+
+def without_head(model: Any) -> Case:
+    return model.model, model.generate
+
+
+def adapter(model: Any) -> Case:
+    around = Adapter(model)
+    return around, around.generate
+
+
+def adapted(model: Any) -> Case:
+    return model, Adapter(model).generate
+
+
+def parent(model: Any) -> Case:
+    return Parent(model), model.generate
+
+
+def in_a_thread(model: Any) -> Case:
+    return model, InThread(model.generate)
+
+
+def by_the_class(model: Any) -> Case:
+    return model, lambda *args, **kwargs: type(model).generate(model, *args, **kwargs)
+
+
+CASES = [without_head, adapter, adapted, parent, in_a_thread, by_the_class]
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"use_cache": False},
+    {"cache_implementation": "static"},
+    {"prefill_chunk_size": 4},
+    {"num_beams": 2},
+]
+
+
+def prompt() -> dict[str, Tensor]:
+    tokens, mask = batch(n_positions=6), torch.ones(4, 6, dtype=torch.long)
+    mask[1, :3] = 0
+    return {"input_ids": tokens, "attention_mask": mask}
+
+
+def run(case: Callable[[Any], Case], decode: str, options: dict[str, Any]) -> tuple[Tensor, Meter]:
+    """Return what is generated under the capacity of a case, whose sequences finish one by one."""
+    model = make("olmoe")
+    model.generation_config.eos_token_id = None
+    target, generate = case(model)  # bound before the block
+    with capacity_aware(target, "score", gamma=0.5, decode=decode) as meter:
+        criteria = [] if "num_beams" in options else [Ends([8, 7, 10, 11])]
+        answers = generate(
+            **prompt(), max_new_tokens=5, do_sample=False, stopping_criteria=criteria, **options
+        )
+    return answers, meter
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("decode", ["unconstrained", "constrained", "only"])
+def test_a_generation_counts_alike_whatever_object_runs_it(
+    decode: str, options: dict[str, Any]
+) -> None:
+    answers, meter = run(whole, decode, options)
+    expected = nameless(meter)
+    assert meter.decode_forwards == 4
+    for case in CASES:
+        other_answers, other_meter = run(case, decode, options)
+        assert nameless(other_meter) == expected, case.__name__
+        assert torch.equal(other_answers, answers), case.__name__
+
+
+def nameless(meter: Meter) -> dict[str, Any]:
+    """Return all that a meter counted, without the names of layers."""
+    every = counted(meter)
+    for layer in every["layers"]:
+        del layer["name"]
+    return every
+
+
+@pytest.mark.parametrize("decode", ["unconstrained", "constrained"])
+def test_the_language_model_of_a_model_with_images_is_followed(decode: str) -> None:
+    model, inputs = images.make("llava"), images.batch("llava")
+    model.generation_config.eos_token_id = None
+    width = inputs["input_ids"].shape[1]
+    lengths = [width + 2, *[width + 4] * (len(inputs["input_ids"]) - 1)]
+    seen = []
+    for target in (model, model.model.language_model):
+        with capacity_aware(target, "score", gamma=0.5, decode=decode) as meter:
+            answers = model.generate(
+                **inputs, max_new_tokens=4, do_sample=False, stopping_criteria=[Ends(lengths)]
+            )
+        summary = meter.summary()
+        summary.pop("modalities", None)  # which the language model is not told
+        seen.append((answers.tolist(), summary))
+    assert seen[0] == seen[1]
+
+
+def test_a_pipeline_is_followed() -> None:
+    """It is made before the block, and is not what the capacity is put on."""
+    model = make("olmoe")
+    words = {"pad": 0} | {f"w{number}": number for number in range(1, VOCABULARY)}
+    splitter = Tokenizer(WordLevel(words, unk_token="pad"))
+    splitter.pre_tokenizer = WhitespaceSplit()
+    reader = PreTrainedTokenizerFast(tokenizer_object=splitter, pad_token="pad")
+    pipeline = TextGenerationPipeline(model=model, tokenizer=reader)
+    with capacity_aware(model, "score", gamma=0.5) as meter:
+        pipeline(["w5 w6 w7 w8 w9", "w10 w11"], batch_size=2, max_new_tokens=3, use_cache=False)
+    assert (meter.forwards, meter.decode_forwards) == (3, 2)
+    assert meter.summary()["tokens"] == 5 + 2
+
+
+def test_two_models_are_followed_apart() -> None:
+    """A model without a capacity generates as ever, also while another's block is open."""
+    models = [make("olmoe"), make("mixtral")]
+    stock = models[1].generate(batch(), max_new_tokens=4, do_sample=False)
+    with (
+        capacity_aware(models[0], "score", gamma=0.5, decode="constrained") as first,
+        capacity_aware(models[1], "score", gamma=0.5) as second,
+    ):
+        threads = [
+            threading.Thread(target=lambda of=of: of.generate(batch(), max_new_tokens=4))
+            for of in models
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert (first.forwards, first.decode_forwards) == (second.forwards, second.decode_forwards)
+    assert first.summary()["tokens"] == 48 + 3 * 4 and second.summary()["tokens"] == 48
+    with capacity_aware(models[0], "score", gamma=0.5) as first:
+        beside = models[1].generate(batch(), max_new_tokens=4, do_sample=False)
+    assert first.forwards == 0 and torch.equal(beside, stock)
+
+
+def test_a_generation_of_another_model_may_ask_this_one() -> None:
+    """Its processors' forwards of our model are plain ones."""
+    ours, other = make("olmoe"), make("mixtral")
+
+    class Asks(LogitsProcessor):
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            ours(input_ids)
+            return scores
+
+    with capacity_aware(ours, "score", gamma=0.5) as meter:
+        other.generate(batch(), max_new_tokens=2, logits_processor=[Asks()])
+    assert meter.summary()["tokens"] == 4 * 12 + 4 * 13
+
+
+def test_the_librarys_loops_are_restored() -> None:
+    before = dict(vars(GenerationMixin))
+    with capacity_aware(make("olmoe"), "score", gamma=0.5):
+        with capacity_aware(make("olmoe"), "score", gamma=0.5):
+            assert dict(vars(GenerationMixin)) != before
+        assert dict(vars(GenerationMixin)) != before
+    assert dict(vars(GenerationMixin)) == before
+
+
+# What is refused.
+
+
+def loop_of_ones_own(model: Any, input_ids: Tensor, **options: Any) -> Tensor:
+    for _ in range(2):
+        logits = model(input_ids, use_cache=False).logits[:, -1]
+        input_ids = torch.cat([input_ids, logits.argmax(dim=-1, keepdim=True)], dim=1)
+    return input_ids
+
+
+class AsksItself(LogitsProcessor):
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.model(input_ids)
+        return scores
+
+
+ASSISTED = "assisted decoding .* drafted tokens"
+NO_STEPS = "generate: it runs the model in forwards that are not the steps"
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (lambda _: {"prompt_lookup_num_tokens": 3}, ASSISTED),
+        (lambda _: {"assistant_model": make("mixtral")}, ASSISTED),
+        (lambda _: {"assistant_early_exit": 1}, ASSISTED),
+        (lambda _: {"custom_generate": loop_of_ones_own}, NO_STEPS),
+        (lambda _: {"guidance_scale": 1.5}, NO_STEPS),
+        (lambda model: {"logits_processor": [AsksItself(model)]}, NO_STEPS),
+        (lambda _: {"cache_implementation": "paged"}, "generate_batch: continuous batching"),
+    ],
+)
+@pytest.mark.parametrize("case", [whole, without_head, adapter])
+def test_other_ways_to_generate_are_refused_in_one_line(
+    case: Callable[[Any], Case], options: Callable[[Any], dict[str, Any]], line: str
+) -> None:
+    model = make("olmoe")
+    target, generate = case(model)
+    tokens = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
+    with capacity_aware(target, "score", gamma=0.5) as meter:
+        with pytest.raises(UsageError, match=line) as error:
+            generate(tokens, max_new_tokens=8, do_sample=False, **options(model))
+        assert "\n" not in str(error.value)
+        before = (meter.forwards, meter.decode_forwards)
+        generate(tokens, max_new_tokens=3, do_sample=False)
+    assert (meter.forwards, meter.decode_forwards) == (before[0] + 3, before[1] + 2)
+
+
+def test_a_custom_loop_of_a_directory_is_refused(tmp_path: Path) -> None:
+    """As those are that transformers moved to repositories: contrastive search and its like."""
+    script = tmp_path / "custom_generate" / "generate.py"
+    script.parent.mkdir()
+    script.write_text(
+        "def generate(model, input_ids, **options):\n"
+        "    return model(input_ids, use_cache=False).logits\n"
+    )
+    model = make("olmoe")
+    with capacity_aware(model, "score", gamma=0.5), pytest.raises(UsageError, match=NO_STEPS):
+        model.generate(input_ids=batch(), custom_generate=str(tmp_path), trust_remote_code=True)
+
+
+def test_a_custom_loop_that_runs_transformers_own_is_followed() -> None:
+    def greedy(model: Any, *args: Any, **kwargs: Any) -> Any:
+        return GenerationMixin._sample(model, *args, **kwargs)
+
+    model = make("olmoe")
+    with capacity_aware(model, "score", gamma=0.5) as meter:
+        model.generate(batch(), max_new_tokens=3, use_cache=False, custom_generate=greedy)
+    assert (meter.forwards, meter.decode_forwards) == (3, 2)
+
+
+def test_a_model_under_a_capacity_does_not_draft_for_another() -> None:
+    ours, other = make("olmoe"), make("mixtral")
+    with capacity_aware(ours, "score", gamma=0.5), pytest.raises(UsageError, match=ASSISTED):
+        other.generate(batch(n_sequences=1), assistant_model=ours, max_new_tokens=4)
+
+
+@pytest.mark.parametrize("name", ["generate_batch", "init_continuous_batching"])
+def test_continuous_batching_is_refused(name: str) -> None:
+    model = make("olmoe")
+    arguments = [batch().tolist()] if name == "generate_batch" else []
+    with (
+        capacity_aware(model, "score", gamma=0.5),
+        pytest.raises(UsageError, match="generate_batch: continuous batching"),
+    ):
+        getattr(model, name)(*arguments)
+
+
+def test_packed_sequences_are_refused() -> None:
+    """A manager of continuous batching from before the block packs them so."""
+    model = make("olmoe")
+    with (
+        capacity_aware(model, "score", gamma=0.5),
+        pytest.raises(UsageError, match="cu_seq_lens_q: sequences are packed into one row"),
+    ):
+        model(batch(n_sequences=1), cu_seq_lens_q=torch.tensor([0, 4, 12]))
+
+
+def test_a_part_that_generates_alone_names_the_way_out() -> None:
+    model = make("olmoe")
+    with (
+        capacity_aware(Parent(model).inner["lm"], "score", gamma=0.5),
+        pytest.raises(EnforcementError, match="put the part under the capacity that is called"),
+    ):
+        model.model(batch())

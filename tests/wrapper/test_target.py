@@ -1,0 +1,186 @@
+"""Every kind of object that is given for a model works, or is refused in one line at entry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from accelerate import cpu_offload, disk_offload
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.wrapper.session import capacity_aware
+from tests.wrapper.models import batch, make
+from tests.wrapper.test_following import Adapter, Parent
+from tests.wrapper.test_generation import counted
+
+
+class Pair(nn.Module):
+    """Two models, of which the capacity could be either's."""
+
+    def __init__(self, *models: nn.Module) -> None:
+        super().__init__()
+        self.models = nn.ModuleList(models)
+
+
+def compiled_inside(model: Any) -> nn.Module:
+    model.model.layers[0].mlp.compile(backend="eager")
+    return model  # type: ignore[no-any-return]
+
+
+def compiled_call(model: Any) -> nn.Module:
+    model.compile(backend="eager")
+    return model  # type: ignore[no-any-return]
+
+
+def compiled_forward(model: Any) -> nn.Module:
+    model.forward = torch.compile(model.forward, backend="eager")
+    return model  # type: ignore[no-any-return]
+
+
+def on_two_devices(model: Any) -> nn.Module:
+    parallel = DataParallel(model)
+    parallel.device_ids = [0, 1]  # as on a machine that has them
+    return parallel
+
+
+def half_on_meta(model: Any) -> nn.Module:
+    model.model.layers[1].mlp.experts.to("meta")
+    return model  # type: ignore[no-any-return]
+
+
+class Pipeline:
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+
+REFUSED: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda model: torch.compile(model, backend="eager"), "OptimizedModule is compiled"),
+    (compiled_call, "OlmoeForCausalLM is compiled"),
+    (compiled_forward, "OlmoeForCausalLM is compiled"),
+    (compiled_inside, "OlmoeSparseMoeBlock is compiled"),
+    (on_two_devices, "DataParallel copies the model to 2 devices"),
+    (lambda model: model.to("meta"), "25 weights are on the meta device, without numbers"),
+    (half_on_meta, "2 weights are on the meta device.*layers.1.mlp.experts.gate_up_proj"),
+    (lambda model: model.model.layers[0], "OlmoeDecoderLayer: has no configuration"),
+    (lambda model: Pair(model, make("mixtral")), r"Pair: .* \(2 transformers models in it\)"),
+    (lambda _: nn.Linear(2, 2), r"Linear: has no configuration .* \(0 transformers models in it\)"),
+    (Pipeline, "Pipeline: is no torch module; .* pipeline.model"),
+    (lambda _: "allenai/OLMoE-1B-7B-0924", "str: is no torch module"),
+    (lambda _: None, "NoneType: is no torch module"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)))
+@pytest.mark.parametrize("verify", [False, True])
+def test_what_cannot_have_a_capacity_is_refused_in_one_line(number: int, verify: bool) -> None:
+    given, line = REFUSED[number]
+    target = given(make("olmoe"))
+    with (
+        pytest.raises(UsageError, match=line) as error,
+        capacity_aware(target, "score", gamma=0.5, verify=verify),
+    ):
+        pass
+    assert str(error.value).startswith("model=") and "\n" not in str(error.value)
+
+
+def offloaded(model: Any) -> nn.Module:
+    cpu_offload(model, execution_device=torch.device("cpu"))
+    return model  # type: ignore[no-any-return]
+
+
+class InBytes(nn.Module):
+    """A linear layer with weights of 8 bits, as quantisation libraries replace them."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(linear.weight.detach().abs().amax() / 127)
+        bytes_OI = (linear.weight.detach() / self.scale).round().to(torch.int8)
+        self.weight = nn.Parameter(bytes_OI, requires_grad=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return nn.functional.linear(hidden, self.weight * self.scale)
+
+
+def quantised(model: Any) -> nn.Module:
+    """The linear layers of attention and head in 8 bits; routers and experts have none."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if type(child) is nn.Linear:
+                setattr(module, name, InBytes(child))
+    return model  # type: ignore[no-any-return]
+
+
+WORKING: dict[str, Callable[[Any], Any]] = {
+    "adapter": Adapter,
+    "adapter of an adapter": lambda model: Adapter(Adapter(model)),
+    "parent": Parent,
+    "data parallel on one device": DataParallel,
+    "beside a model without experts": lambda model: Pair(nn.Linear(2, 2), model),
+    "offloaded": offloaded,
+}
+
+
+@pytest.mark.parametrize("name", WORKING)
+@torch.no_grad()
+def test_other_objects_work_as_the_model_does(name: str) -> None:
+    """Called by themselves, by the model that they run, and by its forward."""
+    model = make("olmoe")
+    with capacity_aware(model, "score", gamma=0.5) as expected:
+        logits = model(batch()).logits
+        model(batch())
+        model(batch())
+    given = WORKING[name](make("olmoe"))
+    inner = next(part for part in given.modules() if type(part) is type(model))
+    callers = [inner, inner.forward, inner if isinstance(given, Pair) else given]
+    with capacity_aware(given, "score", gamma=0.5) as meter:
+        callers[1] = inner.forward
+        answers: list[Tensor] = [caller(batch()).logits for caller in callers]
+    assert all(torch.equal(answer, logits) for answer in answers)
+    assert counted(meter) == counted(expected)
+
+
+def test_an_offloaded_model_generates_under_a_capacity(tmp_path: Any) -> None:
+    counts = []
+    for offload in (
+        lambda model: model,
+        offloaded,
+        lambda model: disk_offload(model, tmp_path, execution_device=torch.device("cpu")) and model,
+    ):
+        model = offload(make("olmoe"))
+        with capacity_aware(model, "score", gamma=0.5, decode="constrained") as meter:
+            answers = model.generate(batch(), max_new_tokens=3, do_sample=False)
+        counts.append((answers.tolist(), counted(meter)))
+    assert counts[0] == counts[1] == counts[2]
+
+
+@torch.no_grad()
+def test_a_model_with_quantised_linear_layers_works() -> None:
+    model = quantised(make("olmoe"))
+    stock = model(batch()).logits
+    with capacity_aware(model, "score", gamma=float("inf")) as meter:
+        assert torch.equal(model(batch()).logits, stock)
+        assert meter.proofs()["stock_at_infinity"]["passed"]
+    with capacity_aware(model, "score", gamma=0.5) as meter:
+        assert not torch.equal(model(batch()).logits, stock)
+    assert meter.summary()["dropped"] > 0 and meter.proofs()["bound_holds"]["passed"]
+
+
+@pytest.mark.parametrize("before", [False, True])
+@torch.no_grad()
+def test_a_compiled_caller_of_the_model_runs_it_under_the_capacity(before: bool) -> None:
+    """Whether it was compiled before the block or in it; afterwards it runs the stock model."""
+    torch._dynamo.reset()
+    model = make("olmoe")
+    caller = torch.compile(model, backend="eager")
+    stock = caller(batch()).logits if before else model(batch()).logits
+    with capacity_aware(model, "score", gamma=0.5) as expected:
+        logits = [model(batch(seed)).logits for seed in range(3)]
+    with capacity_aware(model, "score", gamma=0.5) as meter:
+        assert all(torch.equal(caller(batch(n)).logits, logits[n]) for n in range(3))
+    assert counted(meter) == counted(expected)
+    assert torch.equal(caller(batch()).logits, stock)
+    torch._dynamo.reset()
