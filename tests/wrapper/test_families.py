@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -72,13 +73,13 @@ def test_without_a_binding_capacity_the_logits_are_the_stock_models(name: str, m
     model = make(name)
     mask = torch.ones(4, 12, dtype=torch.long)
     mask[1, 7:] = 0
-    for kwargs in ({}, {"attention_mask": mask}):
+    for gamma, kwargs in itertools.product((float("inf"), 100.0), ({}, {"attention_mask": mask})):
         before = logits(model, batch(), **kwargs)
-        with capacity_aware(model, method, gamma=float("inf")) as meter:
+        with capacity_aware(model, method, gamma=gamma) as meter:
             inside = logits(model, batch(), **kwargs)
-        assert torch.equal(before, inside)
+        assert torch.equal(before, inside), "of pads, too"
         assert meter.summary()["dropped"] == 0
-        assert meter.proofs()["stock_at_infinity"]["passed"]
+        assert all(meter.proofs()[name]["passed"] for name in ("stock_at_infinity", "bound_holds"))
 
 
 @pytest.mark.parametrize("method", [m for m in METHODS if m not in ("baseline", "macs")])

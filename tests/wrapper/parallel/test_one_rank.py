@@ -39,9 +39,10 @@ def test_it_gives_what_the_emulation_gives(family: str) -> None:
     theirs = cases.everything(family, cases.model(family, 1), 1)
     assert ours.keys() == theirs.keys()
     for name, expected in theirs.items():
-        torch.testing.assert_close(
-            ours[name]["logits"], expected["logits"], rtol=1e-4, atol=2e-5, msg=name
-        )
+        logits = [result["logits"] for result in (ours[name], expected)]
+        if name == "by_layer":  # one process computes pads in the layer that drops nothing
+            logits = [of_all[cases.batch()[1]] for of_all in logits]
+        torch.testing.assert_close(*logits, rtol=1e-4, atol=2e-5, msg=name)
         assert ours[name]["report"]["summary"] == expected["report"]["summary"], name
 
 
