@@ -20,8 +20,8 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import bucket_loads
 from capmoe_eval.routing.weighted import UNIT, Weighted
 
-# Shape suffixes: N rows of the batch, T counted tokens, K = top-k, S slots, E experts, G capacity groups, U units that
-# have a bound (experts, or devices).
+# Shape suffixes: N rows of the batch, T counted tokens, K = top-k, S slots, E experts, G capacity
+# groups, U units that have a bound (experts, or devices).
 
 
 def check_pairs(

@@ -133,6 +133,9 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 
 SUPPORTED = tuple(_CONFIGS)
 
+ROUNDING = {"rtol": 0.0, "atol": 1e-4}
+"""By how much two computations of a model's logits may differ (``test_rounding.py``)."""
+
 
 def make(name: str, *, seed: int = 0, experts: str | None = None) -> PreTrainedModel:
     """Return a tiny model of :data:`SUPPORTED`."""

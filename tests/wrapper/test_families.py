@@ -15,9 +15,10 @@ from capmoe_eval.routing.method import METHODS, Method
 from capmoe_eval.wrapper.gates import GateRecipe
 from capmoe_eval.wrapper.kernel import stock_experts
 from capmoe_eval.wrapper.layers import find_moe_layers
+from capmoe_eval.wrapper.proof import KERNEL_TOLERANCE, _deviation
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.architectures import build, small_config
-from tests.wrapper.models import PAPER_FAMILIES, SUPPORTED, batch, make, similarities
+from tests.wrapper.models import PAPER_FAMILIES, ROUNDING, SUPPORTED, batch, make, similarities
 
 RECIPES = {
     "olmoe": GateRecipe(),
@@ -111,7 +112,7 @@ def test_the_kernel_equals_the_loop_over_kept_pairs(name: str, stock: str) -> No
         nonlocal checked
         given = list(args) + list(kwargs.values())
         expected = loop_over_pairs(experts, *given)
-        torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+        assert _deviation(out, expected) <= KERNEL_TOLERANCE[torch.float32]
         checked += 1
 
     for knobs in (
@@ -150,7 +151,7 @@ def test_zero_gamma_leaves_the_residual_and_the_shared_experts(name: str) -> Non
     for layer in find_moe_layers(model):
         for parameter in layer.experts.parameters():
             parameter.data.zero_()
-    torch.testing.assert_close(silent, logits(model, batch()))
+    torch.testing.assert_close(silent, logits(model, batch()), **ROUNDING)
 
 
 def _refused(model: nn.Module) -> str:
@@ -183,4 +184,4 @@ def test_methods_agree_across_stock_kernels() -> None:
         model = make("olmoe", experts=stock)
         with capacity_aware(model, method):
             results.append(logits(model, batch()))
-    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(results[0], results[1], **ROUNDING)

@@ -145,7 +145,9 @@ def test_gradient_checkpointing_gives_the_same_gradients(method: str, reentrant:
         model.enable_input_require_grads()
     again = gradients(model, [0, 1], **knobs)
     for name, gradient in expected.items():
-        torch.testing.assert_close(again[name], gradient, rtol=1e-5, atol=1e-7)
+        # The same sums of a few terms, in another order: within a few units of the largest.
+        most = float(gradient.abs().max())
+        torch.testing.assert_close(again[name], gradient, rtol=0, atol=1e-5 * most)
 
 
 def test_a_backward_pass_of_an_older_forward_is_refused() -> None:

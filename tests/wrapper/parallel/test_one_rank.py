@@ -42,7 +42,7 @@ def test_it_gives_what_the_emulation_gives(family: str) -> None:
         logits = [result["logits"] for result in (ours[name], expected)]
         if name == "by_layer":  # one process computes pads in the layer that drops nothing
             logits = [of_all[cases.batch()[1]] for of_all in logits]
-        torch.testing.assert_close(*logits, rtol=1e-4, atol=2e-5, msg=name)
+        torch.testing.assert_close(*logits, **cases.ROUNDING, msg=name)
         assert ours[name]["report"]["summary"] == expected["report"]["summary"], name
 
 
@@ -67,7 +67,7 @@ def test_a_model_without_a_head_gives_the_hidden_states_of_all() -> None:
     split_batches(base)
     with torch.no_grad():
         hidden = [under_capacity(model, tokens, mask).last_hidden_state for model in (base, alone)]
-    torch.testing.assert_close(*hidden, rtol=1e-4, atol=2e-5)
+    torch.testing.assert_close(*hidden, **cases.ROUNDING)
 
 
 def under_capacity(model: torch.nn.Module, tokens: torch.Tensor, mask: torch.Tensor) -> Any:
