@@ -190,7 +190,7 @@ def tolerance(dtype: torch.dtype) -> float:
 
 @dataclass(frozen=True)
 class Probe:
-    """What a router returns for random hidden states."""
+    """The outputs of a router for random hidden states."""
 
     logits_TE: Tensor
     weight_TK: Tensor

@@ -58,6 +58,7 @@ def test_it_holds_what_the_record_counted(method: Method, tmp_path: Path) -> Non
             assert mean.tolist() == pytest.approx(counted.score_by_rank[: len(mean)], abs=1e-5)
 
 
+@pytest.mark.numeric
 def test_it_has_every_decode_step_whatever_the_method_concerns(tmp_path: Path) -> None:
     """Under a method that bounds decode steps and never binds, the record counts them, too."""
     methods = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -68,19 +69,22 @@ def test_the_router_is_understood(name: str) -> None:
     assert {layer.gate.recipe for layer in layers} == {RECIPES[name]}
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("method", ["baseline", "score", "order", "random", "token_reroute"])
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_without_a_binding_capacity_the_logits_are_the_stock_models(name: str, method: str) -> None:
     model = make(name)
     mask = torch.ones(4, 12, dtype=torch.long)
     mask[1, 7:] = 0
-    for gamma, kwargs in itertools.product((float("inf"), 100.0), ({}, {"attention_mask": mask})):
+    for gamma, kwargs in itertools.product((math.inf, 100.0), ({}, {"attention_mask": mask})):
         before = logits(model, batch(), **kwargs)
-        with capacity_aware(model, method, gamma=gamma) as meter:
+        with capacity_aware(model, method, gamma=gamma, verify=gamma == math.inf) as meter:
             inside = logits(model, batch(), **kwargs)
         assert torch.equal(before, inside), "of pads, too"
         assert meter.summary()["dropped"] == 0
-        assert all(meter.proofs()[name]["passed"] for name in ("stock_at_infinity", "bound_holds"))
+        assert meter.proofs()["stock_at_infinity"]["passed"] is (
+            True if gamma == math.inf else None
+        )
 
 
 @pytest.mark.parametrize("method", [m for m in METHODS if m not in ("baseline", "macs")])
@@ -102,6 +106,7 @@ def test_every_method_changes_the_logits_and_restores_the_model(name: str, metho
     assert torch.equal(before, logits(model, tokens))
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("stock", ["eager", "grouped_mm", "batched_mm"])
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_the_kernel_equals_the_loop_over_kept_pairs(name: str, stock: str) -> None:
@@ -142,6 +147,7 @@ def test_half_precision_works(name: str) -> None:
     assert meter.summary()["added"] > 0
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("name", PAPER_FAMILIES)
 def test_zero_gamma_leaves_the_residual_and_the_shared_experts(name: str) -> None:
     model = make(name)
@@ -176,6 +182,7 @@ def test_a_dense_model_is_refused() -> None:
     assert "no Mixture-of-Experts layer found" in _refused(transformers.LlamaForCausalLM(config))
 
 
+@pytest.mark.numeric
 def test_methods_agree_across_stock_kernels() -> None:
     """Which kernel a user has must not change what a method computes."""
     method = Method("expanded_drop", gamma=1.0, ep_size=2)

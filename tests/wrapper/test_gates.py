@@ -68,6 +68,7 @@ def peaked(name: str, dtype: torch.dtype) -> nn.Module:
     return model.to(dtype)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("name", ["olmoe", "qwen3_moe", "granitemoe", "ernie4_5_moe", "gpt_oss"])
 def test_subnormal_weights_are_the_routers_own(name: str) -> None:
     model = peaked(name, torch.float16)
@@ -89,6 +90,7 @@ def wrong(recipe: GateRecipe) -> list[GateRecipe]:
     ]
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF])
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_another_recipe_shows_in_any_precision(name: str, dtype: torch.dtype) -> None:
@@ -133,6 +135,7 @@ def test_the_recipe_does_not_depend_on_the_precision(name: str, dtype: torch.dty
     assert find_moe_layers(make(name).to(dtype))[0].gate.recipe == whole
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("std", [0.0, 0.02, 0.5, 4.0])
 @pytest.mark.parametrize("family", BIASED)
 def test_a_bias_ranks_and_does_not_weigh(family: str, std: float) -> None:
@@ -222,6 +225,7 @@ def eligible_experts(family: str, config: Any, ranking_TE: Tensor) -> Tensor:
 
 @given(grouped_routers(), st.integers(0, 2**16))
 @settings(max_examples=40, deadline=None)
+@pytest.mark.numeric
 def test_groups_limit_the_eligible_experts_whatever_the_configuration(
     drawn: tuple[str, dict[str, Any], float, float], seed: int
 ) -> None:

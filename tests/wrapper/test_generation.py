@@ -15,6 +15,8 @@ from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.models import ROUNDING, batch, make
 
+pytestmark = pytest.mark.numeric
+
 LENGTH = 32  # of the static cache
 
 

@@ -18,6 +18,8 @@ from capmoe_eval.wrapper.layers import find_moe_layers
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.models import ROUNDING, batch, make
 
+pytestmark = pytest.mark.numeric
+
 RANKS = 4
 BLOCKS = torch.arange(8).view(RANKS, 2)
 SPREAD = torch.tensor([[0, 7], [1, 6], [2, 5], [3, 4]])

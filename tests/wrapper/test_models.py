@@ -14,6 +14,8 @@ from capmoe_eval.errors import EnforcementError
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.models import batch, make
 
+pytestmark = pytest.mark.numeric
+
 
 @torch.no_grad()
 def run(model: nn.Module) -> Tensor:

@@ -65,6 +65,7 @@ def test_a_promise_that_does_not_apply_says_why() -> None:
 # kernel_agrees.
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", [*PAPER_FAMILIES, "gpt_oss"])
 def test_the_kernel_agrees_with_every_stock_kernel(name: str, dtype: torch.dtype) -> None:

@@ -22,6 +22,8 @@ from capmoe_eval.wrapper.similarity_meter import (
 )
 from tests.wrapper.models import batch, make, similarities
 
+pytestmark = pytest.mark.numeric
+
 FAMILIES = ("olmoe", "qwen3_moe", "deepseek_v2")  # with softmax scores, normalised or scaled
 TOKENS = batch(n_sequences=3, n_positions=2)
 

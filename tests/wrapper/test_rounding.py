@@ -13,6 +13,8 @@ from tests.rounding import tolerance
 from tests.wrapper import images, models
 from tests.wrapper.parallel import cases
 
+pytestmark = pytest.mark.numeric
+
 Case = tuple[Any, dict[str, Any], dict[str, float]]  # model, its inputs, the tolerance
 
 

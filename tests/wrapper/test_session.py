@@ -16,6 +16,8 @@ from capmoe_eval.wrapper.plan import GAMMA_GRID
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.models import ROUNDING, batch, make
 
+pytestmark = pytest.mark.numeric
+
 
 @torch.no_grad()
 def run(model: nn.Module, tokens: Tensor, **kwargs: Any) -> Tensor:

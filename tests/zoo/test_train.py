@@ -79,6 +79,7 @@ def test_the_auxiliary_loss_is_part_of_the_loss(batches):
     assert 1.0 <= first_loss(1.0) - first_loss(0.0) < 1.6
 
 
+@pytest.mark.numeric
 def test_the_loss_is_that_of_the_class(batches):
     model, batch = olmoe(), batches[2]
     expected = model(
@@ -151,6 +152,7 @@ def dense(width):
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
 
+@pytest.mark.numeric
 def test_an_upcycled_mixtral_begins_as_the_dense_model():
     source = dense(24)
     alike = {key: getattr(source.config, key) for key in ("rope_parameters", "rms_norm_eps")}

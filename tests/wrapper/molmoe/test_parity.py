@@ -19,6 +19,8 @@ from capmoe_eval.wrapper.session import capacity_aware
 from tests.rounding import tolerance
 from tests.wrapper.molmoe import checkpoint, remote_code
 
+pytestmark = pytest.mark.numeric
+
 PROMPTS = {"alone": slice(1, 2), "batch": slice(0, 3)}
 
 

@@ -21,6 +21,8 @@ from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.parallel import cases
 from tests.wrapper.parallel.test_timing import CPU, by_hand, layer, setting
 
+pytestmark = pytest.mark.numeric
+
 
 @pytest.fixture(scope="module", autouse=True)
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
