@@ -175,7 +175,8 @@ def misread_T(scores: Scores, slack: float) -> Tensor:
     eligible. ``slack`` is the share of the ranking's largest number that rounding explains.
     """
     ranking_TE = scores.ranking_TE
-    if scores.eligible_TE is not None:
+    # Without a bias an expert that is not eligible has the score 0, which others may have, too.
+    if scores.eligible_TE is not None and scores.choice_TE is not None:
         ranking_TE = ranking_TE.masked_fill(~scores.eligible_TE, -torch.inf)
     chosen_TK = ranking_TE.gather(1, scores.topk_TK)
     other_T = ranking_TE.scatter(1, scores.topk_TK, -torch.inf).amax(dim=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from capmoe_eval.wrapper.gates import (
 from capmoe_eval.wrapper.ranks import ALONE, EXPERTS_RANKS, Ranks
 
 _PROBE_ROWS = 64
+_PROBE_SPREAD = 3.0  # of the largest logits: scores are neither alike nor 0 and 1
 _DEQUANTISE = (
     "if its weights are quantised, load them dequantised, for example with "
     "quantization_config=FineGrainedFP8Config(dequantize=True) or Mxfp4Config(dequantize=True)"
@@ -255,17 +257,35 @@ def _probe(
     # From nearly uniform scores to peaked ones.
     hidden_TH *= torch.logspace(-2, 0, _PROBE_ROWS)[:, None]
     hidden_TH = hidden_TH.to(like.dtype) if offloaded else hidden_TH.to(like.device)
-    with torch.no_grad():
+
+    def run(hidden_TH: Tensor) -> Any:
         try:
-            output = functional_call(router, state, (hidden_TH,), lent)
+            return functional_call(router, state, (hidden_TH,), lent)
         except (IndexError, ValueError):  # it needs a batch of sequences (AFMoE)
-            output = functional_call(router, state, (hidden_TH[None],), lent)
+            return functional_call(router, state, (hidden_TH[None],), lent)
+
+    with torch.no_grad():
+        output = run(hidden_TH)
+        spread = _spread(output)
+        if (
+            spread > 0
+        ):  # whatever the scale of its weights, else a bias hides the scores or is hidden
+            output = run(hidden_TH * (_PROBE_SPREAD / spread))
     if not isinstance(output, tuple) or len(output) != 3:
         raise TypeError("it does not return (logits, weights, indices)")
     logits_TE, weight_TK, topk_TK = output
     if topk_TK.dtype.is_floating_point or weight_TK.shape != topk_TK.shape or topk_TK.ndim != 2:
         raise TypeError("it does not return (logits [T, E], weights [T, K], indices [T, K])")
     return Probe(logits_TE, weight_TK, topk_TK.long())
+
+
+def _spread(output: Any) -> float:
+    """Return the standard deviation of a router's largest logits; 0 if it returns none."""
+    logits_TE = output[0] if isinstance(output, tuple) else None
+    if not isinstance(logits_TE, Tensor) or not bool((logits_TE < 0).any()):
+        return 0.0
+    spread = float(logits_TE[-_PROBE_ROWS // 4 :].float().std())
+    return spread if math.isfinite(spread) else 0.0
 
 
 def _asks_for_tokens(router: nn.Module) -> bool:
