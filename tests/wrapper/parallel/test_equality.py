@@ -16,8 +16,6 @@ from tests.bench.ep.test_benchmark_files import check
 from tests.wrapper.parallel import cases, test_timing, worker
 from tests.wrapper.parallel.processes import run_ranks
 
-pytestmark = pytest.mark.numeric
-
 Results = dict[str, Any]
 Launch = Callable[[int], tuple[Path, list[str]]]
 SIZES = [2, pytest.param(4, marks=pytest.mark.slow)]
