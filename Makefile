@@ -15,7 +15,7 @@ FIGURES  = fig1 fig2 fig4 fig5 fig6 fig7 fig8 fig9 fig10 fig11 fig12 fig13 fig14
            comparators adaptive granularity placement skew
 
 .DEFAULT_GOAL := help
-.PHONY: help install $(TABLES) table5 table8 table10 tables $(FIGURES) figures replicate claims report bench bench-ep smoke test check clean
+.PHONY: help install $(TABLES) table5 table8 table10 tables $(FIGURES) figures replicate claims report bench bench-ep smoke test test-numeric check clean
 
 help:  ## list the targets
 	@sed 's/^$$(TABLES):/table1:/' $(firstword $(MAKEFILE_LIST)) | grep -hE '^[a-z0-9-]+:.*## ' \
@@ -101,6 +101,9 @@ smoke: install  ## every method on every embedded family, a few documents each
 
 test: install  ## the tests in JOBS processes, with coverage
 	$(PY) -m pytest -n $(JOBS) --dist loadfile --cov --cov-report=term:skip-covered
+
+test-numeric: install  ## the tests that compare models' numbers, as for another processor (.ci/run)
+	$(PY) -m pytest -q -n $(JOBS) --dist loadfile -m 'numeric and not slow and not real_data'
 
 check: install  ## linters, types, import contract
 	$(BIN)/ruff check .

@@ -35,11 +35,14 @@ def datasets_cache(
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
-    """Tiny tensors gain nothing from threads, and on busy cores the threads wait for each other."""
+    """Tiny tensors gain nothing from threads, and on busy cores the threads wait for each other.
+
+    ``OMP_NUM_THREADS`` asks for another number.
+    """
     import torch
 
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
     yield
     torch.set_num_threads(before)
 

@@ -20,8 +20,8 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import bucket_loads
 from capmoe_eval.routing.weighted import UNIT, Weighted
 
-# Shape suffixes: T counted tokens, K = top-k, S slots, E experts, G capacity groups, U units that
-# have a bound (experts, or devices).
+# Shape suffixes: N rows of the batch, T counted tokens, K = top-k, S slots, E experts, G capacity
+# groups, U units that have a bound (experts, or devices).
 
 
 def check_pairs(
@@ -29,6 +29,19 @@ def check_pairs(
 ) -> dict[str, Tensor]:
     """Return what a forward broke of the capacities of units, for numbers of pairs."""
     return _promises(kept_GU > limit_GU, (demand_GU > limit_GU).any(), dropped)
+
+
+def slots_of_pads(
+    index_NS: Tensor, pads_NS: Tensor, lost_TK: Tensor, own_NK: Tensor | None
+) -> Tensor:
+    """Return the number of slots that pads take [].
+
+    ``pads_NS`` marks their computed pairs. ``own_NK`` is the router's own choice of every row where
+    a forward that drops and adds nothing is the model's own, pads included; else None.
+    """
+    if own_NK is not None and own_NK.shape == index_NS.shape:  # else something was added
+        pads_NS = pads_NS & (lost_TK.any() | (index_NS != own_NK))
+    return pads_NS.sum()
 
 
 def check_activation(

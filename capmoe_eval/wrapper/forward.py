@@ -200,6 +200,9 @@ class _ForwardHooks:
         method, layer = meter.method, meter.layer
         experts: Any = layer.experts
         kept_pairs = hasattr(experts, "capmoe_untouched")
+        # Where a capacity drops and adds nothing, the stock kernel runs on every row: the layer is
+        # the model's own bit for bit. No pad is sent to another process, or activates an expert.
+        pads_may_run = kept_pairs and method.bound is not None
 
         def hook(
             _router: nn.Module, args: tuple[Tensor, ...], output: RouterOutput
@@ -234,7 +237,7 @@ class _ForwardHooks:
                 )
             if not again:
                 plan.choices[number] = topk_TK
-                meter.note_router(scores, weight_TK)
+                meter.note_router(scores, weight_TK, topk_NK)
             if method.is_stock:
                 return None
             counts = None
@@ -265,7 +268,7 @@ class _ForwardHooks:
             changed_T = assignment.changed_T(layer.top_k)
             # A layer waits for its device here and nowhere else.
             n_changed, n_kept = torch.stack([changed_T.sum(), assignment.keep_TS.sum()]).tolist()
-            if groups.every_row_counts and not n_changed:
+            if not n_changed and (groups.every_row_counts or pads_may_run):
                 return None
             weight_TS = _combine_weights(layer, method, scores, assignment, weight_TK, changed_T)
             dropped_TS, no_expert = ~assignment.keep_TS, layer.n_experts

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,6 +22,9 @@ from capmoe_eval.routing.scores import Scores
 # Shape suffixes: T rows, E routed experts, K = top-k, S slots per row.
 
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+
+_TIE = 1e-6
+"""Relative difference of two groups of experts that may be rounding."""
 
 Activation = Literal["softmax", "sigmoid", "sqrtsoftplus", "none"]
 Groups = Literal["none", "max", "top2"]
@@ -100,18 +103,21 @@ class Gate:
             choice_TE = ranked_TE + self._numbers(self.bias)
         eligible_TE = None
         if self.recipe.groups != "none":
-            eligible_TE = self._eligible(score_TE if choice_TE is None else choice_TE)
+            eligible_TE = self._eligible(score_TE if choice_TE is None else choice_TE, topk_TK)
             score_TE = score_TE.masked_fill(~eligible_TE, 0.0)
         return Scores(score_TE, topk_TK, choice_TE, eligible_TE)
 
-    def _eligible(self, ranking_TE: Tensor) -> Tensor:
+    def _eligible(self, ranking_TE: Tensor, topk_TK: Tensor) -> Tensor:
+        """Return a mask [T, E] of the experts of each token's best groups.
+
+        Where groups tie, those of the router's own choice are the best.
+        """
         router: Any = self.router
         grouped = ranking_TE.view(len(ranking_TE), int(router.num_group), -1)
-        if self.recipe.groups == "max":
-            worth = grouped.amax(dim=-1)
-        else:
-            worth = grouped.topk(2, dim=-1).values.sum(dim=-1)
-        best = worth.topk(int(router.topk_group), dim=-1, sorted=False).indices
+        n_best = 1 if self.recipe.groups == "max" else min(2, grouped.shape[-1])
+        worth = grouped.topk(n_best, dim=-1).values.sum(dim=-1)
+        own = torch.zeros_like(worth).scatter_(1, topk_TK // grouped.shape[-1], _TIE)
+        best = (worth + own * worth.abs()).topk(int(router.topk_group), dim=-1).indices
         allowed = torch.zeros_like(worth, dtype=torch.bool).scatter_(1, best, True)
         return allowed.repeat_interleave(grouped.shape[-1], dim=1)
 
@@ -147,46 +153,98 @@ class Gate:
         smallest = max(1e-6, torch.finfo(weight_TK.dtype).tiny) * max(1.0, self.scale)
         return (error_TK / expected_TK.abs().clamp_min(smallest)).amax()
 
+    def faults(self, scores: Scores, weight_TK: Tensor) -> Tensor:
+        """Return by how much the recipe fails to reproduce a router's output [3].
+
+        They are the largest relative deviation of its weights, the same over what rounding in their
+        precision explains, and the number of tokens whose top-k is not the recipe's. NaN counts as
+        an infinite deviation, because comparisons with NaN are false.
+        """
+        allowed = tolerance(weight_TK.dtype)
+        deviation = self.deviation(scores, weight_TK).nan_to_num(nan=torch.inf, posinf=torch.inf)
+        misread = torch.zeros_like(deviation)
+        if not self.recipe.fixed:
+            misread = misread_T(scores, allowed).sum().to(deviation.dtype)
+        return torch.stack([deviation, deviation / allowed, misread])
+
+
+def misread_T(scores: Scores, slack: float) -> Tensor:
+    """Return a mask [T] of the tokens whose top-k is not the best of their eligible experts.
+
+    That is so where an expert outside the top-k ranks above one inside it, or one inside is not
+    eligible. ``slack`` is the share of the ranking's largest number that rounding explains.
+    """
+    ranking_TE = scores.ranking_TE
+    # Without a bias an expert that is not eligible has the score 0, which others may have, too.
+    if scores.eligible_TE is not None and scores.choice_TE is not None:
+        ranking_TE = ranking_TE.masked_fill(~scores.eligible_TE, -torch.inf)
+    chosen_TK = ranking_TE.gather(1, scores.topk_TK)
+    other_T = ranking_TE.scatter(1, scores.topk_TK, -torch.inf).amax(dim=1)
+    worst_T, most_T = chosen_TK.amin(dim=1), chosen_TK.abs().amax(dim=1)
+    return (other_T > worst_T + slack * most_T) | (worst_T == -torch.inf)
+
 
 def tolerance(dtype: torch.dtype) -> float:
     """Return the largest relative deviation of weights that rounding to ``dtype`` explains."""
     return _TOLERANCE.get(dtype, 2e-2)
 
 
-def find_gate(
+@dataclass(frozen=True)
+class Probe:
+    """The outputs of a router for random hidden states."""
+
+    logits_TE: Tensor
+    weight_TK: Tensor
+    topk_TK: Tensor
+
+
+def fitting_gates(
     router: nn.Module,
     stand_ins: Mapping[ExpertTensor, Tensor],
-    logits_TE: Tensor,
-    weight_TK: Tensor,
-    topk_TK: Tensor,
+    probes: Sequence[Probe],
     *,
     fixed: bool = False,
-) -> Gate | None:
-    """Return the gate that reproduces a router's output, or None if there is none.
+) -> list[tuple[Gate, float]]:
+    """Return the gates that reproduce a router's outputs, each with its deviation.
 
-    Each of ``stand_ins`` may be a bias or a factor of each expert; the router was probed with these
-    numbers [E] in its place. ``fixed`` says that the choice does not depend on the hidden states.
+    Those with groups and a bias come before those without: where the probes cannot tell, the router
+    is taken to use what it has. The first probe has the router's own top-k, others may have another
+    one. Each of ``stand_ins`` may be a bias or a factor of each expert; the router was probed with
+    these numbers [E] in its place. ``fixed`` says that the choice does not depend on the hidden
+    states.
     """
     for activation in _ACTIVATIONS:
-        if activation == "none" and bool((logits_TE < 0).any()):
+        if activation == "none" and any(bool((probe.logits_TE < 0).any()) for probe in probes):
             continue  # scores are not negative
         fitting = []
         for (normalises, epsilon), factor in itertools.product(_SUMS, (None, *stand_ins)):
             scales = factor is not None
             recipe = GateRecipe(activation, normalises, epsilon, scales=scales, fixed=fixed)
             gate = Gate(recipe, router, expert_scale=factor, stand_ins=stand_ins)
-            # Neither groups nor a bias change the weight of a chosen expert.
-            scores = gate.scores(logits_TE, topk_TK)
-            scale = _scale(router, weight_TK, gate.weights(scores, topk_TK))
-            gate = dataclasses.replace(gate, scale=scale)
-            deviation = float(gate.deviation(scores, weight_TK))
-            if deviation <= tolerance(weight_TK.dtype):
-                fitting.append((deviation, gate))
-        for _, gate in sorted(fitting, key=lambda fit: fit[0]):
-            for choice in _choices(gate):
-                if fixed or _chooses(choice.scores(logits_TE, topk_TK), topk_TK):
-                    return dataclasses.replace(choice, stand_ins={})
-    return None
+            scaled = [_scaled(gate, probe) for probe in probes]
+            deviation = max(off for _, off in scaled)
+            if deviation <= tolerance(probes[0].weight_TK.dtype):
+                choices = _choices(scaled[0][0])
+                fitting += [(choice, deviation) for choice in choices if _fits(choice, probes)]
+        if fitting:
+            return [(dataclasses.replace(gate, stand_ins={}), off) for gate, off in fitting]
+    return []
+
+
+def _scaled(gate: Gate, probe: Probe) -> tuple[Gate, float]:
+    """Return the gate with the router's factor on the weights of a probe, and its deviation."""
+    # Neither groups nor a bias change the weight of a chosen expert.
+    scores = gate.scores(probe.logits_TE, probe.topk_TK)
+    scale = _scale(gate.router, probe.weight_TK, gate.weights(scores, probe.topk_TK))
+    gate = dataclasses.replace(gate, scale=scale)
+    return gate, float(gate.deviation(scores, probe.weight_TK).nan_to_num(nan=torch.inf))
+
+
+def _fits(gate: Gate, probes: Sequence[Probe]) -> bool:
+    """Return whether the gate chooses the experts of every probe."""
+    return gate.recipe.fixed or not any(
+        bool(misread_T(gate.scores(probe.logits_TE, probe.topk_TK), 1e-5).any()) for probe in probes
+    )
 
 
 def _scale(router: nn.Module, weight_TK: Tensor, expected_TK: Tensor) -> float:
@@ -198,22 +256,15 @@ def _scale(router: nn.Module, weight_TK: Tensor, expected_TK: Tensor) -> float:
 
 def _choices(gate: Gate) -> Iterator[Gate]:
     """Yield the gate with every combination of groups and bias for the choice."""
-    grouped = (getattr(gate.router, "num_group", None) or 1) > 1
-    groups: list[Groups] = ["none", "max", "top2"] if grouped else ["none"]
-    biases: list[tuple[Biased, ExpertTensor | None]] = [("none", None)]
+    groups: list[Groups] = ["max", "top2", "none"] if is_grouped(gate.router) else ["none"]
+    biases: list[tuple[Biased, ExpertTensor | None]] = []
     for added in gate.stand_ins:
         biases += [("scores", added), ("logits", added)]
-    for group, (biased, bias) in itertools.product(groups, biases):
+    for group, (biased, bias) in itertools.product(groups, [*biases, ("none", None)]):
         recipe = dataclasses.replace(gate.recipe, groups=group, biased=biased)
         yield dataclasses.replace(gate, recipe=recipe, bias=bias)
 
 
-def _chooses(scores: Scores, topk_TK: Tensor) -> bool:
-    """Return whether no expert outside the top-k ranks above one inside it."""
-    ranking_TE = scores.ranking_TE
-    if scores.eligible_TE is not None:
-        ranking_TE = ranking_TE.masked_fill(~scores.eligible_TE, -torch.inf)
-    worst_T = ranking_TE.gather(1, topk_TK).amin(dim=1)
-    others_TE = ranking_TE.scatter(1, topk_TK, -torch.inf)
-    slack = 1e-5 * ranking_TE.gather(1, topk_TK).abs().amax(dim=1)
-    return bool((others_TE.amax(dim=1) <= worst_T + slack).all())
+def is_grouped(router: nn.Module) -> bool:
+    """Return whether a router has groups of experts, which it may or may not use."""
+    return int(getattr(router, "num_group", None) or 1) > 1

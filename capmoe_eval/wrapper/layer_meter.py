@@ -19,8 +19,12 @@ from capmoe_eval.routing.homes import by_rank
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Scores, bucket_loads
 from capmoe_eval.routing.weighted import Weighted
-from capmoe_eval.wrapper.bounds import check_activation, check_pairs, check_weights
-from capmoe_eval.wrapper.gates import tolerance
+from capmoe_eval.wrapper.bounds import (
+    check_activation,
+    check_pairs,
+    check_weights,
+    slots_of_pads,
+)
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.modality_meter import (
     DIGITS,
@@ -31,6 +35,7 @@ from capmoe_eval.wrapper.modality_meter import (
     summary,
 )
 from capmoe_eval.wrapper.plan import GAMMA_GRID, ForwardPlan
+from capmoe_eval.wrapper.ranks import ALONE
 
 # Shape suffixes: N rows of the batch, T counted tokens, K = top-k, S slots, E experts, G groups,
 # U bounded units (experts, or devices), X capacity factors of the grid, R ranks, M modalities.
@@ -69,16 +74,15 @@ class LayerMeter:
         self.layer = layer
         self.method = method  # with this layer's own γ
         self.forwards = 0
-        self.deviation = torch.zeros(())  # the largest of the recipe's weights from the router's
+        self.faults = torch.zeros(3)  # the largest of any forward, see Gate.faults
         self.weighted: Weighted | None = None  # of this forward, for methods that weigh tokens
         self._calibrated = calibrated
-        self._tolerance = 0.0
         self._sums: Any = Counter()  # of tensors, and of whole numbers known on the host
         self._peaks: defaultdict[str, list[Tensor]] = defaultdict(list)
         self._modality_peaks: defaultdict[str, list[Tensor]] = defaultdict(list)
         # The router's choice in the forward whose experts have not run yet, and for methods that
         # bound activation which of it are each token's k0 best.
-        self._choice_TK: Tensor | None = None
+        self._own_NK: Tensor | None = None
         self._best_TK: Tensor | None = None
 
     def calibrated_on(self, device: torch.device) -> Tensor | None:
@@ -98,14 +102,11 @@ class LayerMeter:
             self._sums.update({f"decode_{name}": amounts[name] for name in decoded})
 
     @torch.no_grad()  # no part of the graph of a backward pass
-    def note_router(self, scores: Scores, weight_TK: Tensor) -> None:
-        """Note the router's own choice and weights for the counted tokens, before any capacity."""
-        self._choice_TK = scores.topk_TK
-        self._tolerance = tolerance(weight_TK.dtype)
-        # NaN counts as an infinite deviation, because comparisons with NaN are false.
-        deviation = self.layer.gate.deviation(scores, weight_TK)
-        deviation = deviation.nan_to_num(nan=torch.inf, posinf=torch.inf)
-        self.deviation = torch.maximum(moved(self.deviation, deviation.device), deviation)
+    def note_router(self, scores: Scores, weight_TK: Tensor, own_NK: Tensor) -> None:
+        """Note the router's own choice of every row, and its weights for the counted tokens."""
+        self._own_NK = own_NK
+        faults = self.layer.gate.faults(scores, weight_TK)
+        self.faults = torch.maximum(moved(self.faults, faults.device), faults)
         if self.method.is_stock:  # gate scores by rank, a token's highest first (Figure 8)
             ranked_E = _sorted(scores.score_TE.detach()).sum(dim=0, dtype=torch.float64).flip(0)
             self._sums.update(score_by_rank=self.layer.ranks.total(ranked_E))
@@ -122,9 +123,10 @@ class LayerMeter:
         """
         n_experts, top_k, ranks = self.layer.n_experts, self.layer.top_k, self.layer.ranks
         groups, pads_N1, image_T, band_T = plan.on(index_NS.device)
-        topk_TK, self._choice_TK = self._choice_TK, None
-        if topk_TK is None:
+        own_NK, self._own_NK = self._own_NK, None
+        if own_NK is None:
             raise EnforcementError(f"{self.layer.name}: the experts ran without their router")
+        topk_TK = groups.counted(own_NK)
         index_TS = groups.counted(index_NS)
         computed_TS, called_TE = index_TS < n_experts, _called_experts(index_TS, n_experts)
         lost_TK = ~called_TE.gather(1, topk_TK)
@@ -143,9 +145,11 @@ class LayerMeter:
                 (~called_TE.any(dim=1)).long(),
             ]
         )
-        pad_slots = torch.zeros((), dtype=torch.long, device=index_NS.device)
-        if not self.method.is_stock:
-            pad_slots = ((index_NS < n_experts) & pads_N1).sum()
+        pads_N1 = pads_N1 & (not self.method.is_stock)
+        pads_run = ranks is ALONE and self.method.bound is not None
+        pad_slots = slots_of_pads(
+            index_NS, pads_N1 & (index_NS < n_experts), lost_TK, own_NK if pads_run else None
+        )
         demand_GME, kept_GME, count_CM, pad_slots = ranks.totals(
             demand_GME, kept_GME, by_modality(count_CT, image_T), pad_slots
         )
@@ -261,15 +265,19 @@ class LayerMeter:
 
     def broken(self) -> Tensor:
         """Return the number of broken promises of this layer so far, a scalar on its device."""
-        is_off = self.deviation > self._tolerance
+        is_off = (self.faults[1] > 1) | (self.faults[2] > 0)
         broken: Tensor = is_off + sum(self._sums[name] for name in _BREACHES)
         return broken
 
     def breaches(self) -> list[str]:
         """Return the broken promises of this layer in words."""
         parts = [text.format(n) for name, text in _BREACHES.items() if (n := self.count(name))]
-        if (off := float(self.deviation)) > self._tolerance:
-            parts.append(f"weights off by {off:.1e}" if off < math.inf else "weights are NaN")
+        _, off, misread = self.faults.tolist()
+        if off > 1:
+            times = f"weights off by {off:.1e} times what rounding explains"
+            parts.append(times if off < math.inf else "weights are NaN")
+        if misread:
+            parts.append(f"the top-k of {misread:.0f} tokens is not that of the router's scores")
         return parts
 
     def count(self, name: str) -> int:
@@ -307,7 +315,7 @@ class LayerMeter:
                 "pad_waste": [round(n / slots, DIGITS) if slots else None for n, slots in grid],
                 "effective_gamma": [round(slots / total, DIGITS) for slots in grid_slots],
             },
-            "weight_deviation": _finite(float(self.deviation)),
+            "weight_deviation": _finite(float(self.faults[0])),
             **({"modalities": modalities} if modalities else {}),
         }
 

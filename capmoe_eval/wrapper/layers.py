@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +15,19 @@ from torch.func import functional_call
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from capmoe_eval.errors import UsageError, first_line
-from capmoe_eval.wrapper.gates import ExpertTensor, Gate, find_gate, whole
+from capmoe_eval.wrapper.gates import (
+    ExpertTensor,
+    Gate,
+    GateRecipe,
+    Probe,
+    fitting_gates,
+    is_grouped,
+    whole,
+)
 from capmoe_eval.wrapper.ranks import ALONE, EXPERTS_RANKS, Ranks
 
 _PROBE_ROWS = 64
+_PROBE_SPREAD = 3.0  # of the largest logits: scores are neither alike nor 0 and 1
 _DEQUANTISE = (
     "if its weights are quantised, load them dequantised, for example with "
     "quantization_config=FineGrainedFP8Config(dequantize=True) or Mxfp4Config(dequantize=True)"
@@ -52,13 +63,13 @@ def find_moe_layers(model: nn.Module) -> list[MoeLayer]:
         UsageError: If the model has no MoE layer, or one whose router no recipe reproduces.
     """
     model_name = type(model).__name__
-    layers = [
+    readings = [
         _read_layer(model_name, name, parent, experts)
         for name, parent in model.named_modules()
         for experts in parent.children()
         if is_experts(experts)
     ]
-    if not layers:
+    if not readings:
         config: Any = getattr(model, "config", None)
         quantised = getattr(config, "quantization_config", None) is not None
         raise UsageError(
@@ -66,10 +77,44 @@ def find_moe_layers(model: nn.Module) -> list[MoeLayer]:
             "experts interface); "
             f"{_DEQUANTISE if quantised else 'choose an MoE model of transformers 5'}"
         )
+    return _settled(readings)
+
+
+def _settled(readings: list[_Reading]) -> list[MoeLayer]:
+    """Return the layers, each with the recipe that fits all layers like it best, if one does.
+
+    A single layer's probe may leave a part of the recipe to rounding.
+    """
+
+    def kind(reading: _Reading) -> tuple[object, ...]:
+        layer = reading.layer
+        return type(layer.router), layer.n_experts, layer.top_k, layer.gate.recipe.fixed
+
+    worst: dict[tuple[object, ...], dict[GateRecipe, float]] = {}
+    for reading in readings:
+        own = {gate.recipe: off for gate, off in reversed(reading.gates)}
+        shared = worst.setdefault(kind(reading), own)
+        worst[kind(reading)] = {
+            recipe: max(off, own[recipe]) for recipe, off in shared.items() if recipe in own
+        }
+    layers = []
+    for reading in readings:
+        off_by = {gate.recipe: off for gate, off in reading.gates}
+        off_by = worst[kind(reading)] or off_by
+        gates = [gate for gate, _ in reading.gates if gate.recipe in off_by]
+        gate = min(gates, key=lambda gate: off_by[gate.recipe])
+        layers.append(dataclasses.replace(reading.layer, gate=gate))
     return layers
 
 
-def _read_layer(model_name: str, name: str, parent: nn.Module, experts: nn.Module) -> MoeLayer:
+class _Reading(NamedTuple):
+    """A layer and the gates that its router may have."""
+
+    layer: MoeLayer  # with the first of them
+    gates: list[tuple[Gate, float]]  # with their deviations
+
+
+def _read_layer(model_name: str, name: str, parent: nn.Module, experts: nn.Module) -> _Reading:
     forward: Any = type(experts).forward
     interface = inspect.getclosurevars(forward).nonlocals.get("experts_interface")
     if interface is not ALL_EXPERTS_FUNCTIONS:  # another registry of kernels (FP8)
@@ -89,11 +134,12 @@ def _read_layer(model_name: str, name: str, parent: nn.Module, experts: nn.Modul
         if child is experts or type(child) is nn.Linear:
             continue  # a shared expert's gate, not a router
         try:
-            gate, top_k = _read_router(child, parent, experts, n_experts)
+            gates, top_k = _read_router(child, parent, experts, n_experts)
         except Exception as error:  # any module may be tried as a router
             reasons.append(f"{child_name} ({type(child).__name__}): {first_line(error)}")
         else:
-            return MoeLayer(name, child, experts, gate, n_experts, top_k, ranks)
+            layer = MoeLayer(name, child, experts, gates[0][0], n_experts, top_k, ranks)
+            return _Reading(layer, gates)
     raise UsageError(
         f"model={model_name}: the router of {name} is not understood: "
         f"{'; '.join(reasons) or 'no module beside the experts'}"
@@ -102,25 +148,54 @@ def _read_layer(model_name: str, name: str, parent: nn.Module, experts: nn.Modul
 
 def _read_router(
     router: nn.Module, parent: nn.Module, experts: nn.Module, n_experts: int
-) -> tuple[Gate, int]:
-    """Return the gate and the top-k of a router; raise if no recipe reproduces it."""
+) -> tuple[list[tuple[Gate, float]], int]:
+    """Return the fitting gates and the top-k of a router; raise if no recipe reproduces it."""
     stand_ins = _expert_tensors(router, parent, n_experts)
-    output = _probe(router, experts, stand_ins)
-    logits_TE, _, topk_TK = output
-    if logits_TE.shape[-1] != n_experts:
-        raise TypeError(f"{logits_TE.shape[-1]} logits for {n_experts} experts")
-    gate = find_gate(router, stand_ins, *output)
-    if gate is None and _asks_for_tokens(router):
+    probe = _probe(router, experts, stand_ins)
+    if probe.logits_TE.shape[-1] != n_experts:
+        raise TypeError(f"{probe.logits_TE.shape[-1]} logits for {n_experts} experts")
+    probes = [probe, *_probes_elsewhere(router, experts, stand_ins, probe)]
+    gates = fitting_gates(router, stand_ins, probes)
+    if not gates and _asks_for_tokens(router):
         elsewhere = _probe(router, experts, stand_ins, seed=1)
-        if torch.equal(topk_TK, elsewhere[2]):
-            gate = find_gate(router, stand_ins, *output, fixed=True)
-    if gate is None:
+        if torch.equal(probe.topk_TK, elsewhere.topk_TK):
+            gates = fitting_gates(router, stand_ins, [probe], fixed=True)
+    if not gates:
         unread = " (part of it is offloaded: a bias there cannot be read)"
         raise TypeError(
             "its weights are neither softmax nor sigmoid scores of its logits, normalised or not"
             f"{unread if any(part.is_meta for part in router.parameters()) else ''}"
         )
-    return gate, topk_TK.shape[-1]
+    return gates, probe.topk_TK.shape[-1]
+
+
+def _probes_elsewhere(
+    router: nn.Module, experts: nn.Module, stand_ins: Mapping[ExpertTensor, Tensor], probe: Probe
+) -> list[Probe]:
+    """Return what a router does with another top-k, where its own leaves a part of it open.
+
+    Groups do not show in the choice of few experts, but in that of all eligible ones; that weights
+    are normalised does not show where all experts are chosen. A router whose top-k cannot be set
+    has its own alone.
+    """
+    n_experts, top_k = probe.logits_TE.shape[-1], probe.topk_TK.shape[-1]
+    other = top_k if top_k < n_experts else max(1, n_experts // 2)
+    if is_grouped(router) and top_k < n_experts:
+        other = max(other, n_experts * int(router.topk_group) // int(router.num_group))  # type: ignore[arg-type]
+    if other in (top_k, n_experts):
+        return []
+    for name in [name for name, value in vars(router).items() if value == top_k]:
+        own = getattr(router, name)
+        try:
+            setattr(router, name, other)
+            elsewhere = _probe(router, experts, stand_ins)
+        except Exception:  # another number of the router's
+            continue
+        finally:
+            setattr(router, name, own)
+        if elsewhere.topk_TK.shape[-1] == other:
+            return [elsewhere]
+    return []
 
 
 def _expert_tensors(
@@ -156,7 +231,7 @@ def _probe(
     stand_ins: Mapping[ExpertTensor, Tensor],
     *,
     seed: int = 0,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Probe:
     """Return a possible router's logits, weights and indices for random hidden states, in float32.
 
     ``stand_ins`` are numbers to use in place of the module's own and of its block's.
@@ -187,17 +262,35 @@ def _probe(
     # From nearly uniform scores to peaked ones.
     hidden_TH *= torch.logspace(-2, 0, _PROBE_ROWS)[:, None]
     hidden_TH = hidden_TH.to(like.dtype) if offloaded else hidden_TH.to(like.device)
-    with torch.no_grad():
+
+    def run(hidden_TH: Tensor) -> Any:
         try:
-            output = functional_call(router, state, (hidden_TH,), lent)
+            return functional_call(router, state, (hidden_TH,), lent)
         except (IndexError, ValueError):  # it needs a batch of sequences (AFMoE)
-            output = functional_call(router, state, (hidden_TH[None],), lent)
+            return functional_call(router, state, (hidden_TH[None],), lent)
+
+    with torch.no_grad():
+        output = run(hidden_TH)
+        spread = _spread(output)
+        if (
+            spread > 0
+        ):  # whatever the scale of its weights, else a bias hides the scores or is hidden
+            output = run(hidden_TH * (_PROBE_SPREAD / spread))
     if not isinstance(output, tuple) or len(output) != 3:
         raise TypeError("it does not return (logits, weights, indices)")
     logits_TE, weight_TK, topk_TK = output
     if topk_TK.dtype.is_floating_point or weight_TK.shape != topk_TK.shape or topk_TK.ndim != 2:
         raise TypeError("it does not return (logits [T, E], weights [T, K], indices [T, K])")
-    return logits_TE, weight_TK, topk_TK.long()
+    return Probe(logits_TE, weight_TK, topk_TK.long())
+
+
+def _spread(output: Any) -> float:
+    """Return the standard deviation of a router's largest logits; 0 if it returns none."""
+    logits_TE = output[0] if isinstance(output, tuple) else None
+    if not isinstance(logits_TE, Tensor) or not bool((logits_TE < 0).any()):
+        return 0.0
+    spread = float(logits_TE[-_PROBE_ROWS // 4 :].float().std())
+    return spread if math.isfinite(spread) else 0.0
 
 
 def _asks_for_tokens(router: nn.Module) -> bool:

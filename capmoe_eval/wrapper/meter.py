@@ -136,10 +136,10 @@ class Meter:
                 "capacity not enforced: no token of a forward counted, though its mask says that "
                 "some are real"
             )
-        if self.ranks is not ALONE:  # all processes raise by the largest deviation of any
-            own = torch.stack([layer.deviation for layer in self.layers])
+        if self.ranks is not ALONE:  # all processes raise by the largest faults of any
+            own = torch.stack([layer.faults for layer in self.layers])
             for layer, worst in zip(self.layers, self.ranks.highest(own), strict=True):
-                layer.deviation = worst
+                layer.faults = worst
         broken = [layer.broken() for layer in self.layers]
         off = self.definition.faults
         is_off = any(faults.total() for faults in off)

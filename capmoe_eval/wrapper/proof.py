@@ -86,10 +86,11 @@ def _prove_stock_at_infinity(
 ) -> dict[str, Any]:
     """Compare the model's logits with those under the method where no bound is reached.
 
-    They are compared twice: at γ=∞ on a padded batch, and at γ=E on one without pads, where the
-    whole decision is made and must be the router's own. A method that adds candidates does not
-    equal the stock model at γ=∞; its hooks are proven with ``score``, as are those of methods
-    without γ, except that OEA and XShare have bounds of their own that are never reached.
+    They are compared twice: at γ=∞ on a padded batch, and at γ=E, where the whole decision is made
+    and must be the router's own. There the batch has pads, too, where the stock kernel computes
+    them: where one process has all experts, and the method has γ. A method that adds candidates
+    does not equal the stock model at γ=∞; its hooks are proven with ``score``, as are those of
+    methods without γ, except that OEA and XShare have bounds of their own that are never reached.
     """
 
     def run_under(unbounded: Method, real_BS: Tensor) -> Tensor:
@@ -107,9 +108,11 @@ def _prove_stock_at_infinity(
     no_capacity = Method("score", math.inf)
     logits = _run(model, tokens_BS)
     is_same = functools.partial(torch.allclose, logits, rtol=0, atol=0, equal_nan=True)
+    pads_run = under.ranks is ALONE and never_binds.bound is not None
+    decided_BS = padded_BS if pads_run else everyone_BS
     equal = all(
         is_same(run_under(unbounded, real_BS))
-        for unbounded, real_BS in ((no_capacity, padded_BS), (never_binds, everyone_BS))
+        for unbounded, real_BS in ((no_capacity, padded_BS), (never_binds, decided_BS))
     )
     if not equal and not is_same(_run(model, tokens_BS)):
         return {"passed": None, "why": "the stock model is not deterministic"}

@@ -14,6 +14,8 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.zoo.synthetic.models import tiny_model
 from capmoe_eval.zoo.synthetic.tokenizer import tiny_tokenizer
 
+pytestmark = pytest.mark.numeric
+
 
 @given(st.lists(st.integers(0, 5), max_size=30), st.integers(1, 7), st.integers(0, 3))
 def test_every_request_is_dealt_once(keys: list[int], size: int, seed: int) -> None:

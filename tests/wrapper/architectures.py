@@ -374,7 +374,8 @@ multimodal model is given text alone; [below](#with-images) images, too. Made by
 
 A router is understood by what it does. It is given random hidden states and a random bias; of all
 recipes the one is taken whose scores and weights, computed from the router's logits, are the
-router's own choice and weights. A *bias* is added to the scores or logits for the choice alone.
+router's own choice and weights, also of more or fewer experts per token where groups or the
+normalisation do not show otherwise. A *bias* is added to the scores or logits for the choice alone.
 *MoE layers announced* is what the configuration says of its layers, whatever modules there are (one
 that names no dense layer announces all); a model in which another number is found is refused.
 Quantised experts (FP8, MXFP4) are refused, whatever the architecture: they have kernels of their

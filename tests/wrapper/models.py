@@ -11,7 +11,7 @@ from capmoe_eval.wrapper.layers import find_moe_layers
 from tests.wrapper.architectures import VOCABULARY, build
 
 _SHAPE: dict[str, Any] = {"num_hidden_layers": 2, "num_key_value_heads": 2}
-_MLA = {
+MLA = {
     "q_lora_rank": None,
     "kv_lora_rank": 16,
     "qk_nope_head_dim": 8,
@@ -55,7 +55,7 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v2": (
         "deepseek_v2",
         {
-            **_MLA,
+            **MLA,
             "n_routed_experts": 8,
             "num_experts_per_tok": 3,
             "n_shared_experts": 1,
@@ -69,7 +69,7 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v2_groups": (
         "deepseek_v2",
         {
-            **_MLA,
+            **MLA,
             "n_routed_experts": 8,
             "num_experts_per_tok": 3,
             "n_shared_experts": 1,
@@ -107,7 +107,7 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": (
         "deepseek_v3",
         {
-            **_MLA,
+            **MLA,
             "n_routed_experts": 8,
             "num_experts_per_tok": 3,
             "n_shared_experts": 1,
@@ -132,6 +132,9 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 SUPPORTED = tuple(_CONFIGS)
+
+ROUNDING = {"rtol": 0.0, "atol": 1e-4}
+"""By how much two computations of a model's logits may differ (``test_rounding.py``)."""
 
 
 def make(name: str, *, seed: int = 0, experts: str | None = None) -> PreTrainedModel:

@@ -9,18 +9,21 @@ from typing import Any
 import pytest
 import torch
 from accelerate import cpu_offload
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import FineGrainedFP8Config, Mxfp4Config
 from transformers.integrations.finegrained_fp8 import replace_with_fp8_linear
 from transformers.integrations.mxfp4 import Mxfp4GptOssExperts, Mxfp4GptOssMLP
 
 from capmoe_eval.errors import EnforcementError, UsageError
+from capmoe_eval.wrapper import layers as layers_module
 from capmoe_eval.wrapper import session
 from capmoe_eval.wrapper.gates import ExpertTensor, GateRecipe, tolerance
 from capmoe_eval.wrapper.layers import MoeLayer, find_moe_layers
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.architectures import build
-from tests.wrapper.models import SUPPORTED, batch, make
+from tests.wrapper.models import MLA, SUPPORTED, batch, make
 
 HALF = (torch.float16, torch.bfloat16)
 BIASED = (
@@ -33,6 +36,16 @@ BIASED = (
     "lfm2_moe",
     "minimax_m2",
 )
+
+
+GROUPS = {
+    "first_k_dense_replace": 0,
+    "n_routed_experts": 16,
+    "n_group": 4,
+    "topk_group": 2,
+    "num_experts_per_tok": 4,
+    "topk_method": "group_limited_greedy",
+}
 
 
 def routed(model: nn.Module, layer: MoeLayer) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,6 +68,7 @@ def peaked(name: str, dtype: torch.dtype) -> nn.Module:
     return model.to(dtype)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("name", ["olmoe", "qwen3_moe", "granitemoe", "ernie4_5_moe", "gpt_oss"])
 def test_subnormal_weights_are_the_routers_own(name: str) -> None:
     model = peaked(name, torch.float16)
@@ -76,6 +90,7 @@ def wrong(recipe: GateRecipe) -> list[GateRecipe]:
     ]
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF])
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_another_recipe_shows_in_any_precision(name: str, dtype: torch.dtype) -> None:
@@ -120,6 +135,7 @@ def test_the_recipe_does_not_depend_on_the_precision(name: str, dtype: torch.dty
     assert find_moe_layers(make(name).to(dtype))[0].gate.recipe == whole
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("std", [0.0, 0.02, 0.5, 4.0])
 @pytest.mark.parametrize("family", BIASED)
 def test_a_bias_ranks_and_does_not_weigh(family: str, std: float) -> None:
@@ -169,6 +185,136 @@ def test_added_candidates_follow_the_bias(family: str) -> None:
     assert wider[0].shape == topk_TK.shape
     if layer.gate.recipe.groups == "none":
         assert torch.equal(wider[0].sort(dim=1).values, topk_TK.sort(dim=1).values)
+
+
+@st.composite
+def grouped_routers(draw: st.DrawFn) -> tuple[str, dict[str, Any], float, float]:
+    """Return a family, its configuration, and the scales of its router's weights and bias."""
+    n_groups, size = draw(st.integers(2, 6)), draw(st.integers(2, 6))
+    best = draw(st.integers(1, n_groups))
+    settings = {
+        **MLA,
+        "first_k_dense_replace": 0,
+        "num_hidden_layers": draw(st.integers(1, 3)),
+        "n_routed_experts": n_groups * size,
+        "n_group": n_groups,
+        "topk_group": best,
+        "num_experts_per_tok": draw(st.integers(1, min(best * size, 8))),
+    }
+    family = draw(st.sampled_from(["deepseek_v2", "deepseek_v3"]))
+    if family == "deepseek_v2":
+        choice = draw(st.sampled_from(["group_limited_greedy", "greedy"]))
+        settings["topk_method"] = choice
+    return family, settings, 10 ** draw(st.floats(-3, 0.5)), draw(st.sampled_from([0.0, 0.1, 3.0]))
+
+
+def eligible_experts(family: str, config: Any, ranking_TE: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the experts of the best groups as the families define them, token by token.
+
+    Also whether the groups of a token do not tie.
+    """
+    eligible_TE = torch.ones_like(ranking_TE, dtype=torch.bool)
+    clear_T = torch.ones_like(eligible_TE[:, 0])
+    if family == "deepseek_v2" and config.topk_method == "greedy":
+        return eligible_TE, clear_T
+    size = ranking_TE.shape[1] // config.n_group
+    for token, scores in enumerate(ranking_TE.tolist()):
+        groups = [sorted(scores[n : n + size])[::-1] for n in range(0, len(scores), size)]
+        worth = [sum(group[: 1 if family == "deepseek_v2" else 2]) for group in groups]
+        order = sorted(range(len(groups)), key=lambda group: -worth[group])
+        for group in order[config.topk_group :]:
+            clear_T[token] &= worth[order[config.topk_group - 1]] > worth[group] + 1e-5
+            eligible_TE[token, group * size : (group + 1) * size] = False
+    return eligible_TE, clear_T
+
+
+@given(grouped_routers(), st.integers(0, 2**16))
+@settings(max_examples=40, deadline=None)
+@pytest.mark.numeric
+def test_groups_limit_the_eligible_experts_whatever_the_configuration(
+    drawn: tuple[str, dict[str, Any], float, float], seed: int
+) -> None:
+    """Also where they show neither in the choice of few experts nor in small scores."""
+    family, fields, std, bias_std = drawn
+    torch.manual_seed(seed)
+    model: Any = build(family, fields)
+    for layer in model.model.layers:
+        nn.init.normal_(layer.mlp.gate.weight, std=std)
+        if family == "deepseek_v3":
+            nn.init.normal_(layer.mlp.gate.e_score_correction_bias, std=bias_std)
+    for layer in find_moe_layers(model):
+        logits_TE, _, topk_TK = routed(model, layer)
+        scores = layer.gate.scores(logits_TE, topk_TK)
+        ranking_TE = logits_TE.softmax(dim=-1)
+        if family == "deepseek_v3":
+            ranking_TE = logits_TE.sigmoid() + layer.router.e_score_correction_bias
+        assert scores.eligible_TE is not None or bool(
+            eligible_experts(family, model.config, ranking_TE)[0].all()
+        )
+        if scores.eligible_TE is not None:
+            expected_TE, clear_T = eligible_experts(family, model.config, ranking_TE)
+            assert torch.equal(scores.eligible_TE[clear_T], expected_TE[clear_T])
+    with torch.no_grad(), capacity_aware(model, "expanded_drop", 1.0, candidates="global"):
+        model(batch())
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])
+def test_a_recipe_without_the_groups_stops_the_forward_that_shows_it(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model: Any = build(family, {**MLA, **GROUPS})
+
+    def without_groups(model: nn.Module) -> list[MoeLayer]:
+        layers = find_moe_layers(model)
+        recipes = [dataclasses.replace(of.gate.recipe, groups="none") for of in layers]
+        gates = [
+            dataclasses.replace(of.gate, recipe=recipe)
+            for of, recipe in zip(layers, recipes, strict=True)
+        ]
+        return [dataclasses.replace(of, gate=gate) for of, gate in zip(layers, gates, strict=True)]
+
+    monkeypatch.setattr(session, "find_moe_layers", without_groups)
+    with (
+        pytest.raises(EnforcementError, match=r"the top-k of \d+ tokens is not that of the router"),
+        capacity_aware(model, "score", 1.0, verify=False),
+        torch.no_grad(),
+    ):
+        model(batch())
+
+
+def test_a_tolerance_is_that_of_the_forward_whose_weights_are_compared() -> None:
+    """A forward in half precision leaves a deviation that float32 would not explain."""
+    model = make("olmoe")
+    with torch.no_grad(), capacity_aware(model, "score", gamma=1.0) as meter:
+        with torch.autocast("cpu", torch.bfloat16):
+            model(batch())
+        in_half = meter.report()["layers"][0]["weight_deviation"]
+        assert in_half > tolerance(torch.float32), "it shows nothing"
+        model(batch())
+    assert meter.report()["layers"][0]["weight_deviation"] == in_half
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whether_weights_are_normalised_is_known_where_every_expert_is_chosen(seed: int) -> None:
+    """The sum over the top-k is then 1, so that the weights alone do not show it."""
+    torch.manual_seed(seed)
+    every = {"num_local_experts": 4, "num_experts_per_tok": 4, "num_hidden_layers": 6}
+    layers = find_moe_layers(build("gpt_oss", every))
+    assert {layer.gate.recipe for layer in layers} == {GateRecipe(normalises=True)}
+    every = {"num_experts": 4, "num_experts_per_tok": 4, "num_hidden_layers": 6}
+    layers = find_moe_layers(build("olmoe", every))
+    assert {layer.gate.recipe for layer in layers} == {GateRecipe()}
+
+
+def test_what_no_probe_decides_is_decided_for_all_layers_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(layers_module, "_probes_elsewhere", lambda *_: [])
+    every = {"num_local_experts": 4, "num_experts_per_tok": 4, "num_hidden_layers": 6}
+    for seed in range(5):
+        torch.manual_seed(seed)
+        layers = find_moe_layers(build("gpt_oss", every))
+        assert len({layer.gate.recipe for layer in layers}) == 1
 
 
 def test_a_choice_that_is_fixed_for_each_token_is_kept_or_dropped_by_score() -> None:

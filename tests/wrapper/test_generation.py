@@ -13,7 +13,9 @@ from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.wrapper import forward
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.session import capacity_aware
-from tests.wrapper.models import batch, make
+from tests.wrapper.models import ROUNDING, batch, make
+
+pytestmark = pytest.mark.numeric
 
 LENGTH = 32  # of the static cache
 
@@ -72,7 +74,7 @@ def test_a_mask_of_the_caches_full_length_tells_the_same_tokens() -> None:
         cache = StaticCache(config=model.config, max_cache_len=LENGTH)
         logits = static_logits(model, cache, tokens, full_length_mask(mask))
     real = mask.bool()
-    torch.testing.assert_close(logits[real], expected[real], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits[real], expected[real], **ROUNDING)
     assert counted(meter) == counted(expected_meter)
 
 
@@ -82,7 +84,7 @@ def test_a_large_gamma_leaves_a_static_cache_with_a_full_mask_as_it_is() -> None
     stock = static_logits(model, StaticCache(model.config, LENGTH), tokens, whole)
     with capacity_aware(model, "score", gamma=1e9) as meter:
         capped = static_logits(model, StaticCache(model.config, LENGTH), tokens, whole)
-    torch.testing.assert_close(capped[mask.bool()], stock[mask.bool()], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(capped[mask.bool()], stock[mask.bool()], **ROUNDING)
     assert meter.summary()["tokens"] == 18
 
 

@@ -16,7 +16,9 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper import forward, session
 from capmoe_eval.wrapper.layers import find_moe_layers
 from capmoe_eval.wrapper.session import capacity_aware
-from tests.wrapper.models import batch, make
+from tests.wrapper.models import ROUNDING, batch, make
+
+pytestmark = pytest.mark.numeric
 
 RANKS = 4
 BLOCKS = torch.arange(8).view(RANKS, 2)
@@ -48,11 +50,12 @@ def test_a_model_with_renumbered_experts_in_blocks_is_the_model_under_the_placem
     in_blocks = dataclasses.replace(DEVICES, placement="contiguous")
     blocks, said = under(model, in_blocks, None)
     same, told = under(model, DEVICES, BLOCKS)
-    assert torch.equal(blocks, same) and said == told
+    torch.testing.assert_close(blocks, same, **ROUNDING)
+    assert said["summary"] == told["summary"]
     spread, report = under(model, DEVICES, SPREAD)
     assert not torch.equal(spread, blocks), "the placement does nothing"
     other, of_other = under(renumbered(SPREAD.flatten()), in_blocks, None)
-    torch.testing.assert_close(spread, other)
+    torch.testing.assert_close(spread, other, **ROUNDING)
     assert report["summary"] == pytest.approx(of_other["summary"])
     for one, two, home in zip(report["layers"], of_other["layers"], said["layers"], strict=True):
         assert one["dropped"] and one["peak"] == two["peak"] != home["peak"]

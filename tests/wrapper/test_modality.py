@@ -36,6 +36,7 @@ def routed(
         return logits(model, inputs), meter.report()
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("family", images.FAMILIES)
 def test_a_model_with_images_knows_the_modality_of_each_token(family: str) -> None:
     model, inputs = images.make(family), images.batch(family)

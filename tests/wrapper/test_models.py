@@ -14,6 +14,8 @@ from capmoe_eval.errors import EnforcementError
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.models import batch, make
 
+pytestmark = pytest.mark.numeric
+
 
 @torch.no_grad()
 def run(model: nn.Module) -> Tensor:
@@ -145,7 +147,9 @@ def test_gradient_checkpointing_gives_the_same_gradients(method: str, reentrant:
         model.enable_input_require_grads()
     again = gradients(model, [0, 1], **knobs)
     for name, gradient in expected.items():
-        torch.testing.assert_close(again[name], gradient, rtol=1e-5, atol=1e-7)
+        # The same sums of a few terms, in another order: within a few units of the largest.
+        most = float(gradient.abs().max())
+        torch.testing.assert_close(again[name], gradient, rtol=0, atol=1e-5 * most)
 
 
 def test_a_backward_pass_of_an_older_forward_is_refused() -> None:

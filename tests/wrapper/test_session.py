@@ -14,7 +14,9 @@ from capmoe_eval.routing.scores import Assignment
 from capmoe_eval.wrapper import forward
 from capmoe_eval.wrapper.plan import GAMMA_GRID
 from capmoe_eval.wrapper.session import capacity_aware
-from tests.wrapper.models import batch, make
+from tests.wrapper.models import ROUNDING, batch, make
+
+pytestmark = pytest.mark.numeric
 
 
 @torch.no_grad()
@@ -85,7 +87,7 @@ def test_real_tokens_equal_a_mask_without_the_model_seeing_it() -> None:
     with capacity_aware(model, "score", gamma=0.5) as meter:
         masked = run(model, tokens, attention_mask=mask)
     real = mask.bool()
-    torch.testing.assert_close(out_of_band[real], masked[real], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(out_of_band[real], masked[real], **ROUNDING)
 
 
 def test_left_and_right_padding_decide_alike() -> None:

@@ -19,6 +19,7 @@ from capmoe_eval.zoo.miniworld.world import world
 from capmoe_eval.zoo.synthetic.models import tiny_config
 from capmoe_eval.zoo.train import Schedule, batch_loss, train
 from capmoe_eval.zoo.upcycle import upcycle
+from tests.rounding import tolerance
 
 SHIPPED = [name for name in recipes.ZOO if (recipes.WEIGHTS / name / "model.safetensors").is_file()]
 MEASURED = [name for name in SHIPPED if recipes.ZOO[name].data != "banking77"]
@@ -78,6 +79,7 @@ def test_the_auxiliary_loss_is_part_of_the_loss(batches):
     assert 1.0 <= first_loss(1.0) - first_loss(0.0) < 1.6
 
 
+@pytest.mark.numeric
 def test_the_loss_is_that_of_the_class(batches):
     model, batch = olmoe(), batches[2]
     expected = model(
@@ -86,7 +88,8 @@ def test_the_loss_is_that_of_the_class(batches):
         labels=batch.labels_BS,
         use_cache=False,
     ).loss
-    torch.testing.assert_close(batch_loss(model, batch, 0.0), expected)
+    # Two means over the same tokens: √n·u is 4e-6 for all numbers of the batch.
+    torch.testing.assert_close(batch_loss(model, batch, 0.0), expected, rtol=1e-5, atol=0.0)
 
 
 def test_the_auxiliary_loss_balances_every_family(batches):
@@ -149,6 +152,7 @@ def dense(width):
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
 
+@pytest.mark.numeric
 def test_an_upcycled_mixtral_begins_as_the_dense_model():
     source = dense(24)
     alike = {key: getattr(source.config, key) for key in ("rope_parameters", "rms_norm_eps")}
@@ -157,7 +161,9 @@ def test_an_upcycled_mixtral_begins_as_the_dense_model():
     tokens = torch.arange(40).view(2, 20)
     with torch.no_grad():
         expected, actual = source(tokens).logits, target(tokens).logits
-    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
+        allowed = tolerance(lambda: source(tokens).logits)
+    assert allowed.max() < 0.01 * expected.std()
+    assert ((actual - expected).abs() <= allowed).all()
 
 
 def test_noise_makes_the_experts_different():

@@ -16,10 +16,11 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.wrapper.checkpoint import load_checkpoint, load_processor
 from capmoe_eval.wrapper.parallel.images import own_images
 from capmoe_eval.wrapper.session import capacity_aware
+from tests.rounding import tolerance
 from tests.wrapper.molmoe import checkpoint, remote_code
 
-# Of logits up to 6; measured: 2e-6.
-TOLERANCE = {"atol": 2e-5, "rtol": 0.0}
+pytestmark = pytest.mark.numeric
+
 PROMPTS = {"alone": slice(1, 2), "batch": slice(0, 3)}
 
 
@@ -37,6 +38,24 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(directory: Path) -> Any:
     return load_checkpoint(directory, kind=AutoModelForImageTextToText)
+
+
+@pytest.fixture(scope="module")
+def eager(directory: Path) -> Any:
+    """The model with experts whose rounding can be followed."""
+    loaded = load_checkpoint(directory, kind=AutoModelForImageTextToText)
+    loaded.set_experts_implementation("eager")
+    return loaded
+
+
+def assert_close(logits: Tensor, expected: Tensor, allowed: Tensor) -> None:
+    """Compare logits token by token; in none may rounding explain a percent of the largest logit.
+
+    Measured: the tolerance is 7e-5 for half of the tokens and up to 4e-4, the deviation at most a
+    tenth of it on four instruction sets.
+    """
+    assert allowed.max() < 0.01 * expected.abs().max()
+    assert ((logits - expected).abs() <= allowed).all()
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +78,12 @@ def of_remote(which: str) -> dict[str, Tensor]:
     return {name[len(start) :]: kept[name] for name in kept if name.startswith(start)}
 
 
-def test_text_has_the_remote_logits(model: Any) -> None:
+def test_text_has_the_remote_logits(model: Any, eager: Any) -> None:
     remote = of_remote("text")
     assert (remote["input_ids"] >= remote_code.CONFIG["embedding_size"]).any()
     logits = model(input_ids=remote["input_ids"]).logits
-    torch.testing.assert_close(logits, remote["logits"], **TOLERANCE)
+    allowed = tolerance(lambda: eager(input_ids=remote["input_ids"]).logits)
+    assert_close(logits, remote["logits"], allowed)
 
 
 @pytest.mark.parametrize("which", PROMPTS)
@@ -79,11 +99,14 @@ def test_the_processor_gives_the_remote_inputs(processor: Any, which: str) -> No
 
 
 @pytest.mark.parametrize("which", PROMPTS)
-def test_images_and_text_have_the_remote_logits(model: Any, processor: Any, which: str) -> None:
+def test_images_and_text_have_the_remote_logits(
+    model: Any, eager: Any, processor: Any, which: str
+) -> None:
     inputs, remote = asked(processor, which), of_remote(which)
     logits = model(**inputs).logits[:, :: remote_code.EVERY]
     real = inputs["attention_mask"][:, :: remote_code.EVERY].bool()
-    torch.testing.assert_close(logits[real], remote["logits"][real], **TOLERANCE)
+    allowed = tolerance(lambda: eager(**inputs).logits[:, :: remote_code.EVERY])
+    assert_close(logits[real], remote["logits"][real], allowed[real])
     # It could fail: other pixels, and other marks of padding, give other logits.
     for name, other in (("pixel_values", 0.0), ("image_masks", 1.0)):
         changed = {**inputs, name: torch.full_like(inputs[name], other)}
@@ -92,11 +115,9 @@ def test_images_and_text_have_the_remote_logits(model: Any, processor: Any, whic
 
 
 @pytest.mark.parametrize("which", PROMPTS)
-def test_a_continuation_by_the_cache_has_the_remote_logits(
-    model: Any, processor: Any, which: str
-) -> None:
-    inputs, steps = asked(processor, which), []
-    mask = inputs["attention_mask"]
+def continued(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    """Return the logits of the first words after a batch, by the cache."""
+    steps, mask = [], inputs["attention_mask"]
     for word in remote_code.NEXT:
         output = model(**inputs, use_cache=True)
         steps.append(output.logits[:, -1])
@@ -107,9 +128,17 @@ def test_a_continuation_by_the_cache_has_the_remote_logits(
             "attention_mask": mask,
             "past_key_values": output.past_key_values,
         }
-    remote = of_remote(which)["continued"]
+    return torch.stack(steps, dim=1)
+
+
+@pytest.mark.parametrize("which", PROMPTS)
+def test_a_continuation_by_the_cache_has_the_remote_logits(
+    model: Any, eager: Any, processor: Any, which: str
+) -> None:
+    inputs, remote = asked(processor, which), of_remote(which)["continued"]
     assert remote.std(dim=1).max() > 0.1  # the steps differ
-    torch.testing.assert_close(torch.stack(steps, dim=1), remote, **TOLERANCE)
+    allowed = tolerance(lambda: continued(eager, inputs))
+    assert_close(continued(model, inputs), remote, allowed)
 
 
 def test_generate_gives_what_forwards_without_a_cache_give(model: Any, processor: Any) -> None:
@@ -188,14 +217,16 @@ def test_a_prompt_needs_a_placeholder_for_each_image(processor: Any) -> None:
         processor(images=[[image]], text=[2 * processor.image_token + " word1"])
 
 
-def test_prompts_with_and_without_images_make_one_batch(model: Any, processor: Any) -> None:
+def test_prompts_with_and_without_images_make_one_batch(
+    model: Any, eager: Any, processor: Any
+) -> None:
     image = Image.fromarray(remote_code.picture(2))
     inputs = processor(images=[[], [image]], text=["word1 word2", processor.image_token + "word3"])
     alone = processor(text="word1 word2")
     assert set(alone) == {"input_ids", "attention_mask"}
     expected = model(**alone).logits[0]
     found = model(**inputs).logits[0, -len(expected) :]
-    torch.testing.assert_close(found, expected, **TOLERANCE)
+    assert_close(found, expected, tolerance(lambda: eager(**alone).logits[0]))
 
 
 def test_a_checkpoint_that_is_saved_from_here_is_loaded_again(

@@ -20,6 +20,8 @@ from tests.wrapper.models import similarities
 
 FAMILIES = TINY_FAMILIES
 VOCABULARY = 97
+ROUNDING = {"rtol": 0.0, "atol": 3e-4}
+"""By how much two computations of a model's logits may differ (``test_rounding.py``)."""
 _DEVICE = {"granularity": "device"}
 
 

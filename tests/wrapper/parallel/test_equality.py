@@ -78,7 +78,7 @@ def same(ours: Any, theirs: Any, where: str = "") -> None:
         for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
             same(one, other, f"{where}[{number}]")
     elif isinstance(theirs, float) and ("weight_deviation" in where or "score_by_rank" in where):
-        assert ours == pytest.approx(theirs, abs=1e-6), where
+        assert ours == pytest.approx(theirs, abs=1e-5), where
     else:
         assert ours == theirs, where
 
@@ -90,19 +90,27 @@ def test_ranks_give_what_the_emulation_gives(
 ) -> None:
     expected = emulated[family][case]
     tokens_BS, mask_BS = cases.batch()
+    if case == "score_pads_count":
+        mask_BS = torch.ones_like(mask_BS)
+    counted = set(mask_BS.flatten().nonzero().flatten().tolist())
     n_sequences, n_positions = tokens_BS.shape
     n_experts = expected["report"]["layers"][0]["n_experts"]
     kept: set[tuple[int, ...]] = set()
     for number, rank in enumerate(ranks):
         ours = rank[family][case]
-        real = slice(None) if case == "score_pads_count" else mask_BS
         torch.testing.assert_close(
-            ours["logits"][real], expected["logits"][real], rtol=1e-4, atol=2e-5
+            ours["logits"][mask_BS], expected["logits"][mask_BS], **cases.ROUNDING
         )
         same(ours["report"], expected["report"])
         first = own_rows(n_sequences, number, len(ranks)).start * n_positions
         kept |= pairs(ours["kept"], n_experts, first)
-    assert kept == pairs(expected["kept"], n_experts)
+    # One process computes pads in a layer that drops nothing; several never send them.
+    of_tokens = [
+        {pair for pair in all_pairs if pair[1] in counted}
+        for all_pairs in (kept, pairs(expected["kept"], n_experts))
+    ]
+    assert of_tokens[0] == of_tokens[1]
+    assert kept == of_tokens[0] or case in ("baseline", "infinity", "by_layer")
     if case != "expert_drop" or family in ("olmoe", "deepseek_v2", "mixtral"):
         # The two least loaded experts of the other families have no load to lose.
         dropped = expected["report"]["summary"]["dropped"]
@@ -119,7 +127,7 @@ def test_ranks_without_sequences_or_tokens_take_part(
     for rank in ranks:
         ours = rank["olmoe"][f"{edge}/{method}"]
         torch.testing.assert_close(
-            ours["logits"][mask_BS], expected["logits"][mask_BS], rtol=1e-4, atol=2e-5
+            ours["logits"][mask_BS], expected["logits"][mask_BS], **cases.ROUNDING
         )
         same(ours["report"], expected["report"])
 
@@ -147,8 +155,7 @@ def test_a_rank_may_be_called_with_its_own_sequences(
         torch.testing.assert_close(
             rank["own"]["logits"][real_BS],
             expected["logits"][rows, :width][real_BS],
-            rtol=1e-4,
-            atol=2e-5,
+            **cases.ROUNDING,
         )
         same(rank["own"]["report"], expected["report"])
 
@@ -161,7 +168,7 @@ def test_transformers_own_loading_gives_the_same(
     for rank in ranks:
         ours = rank["native"]
         torch.testing.assert_close(
-            ours["logits"][mask_BS], expected["logits"][mask_BS], rtol=1e-4, atol=2e-5
+            ours["logits"][mask_BS], expected["logits"][mask_BS], **cases.ROUNDING
         )
         same(ours["report"], expected["report"])
 

@@ -36,7 +36,7 @@ def test_ranks_deal_the_images_and_drop_the_same(family: str, ranks: list[Any]) 
         for number, rank in enumerate(ranks):
             ours = rank[family][case]
             torch.testing.assert_close(
-                ours["logits"][mask_BS], expected["logits"][mask_BS], rtol=1e-4, atol=5e-5
+                ours["logits"][mask_BS], expected["logits"][mask_BS], **images.ROUNDING
             )
             same(ours["report"], expected["report"])
             first = own_rows(n_sequences, number, len(ranks)).start * n_positions

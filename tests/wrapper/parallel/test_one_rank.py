@@ -21,6 +21,8 @@ from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.parallel import cases
 from tests.wrapper.parallel.test_timing import CPU, by_hand, layer, setting
 
+pytestmark = pytest.mark.numeric
+
 
 @pytest.fixture(scope="module", autouse=True)
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
@@ -39,9 +41,10 @@ def test_it_gives_what_the_emulation_gives(family: str) -> None:
     theirs = cases.everything(family, cases.model(family, 1), 1)
     assert ours.keys() == theirs.keys()
     for name, expected in theirs.items():
-        torch.testing.assert_close(
-            ours[name]["logits"], expected["logits"], rtol=1e-4, atol=2e-5, msg=name
-        )
+        logits = [result["logits"] for result in (ours[name], expected)]
+        if name == "by_layer":  # one process computes pads in the layer that drops nothing
+            logits = [of_all[cases.batch()[1]] for of_all in logits]
+        torch.testing.assert_close(*logits, **cases.ROUNDING, msg=name)
         assert ours[name]["report"]["summary"] == expected["report"]["summary"], name
 
 
@@ -66,7 +69,7 @@ def test_a_model_without_a_head_gives_the_hidden_states_of_all() -> None:
     split_batches(base)
     with torch.no_grad():
         hidden = [under_capacity(model, tokens, mask).last_hidden_state for model in (base, alone)]
-    torch.testing.assert_close(*hidden, rtol=1e-4, atol=2e-5)
+    torch.testing.assert_close(*hidden, **cases.ROUNDING)
 
 
 def under_capacity(model: torch.nn.Module, tokens: torch.Tensor, mask: torch.Tensor) -> Any:

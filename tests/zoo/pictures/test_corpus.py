@@ -92,6 +92,7 @@ def test_which_position_attends_to_which():
 
 
 @torch.no_grad()
+@pytest.mark.numeric
 def test_a_patch_is_learned_by_its_name_alone(tokenizer):
     """Without a name there is no loss of the features, and the features are the model's own."""
     chosen = recipe("llava_olmoe")
@@ -113,6 +114,7 @@ def test_a_patch_is_learned_by_its_name_alone(tokenizer):
 
 
 @torch.no_grad()
+@pytest.mark.numeric
 def test_a_question_is_seen_as_in_evaluation(tokenizer):
     """The processor makes the same tokens and pixels, the packed row the same states."""
     chosen = recipe("llava_olmoe")
