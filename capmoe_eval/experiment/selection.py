@@ -55,7 +55,7 @@ def finished(overrides: Sequence[str], reader: Reader | None = None) -> Finished
     """
     config, cells = composed(overrides), list(_planned(tuple(overrides)))
     check_overrides(config, overrides)
-    found = (reader or Reader()).all((plan.path, plan.root) for plan in cells if plan.path.exists())
+    found = (reader or Reader()).all(place for plan in cells if (place := plan.stored))
     broken = [f"{LEFT_OUT}: {line}" for line in found.broken]
     return Finished(config, cells, list(found.records), broken, model_notes(cells))
 

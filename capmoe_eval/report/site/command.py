@@ -20,7 +20,7 @@ from capmoe_eval.experiment.arguments import Parser, report_options
 from capmoe_eval.experiment.configuration import load_options, options, profile_name
 from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.record import VERDICTS
-from capmoe_eval.experiment.results import Reader, read_results
+from capmoe_eval.experiment.results import Reader, directories, read_results
 from capmoe_eval.report.advice import command as advice
 from capmoe_eval.report.claims import command as claims
 from capmoe_eval.report.figures import command as figures
@@ -86,7 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             profile_name(config)  # what cannot be one is refused before others refuse it, too
             gc.disable()  # it would go through all records again and again, in vain
             results = Path(str(config.results_dir))
-            load_options("model", [name for name in options("model") if (results / name).is_dir()])
+            models = {path.name for place in directories(results) for path in place.glob("*/")}
+            load_options("model", [name for name in options("model") if name in models])
             drawn = partial(_draw, ["--formats=svg", bench, *words], reader)
             beside.append(_start(partial(drawn, of_studies=False)))
             read_results(results, reader)

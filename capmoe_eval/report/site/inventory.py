@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from capmoe_eval.errors import UsageError, field_problem
 from capmoe_eval.experiment.configuration import model_notes, options, profile_name
 from capmoe_eval.experiment.record import VERDICTS, Record
-from capmoe_eval.experiment.results import Reader, record_paths
+from capmoe_eval.experiment.results import LOCAL, Reader, record_places, stored
 from capmoe_eval.experiment.selection import Finished, finished
 from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.paper.benchmarks import Bench, read_bench
@@ -144,7 +144,8 @@ def take_inventory(
     there = [found for found in experiments.values() if isinstance(found, Finished)]
     plans = [plan for found in there for plan in found.plans]
     roots = {plan.root for plan in plans} or {Path(str(config.results_dir))}
-    places = [(path, root) for root in sorted(roots) for path in record_paths(root)]
+    home = next((root for root in roots if root.name.removeprefix(LOCAL) == profile), min(roots))
+    places = [place for root in sorted(roots) for place in record_places(root)]
     if len(places) <= PAGES:
         reader.all(places)
     named = {record.path for found in there for record in found.records}
@@ -165,15 +166,18 @@ def take_inventory(
         profiles=_profiles(profile, roots),
         bench=read_bench(bench),
         reader=reader,
-        verdicts=min(roots) / VERDICTS,
+        verdicts=(stored(home, home / VERDICTS) or (home / VERDICTS,))[0],
     )
 
 
 def _profiles(profile: str, roots: set[Path]) -> dict[str, int]:
     """Return how many files each profile has, where results lie as they are written."""
-    places = {root.parent for root in roots if root.name == profile}
+    beside = {root for root in roots if root.name.removeprefix(LOCAL) == profile}
     counts = {
-        name: sum(len(record_paths(place / name)) for place in places)
+        name: sum(
+            len(record_places(root.with_name(root.name.removesuffix(profile) + name)))
+            for root in beside
+        )
         for name in options("profile")
     }
     return {name: count for name, count in counts.items() if count or name == profile}

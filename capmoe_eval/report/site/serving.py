@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from capmoe_eval.experiment.results import stored
 from capmoe_eval.report.advice.command import EXAMPLE, EXAMPLE_MODEL, JSON
 from capmoe_eval.report.site.inventory import Inventory, read
 from capmoe_eval.report.site.page import Address, render_page
@@ -28,8 +29,9 @@ def serving_page(inventory: Inventory, address: Address) -> str:
 
         found = read(Advice, path)
         values = {"advice": found} if isinstance(found, str) else content(found)
-    roots = (record.path.parents[2] for record in inventory.records)
-    results = next(roots, Path(f"results/{inventory.profile}"))
+    roots = dict.fromkeys(record.path.parents[2] for record in inventory.records)
+    there = (root for root in roots if (root / EXAMPLE_MODEL).is_dir())
+    results = next(there, Path(f"results/{inventory.profile}"))
     return render_page(
         "serving",
         address,
@@ -47,5 +49,5 @@ def example_words(results: Path, out: Path) -> list[str]:
 
     Accuracy is asked of a results directory that has records of its model.
     """
-    there = [f"--results={results}"] if (results / EXAMPLE_MODEL).is_dir() else []
+    there = [f"--results={results}"] if stored(results, results / EXAMPLE_MODEL) else []
     return [EXAMPLE, "--ranks=8", "--at-least-speedup=1.5", *there, f"--out={out}"]
