@@ -6,6 +6,7 @@ ignores, is read together with ``results/zoo``, and it alone is written.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import warnings
 from collections.abc import Iterable, Iterator
@@ -14,7 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.cell import Cell, ModelId, TaskId, checks
 from capmoe_eval.experiment.record import Record, read_record
+from capmoe_eval.routing.method import Method
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -139,39 +142,75 @@ def result_directories(root: Path) -> list[Path]:
     return [path for path in there if path not in read]
 
 
+def _names(kind: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+_OF_PARTS: Final = {
+    "model": {f"model.{name}".removesuffix(".name"): name for name in _names(ModelId)},
+    "task": {f"task.{name}".removesuffix(".name"): name for name in _names(TaskId)},
+}
+_OF_METHOD: Final = ("method", *_names(Method)[1:])
+_OF_CELL: Final = tuple(checks(Cell))
+IDENTITY: Final = (*_OF_PARTS["model"], *_OF_METHOD, *_OF_PARTS["task"], *_OF_CELL)
+"""The columns that tell cells apart: ``model``, ``model.revision``, ``task``, ``task.fewshot``, the
+method's knobs and the evaluation's, such as ``gamma`` and ``batch_size``."""
+
+
 def load_frame(root: Path | str) -> pd.DataFrame:
     """Return one row per record of a results directory, in the order of their paths.
 
-    Columns: ``model``, ``task``, ``label``, the method's own knobs (``method``, ``gamma``, …;
-    missing where a method has no such knob), ``value`` and ``stderr`` (fractions), ``n``
-    (documents), ``drop_rate``, ``pad_waste``, ``effective_gamma`` (capacity over the mean load;
-    missing without a capacity), ``peak_before``, ``peak_after`` (highest expert load over the
-    mean), ``proven`` (no promise was broken), ``seconds`` and ``path``.
+    The first columns are :data:`IDENTITY`, every field of a cell's identity: two cells differ in
+    one of them at least. A field is missing where it has no effect, such as ``gamma`` where the
+    method has none. The others are ``label`` (the method and its knobs), ``value`` and ``stderr``
+    (fractions), ``n`` (documents), ``drop_rate``, ``pad_waste``, ``effective_gamma`` (capacity over
+    the mean load; missing without a capacity), ``peak_before``, ``peak_after`` (highest expert load
+    over the mean), ``proven`` (no invariant failed), ``examined`` (the share of the forwards that
+    an independent check examined; missing in records from before it), ``seconds``, ``results_dir``
+    and ``path``.
 
     A file that is no whole record is left out, with a warning that names it. ``root`` is the
     directory of a profile (``results/zoo``, and with the user's own ``results/local-zoo``), or of
     several (``results``).
+
+    Raises:
+        UsageError: If there is no such directory, or no whole record in it.
     """
     import pandas as pd
 
-    rows = []
-    for directory in result_directories(Path(root)):
+    root, rows, refused = Path(root), [], list[str]()
+    for directory in result_directories(root):
         broken: list[str] = []
         rows += [_row(record) for record in each_record(directory, broken)]
-        for line in broken:
-            warnings.warn(f"left out: {line}", stacklevel=2)
-    return pd.DataFrame(rows)
+        refused += broken
+    if not rows:
+        wrong = "has no whole record" if root.is_dir() else "no such directory"
+        raise UsageError(
+            f"{root}: {wrong}; name the directory of a profile, such as results/zoo, or of "
+            "several, such as results"
+        )
+    for line in refused:
+        warnings.warn(f"left out: {line}", stacklevel=2)
+    return pd.DataFrame(rows, columns=list(dict.fromkeys((*IDENTITY, *rows[0]))))
 
 
 def _row(record: Record) -> dict[str, object]:
-    knobs = record.cell.method.identity()
-    if "gamma" in knobs:
-        knobs["gamma"] = record.gamma
+    cell = record.cell
+    method = cell.method.identity()
+    if "gamma" in method:
+        method["gamma"] = record.gamma
+    if "layer_gammas" in method:
+        method["layer_gammas"] = cell.method.layer_gammas
+    parts = {
+        column: getattr(getattr(cell, part), name)
+        for part, columns in _OF_PARTS.items()
+        for column, name in columns.items()
+    }
     return {
-        "model": record.model,
-        "task": record.task,
-        "label": record.cell.label,
-        **knobs,
+        **parts,
+        **method,
+        **{name: getattr(cell, name) for name in _OF_CELL},
+        "label": cell.label,
         "value": record.value,
         "stderr": record.stderr,
         "n": record.n,
@@ -181,6 +220,8 @@ def _row(record: Record) -> dict[str, object]:
         "peak_before": record.load.peak_before,
         "peak_after": record.load.peak_after,
         "proven": not record.proofs.broken,
+        "examined": record.proofs.examined,
         "seconds": record.provenance.seconds,
+        "results_dir": str(record.path.parents[2]),
         "path": str(record.path),
     }

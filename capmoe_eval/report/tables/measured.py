@@ -11,7 +11,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from capmoe_eval.experiment.configuration import load_option, profile_name
 from capmoe_eval.experiment.results import Reader
-from capmoe_eval.experiment.selection import Finished, composed, finished, refuse_experiment
+from capmoe_eval.experiment.selection import (
+    Finished,
+    composed,
+    finished,
+    planned,
+    refuse_experiment,
+)
 from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.paper.layout import Layout, ModelSlot, QueryLayout, SettingsLayout, WorkloadLayout
@@ -29,10 +35,13 @@ GRIDS = ("grid.", "parts.")
 def cell_config(overrides: Sequence[str]) -> DictConfig:
     """Return the configuration that a command line composes without an experiment.
 
-    One that it names is a UsageError, an override that does not exist a HydraException.
+    One that it names and a value that cannot be are a UsageError, an override that does not exist a
+    HydraException.
     """
     refuse_experiment(overrides)
-    return composed([word for word in overrides if not word.startswith(GRIDS)])
+    words = [word for word in overrides if not word.startswith(GRIDS)]
+    planned(words)
+    return composed(words)
 
 
 def measured_table(
