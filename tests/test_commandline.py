@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +13,13 @@ import pytest
 
 from capmoe_eval.evaluation import command as commandline
 from capmoe_eval.evaluation import lm_eval_command as lm_eval_commandline
+from capmoe_eval.evaluation.generation.programs import ProgramTask
+from capmoe_eval.evaluation.preparation import PROGRAMS
+from capmoe_eval.evaluation.tasks import OURS, TaskLibrary
 from capmoe_eval.experiment import configuration
+from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.configuration import options, plans
+from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.experiment.selection import composed
@@ -20,6 +27,9 @@ from capmoe_eval.report.tables import command as tables
 from capmoe_eval.routing.method import METHODS
 from capmoe_eval.serving import calibration
 from capmoe_eval.zoo import recipes
+from capmoe_eval.zoo.hub import ready
+from tests import records as made
+from tests.records import forge
 
 
 class Shell:
@@ -164,6 +174,100 @@ def test_a_table_is_not_overwritten_by_another_experiment(shell: Shell) -> None:
     status, _, err = shell("table2", "experiment=table1", main=tables.main)
     assert (status, err.count("\n")) == (2, 1) and "experiment=table1" in err
     assert path.read_bytes() == before
+
+
+HEAVY = {"torch", "transformers", "datasets", "lm_eval"}
+"""Libraries that take seconds to be imported."""
+PROBE = """
+import sys
+from capmoe_eval.__main__ import main
+try:
+    main()
+finally:
+    print(*(name for name in sys.modules if "." not in name), file=sys.stderr)
+"""
+
+
+def imported(*words: str, cwd: Path) -> tuple[int, str, set[str]]:
+    """Run a command in a process of its own: its status, what it says, and what it imports."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, *words],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(Path(commandline.__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    *said, modules = done.stderr.splitlines()
+    return done.returncode, "\n".join([done.stdout, *said]), set(modules.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    {
+        "model=olmoe model.pretrained=/no/such": "pretrained=/no/such: cannot be loaded (no such",
+        "model=olmoe model.pretrained=./no": "pretrained=./no: cannot be loaded (no such",
+        "model=olmoe model.pretrained=a/b/c": "pretrained=a/b/c: cannot be loaded (no such",
+        "model=olmoe model.pretrained=file": "pretrained=file: cannot be loaded (it is",
+        "model=olmoe model.pretrained=empty": "=empty: cannot be loaded (it has no config.json",
+        "model=olmoe model.tokenizer=/no/such": "model.tokenizer=/no/such: cannot be loaded (no",
+        "tasks=humaneval": "tasks=humaneval: runs programs that the model writes",
+        "tasks=obqa data.root=empty": "data.root=",
+        "results_dir=file": "results_dir=file: cannot be written",
+        "parallel=ep": "parallel=ep: needs one process per rank",
+        "save_trace=file": "save_trace=file: cannot be written",
+    }.items(),
+)
+def test_what_needs_no_library_is_refused_before_any_is_imported(
+    words: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    status, told, modules = imported(*words.split(), cwd=tmp_path)
+    assert status == 2 and said in told and "Traceback" not in told
+    assert not HEAVY & modules
+    assert "hydra" in modules, "the probe sees what is imported"
+
+
+def test_nothing_left_to_compute_needs_no_library(shell: Shell) -> None:
+    words = ("tasks=obqa", "limit=2", "gamma=1.0")
+    assert "1 computed" in shell(*words)[1]
+    status, told, modules = imported(*words, cwd=shell.cwd)
+    assert status == 0 and "0 computed, 1 finished before" in told
+    assert not HEAVY & modules
+    (path,) = record_paths(shell.cwd / "results/local-zoo")
+    content = json.loads(path.read_text())["capmoe"]
+    forge(made.record(Cell.from_identity(content["cell"]), shell.cwd / "results/local-zoo"))
+    status, told, modules = imported(*words, cwd=shell.cwd)
+    assert status == 2 and "computed from other documents" in told and not HEAVY & modules
+
+
+def test_the_tasks_that_run_programs_are_those_of_the_sandbox() -> None:
+    """What is refused without a library is what the library would refuse."""
+    library = TaskLibrary()
+    for path in OURS:
+        for file in path.glob("*.yaml"):
+            if "unsafe_code: true" in file.read_text():
+                assert file.stem == "humaneval" and PROGRAMS == ("capmoe_humaneval",)
+    (task,) = library.get(PROGRAMS[0], ready(data_source("miniworld")))["tasks"].values()
+    assert isinstance(task, ProgramTask)
+
+
+def test_a_package_that_is_not_installed_is_one_line(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, command in {
+        "lm_eval": "lm_eval: is not installed; pip install 'lm-eval<0.5,>=0.4.13'",
+        "PIL": "PIL: is not installed; pip install 'pillow>=11'",
+        "nowhere": "nowhere: is not installed; pip install nowhere",
+    }.items():
+        monkeypatch.setattr(
+            commandline, "execute", lambda *_, name=name: importlib.import_module(f"{name}.a")
+        )
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, name, None)
+            status, _, err = shell("tasks=obqa")
+        assert (status, err) == (2, f"error: {command}\n")
 
 
 def test_variants_are_presets(shell: Shell) -> None:

@@ -117,6 +117,10 @@ def main() -> None:
         if "--version" in sys.argv[1:]:  # Hydra would answer with its own
             print(version_line())
             return 0
+        if any(word.startswith("--e") for word in sys.argv[1:]):  # also abbreviated
+            raise UsageError(
+                "--experimental-rerun: would run what is pickled in a file; repeat the command line"
+            )
         sys.argv[1:] = for_hydra(sys.argv[1:])
         return command()
 

@@ -76,7 +76,7 @@ def forecast(plans: Sequence[Plan], *, calibrate: bool) -> str:
     if not missing:
         return f"All {len(plans)} cells are finished."
     library, progress = task_library(missing), Progress(len(missing))
-    sandbox, refused = sandbox_for(missing, library) if calibrate else (None, {})
+    sandbox, refused = sandbox_for(missing) if calibrate else (None, {})
     rows: list[dict[str, str]] = []
     notes: list[str] = []
     times: list[float | None] = []

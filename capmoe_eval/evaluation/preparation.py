@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment import inputs
+from capmoe_eval.experiment.cell import TINY, ZOO, ModelId
 from capmoe_eval.experiment.configuration import Plan
 from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.processes import adopt_srun, process_count
@@ -17,6 +19,11 @@ from capmoe_eval.experiment.record import Record, read_record
 if TYPE_CHECKING:
     from capmoe_eval.evaluation.generation.sandbox import Sandbox
     from capmoe_eval.evaluation.tasks import TaskLibrary
+
+
+PROGRAMS: Final = ("capmoe_humaneval",)
+"""The suite's tasks whose answers are programs, which run in a sandbox."""
+_OF_THE_HUB: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def check_processes(plan: Plan) -> None:
@@ -45,7 +52,7 @@ def check_processes(plan: Plan) -> None:
 
 def with_documents(plans: Sequence[Plan]) -> list[Plan]:
     """Return the plans with their documents in place; embedded ones are written on first use."""
-    from capmoe_eval.evaluation.tasks import ready
+    from capmoe_eval.zoo.hub import ready
 
     sources = {source: ready(source) for source in {plan.source for plan in plans}}
     return [dataclasses.replace(plan, source=sources[plan.source]) for plan in plans]
@@ -108,16 +115,48 @@ def task_library(plans: Sequence[Plan]) -> TaskLibrary:
     library = TaskLibrary()
     for plan in {(p.root, p.source, p.cell.task): p for p in plans}.values():
         library.check_metric(plan.cell.task, plan.source)
+        library.check_programs(plan.cell.task, plan.source)
         fingerprint = library.fingerprint(plan.cell.task, plan.source)
         inputs.check(plan.root, plan.cell, {"data_fingerprint": fingerprint})
     return library
 
 
-def sandbox_for(
-    plans: Sequence[Plan], library: TaskLibrary
-) -> tuple[Sandbox | None, dict[Path, UsageError]]:
+def model_refusals(plans: Sequence[Plan]) -> dict[Path, UsageError]:
+    """Return why models cannot be loaded, by the paths of their cells, as far as files tell.
+
+    No library is asked, which takes seconds to be imported. A name that may be one of the hub is
+    not looked for, nor is that of an embedded model.
+    """
+    problems = {model: _checkpoint_problem(model) for model in {p.cell.model for p in plans}}
+    return {
+        plan.path: UsageError(problem) for plan in plans if (problem := problems[plan.cell.model])
+    }
+
+
+def _checkpoint_problem(model: ModelId) -> str | None:
+    for field, file in (("pretrained", "config.json"), ("tokenizer", "")):
+        name = getattr(model, field)
+        if name is None or name.startswith((ZOO, TINY)):
+            continue
+        path = Path(name)
+        if path.is_dir():
+            reason = "" if (path / file).exists() else f"it has no {file}"
+        elif path.exists():
+            reason = "it is no directory"
+        else:
+            reason = "" if _OF_THE_HUB.fullmatch(name) else "no such directory"
+        if reason:
+            return (
+                f"model.{field}={shown(name)}: cannot be loaded ({reason}); set model.{field}=PATH "
+                "to the directory of a checkpoint, or name a model of the hub, or an embedded one, "
+                "for example model=tiny_olmoe"
+            )
+    return None
+
+
+def sandbox_for(plans: Sequence[Plan]) -> tuple[Sandbox | None, dict[Path, UsageError]]:
     """Return a sandbox that works if a task needs one, and why plans are refused, by their path."""
-    running = [plan for plan in plans if library.runs_programs(plan.cell.task, plan.source)]
+    running = [plan for plan in plans if plan.cell.task.lm_eval in PROGRAMS]
     refused = {
         plan.path: UsageError(
             f"tasks={plan.cell.task.name}: runs programs that the model writes, inside "

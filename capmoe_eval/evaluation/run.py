@@ -18,6 +18,7 @@ from capmoe_eval.evaluation.preparation import (
     check_processes,
     check_traces,
     finished_record,
+    model_refusals,
     sandbox_for,
     task_library,
     with_documents,
@@ -103,10 +104,11 @@ def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
         inputs.prepare(root)
     if not missing:
         return outcome
-    library = task_library(missing)
-    sandbox, refused = sandbox_for(missing, library)
+    sandbox, forbidden = sandbox_for(missing)
+    refused = forbidden | model_refusals(missing)
     if len(refused) == len(missing):
         raise next(iter(refused.values()))
+    library = task_library([plan for plan in missing if plan.path not in refused])
     progress = progress or Progress(len(missing), io.StringIO() if process_rank() else None)
     allowed = [plan for plan in missing if plan.path not in refused]
     work = _Work(allowed, list(done.values()), library, sandbox, progress, outcome)

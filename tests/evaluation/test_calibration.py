@@ -15,7 +15,7 @@ from capmoe_eval.evaluation import forecast as forecast_module
 from capmoe_eval.evaluation.calibration import _other_documents
 from capmoe_eval.evaluation.forecast import forecast
 from capmoe_eval.evaluation.run import run
-from capmoe_eval.evaluation.tasks import TaskLibrary, ready
+from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.commands import cell_command
 from capmoe_eval.experiment.configuration import Placement, Plan
@@ -27,6 +27,7 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.serving import calibration as serving_calibration
 from capmoe_eval.serving.calibration_kinds import FactorCurves
 from capmoe_eval.serving.trial import outcomes, straggler
+from capmoe_eval.zoo.hub import ready
 
 OBQA = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
 HUMANEVAL = TaskId("humaneval", "capmoe_humaneval", "openai/openai_humaneval", "pass@1")

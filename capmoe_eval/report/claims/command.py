@@ -31,7 +31,8 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
     )
     report_options(
         parser,
-        "profile=zoo (the default), tiny or paper; results_dir=DIR (default: results/local-PROFILE)",
+        "profile=zoo (the default), tiny or paper; results_dir=DIR (default: "
+        f"results/{LOCAL}PROFILE)",
     )
     recompute_option(parser)
     given = parser.parse_args(arguments)
