@@ -112,7 +112,7 @@ MAIN: Mapping[str, str] = {
     "tasks=obqa tasks.obqa.batch_size=true": "tasks.obqa.batch_size=true",
     # Numbers without a bound, which would overflow or never end.
     **{
-        f"{key}={word}": f"{key}={word[:100]}"
+        f"{key}={word}": f"{key}={word[:80]}"
         for key in ("limit", "batch_size", "ep_size", "m", "rounds", "seed", "eval_seed", "threads")
         for word in ("9" * 23, "9" * 400, "9" * 5000)
     },
@@ -384,6 +384,20 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "table2 limit=true": "limit=true",
         "table2 grid=null": "grid=null",
         "table1 gamma=1": "gamma=1: gamma is set by the experiment's grid",
+        "table2 out=mine": "out=mine: is an option; write --out=mine",
+        "table2 bench=mine": "bench=mine: is an option; write --bench=mine",
+        "all out=mine": "out=mine: is an option; write --out=mine",
+        "table2 results_dir=/nonexistent": "results_dir=/nonexistent: no such directory",
+        "all results_dir=nowhere": "results_dir=nowhere: no such directory",
+        "table2 results_dir=file": "results_dir=file: no such directory",
+        "table2 model=custom": "Missing mandatory value: model.name",
+        "table2 model=custom model.name=mine": "Missing mandatory value: model.pretrained",
+        "table2 model=custom model.name=a model.pretrained=b model.profile=../c": "model.profile=",
+        "table2 model=nope": "model=nope: choose one of",
+        "table2 model.name=mine": "model.name=mine: model is set by the experiment's grid",
+        "table2 tasks=[obqa,[piqa]]": "tasks=[obqa,[piqa]]: ",
+        "table2 @x=1": "@x=1: ",
+        f"table2 limit={'9' * 23}": "limit=999",
         "table2 gama=1": "did you mean 'gamma'",
         "table2 results_dir=null": "results_dir=null",
         "table2 data.root=42": "data.root=42",

@@ -270,6 +270,17 @@ def test_a_package_that_is_not_installed_is_one_line(
         assert (status, err) == (2, f"error: {command}\n")
 
 
+def test_a_limit_of_subtasks_says_how_many_documents_it_is(shell: Shell) -> None:
+    """The first thing that costs time after a limit of 1 is mmlu."""
+    status, out, err = shell("model=tiny_olmoe", "tasks=mmlu", "limit=1", "method=baseline")
+    said = "limit=1: of each of the 57 subtasks of mmlu, which are 57 documents"
+    assert status == 0 and err.count(said) == 1
+    _, _, err = shell("model=tiny_olmoe", "tasks=obqa", "limit=1", "method=baseline")
+    assert "subtasks" not in err
+    _, out, _ = shell("--help")
+    assert "of mmlu, which has 57, limit=4 takes 228" in out
+
+
 def test_variants_are_presets(shell: Shell) -> None:
     status, _, _ = shell(
         "-m",
@@ -405,6 +416,46 @@ def test_a_model_of_ones_own_needs_a_name_and_a_path(shell: Shell, tmp_path: Pat
     )
     assert status == 0
     assert "results/local-custom/mine/obqa/score-g1-ep4-" in out
+
+
+def test_a_table_takes_a_model_of_ones_own(shell: Shell) -> None:
+    """It needs no file in conf/; what is missing names the command that computes it."""
+    mine = ("model=custom", "model.name=mine", "model.pretrained=tiny:olmoe", "ep_size=2")
+    mine = (*mine, "data.root=synthetic", "tasks=[obqa,piqa]", "limit=2")
+    zoo = shell.cwd / "reports/zoo"
+    status, out, _ = shell("table2", *mine, main=tables.main)
+    assert status == 0 and not zoo.exists()
+    lines = [line for line in out.splitlines() if "python -m capmoe_eval " in line]
+    assert lines and all(line.count("tasks=") == line.count("model=") == 1 for line in lines)
+    command = (
+        lines[0][lines[0].index("-m capmoe_eval") :].strip("` \n").replace("'", "").split()[2:]
+    )
+    assert shell(*command)[0] == 0
+    status, out, _ = shell("experiment=table2", *mine)
+    assert status == 0 and "finished before, 0 failed" in out and ", 0 finished" not in out
+    status, out, _ = shell("table2", *mine, main=tables.main)
+    assert status == 0 and (shell.cwd / "reports/custom/table2.md").is_file()
+    assert "| mine |" in out and "zoo" not in out
+    both = ("experiment=table2", "grid.model=[tiny_olmoe]", *mine)
+    status, _, err = shell(*both)
+    assert status == 2 and "model=custom: model is set by the experiment's grid" in err
+
+
+def test_a_table_is_not_replaced_by_an_empty_one(shell: Shell) -> None:
+    words = ("table2", "grid.model=[tiny_olmoe]", "profile=tiny", "limit=2", "tasks=[obqa]")
+    assert shell("experiment=table2", *words[1:])[0] == 0
+    assert shell(*words, main=tables.main)[0] == 0
+    before = {path: path.read_bytes() for path in (shell.cwd / "reports/tiny").iterdir()}
+    (shell.cwd / "empty").mkdir()
+    for name, said in {
+        "/nonexistent": "results_dir=/nonexistent: no such directory",
+        "empty": "reports/tiny/table2.csv: has entries, and no record of table2 is finished",
+    }.items():
+        status, _, err = shell(*words, f"results_dir={name}", main=tables.main)
+        assert (status, err.count("\n")) == (2, 1) and said in err
+        assert shell("all", *words[1:], f"results_dir={name}", main=tables.main)[0] == 2
+        assert {path: path.read_bytes() for path in before} == before
+    assert shell(*words, "results_dir=empty", "--out=new", main=tables.main)[0] == 0
 
 
 MINIWORLD = [f"zoo_{name}" for name, recipe in recipes.ZOO.items() if recipe.data == "miniworld"]

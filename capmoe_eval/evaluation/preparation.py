@@ -154,6 +154,20 @@ def _checkpoint_problem(model: ModelId) -> str | None:
     return None
 
 
+def limit_notes(plans: Sequence[Plan], library: TaskLibrary) -> list[str]:
+    """Return a line for each task with several subtasks, of each of which a limit is."""
+    lines = []
+    for task, source, limit in dict.fromkeys((p.cell.task, p.source, p.cell.limit) for p in plans):
+        parts = library.get(task.lm_eval, source, task.dataset)["tasks"].values()
+        if limit is not None and len(parts) > 1:
+            count = sum(min(limit, len(part.eval_docs)) for part in parts)
+            lines.append(
+                f"limit={limit}: of each of the {len(parts)} subtasks of {task.name}, which are "
+                f"{count} documents"
+            )
+    return lines
+
+
 def sandbox_for(plans: Sequence[Plan]) -> tuple[Sandbox | None, dict[Path, UsageError]]:
     """Return a sandbox that works if a task needs one, and why plans are refused, by their path."""
     running = [plan for plan in plans if plan.cell.task.lm_eval in PROGRAMS]

@@ -71,7 +71,9 @@ def _measured_table(
     found = finished([f"experiment={experiment}", *overrides], reader)
     if isinstance(layout, QueryLayout):
         return query_table(layout, found.records), profile_name(found.config)
-    return _results_table(layout, found, overrides), profile_name(found.config)
+    chosen = found.config.grid.model is None  # a model of the command line has its own profile
+    folder = str(found.config.model.profile) if chosen else profile_name(found.config)
+    return _results_table(layout, found, overrides), folder
 
 
 def _results_table(layout: Layout, found: Finished, overrides: Sequence[str]) -> Table:
@@ -95,5 +97,9 @@ def _slots(config: DictConfig, table: str) -> list[ModelSlot]:
             symbols,
             knobs | ({"ep_size": int(model.ep_size)} if own_ranks else {}),
         )
-        for model in (load_option("model", key) for key in config.grid.model)
+        for model in (
+            [config.model]
+            if config.grid.model is None
+            else [load_option("model", key) for key in config.grid.model]
+        )
     ]
