@@ -14,10 +14,9 @@ import pytest
 from capmoe_eval.evaluation import command as commandline
 from capmoe_eval.evaluation import lm_eval_command as lm_eval_commandline
 from capmoe_eval.evaluation.generation.programs import ProgramTask
-from capmoe_eval.evaluation.preparation import PROGRAMS
 from capmoe_eval.evaluation.tasks import OURS, TaskLibrary
 from capmoe_eval.experiment import configuration
-from capmoe_eval.experiment.cell import Cell
+from capmoe_eval.experiment.cell import PROGRAMS, Cell
 from capmoe_eval.experiment.configuration import options, plans
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.record import read_record

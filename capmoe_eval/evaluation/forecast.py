@@ -123,11 +123,11 @@ def recorded_rate(cells: Sequence[Plan]) -> Rate | None:
     first = cells[0]
     device = described(chosen_device(first.placement.device))
     threads = first.placement.threads or torch.get_num_threads()
-    cells = first.path.parent.relative_to(first.root)
+    task = first.path.parent.relative_to(first.root)
     places = (
         (path, root)
         for root in directories(first.root)
-        for path in sorted((root / cells).glob("*.json"))
+        for path in sorted((root / task).glob("*.json"))
     )
     each = [
         record.provenance.seconds / record.n

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment import inputs
-from capmoe_eval.experiment.cell import TINY, ZOO, ModelId
+from capmoe_eval.experiment.cell import PROGRAMS, TINY, ZOO, ModelId
 from capmoe_eval.experiment.configuration import Plan
 from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.processes import adopt_srun, process_count
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from capmoe_eval.evaluation.tasks import TaskLibrary
 
 
-PROGRAMS: Final = ("capmoe_humaneval",)
-"""The suite's tasks whose answers are programs, which run in a sandbox."""
 _OF_THE_HUB: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 

@@ -16,9 +16,8 @@ from lm_eval.tasks._factory import TaskFactory
 from capmoe_eval.errors import UsageError, bad_choice, first_line
 from capmoe_eval.evaluation.generation import mts_dialog
 from capmoe_eval.evaluation.generation.programs import ProgramTask
-from capmoe_eval.evaluation.preparation import PROGRAMS
 from capmoe_eval.evaluation.provenance import hub_commit
-from capmoe_eval.experiment.cell import TaskId
+from capmoe_eval.experiment.cell import PROGRAMS, TaskId
 from capmoe_eval.experiment.datasource import DataSource, cache_directory
 
 _LM_EVAL = Path(lm_eval.tasks.__file__).parent

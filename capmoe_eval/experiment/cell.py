@@ -28,6 +28,8 @@ _SHUFFLE = whole(0, 2**63 - 1, "a seed, a whole number").or_null("null for lm-ev
 
 ZOO, TINY = "zoo:", "tiny:"
 """Prefixes of an embedded model's ``pretrained``: trained, and with random weights."""
+PROGRAMS = ("capmoe_humaneval",)
+"""The suite's tasks, by lm-eval's name, whose answers are programs, which run in a sandbox."""
 
 
 @functools.cache
