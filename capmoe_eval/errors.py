@@ -17,6 +17,8 @@ from zipfile import BadZipFile
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
+LARGEST = 10**9
+"""The largest count that a setting may have; what lies beyond would overflow or never end."""
 _SHOWN = 100  # characters of a value
 _LONGEST_NAME = 100  # bytes; a file system takes 255 for a name, and the suite adds endings
 

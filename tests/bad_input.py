@@ -110,6 +110,36 @@ MAIN: Mapping[str, str] = {
     "tasks=obqa tasks.obqa.fewshot=abc": "tasks.obqa.fewshot=abc",
     "tasks=obqa tasks.obqa.batch_size=0": "tasks.obqa.batch_size=0",
     "tasks=obqa tasks.obqa.batch_size=true": "tasks.obqa.batch_size=true",
+    # Numbers without a bound, which would overflow or never end.
+    **{
+        f"{key}={word}": f"{key}={word[:80]}"
+        for key in ("limit", "batch_size", "ep_size", "m", "rounds", "seed", "eval_seed", "threads")
+        for word in ("9" * 23, "9" * 400, "9" * 5000)
+    },
+    **{f"{key}={'9' * 23}": f"{key}=999" for key in ("shuffle", "k0", "trace_tokens", "delta")},
+    f"model.max_length={'9' * 23}": "model.max_length=999",
+    f"tasks=obqa tasks.obqa.fewshot={'9' * 23}": "tasks.obqa.fewshot=999",
+    f"method=sere min_similarity={'9' * 400}": "min_similarity=999",
+    f"gamma={'9' * 400}": "gamma=999",
+    f"gamma={'9' * 5000}": "gamma=999",
+    f"shard=1/{'9' * 23}": "shard=1/999",
+    f"shard=1/{'9' * 5000}": "shard=1/999",
+    f"model.pretrained=zoo:olmoe_s{'9' * 23} tasks=obqa": "model.pretrained=zoo:olmoe_s999",
+    f"-m limit=1,{'9' * 23}": "limit=999",
+    f"-m limit=1,{'9' * 5000}": "limit=1,999",
+    f"grid.limit=[{'9' * 23}]": "limit=999",
+    f"grid.limit=[{'9' * 5000}]": "limit=[999",
+    # What Hydra itself does not check.
+    "tasks=[obqa,[piqa]]": "tasks=[obqa,[piqa]]: ",
+    "model=[[zoo_olmoe]]": "model=[[zoo_olmoe]]: ",
+    "@x=1": "@x=1: ",
+    "tasks@=1": "tasks@=1: ",
+    "-m tasks=[obqa,[piqa]] gamma=1.0,2.0": "tasks=[obqa,[piqa]]: ",
+    "--resolve": "--resolve",
+    "--shell-completion": "--shell-completion",
+    "--experimental-rerun=file": "--experimental-rerun: would run what is pickled in a file",
+    "--experimental-rerun file": "--experimental-rerun: would run",
+    "--exp=file": "--experimental-rerun: would run",
     # The capacity factor.
     **{
         f"gamma={word}": f"gamma={said}: the capacity factor must be a number"
@@ -354,6 +384,20 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "table2 limit=true": "limit=true",
         "table2 grid=null": "grid=null",
         "table1 gamma=1": "gamma=1: gamma is set by the experiment's grid",
+        "table2 out=mine": "out=mine: is an option; write --out=mine",
+        "table2 bench=mine": "bench=mine: is an option; write --bench=mine",
+        "all out=mine": "out=mine: is an option; write --out=mine",
+        "table2 results_dir=/nonexistent": "results_dir=/nonexistent: no such directory",
+        "all results_dir=nowhere": "results_dir=nowhere: no such directory",
+        "table2 results_dir=file": "results_dir=file: no such directory",
+        "table2 model=custom": "Missing mandatory value: model.name",
+        "table2 model=custom model.name=mine": "Missing mandatory value: model.pretrained",
+        "table2 model=custom model.name=a model.pretrained=b model.profile=../c": "model.profile=",
+        "table2 model=nope": "model=nope: choose one of",
+        "table2 model.name=mine": "model.name=mine: model is set by the experiment's grid",
+        "table2 tasks=[obqa,[piqa]]": "tasks=[obqa,[piqa]]: ",
+        "table2 @x=1": "@x=1: ",
+        f"table2 limit={'9' * 23}": "limit=999",
         "table2 gama=1": "did you mean 'gamma'",
         "table2 results_dir=null": "results_dir=null",
         "table2 data.root=42": "data.root=42",

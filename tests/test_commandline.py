@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +13,12 @@ import pytest
 
 from capmoe_eval.evaluation import command as commandline
 from capmoe_eval.evaluation import lm_eval_command as lm_eval_commandline
+from capmoe_eval.evaluation.generation.programs import ProgramTask
+from capmoe_eval.evaluation.tasks import OURS, TaskLibrary
 from capmoe_eval.experiment import configuration
+from capmoe_eval.experiment.cell import PROGRAMS, Cell
 from capmoe_eval.experiment.configuration import options, plans
+from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.experiment.selection import composed
@@ -20,6 +26,9 @@ from capmoe_eval.report.tables import command as tables
 from capmoe_eval.routing.method import METHODS
 from capmoe_eval.serving import calibration
 from capmoe_eval.zoo import recipes
+from capmoe_eval.zoo.hub import ready
+from tests import records as made
+from tests.records import forge
 
 
 class Shell:
@@ -80,6 +89,26 @@ def test_one_evaluation_prints_a_result_table(shell: Shell) -> None:
     assert shell.left_behind() == ["results"]
 
 
+def test_shipped_results_are_finished_and_never_written(shell: Shell) -> None:
+    """A clone stays clean: what a user computes lies apart, and tables show both."""
+    words = ("model=tiny_olmoe", "tasks=obqa", "limit=2", "ep_size=2")
+    shell(*words, "method=baseline")
+    shipped, mine = shell.cwd / "results/tiny", shell.cwd / "results/local-tiny"
+    mine.rename(shipped)
+    before = {path: path.read_bytes() for path in shipped.rglob("*") if path.is_file()}
+    status, out, _ = shell("-m", *words, "method=baseline,score", "gamma=1.0")
+    assert status == 0 and "1 computed, 1 finished before, 0 failed" in out
+    assert len(record_paths(mine)) == 1 and "results/tiny/tiny_olmoe/obqa/baseline" in out
+    assert shell(*words, "method=baseline", "overwrite=true")[0] == 0
+    status, out, _ = shell(*words, "method=baseline")
+    assert "0 computed, 1 finished before" in out and "local-tiny/tiny_olmoe/obqa/baseline" in out
+    status, out, _ = shell(*words, "method=baseline", "results_dir=mine")
+    assert "1 computed" in out, "a directory that is named stands alone"
+    for words in (["table2"], ["all"]):
+        assert shell(*words, "profile=tiny", main=tables.main)[0] == 0
+    assert {path: path.read_bytes() for path in shipped.rglob("*") if path.is_file()} == before
+
+
 def test_a_grid_of_models_is_composed_inside_hydras_job(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,7 +132,7 @@ def test_a_placement_is_a_cell_of_its_own_where_it_decides(shell: Shell) -> None
     words = ("placement=contiguous,eplb", "granularity=expert,device", "gamma=1.0", "ep_size=2")
     status, out, _ = shell("-m", *words, "tasks=obqa", "limit=2")
     assert status == 0 and "3 computed, 0 finished before, 0 failed" in out
-    paths = record_paths(shell.cwd / "results/zoo")
+    paths = record_paths(shell.cwd / "results/local-zoo")
     assert sorted(path.name.rpartition("-")[0] for path in paths) == [
         *("score-g1-ep2", "score-g1-ep2-device", "score-g1-ep2-device-eplb"),
     ]
@@ -131,7 +160,7 @@ def test_a_grid_needs_no_experiment(shell: Shell) -> None:
 def test_what_is_no_boolean_overwrites_nothing(shell: Shell, word: str) -> None:
     words = ("tasks=obqa", "limit=2")
     shell(*words)
-    (path,) = record_paths(shell.cwd / "results/zoo")
+    (path,) = record_paths(shell.cwd / "results/local-zoo")
     before = path.stat().st_mtime_ns
     assert shell(*words, f"overwrite={word}")[0] == 2
     assert path.stat().st_mtime_ns == before
@@ -144,6 +173,111 @@ def test_a_table_is_not_overwritten_by_another_experiment(shell: Shell) -> None:
     status, _, err = shell("table2", "experiment=table1", main=tables.main)
     assert (status, err.count("\n")) == (2, 1) and "experiment=table1" in err
     assert path.read_bytes() == before
+
+
+HEAVY = {"torch", "transformers", "datasets", "lm_eval"}
+"""Libraries that take seconds to be imported."""
+PROBE = """
+import sys
+from capmoe_eval.__main__ import main
+try:
+    main()
+finally:
+    print(*(name for name in sys.modules if "." not in name), file=sys.stderr)
+"""
+
+
+def imported(*words: str, cwd: Path) -> tuple[int, str, set[str]]:
+    """Run a command in a process of its own: its status, what it says, and what it imports."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, *words],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(Path(commandline.__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    *said, modules = done.stderr.splitlines()
+    return done.returncode, "\n".join([done.stdout, *said]), set(modules.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    {
+        "model=olmoe model.pretrained=/no/such": "pretrained=/no/such: cannot be loaded (no such",
+        "model=olmoe model.pretrained=./no": "pretrained=./no: cannot be loaded (no such",
+        "model=olmoe model.pretrained=a/b/c": "pretrained=a/b/c: cannot be loaded (no such",
+        "model=olmoe model.pretrained=file": "pretrained=file: cannot be loaded (it is",
+        "model=olmoe model.pretrained=empty": "=empty: cannot be loaded (it has no config.json",
+        "model=olmoe model.tokenizer=/no/such": "model.tokenizer=/no/such: cannot be loaded (no",
+        "tasks=humaneval": "tasks=humaneval: runs programs that the model writes",
+        "tasks=obqa data.root=empty": "data.root=",
+        "results_dir=file": "results_dir=file: cannot be written",
+        "parallel=ep": "parallel=ep: needs one process per rank",
+        "save_trace=file": "save_trace=file: cannot be written",
+    }.items(),
+)
+def test_what_needs_no_library_is_refused_before_any_is_imported(
+    words: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    status, told, modules = imported(*words.split(), cwd=tmp_path)
+    assert status == 2 and said in told and "Traceback" not in told
+    assert not HEAVY & modules
+    assert "hydra" in modules, "the probe sees what is imported"
+
+
+def test_nothing_left_to_compute_needs_no_library(shell: Shell) -> None:
+    words = ("tasks=obqa", "limit=2", "gamma=1.0")
+    assert "1 computed" in shell(*words)[1]
+    status, told, modules = imported(*words, cwd=shell.cwd)
+    assert status == 0 and "0 computed, 1 finished before" in told
+    assert not HEAVY & modules
+    (path,) = record_paths(shell.cwd / "results/local-zoo")
+    content = json.loads(path.read_text())["capmoe"]
+    forge(made.record(Cell.from_identity(content["cell"]), shell.cwd / "results/local-zoo"))
+    status, told, modules = imported(*words, cwd=shell.cwd)
+    assert status == 2 and "computed from other documents" in told and not HEAVY & modules
+
+
+def test_the_tasks_that_run_programs_are_those_of_the_sandbox() -> None:
+    """What is refused without a library is what the library would refuse."""
+    library = TaskLibrary()
+    for path in OURS:
+        for file in path.glob("*.yaml"):
+            if "unsafe_code: true" in file.read_text():
+                assert file.stem == "humaneval" and PROGRAMS == ("capmoe_humaneval",)
+    (task,) = library.get(PROGRAMS[0], ready(data_source("miniworld")))["tasks"].values()
+    assert isinstance(task, ProgramTask)
+
+
+def test_a_package_that_is_not_installed_is_one_line(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, command in {
+        "lm_eval": "lm_eval: is not installed; pip install 'lm-eval<0.5,>=0.4.13'",
+        "PIL": "PIL: is not installed; pip install 'pillow>=11'",
+        "nowhere": "nowhere: is not installed; pip install nowhere",
+    }.items():
+        monkeypatch.setattr(
+            commandline, "execute", lambda *_, name=name: importlib.import_module(f"{name}.a")
+        )
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, name, None)
+            status, _, err = shell("tasks=obqa")
+        assert (status, err) == (2, f"error: {command}\n")
+
+
+def test_a_limit_of_subtasks_says_how_many_documents_it_is(shell: Shell) -> None:
+    """The first thing that costs time after a limit of 1 is mmlu."""
+    status, out, err = shell("model=tiny_olmoe", "tasks=mmlu", "limit=1", "method=baseline")
+    said = "limit=1: of each of the 57 subtasks of mmlu, which are 57 documents"
+    assert status == 0 and err.count(said) == 1
+    _, _, err = shell("model=tiny_olmoe", "tasks=obqa", "limit=1", "method=baseline")
+    assert "subtasks" not in err
+    _, out, _ = shell("--help")
+    assert "of mmlu, which has 57, limit=4 takes 228" in out
 
 
 def test_variants_are_presets(shell: Shell) -> None:
@@ -280,7 +414,47 @@ def test_a_model_of_ones_own_needs_a_name_and_a_path(shell: Shell, tmp_path: Pat
         "ep_size=4",
     )
     assert status == 0
-    assert "results/custom/mine/obqa/score-g1-ep4-" in out
+    assert "results/local-custom/mine/obqa/score-g1-ep4-" in out
+
+
+def test_a_table_takes_a_model_of_ones_own(shell: Shell) -> None:
+    """It needs no file in conf/; what is missing names the command that computes it."""
+    mine = ("model=custom", "model.name=mine", "model.pretrained=tiny:olmoe", "ep_size=2")
+    mine = (*mine, "data.root=synthetic", "tasks=[obqa,piqa]", "limit=2")
+    zoo = shell.cwd / "reports/zoo"
+    status, out, _ = shell("table2", *mine, main=tables.main)
+    assert status == 0 and not zoo.exists()
+    lines = [line for line in out.splitlines() if "python -m capmoe_eval " in line]
+    assert lines and all(line.count("tasks=") == line.count("model=") == 1 for line in lines)
+    command = (
+        lines[0][lines[0].index("-m capmoe_eval") :].strip("` \n").replace("'", "").split()[2:]
+    )
+    assert shell(*command)[0] == 0
+    status, out, _ = shell("experiment=table2", *mine)
+    assert status == 0 and "finished before, 0 failed" in out and ", 0 finished" not in out
+    status, out, _ = shell("table2", *mine, main=tables.main)
+    assert status == 0 and (shell.cwd / "reports/custom/table2.md").is_file()
+    assert "| mine |" in out and "zoo" not in out
+    both = ("experiment=table2", "grid.model=[tiny_olmoe]", *mine)
+    status, _, err = shell(*both)
+    assert status == 2 and "model=custom: model is set by the experiment's grid" in err
+
+
+def test_a_table_is_not_replaced_by_an_empty_one(shell: Shell) -> None:
+    words = ("table2", "grid.model=[tiny_olmoe]", "profile=tiny", "limit=2", "tasks=[obqa]")
+    assert shell("experiment=table2", *words[1:])[0] == 0
+    assert shell(*words, main=tables.main)[0] == 0
+    before = {path: path.read_bytes() for path in (shell.cwd / "reports/tiny").iterdir()}
+    (shell.cwd / "empty").mkdir()
+    for name, said in {
+        "/nonexistent": "results_dir=/nonexistent: no such directory",
+        "empty": "reports/tiny/table2.csv: has entries, and no record of table2 is finished",
+    }.items():
+        status, _, err = shell(*words, f"results_dir={name}", main=tables.main)
+        assert (status, err.count("\n")) == (2, 1) and said in err
+        assert shell("all", *words[1:], f"results_dir={name}", main=tables.main)[0] == 2
+        assert {path: path.read_bytes() for path in before} == before
+    assert shell(*words, "results_dir=empty", "--out=new", main=tables.main)[0] == 0
 
 
 MINIWORLD = [f"zoo_{name}" for name, recipe in recipes.ZOO.items() if recipe.data == "miniworld"]

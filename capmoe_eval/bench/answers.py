@@ -14,12 +14,13 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.evaluate import evaluate
 from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.evaluation.loading import load_planned
-from capmoe_eval.evaluation.tasks import TaskLibrary, ready
+from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.experiment.timings.spread import Target
 from capmoe_eval.routing.method import Method
+from capmoe_eval.zoo.hub import ready
 
 SIDES = {
     "baseline": Method("baseline"),

@@ -17,7 +17,7 @@ from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.evaluation.evaluate import evaluate
 from capmoe_eval.evaluation.lm import CapmoeLM
 from capmoe_eval.evaluation.loading import load_planned
-from capmoe_eval.evaluation.tasks import TaskLibrary, ready
+from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.configuration import Plan, load_option, plans
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.experiment.timings.findings import Balance, Steps
@@ -29,6 +29,7 @@ from capmoe_eval.serving.placement.llep import LeastLoaded
 from capmoe_eval.serving.placement.outcome import Outcome, judge
 from capmoe_eval.serving.trace import Trace
 from capmoe_eval.wrapper.recorder import Recorder
+from capmoe_eval.zoo.hub import ready
 
 # Shape suffixes: S steps, L layers, E experts.
 

@@ -13,9 +13,10 @@ from capmoe_eval.bench.options import GAMMAS, check_names
 from capmoe_eval.bench.rounds import CPU, alternate, finish, ratio, say, target_of
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.loading import load_lm
-from capmoe_eval.evaluation.tasks import ready, task_manager
+from capmoe_eval.evaluation.tasks import task_manager
 from capmoe_eval.experiment.configuration import Placement, Plan, plans
 from capmoe_eval.experiment.selection import composed
+from capmoe_eval.zoo.hub import ready
 
 
 def run(given: argparse.Namespace) -> None:

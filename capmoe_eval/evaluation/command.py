@@ -67,8 +67,7 @@ def report(plans: Sequence[Plan]) -> int:
     from capmoe_eval.evaluation.summary import SHOWN, summary
 
     broken: list[str] = []
-    places = ((plan.path, plan.root) for plan in plans if plan.path.exists())
-    records = Reader().each(places, broken)
+    records = Reader().each((place for plan in plans if (place := plan.stored)), broken)
     first = list(itertools.islice(records, SHOWN))
     finished = len(first) + sum(1 for _ in records)
     if first:
@@ -118,6 +117,10 @@ def main() -> None:
         if "--version" in sys.argv[1:]:  # Hydra would answer with its own
             print(version_line())
             return 0
+        if any(word.startswith("--e") for word in sys.argv[1:]):  # also abbreviated
+            raise UsageError(
+                "--experimental-rerun: would run what is pickled in a file; repeat the command line"
+            )
         sys.argv[1:] = for_hydra(sys.argv[1:])
         return command()
 

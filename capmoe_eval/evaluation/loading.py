@@ -20,7 +20,7 @@ from transformers import (
 from capmoe_eval.errors import UsageError, bad_choice, first_line
 from capmoe_eval.evaluation.image_lm import CapmoeMultimodalLM
 from capmoe_eval.evaluation.lm import CapmoeLM
-from capmoe_eval.experiment.cell import ModelId
+from capmoe_eval.experiment.cell import TINY, ZOO, ModelId
 from capmoe_eval.experiment.configuration import Placement, Plan
 from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.schema import check_key
@@ -32,9 +32,6 @@ from capmoe_eval.zoo.synthetic.tokenizer import tiny_processor, tiny_tokenizer
 
 if TYPE_CHECKING:
     from capmoe_eval.wrapper.parallel.world import World
-
-ZOO, TINY = "zoo:", "tiny:"
-"""Prefixes of an embedded model's ``pretrained``: trained, and with random weights."""
 
 
 def load_lm(model: ModelId, placement: Placement, batch_size: int = 1) -> CapmoeLM:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment import inputs
+from capmoe_eval.experiment.cell import PROGRAMS, TINY, ZOO, ModelId
 from capmoe_eval.experiment.configuration import Plan
 from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.processes import adopt_srun, process_count
@@ -17,6 +19,9 @@ from capmoe_eval.experiment.record import Record, read_record
 if TYPE_CHECKING:
     from capmoe_eval.evaluation.generation.sandbox import Sandbox
     from capmoe_eval.evaluation.tasks import TaskLibrary
+
+
+_OF_THE_HUB: Final = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def check_processes(plan: Plan) -> None:
@@ -45,7 +50,7 @@ def check_processes(plan: Plan) -> None:
 
 def with_documents(plans: Sequence[Plan]) -> list[Plan]:
     """Return the plans with their documents in place; embedded ones are written on first use."""
-    from capmoe_eval.evaluation.tasks import ready
+    from capmoe_eval.zoo.hub import ready
 
     sources = {source: ready(source) for source in {plan.source for plan in plans}}
     return [dataclasses.replace(plan, source=sources[plan.source]) for plan in plans]
@@ -58,13 +63,13 @@ def finished_record(plan: Plan) -> Record | None:
         UsageError: If it is not whole, or of other documents.
     """
     fingerprint = plan.source.fingerprint(plan.cell.task.dataset)
-    if not plan.path.exists():
+    if (place := plan.stored) is None:
         return None
-    record = read_record(plan.path, plan.root)
+    record = read_record(*place)
     recorded = record.provenance.data_fingerprint
     if fingerprint is not None and recorded != fingerprint:  # None: the hub's is not known yet
         raise UsageError(
-            f"{plan.path}: computed from other documents (fingerprint {recorded}, now "
+            f"{record.path}: computed from other documents (fingerprint {recorded}, now "
             f"{fingerprint}); name the new ones with data.name=NAME, choose another results_dir, "
             "or delete the old results"
         )
@@ -108,16 +113,62 @@ def task_library(plans: Sequence[Plan]) -> TaskLibrary:
     library = TaskLibrary()
     for plan in {(p.root, p.source, p.cell.task): p for p in plans}.values():
         library.check_metric(plan.cell.task, plan.source)
+        library.check_programs(plan.cell.task, plan.source)
         fingerprint = library.fingerprint(plan.cell.task, plan.source)
         inputs.check(plan.root, plan.cell, {"data_fingerprint": fingerprint})
     return library
 
 
-def sandbox_for(
-    plans: Sequence[Plan], library: TaskLibrary
-) -> tuple[Sandbox | None, dict[Path, UsageError]]:
+def model_refusals(plans: Sequence[Plan]) -> dict[Path, UsageError]:
+    """Return why models cannot be loaded, by the paths of their cells, as far as files tell.
+
+    No library is asked, which takes seconds to be imported. A name that may be one of the hub is
+    not looked for, nor is that of an embedded model.
+    """
+    problems = {model: _checkpoint_problem(model) for model in {p.cell.model for p in plans}}
+    return {
+        plan.path: UsageError(problem) for plan in plans if (problem := problems[plan.cell.model])
+    }
+
+
+def _checkpoint_problem(model: ModelId) -> str | None:
+    for field, file in (("pretrained", "config.json"), ("tokenizer", "")):
+        name = getattr(model, field)
+        if name is None or name.startswith((ZOO, TINY)):
+            continue
+        path = Path(name)
+        if path.is_dir():
+            reason = "" if (path / file).exists() else f"it has no {file}"
+        elif path.exists():
+            reason = "it is no directory"
+        else:
+            reason = "" if _OF_THE_HUB.fullmatch(name) else "no such directory"
+        if reason:
+            return (
+                f"model.{field}={shown(name)}: cannot be loaded ({reason}); set model.{field}=PATH "
+                "to the directory of a checkpoint, or name a model of the hub, or an embedded one, "
+                "for example model=tiny_olmoe"
+            )
+    return None
+
+
+def limit_notes(plans: Sequence[Plan], library: TaskLibrary) -> list[str]:
+    """Return a line for each task with several subtasks, of each of which a limit is."""
+    lines = []
+    for task, source, limit in dict.fromkeys((p.cell.task, p.source, p.cell.limit) for p in plans):
+        parts = library.get(task.lm_eval, source, task.dataset)["tasks"].values()
+        if limit is not None and len(parts) > 1:
+            count = sum(min(limit, len(part.eval_docs)) for part in parts)
+            lines.append(
+                f"limit={limit}: of each of the {len(parts)} subtasks of {task.name}, which are "
+                f"{count} documents"
+            )
+    return lines
+
+
+def sandbox_for(plans: Sequence[Plan]) -> tuple[Sandbox | None, dict[Path, UsageError]]:
     """Return a sandbox that works if a task needs one, and why plans are refused, by their path."""
-    running = [plan for plan in plans if library.runs_programs(plan.cell.task, plan.source)]
+    running = [plan for plan in plans if plan.cell.task.lm_eval in PROGRAMS]
     refused = {
         plan.path: UsageError(
             f"tasks={plan.cell.task.name}: runs programs that the model writes, inside "

@@ -18,6 +18,8 @@ from capmoe_eval.evaluation.preparation import (
     check_processes,
     check_traces,
     finished_record,
+    limit_notes,
+    model_refusals,
     sandbox_for,
     task_library,
     with_documents,
@@ -103,12 +105,15 @@ def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
         inputs.prepare(root)
     if not missing:
         return outcome
-    library = task_library(missing)
-    sandbox, refused = sandbox_for(missing, library)
+    sandbox, forbidden = sandbox_for(missing)
+    refused = forbidden | model_refusals(missing)
     if len(refused) == len(missing):
         raise next(iter(refused.values()))
-    progress = progress or Progress(len(missing), io.StringIO() if process_rank() else None)
     allowed = [plan for plan in missing if plan.path not in refused]
+    library = task_library(allowed)
+    progress = progress or Progress(len(missing), io.StringIO() if process_rank() else None)
+    for line in limit_notes(allowed, library):
+        progress.warn(line)
     work = _Work(allowed, list(done.values()), library, sandbox, progress, outcome)
     for plan in missing:
         if plan.path in refused:

@@ -17,9 +17,8 @@ from capmoe_eval.errors import UsageError, bad_choice, first_line
 from capmoe_eval.evaluation.generation import mts_dialog
 from capmoe_eval.evaluation.generation.programs import ProgramTask
 from capmoe_eval.evaluation.provenance import hub_commit
-from capmoe_eval.experiment.cell import TaskId
-from capmoe_eval.experiment.datasource import EMBEDDED, DataSource, cache_directory
-from capmoe_eval.zoo.hub import embedded_hub
+from capmoe_eval.experiment.cell import PROGRAMS, TaskId
+from capmoe_eval.experiment.datasource import DataSource, cache_directory
 
 _LM_EVAL = Path(lm_eval.tasks.__file__).parent
 #: The folders of the suite's own tasks: their YAML files, and what those need.
@@ -27,17 +26,6 @@ OURS = tuple(
     Path(__file__).with_name(name)
     for name in ("banking77", "generation", "longicl", "mixtures", "multimodal")
 )
-
-
-def ready(source: DataSource) -> DataSource:
-    """Return the source with its documents in place; embedded ones are written on first use.
-
-    Raises:
-        UsageError: If it is read from a package that is not installed.
-    """
-    if source.name not in EMBEDDED or source.root != Path(source.name):
-        return source
-    return DataSource(source.name, embedded_hub(source.name))
 
 
 class TaskLibrary:
@@ -103,16 +91,15 @@ class TaskLibrary:
             raise bad_choice(f"task {task.name}: metric,filter", key, dict.fromkeys(pairs))
         mts_dialog.check(task, list(parts))
 
-    def runs_programs(self, task: TaskId, source: DataSource) -> bool:
-        """Return whether a task runs programs that a model writes; refuse one without a sandbox."""
+    def check_programs(self, task: TaskId, source: DataSource) -> None:
+        """Refuse a task that would run programs of a model without a sandbox (UsageError)."""
         parts = self.get(task.lm_eval, source, task.dataset)["tasks"].values()
         unsafe = [part for part in parts if getattr(part, "UNSAFE_CODE", False)]
         if not all(isinstance(part, ProgramTask) for part in unsafe):
             raise UsageError(
                 f"tasks.{task.name}.lm_eval={task.lm_eval}: would run what the model writes "
-                "without a sandbox; choose a task that has one, such as capmoe_humaneval"
+                f"without a sandbox; choose a task that has one, such as {PROGRAMS[0]}"
             )
-        return bool(unsafe)
 
     def fingerprint(self, task: TaskId, source: DataSource) -> str | None:
         """Return the hash of a task's local files, or the commits of its datasets on the hub.

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Final
 
 import yaml
 
-from capmoe_eval.errors import UnwritableError, UsageError, bad_choice, shown
+from capmoe_eval.errors import UnwritableError, UsageError, bad_choice, first_line, shown
 from capmoe_eval.experiment.arguments import one_line_errors
 from capmoe_eval.experiment.processes import process_rank
 from capmoe_eval.experiment.schema import fields
@@ -75,7 +78,8 @@ def _status(command: Callable[[], int | None]) -> int:
     except EOFError as error:
         return _say(f"a question was asked, and none is answered here: {error}")
     except Exception as error:
-        if (line := _hydra_line(error)) is not None:  # a missing option is an error of files, too
+        # A missing option is an error of files, too.
+        if (line := _hydra_line(error) or _absent_package(error)) is not None:
             return _say(line)
         if not isinstance(error, OSError) or os.environ.get("CAPMOE_DEBUG"):
             raise
@@ -167,7 +171,53 @@ def _hydra_line(error: Exception) -> str | None:
         return str(bad_choice(group, option, known) if group and known else error)
     if isinstance(error, (HydraException, OmegaConfBaseException)):
         return _refused(error)
+    if isinstance(error, (TypeError, ValueError)) and _raised_in(error) in ("hydra", "omegaconf"):
+        return f"{shown(_unreadable_word())}: {first_line(error)}; --help says what there is"
     return None
+
+
+def _raised_in(error: Exception) -> str:
+    """Return the name of the top-level package whose code raised an exception."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return str(frames[-1].f_globals.get("__name__")).partition(".")[0] if frames else ""
+
+
+def _unreadable_word() -> str:
+    """Return the word of the command line that Hydra cannot compose; all of them if unknown."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    from capmoe_eval.experiment.configuration import options
+
+    words = [word for word in sys.argv[1:] if "=" in word and not word.startswith("-")]
+    for word in words:
+        try:
+            parsed = OverridesParser.create().parse_override(word)
+        except Exception:
+            return word
+        chosen = parsed.value()
+        names = chosen if isinstance(chosen, list) else [chosen]
+        of_group = parsed.package is not None or options(parsed.key_or_group)
+        if of_group and not all(isinstance(name, str) for name in names):
+            return word
+    return " ".join(sys.argv[1:])
+
+
+def _absent_package(error: Exception) -> str | None:
+    """Return the error line for a package of others that is not installed; None for the rest."""
+    name = str(getattr(error, "name", None)).partition(".")[0]
+    if not isinstance(error, ModuleNotFoundError) or name in (__package__.partition(".")[0], ""):
+        return None
+    project = _PROJECTS.get(name, name.replace("_", "-"))
+    try:
+        wanted = metadata.requires("capmoe-eval") or []
+    except metadata.PackageNotFoundError:
+        wanted = []
+    version = next((w for w in wanted if re.match(rf"{re.escape(project)}(?![\w.-])", w)), project)
+    return f"{name}: is not installed; pip install {shlex.quote(version.partition(';')[0].strip())}"
+
+
+_PROJECTS: Final = {"PIL": "pillow", "yaml": "pyyaml", "hydra": "hydra-core"}
+"""Names of projects on PyPI by their packages, where the two differ in more than underscores."""
 
 
 def _refused(error: Exception) -> str:

@@ -20,9 +20,18 @@ def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that refuses in one line, with status 2."""
+    """A parser that refuses in one line, with status 2, also ``out=DIR`` where --out is meant."""
 
     error = _refuse
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse as argparse does; every other way to parse ends here."""
+        parsed, others = super().parse_known_args(args, namespace)
+        for word in getattr(parsed, "overrides", None) or ():
+            option = f"--{word.partition('=')[0]}"
+            if "=" in word and option in self._option_string_actions:
+                self.error(f"{shown(word)}: is an option; write {shown('--' + word)}")
+        return parsed, others
 
 
 def report_options(

@@ -11,19 +11,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from capmoe_eval.errors import FLAG, NAME, TEXT, Check, UsageError, shown, whole
+from capmoe_eval.errors import FLAG, LARGEST, NAME, TEXT, Check, UsageError, shown, whole
 from capmoe_eval.experiment.names import gamma_label
 from capmoe_eval.routing.method import DEFAULTS, Method
 
-_COUNT = whole(1)
+_COUNT = whole(1, LARGEST)
 _OWN = "null for the model's own"
 _BATCH_SIZE = Check(
     f"{_COUNT.rule}, or auto for the baseline",
     lambda value: value == "auto" or _COUNT.holds(value),
 )
-_LIMIT = whole(1, what="a whole number of documents").or_null("null for all")
+_LIMIT = whole(1, LARGEST, "a whole number of documents").or_null("null for all")
 _DATA = dataclasses.replace(NAME, rule=f"{NAME.rule}; call a local root data.name=NAME")
 _SHUFFLE = whole(0, 2**63 - 1, "a seed, a whole number").or_null("null for lm-eval's batches")
+
+
+ZOO, TINY = "zoo:", "tiny:"
+"""Prefixes of an embedded model's ``pretrained``: trained, and with random weights."""
+PROGRAMS = ("capmoe_humaneval",)
+"""The suite's tasks, by lm-eval's name, whose answers are programs, which run in a sandbox."""
 
 
 @functools.cache
@@ -74,7 +80,9 @@ class TaskId:
     dataset: Annotated[str, TEXT]  # on the hub, ``<org>/<name>``; several are joined by ``+``
     metric: Annotated[str, TEXT]  # of Table 5
     # Few-shot examples, as in Table 5.
-    fewshot: Annotated[int | None, whole(0).or_null("null for what the lm-eval task says")] = None
+    fewshot: Annotated[
+        int | None, whole(0, LARGEST).or_null("null for what the lm-eval task says")
+    ] = None
     filter: Annotated[str, TEXT] = "none"  # lm-eval's, of the answers that the metric applies to
     images: Annotated[bool, FLAG] = False  # whether its questions are about images
     # Of BERTScore: its encoder (a path or hub id), the hidden layer, and whether it is rescaled.

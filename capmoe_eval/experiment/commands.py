@@ -58,7 +58,9 @@ def row_command(
     words |= {knob: (value,) for knob, value in knobs.items()} | {"tasks": tuple(tasks)}
     if method == "random":
         words["seed"] = tuple(seeds)
-    return _line(words, overrides)
+    if any(_key(word) == "model" for word in overrides):  # as the user names a model of one's own
+        del words["model"]
+    return _line(words, [word for word in overrides if _key(word) not in words])
 
 
 def sweeps(cells: Iterable[Cell], overrides: Sequence[str] = ()) -> list[str]:
@@ -80,7 +82,7 @@ def sweeps(cells: Iterable[Cell], overrides: Sequence[str] = ()) -> list[str]:
         word
         for word in overrides
         if not word.lstrip("+~").startswith(("grid", "parts", "profile"))  # the experiment's
-        and word.lstrip("+").partition("=")[0] not in own
+        and _key(word) not in own
     ]
     for key in _SWEPT:
         found = _joined(found, key)
@@ -112,6 +114,10 @@ def cell_command(cell: Cell, results: str) -> str | None:
         words |= {"data.name": cell.data} if local else {}
     words["results_dir"] = results
     return _line({key: (value,) for key, value in words.items()})
+
+
+def _key(word: str) -> str:
+    return word.lstrip("+").partition("=")[0]
 
 
 @functools.cache

@@ -20,6 +20,7 @@ from omegaconf.errors import MissingMandatoryValue
 from capmoe_eval.errors import NAME, NoModelError, UsageError, bad_choice, choice, shown
 from capmoe_eval.experiment.cell import MODEL_FIELDS, TASK_FIELDS, Cell, ModelId, TaskId
 from capmoe_eval.experiment.datasource import DataSource, cache_directory, data_source
+from capmoe_eval.experiment.results import stored
 from capmoe_eval.experiment.schema import SHARD, TASK_DEFAULTS, check_key
 from capmoe_eval.routing.knobs import KNOBS
 from capmoe_eval.routing.method import Method
@@ -78,8 +79,13 @@ class Plan:
 
     @functools.cached_property
     def path(self) -> Path:
-        """The path of the cell's record."""
+        """The path of the record that a run writes."""
         return self.cell.path(self.root)
+
+    @property
+    def stored(self) -> tuple[Path, Path] | None:
+        """Path and results directory of the record that is there; None if the cell is missing."""
+        return stored(self.root, self.path)
 
 
 def model_notes(planned: Iterable[Plan], title: Callable[[str], str] = str) -> list[str]:
@@ -101,14 +107,17 @@ def config_directory() -> Path:
 def for_hydra(words: Sequence[str]) -> list[str]:
     """Return the words of a command line, new keys of grids forced on Hydra, which refuses them.
 
-    They are checked on expansion. A number, null, true or false in place of a group's option is a
-    UsageError.
+    They are checked on expansion. A model that is chosen takes the place of those of an
+    experiment's grid. A number, null, true or false in place of a group's option is a UsageError.
     """
     for word in words:
         group, _, option = word.partition("=")
         if _NO_NAME.fullmatch(option) and options(group):
             raise bad_choice(group, option, options(group))
-    return [f"++{word}" if _IN_A_GRID.match(word) else word for word in words]
+    keys = {word.lstrip("+").partition("=")[0] for word in words}
+    one_model = {"experiment", "model"} <= keys and not keys & {"grid", "grid.model"}
+    forced = [f"++{word}" if _IN_A_GRID.match(word) else word for word in words]
+    return [*forced, "++grid.model=null"] if one_model else forced
 
 
 def profile_name(config: DictConfig) -> str:
@@ -224,6 +233,8 @@ def grids(config: DictConfig) -> dict[str, dict[str, Any]]:
     if isinstance(found["parts"], Mapping):
         found |= {f"parts.{name}": grid for name, grid in found.pop("parts").items()}
     for name, grid in found.items():
+        if isinstance(grid, dict) and grid.get("model", ...) is None:  # of :func:`for_hydra`
+            del grid["model"]
         if not isinstance(grid, Mapping):
             example = "parts.a" if name == "parts" else name
             raise UsageError(

@@ -218,11 +218,32 @@ class Layer(Statistics):
         return self
 
 
+class Examined(Part):
+    """What the independent check of an invariant looked at."""
+
+    forwards: Count
+    of: Count  # all forwards under the method
+    buckets: Count
+
+    @model_validator(mode="after")
+    def _no_more_than_all(self) -> Examined:
+        if self.forwards > self.of:
+            raise ValueError(f"{self.forwards} forwards were examined of {self.of}")
+        return self
+
+    @property
+    def share(self) -> float | None:
+        """The examined share of the forwards; None where there was none."""
+        return self.forwards / self.of if self.of else None
+
+
 class Promise(Part):
-    """The outcome of a promise, and what it counted as further fields."""
+    """The outcome of an invariant, and what it counted as further fields."""
 
     model_config = ConfigDict(extra="allow")
-    passed: bool | None  # None where it does not apply
+    passed: bool | None  # None where it does not apply, or nothing was checked
+    why: str | None = None  # passed is None
+    examined: Examined | None = None  # None of records from before this field
 
 
 class Proofs(Part):
@@ -270,6 +291,15 @@ class Proofs(Part):
     def broken(self) -> list[str]:
         """Names of the promises that were not kept, sorted."""
         return [name for name, promise, _ in self.given() if promise.passed is False]
+
+    @property
+    def examined(self) -> float | None:
+        """The share of the forwards that the independent checks examined: the smallest of all.
+
+        None where no check says it, as in records from before it.
+        """
+        checks = [promise.examined for _, promise, _ in self.given() if promise.examined]
+        return min((c.share for c in checks if c.share is not None), default=None)
 
 
 class Seeds(Part):

@@ -1,7 +1,12 @@
-"""A results directory: the one reader of its records, also as a pandas data frame."""
+"""A results directory: the one reader of its records, also as a pandas data frame.
+
+A user's own results lie apart from those of the repository: ``results/local-zoo``, which git
+ignores, is read together with ``results/zoo``, and it alone is written.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import warnings
 from collections.abc import Iterable, Iterator
@@ -10,7 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.cell import Cell, ModelId, TaskId, checks
 from capmoe_eval.experiment.record import Record, read_record
+from capmoe_eval.routing.method import Method
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,6 +25,10 @@ if TYPE_CHECKING:
 
 CALIBRATIONS: Final = "calibration"
 """The folder, beside those of a model's tasks, of what gamma=adaptive chooses from."""
+
+
+LOCAL: Final = "local-"
+"""How the name of a directory of a user's own results begins; the shipped one's name follows."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +76,26 @@ class Reader:
             yield record
 
 
+def directories(root: Path) -> tuple[Path, ...]:
+    """Return the directories that are read for a results directory: itself, then the shipped one.
+
+    ``results/local-zoo`` has ``results/zoo`` beside it; every other directory stands alone.
+    """
+    name = root.name.removeprefix(LOCAL)
+    return (root,) if name in ("", root.name) else (root, root.with_name(name))
+
+
+def stored(root: Path, path: Path) -> tuple[Path, Path] | None:
+    """Return the path and results directory of a file of ``root``; None if there is no such file.
+
+    A user's own file goes before the shipped one.
+    """
+    for directory in directories(root):
+        if (file := directory / path.relative_to(root)).exists():
+            return file, directory
+    return None
+
+
 def record_paths(root: Path) -> list[Path]:
     """Return the paths of all record files of a results directory, sorted.
 
@@ -75,57 +106,111 @@ def record_paths(root: Path) -> list[Path]:
     return sorted(path for path in found if not path.name.startswith("."))
 
 
+def record_places(root: Path) -> list[tuple[Path, Path]]:
+    """Return path and directory of all records that are read for a results directory, sorted.
+
+    Of a cell that was computed again the user's own record counts: it replaces a shipped one only
+    where ``overwrite=true`` asked for it.
+    """
+    places = {
+        path.relative_to(directory): (path, directory)
+        for directory in reversed(directories(root))
+        for path in record_paths(directory)
+    }
+    return [places[name] for name in sorted(places)]
+
+
 def read_results(root: Path, reader: Reader | None = None) -> Results:
     """Read every record of a results directory; a shared reader reads none of them twice."""
-    return (reader or Reader()).all((path, root) for path in record_paths(root))
+    return (reader or Reader()).all(record_places(root))
 
 
 def each_record(root: Path, broken: list[str]) -> Iterator[Record]:
     """Yield every record of a results directory and keep none, as :meth:`Reader.each`."""
-    return Reader().each(((path, root) for path in record_paths(root)), broken)
+    return Reader().each(record_places(root), broken)
 
 
 def result_directories(root: Path) -> list[Path]:
     """Return the results directories among a directory and those directly below it.
 
     A directory below counts if it has records and is not a model's directory of ``root`` itself.
+    A shipped one is left out if it is read with the user's own.
     """
     below = [path for path in sorted(root.glob("*/")) if not any(path.glob("*/*.json"))]
-    return [path for path in (root, *below) if record_paths(path)]
+    there = [path for path in (root, *below) if record_paths(path)]
+    read = {shipped for path in there for shipped in directories(path)[1:]}
+    return [path for path in there if path not in read]
+
+
+def _names(kind: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+_OF_PARTS: Final = {
+    "model": {f"model.{name}".removesuffix(".name"): name for name in _names(ModelId)},
+    "task": {f"task.{name}".removesuffix(".name"): name for name in _names(TaskId)},
+}
+_OF_METHOD: Final = ("method", *_names(Method)[1:])
+_OF_CELL: Final = tuple(checks(Cell))
+IDENTITY: Final = (*_OF_PARTS["model"], *_OF_METHOD, *_OF_PARTS["task"], *_OF_CELL)
+"""The columns that tell cells apart: ``model``, ``model.revision``, ``task``, ``task.fewshot``, the
+method's knobs and the evaluation's, such as ``gamma`` and ``batch_size``."""
 
 
 def load_frame(root: Path | str) -> pd.DataFrame:
     """Return one row per record of a results directory, in the order of their paths.
 
-    Columns: ``model``, ``task``, ``label``, the method's own knobs (``method``, ``gamma``, …;
-    missing where a method has no such knob), ``value`` and ``stderr`` (fractions), ``n``
-    (documents), ``drop_rate``, ``pad_waste``, ``effective_gamma`` (capacity over the mean load;
-    missing without a capacity), ``peak_before``, ``peak_after`` (highest expert load over the
-    mean), ``proven`` (no promise was broken), ``seconds`` and ``path``.
+    The first columns are :data:`IDENTITY`, every field of a cell's identity: two cells differ in
+    one of them at least. A field is missing where it has no effect, such as ``gamma`` where the
+    method has none. The others are ``label`` (the method and its knobs), ``value`` and ``stderr``
+    (fractions), ``n`` (documents), ``drop_rate``, ``pad_waste``, ``effective_gamma`` (capacity over
+    the mean load; missing without a capacity), ``peak_before``, ``peak_after`` (highest expert load
+    over the mean), ``proven`` (no invariant failed), ``examined`` (the share of the forwards that
+    an independent check examined; missing in records from before it), ``seconds``, ``results_dir``
+    and ``path``.
 
     A file that is no whole record is left out, with a warning that names it. ``root`` is the
-    directory of a profile (``results/zoo``), or of several (``results``).
+    directory of a profile (``results/zoo``, and with the user's own ``results/local-zoo``), or of
+    several (``results``).
+
+    Raises:
+        UsageError: If there is no such directory, or no whole record in it.
     """
     import pandas as pd
 
-    rows = []
-    for directory in result_directories(Path(root)):
+    root, rows, refused = Path(root), [], list[str]()
+    for directory in result_directories(root):
         broken: list[str] = []
         rows += [_row(record) for record in each_record(directory, broken)]
-        for line in broken:
-            warnings.warn(f"left out: {line}", stacklevel=2)
-    return pd.DataFrame(rows)
+        refused += broken
+    if not rows:
+        wrong = "has no whole record" if root.is_dir() else "no such directory"
+        raise UsageError(
+            f"{root}: {wrong}; name the directory of a profile, such as results/zoo, or of "
+            "several, such as results"
+        )
+    for line in refused:
+        warnings.warn(f"left out: {line}", stacklevel=2)
+    return pd.DataFrame(rows, columns=list(dict.fromkeys((*IDENTITY, *rows[0]))))
 
 
 def _row(record: Record) -> dict[str, object]:
-    knobs = record.cell.method.identity()
-    if "gamma" in knobs:
-        knobs["gamma"] = record.gamma
+    cell = record.cell
+    method = cell.method.identity()
+    if "gamma" in method:
+        method["gamma"] = record.gamma
+    if "layer_gammas" in method:
+        method["layer_gammas"] = cell.method.layer_gammas
+    parts = {
+        column: getattr(getattr(cell, part), name)
+        for part, columns in _OF_PARTS.items()
+        for column, name in columns.items()
+    }
     return {
-        "model": record.model,
-        "task": record.task,
-        "label": record.cell.label,
-        **knobs,
+        **parts,
+        **method,
+        **{name: getattr(cell, name) for name in _OF_CELL},
+        "label": cell.label,
         "value": record.value,
         "stderr": record.stderr,
         "n": record.n,
@@ -135,6 +220,8 @@ def _row(record: Record) -> dict[str, object]:
         "peak_before": record.load.peak_before,
         "peak_after": record.load.peak_after,
         "proven": not record.proofs.broken,
+        "examined": record.proofs.examined,
         "seconds": record.provenance.seconds,
+        "results_dir": str(record.path.parents[2]),
         "path": str(record.path),
     }

@@ -9,7 +9,18 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from capmoe_eval.errors import CAPACITY, FLAG, NAME, TEXT, Check, UsageError, choice, shown, whole
+from capmoe_eval.errors import (
+    CAPACITY,
+    FLAG,
+    LARGEST,
+    NAME,
+    TEXT,
+    Check,
+    UsageError,
+    choice,
+    shown,
+    whole,
+)
 from capmoe_eval.experiment.cell import BERTSCORE, TASK_FIELDS, Cell, ModelId, TaskId, checks
 from capmoe_eval.experiment.datasource import EMBEDDED, HUB
 from capmoe_eval.routing.knobs import GAMMA, KNOBS
@@ -17,7 +28,7 @@ from capmoe_eval.routing.method import METHODS
 
 DTYPES: Final = ("float32", "bfloat16", "float16")
 CALIBRATE: Final = "calibrate"
-_SHARD: Final = re.compile(r"([1-9]\d*)/([1-9]\d*)")
+_SHARD: Final = re.compile(r"([1-9]\d{0,8})/([1-9]\d{0,8})")
 
 _DATA_NAME = Check(
     f"{NAME.rule}, and not {', '.join((HUB, *EMBEDDED))}, which stand for other documents",
@@ -77,7 +88,7 @@ SCHEMA: Final[dict[str, Check | dict[str, Check]]] = {
     ),
     "allow_code_execution": FLAG,
     "save_trace": TEXT.or_null("null for none"),
-    "trace_tokens": whole(1),
+    "trace_tokens": whole(1, LARGEST),
     "shard": SHARD,
     "model": _MODEL,
     "profile": {"name": NAME},

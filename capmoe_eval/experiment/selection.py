@@ -53,11 +53,17 @@ def finished(overrides: Sequence[str], reader: Reader | None = None) -> Finished
             cannot be is a UsageError, an unknown key a HydraException.
         reader: Reads the records; shared between experiments, it reads none of them twice.
     """
-    config, cells = composed(overrides), list(_planned(tuple(overrides)))
-    check_overrides(config, overrides)
-    found = (reader or Reader()).all((plan.path, plan.root) for plan in cells if plan.path.exists())
+    config, cells = composed(overrides), planned(overrides)
+    found = (reader or Reader()).all(place for plan in cells if (place := plan.stored))
     broken = [f"{LEFT_OUT}: {line}" for line in found.broken]
     return Finished(config, cells, list(found.records), broken, model_notes(cells))
+
+
+def planned(overrides: Sequence[str]) -> list[Plan]:
+    """Return the plans of the experiment that a command line names; errors as :func:`finished`."""
+    cells = list(_planned(tuple(overrides)))
+    check_overrides(composed(overrides), overrides)
+    return cells
 
 
 def composed(overrides: Sequence[str]) -> DictConfig:

@@ -100,8 +100,18 @@ class Bench:
         return [Shown(file, run) for file in files[:1] for run in file.runs]
 
 
+def check_folder(folder: Path) -> None:
+    """Refuse a directory that was named and is not there, by a UsageError."""
+    if folder != FOLDER and not folder.is_dir():
+        raise UsageError(f"--bench={folder}: no such directory; leave it out for {FOLDER}")
+
+
 def read_bench(folder: Path = FOLDER) -> Bench:
-    """Read the files of a directory; a file that is not whole takes no other with it."""
+    """Read the files of a directory; a file that is not whole takes no other with it.
+
+    A directory that was named and is not there is a UsageError.
+    """
+    check_folder(folder)
     from capmoe_eval.experiment.timings.schema import read_evaluation, read_study
 
     broken: list[str] = []

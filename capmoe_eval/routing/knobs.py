@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
-from capmoe_eval.errors import CAPACITY, FLAG, SHARE, Check, choice, whole
+from capmoe_eval.errors import CAPACITY, FLAG, LARGEST, SHARE, Check, choice, whole
 
 ADAPTIVE: Final = "adaptive"
 """The γ of the layers is chosen from recorded loads, under a budget of drops."""
@@ -20,8 +20,9 @@ def _number(rule: str, holds: Callable[[float], bool]) -> Check:
     """Return the rule of some numbers; true and false are none."""
 
     def is_one(value: Any) -> bool:
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return is_number and holds(value)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return False
+        return (isinstance(value, float) or abs(value) <= LARGEST) and holds(value)
 
     return Check(f"must be {rule}", is_one)
 
@@ -45,13 +46,13 @@ KNOBS: dict[str, Check] = {
         lambda value: 0 < value < 1,
     ).or_null("null without gamma=adaptive"),
     "budget_of": choice("pairs", "scores"),
-    "ep_size": whole(1),
+    "ep_size": whole(1, LARGEST),
     "scope": choice("batch", "sequence"),
     "candidates": choice("local", "ranked", "global"),
-    "m": whole(1),
+    "m": whole(1, LARGEST),
     "protect_topk": FLAG,
     "max_k": FLAG,
-    "rounds": whole(1),
+    "rounds": whole(1, LARGEST),
     "granularity": choice("expert", "device"),
     "placement": choice(CONTIGUOUS, EPLB),
     "rounding": choice("ceil", "floor"),
@@ -60,7 +61,7 @@ KNOBS: dict[str, Check] = {
     "renormalize": choice("before", "after"),
     "modality": choice("uniform", "image_first", "text_first"),
     "seed": whole(0, 2**63 - 1),
-    "k0": whole(0),
+    "k0": whole(0, LARGEST),
     "expert_budget": SHARE,
     "min_similarity": _number(
         "a number of at least 0 (above 1 no expert is similar enough), for example "

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
@@ -18,8 +17,6 @@ from capmoe_eval.zoo.batch import Batch, Parts, encoded, pack
 from capmoe_eval.zoo.draw import Draw
 from capmoe_eval.zoo.synthetic.tokenizer import train_bpe, wrapped
 
-#: BANKING77 in the layout of the hub.
-REAL_TEXT = Path(__file__).with_name("real_text")
 DATASET = "mteb/banking77"
 #: Upper bound on the number of tokens, without the intents.
 MAX_VOCABULARY = 2048
@@ -36,6 +33,8 @@ Query = tuple[str, str]
 def train_split() -> list[Query]:
     """Read the train split."""
     import pyarrow.parquet as pq  # which training on the mini-world need not have
+
+    from capmoe_eval.zoo.hub import REAL_TEXT
 
     table = pq.read_table(REAL_TEXT / DATASET / "default" / "train.parquet")
     found = table.select(["text", "label_text"]).to_pydict()

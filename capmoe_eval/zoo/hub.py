@@ -23,8 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from capmoe_eval.experiment.data_file import read_data
-from capmoe_eval.experiment.datasource import cache_directory
-from capmoe_eval.zoo.banking77 import REAL_TEXT
+from capmoe_eval.experiment.datasource import EMBEDDED, DataSource, cache_directory
 from capmoe_eval.zoo.synthetic.documents import Configs
 
 _TEXTS = pa.list_(pa.string())
@@ -48,12 +47,25 @@ _FEATURES: Mapping[str, Any] = {
 }
 _COLUMNS = read_data(__package__, "columns.yaml", dict[str, dict[str, str]])
 
+#: BANKING77 in the layout of the hub.
+REAL_TEXT = Path(__file__).with_name("real_text")
 #: The worlds that have a ``dev`` and a ``test`` split.
 WORLDS = {"miniworld": "mini-world", "pictures": "picture world"}
 _OTHERS = {
     "synthetic": ("synthetic.documents", "synthetic stand-in"),
     "easy_vqa": ("easy_vqa", "easy-VQA"),
 }
+
+
+def ready(source: DataSource) -> DataSource:
+    """Return the source with its documents in place; embedded ones are written on first use.
+
+    Raises:
+        UsageError: If it is read from a package that is not installed.
+    """
+    if source.name not in EMBEDDED or source.root != Path(source.name):
+        return source
+    return DataSource(source.name, embedded_hub(source.name))
 
 
 def embedded_hub(name: str, split: str = "test") -> Path:

@@ -24,12 +24,13 @@ from capmoe_eval.bench.child import Command, Spent, spend
 from capmoe_eval.bench.forward import SIDES
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.provenance import weights_hash
-from capmoe_eval.evaluation.tasks import TaskLibrary, ready
+from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.experiment.results import read_results
 from capmoe_eval.experiment.timings.schema import read_evaluation
 from capmoe_eval.serving.summary import summarise
 from capmoe_eval.serving.trace import Trace
+from capmoe_eval.zoo.hub import ready
 from capmoe_eval.zoo.recipes import trained_model
 
 ROOT = Path(__file__).parents[2]

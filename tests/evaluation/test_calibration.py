@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from capmoe_eval.evaluation import forecast as forecast_module
 from capmoe_eval.evaluation.calibration import _other_documents
 from capmoe_eval.evaluation.forecast import forecast
 from capmoe_eval.evaluation.run import run
-from capmoe_eval.evaluation.tasks import TaskLibrary, ready
+from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.commands import cell_command
 from capmoe_eval.experiment.configuration import Placement, Plan
@@ -26,6 +27,7 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.serving import calibration as serving_calibration
 from capmoe_eval.serving.calibration_kinds import FactorCurves
 from capmoe_eval.serving.trial import outcomes, straggler
+from capmoe_eval.zoo.hub import ready
 
 OBQA = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
 HUMANEVAL = TaskId("humaneval", "capmoe_humaneval", "openai/openai_humaneval", "pass@1")
@@ -96,6 +98,19 @@ def test_one_calibration_serves_every_budget(records: list[Record], root: Path) 
     assert by_scores.dropped_scores <= 0.3
     assert high.straggler < low.straggler
     assert all(h <= lo for lo, h in zip(low.gammas, high.gammas, strict=True))
+
+
+def test_a_shipped_calibration_serves_own_results(
+    records: list[Record], root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving_calibration, "DOCUMENTS", 8)
+    shipped, mine = tmp_path / "zoo", tmp_path / "local-zoo"
+    shutil.copytree(root, shipped)
+    (record,) = run([plan(mine, 0.1)]).records
+    assert record.path.is_relative_to(mine) and not calibrations(mine)
+    theirs, ours = records[0].calibration, record.calibration
+    assert isinstance(ours, ChosenFactors) and isinstance(theirs, ChosenFactors)
+    assert (ours.file, ours.checksum) == (theirs.file, theirs.checksum)
 
 
 def test_records_are_named_and_hold_every_layers_factor(records: list[Record], root: Path) -> None:

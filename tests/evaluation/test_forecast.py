@@ -13,9 +13,10 @@ from capmoe_eval.evaluation import forecast as forecast_module
 from capmoe_eval.evaluation.forecast import forecast, measured_rate, needed_memory, recorded_rate
 from capmoe_eval.evaluation.loading import load_lm, reader_of, weightless
 from capmoe_eval.evaluation.run import run
-from capmoe_eval.evaluation.tasks import TaskLibrary, ready
+from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.evaluation.workload import Workload, workload
 from capmoe_eval.experiment.configuration import Placement, Plan
+from capmoe_eval.zoo.hub import ready
 from tests import records
 
 

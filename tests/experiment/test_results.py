@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,13 +15,14 @@ from capmoe_eval import loads as loads_command
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.progress import Progress
 from capmoe_eval.evaluation.run import run
-from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
+from capmoe_eval.experiment.cell import Cell, ModelId, TaskId, method_label
 from capmoe_eval.experiment.configuration import Plan
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.results import load_frame
+from capmoe_eval.experiment.results import IDENTITY, directories, load_frame, read_results
 from capmoe_eval.report.figures import loads
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.method import METHODS, Method
+from tests import records as made
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +51,113 @@ def test_a_frame_has_a_row_per_record(records: list[Record]) -> None:
     ]
 
 
-def test_a_frame_of_nothing_is_empty(tmp_path: Path) -> None:
-    assert load_frame(tmp_path).empty
+@pytest.fixture
+def both(tmp_path: Path) -> tuple[Path, Path]:
+    """The shipped records of two cells, of which one was computed again, and a third."""
+    shipped, mine = tmp_path / "results/zoo", tmp_path / "results/local-zoo"
+    for root, methods in ((shipped, ("baseline", "expert_drop")), (mine, ("baseline", "sere"))):
+        for method in methods:
+            made.record_of(Method(method), [1.0] * 4, root=root).write()
+    return shipped, mine
+
+
+def test_own_results_are_read_with_the_shipped(both: tuple[Path, Path]) -> None:
+    """Of a cell in both, which overwrite=true makes, the user's own counts."""
+    shipped, mine = both
+    roots = {record.method: record.path.parents[2] for record in read_results(mine).records}
+    assert roots == {"baseline": mine, "sere": mine, "expert_drop": shipped}
+    assert {record.path.parents[2] for record in read_results(shipped).records} == {shipped}
+    whole = load_frame(shipped.parent)
+    assert sorted(whole["method"]) == ["baseline", "expert_drop", "sere"]
+    assert load_frame(mine).equals(whole) and len(load_frame(shipped)) == 2
+
+
+@pytest.mark.parametrize("name", ["zoo", "local-", "mine", "local"])
+def test_any_other_directory_stands_alone(name: str) -> None:
+    assert directories(Path("results", name)) == (Path("results", name),)
+
+
+def values_of(identity: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Every value of an identity by the name of its column."""
+    for key, value in identity.items():
+        if isinstance(value, dict):
+            yield from values_of(value, "" if key == "method" else f"{key}.")
+        else:
+            yield f"{prefix}{key}".removesuffix(".name"), value
+
+
+METHODS_IN_EVERY_FORM = [
+    *(Method(name, 1.0) for name in METHODS),
+    Method("expanded_drop", 1.0, ep_size=2, candidates="ranked", protect_topk=True),
+    Method("score", 1.0, ep_size=2, placement="eplb", granularity="device"),
+    Method("score", layer_gammas=(0.5, 1.0)),
+    Method("score", "adaptive", budget=0.1),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize("method", METHODS_IN_EVERY_FORM, ids=method_label)
+def test_every_field_of_an_identity_is_a_column(method: Method, tmp_path: Path) -> None:
+    task = "mme" if method.weighs_tokens else "obqa"
+    of = made.cell(method, task=task, limit=4, shuffle=None if task == "obqa" else 3)
+    of = dataclasses.replace(of, model=dataclasses.replace(of.model, attention="eager"))
+    layers = [made.layer(name=f"layers.{n}", gamma=g) for n, g in enumerate((0.5, 1.0))]
+    parts = {"layers": layers} if method.layer_gammas or method.budget else {}
+    if method.budget:
+        parts["calibration"] = made.calibrated([0.5, 1.0])
+    made.record(of, tmp_path, **parts).write()
+    (row,) = load_frame(tmp_path).to_dict("records")
+    for column, value in values_of(of.identity()):
+        assert column in IDENTITY
+        if value == "adaptive":
+            assert row[column] is None
+        else:
+            assert row[column] == (tuple(value) if isinstance(value, list) else value), column
+
+
+def test_rows_of_cells_that_differ_differ_in_the_identity(tmp_path: Path) -> None:
+    base = made.cell(Method("score", 1.0))
+    changes: list[dict[str, Any]] = [
+        {"batch_size": 4},
+        {"limit": 10},
+        {"data": "other"},
+        {"eval_seed": 1},
+        {"shuffle": 0},
+        {"method": Method("score", 1.0, scope="sequence")},
+        {"model": dataclasses.replace(base.model, revision="other")},
+        {"model": dataclasses.replace(base.model, max_length=64)},
+        {"task": dataclasses.replace(base.task, fewshot=5)},
+        {"task": dataclasses.replace(base.task, encoder="e")},
+        {"task": dataclasses.replace(base.task, encoder="e", rescale=True)},
+    ]
+    for change in ({}, *changes):
+        made.record(dataclasses.replace(base, **change), tmp_path).write()
+    frame = load_frame(tmp_path)
+    assert len(frame) == 1 + len(changes)
+    assert not frame.duplicated(list(IDENTITY)).any()
+    assert list(frame.columns[: len(IDENTITY)]) == list(IDENTITY)
+
+
+def test_rows_of_the_shipped_results_differ_in_their_identity() -> None:
+    root = Path(__file__).parents[2] / "results/real_text"
+    frame = load_frame(root)
+    assert not frame.duplicated(list(IDENTITY)).any()
+    assert frame["results_dir"].unique().tolist() == [str(root)]
+
+
+def test_a_frame_of_a_wrong_path_is_refused(records: list[Record], tmp_path: Path) -> None:
+    fix = "name the directory of a profile, such as results/zoo"
+    (tmp_path / "file").write_text("")
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "a/b/c.json").write_text("{}")
+    model = records[0].path.parents[1]
+    for root, wrong in {
+        Path("resutls"): "no such directory",
+        tmp_path / "file": "no such directory",
+        tmp_path: "has no whole record",
+        model: "has no whole record",
+    }.items():
+        with pytest.raises(UsageError, match=f"^{root}: {wrong}; {fix}"):
+            load_frame(root)
 
 
 def test_the_load_is_drawn_as_it_was_counted(

@@ -5,12 +5,12 @@ import torch
 
 from capmoe_eval.zoo.banking77 import (
     DATASET,
-    REAL_TEXT,
     QueryBatches,
     banking77_tokenizer,
     train_split,
 )
 from capmoe_eval.zoo.batch import IGNORED
+from capmoe_eval.zoo.hub import REAL_TEXT
 
 QUERIES = [
     ("where is my card?", "card_arrival"),

@@ -91,7 +91,7 @@ def verdict_counts(file: VerdictFile | Ledger) -> Counter[str]:
 
 def claims_page(inventory: Inventory, address: Address) -> str:
     """Return the page of claims."""
-    profile, verdicts = inventory.profile, inventory.verdicts
+    profile, verdicts = inventory.profile, inventory.verdicts()
     path = address.out / profile / LEDGER
     ledger = read_verdicts(Ledger, path, profile)
     return render_page(

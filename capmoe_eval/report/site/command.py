@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import gc
 import importlib
@@ -14,13 +15,14 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from capmoe_eval.errors import writing
+from capmoe_eval.errors import UsageError, writing
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import Parser, report_options
-from capmoe_eval.experiment.configuration import load_options, options, profile_name
+from capmoe_eval.experiment.configuration import load_options, options
 from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.record import VERDICTS
-from capmoe_eval.experiment.results import Reader, read_results
+from capmoe_eval.experiment.results import Reader, directories, read_results, record_places
+from capmoe_eval.paper.benchmarks import check_folder
 from capmoe_eval.report.advice import command as advice
 from capmoe_eval.report.claims import command as claims
 from capmoe_eval.report.figures import command as figures
@@ -31,7 +33,12 @@ from capmoe_eval.report.site.claims import claims_page
 from capmoe_eval.report.site.efficiency import efficiency_page
 from capmoe_eval.report.site.figures import figures_page
 from capmoe_eval.report.site.images import images_page
-from capmoe_eval.report.site.inventory import Inventory, missing_cells, take_inventory
+from capmoe_eval.report.site.inventory import (
+    Inventory,
+    missing_cells,
+    results_directories,
+    take_inventory,
+)
 from capmoe_eval.report.site.overview import overview_page
 from capmoe_eval.report.site.page import Address
 from capmoe_eval.report.site.records import (
@@ -43,7 +50,6 @@ from capmoe_eval.report.site.records import (
 )
 from capmoe_eval.report.site.results import tables_page
 from capmoe_eval.report.tables import command as tables
-from capmoe_eval.report.tables.measured import cell_config
 
 _Pages: TypeAlias = Mapping[str, Callable[[Inventory, Address], str]]
 
@@ -79,29 +85,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def report() -> int:
         check_writable("--out", given.out)
-        config, reader = cell_config(given.overrides), Reader()
+        reader, roots = Reader(), results_directories(given.overrides)
+        check_folder(given.bench)
+        if given.replication and not given.replication.is_file():
+            raise UsageError(f"--replication={given.replication}: no such file; leave it out")
+        _refuse_nothing(any(map(record_places, roots)), roots, given)
         words, bench = [f"--out={given.out}", *given.overrides], f"--bench={given.bench}"
         beside = []
         if given.all:
-            profile_name(config)  # what cannot be one is refused before others refuse it, too
             gc.disable()  # it would go through all records again and again, in vain
-            results = Path(str(config.results_dir))
-            load_options("model", [name for name in options("model") if (results / name).is_dir()])
+            places = (place for root in roots for place in directories(root))
+            names = {path.name for place in places for path in place.glob("*/")}
+            load_options("model", names.intersection(options("model")))
             drawn = partial(_draw, ["--formats=svg", bench, *words], reader)
             beside.append(_start(partial(drawn, of_studies=False)))
-            read_results(results, reader)
+            records = [record for root in roots for record in read_results(root, reader).records]
+            _refuse_nothing(bool(records), roots, given)
             load_options("tasks", options("tasks"))
             importlib.import_module("scipy.special")  # which each process would import by itself
             judged = partial(replication.main, words, reader)
             claimed = partial(claims.main, [bench, *words], reader)
             beside.append(_start(judged, claimed, partial(drawn, of_studies=True)))
         inventory = take_inventory(given.overrides, given.bench, reader)
-        if given.replication:
-            inventory = dataclasses.replace(inventory, verdicts=given.replication)
+        _refuse_nothing(bool(inventory.records), roots, given)
+        inventory = dataclasses.replace(inventory, chosen_verdicts=given.replication)
         write_cells = partial(write_pages, cell_pages(inventory, given.out), given.out)
         if given.all:
             place = serving.folder(given.out, inventory.profile)
-            asked = serving.example_words(results, place)
+            asked = serving.example_words(inventory, place)
             beside.append(_start(partial(_advise, asked, reader), write_cells))
             _write(partial(tables.main, ["all", bench, *words], reader))
         else:
@@ -123,6 +134,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return status
 
     sys.exit(run_command(report))
+
+
+def _refuse_nothing(there: bool, roots: Sequence[Path], given: argparse.Namespace) -> None:
+    """Refuse to show nothing: of a directory that was named, or in place of a report of records."""
+    if there:
+        return
+    results = ", ".join(map(str, roots))
+    if any(word.lstrip("+").startswith("results_dir=") for word in given.overrides):
+        raise UsageError(f"results_dir={results}: no whole record there; name one that has records")
+    if any(_pages_of_records(given.out)):
+        raise UsageError(
+            f"--out={given.out}: has a report of records, and no whole record is in {results}; "
+            "choose another profile, results_dir=DIR that has records, or another --out"
+        )
 
 
 def _draw(words: Sequence[str], reader: Reader, *, of_studies: bool) -> None:
@@ -227,11 +252,17 @@ def delete_others(pages: Collection[str], out: Path) -> int:
     Raises:
         UsageError: If a file cannot be deleted.
     """
-    mark, deleted = f'<meta name="generator" content="{page.GENERATOR}">', 0
     with writing("--out", out):
-        for file in sorted((out / page.CELLS).glob("*/*/*.html")):
-            gone = file.relative_to(out).as_posix() not in pages
-            if gone and mark in file.read_text(encoding="utf-8", errors="replace"):
-                file.unlink()
-                deleted += 1
-    return deleted
+        gone = list(_pages_of_records(out, pages))
+        for file in gone:
+            file.unlink()
+    return len(gone)
+
+
+def _pages_of_records(out: Path, pages: Collection[str] = ()) -> Iterator[Path]:
+    """Yield the pages of records that this package wrote to ``out``, without some of them."""
+    mark = f'<meta name="generator" content="{page.GENERATOR}">'
+    for file in sorted((out / page.CELLS).glob("*/*/*.html")):
+        other = file.relative_to(out).as_posix() not in pages
+        if other and mark in file.read_text(encoding="utf-8", errors="replace"):
+            yield file

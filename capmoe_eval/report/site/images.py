@@ -27,7 +27,7 @@ CLAIMS: Final = ("l", "m", "n", "o")
 def images_page(inventory: Inventory, address: Address) -> str:
     """Return the page; of a profile without a model of images it says why there is nothing."""
     profile, found = inventory.profile, inventory.experiments.get(TABLES[0])
-    verdicts = read_verdicts(VerdictFile, inventory.verdicts, profile)
+    verdicts = read_verdicts(VerdictFile, inventory.verdicts(), profile)
     judged = {claim.id: claim for claim in getattr(verdicts, "claims", ())}
     folder = figure_folder(inventory, address)
     drawn = figure_names(folder)

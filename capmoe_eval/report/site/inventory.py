@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from hydra.errors import HydraException
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
 from capmoe_eval.errors import UsageError, field_problem
-from capmoe_eval.experiment.configuration import model_notes, options, profile_name
+from capmoe_eval.experiment.configuration import Plan, model_notes, options, profile_name
 from capmoe_eval.experiment.record import VERDICTS, Record
-from capmoe_eval.experiment.results import Reader, record_paths
-from capmoe_eval.experiment.selection import Finished, finished
+from capmoe_eval.experiment.results import LOCAL, Reader, directories, record_places
+from capmoe_eval.experiment.selection import Finished, finished, planned
 from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.paper.benchmarks import Bench, read_bench
 from capmoe_eval.paper.layout import Layout
 from capmoe_eval.paper.tables import TABLES
+from capmoe_eval.paper.verdict_file import VerdictFile
 from capmoe_eval.report.tables.measured import cell_config
 from capmoe_eval.routing.method import Factor
 
@@ -75,7 +77,8 @@ class Brief(NamedTuple):
     drop_rate: float
     peak_before: float
     peak_after: float
-    broken: tuple[str, ...]  # names of promises that were not kept
+    broken: tuple[str, ...]  # names of invariants that failed
+    examined: float | None  # share of the forwards that an independent check examined
     has_page: bool  # whether the site has a page of this record alone
 
     def __str__(self) -> str:
@@ -103,6 +106,7 @@ def brief(record: Record, *, has_page: bool = True) -> Brief:
         load.peak_before,
         load.peak_after,
         tuple(record.proofs.broken),
+        record.proofs.examined,
         has_page,
     )
 
@@ -113,6 +117,7 @@ class Inventory:
 
     profile: str
     overrides: tuple[str, ...] = ()
+    roots: tuple[Path, ...] = ()  # the directories of the records
     records: tuple[Brief, ...] = ()  # every whole record of the profile, in the order of paths
     paged: tuple[Record, ...] = ()  # those that have a page of their own, in the same order
     broken: tuple[str, ...] = ()  # what is wrong with each file that is no whole record
@@ -122,7 +127,43 @@ class Inventory:
     profiles: Mapping[str, int] = field(default_factory=dict)  # number of files in each
     bench: Bench = field(default_factory=Bench)
     reader: Reader = field(default_factory=Reader)  # of the records
-    verdicts: Path = Path(VERDICTS)  # the JSON file that the replication writes
+    chosen_verdicts: Path | None = None  # the verdicts' file where the user named one
+
+    def verdicts(self) -> Path:
+        """Return the file of the profile's verdicts: of several the one that judges most records.
+
+        It is looked for when it is shown, as the replication may write it meanwhile.
+        """
+
+        def priority(path: Path) -> tuple[bool, int]:
+            file = read(VerdictFile, path) if path.is_file() else None
+            if isinstance(file, VerdictFile) and file.profile == self.profile:
+                return True, file.records
+            return path.is_file(), -1
+
+        places = (place for root in self.roots or (Path(),) for place in directories(root))
+        written = (place / VERDICTS for place in places)
+        return self.chosen_verdicts or max(written, key=priority)
+
+
+def results_directories(overrides: Sequence[str]) -> list[Path]:
+    """Return the directories of the records that a profile's tables show, sorted.
+
+    A value that cannot be is a UsageError, an override that does not exist a HydraException.
+    """
+    config = cell_config(overrides)
+    tables = [
+        attempt(functools.partial(planned, [f"experiment={layout.key}", *overrides]))
+        for layout in TABLES
+        if isinstance(layout, Layout)
+    ]
+    return _roots(
+        config, (plan for table in tables if not isinstance(table, str) for plan in table)
+    )
+
+
+def _roots(config: DictConfig, plans: Iterable[Plan]) -> list[Path]:
+    return sorted({plan.root for plan in plans} or {Path(str(config.results_dir))})
 
 
 def take_inventory(
@@ -143,8 +184,8 @@ def take_inventory(
     }
     there = [found for found in experiments.values() if isinstance(found, Finished)]
     plans = [plan for found in there for plan in found.plans]
-    roots = {plan.root for plan in plans} or {Path(str(config.results_dir))}
-    places = [(path, root) for root in sorted(roots) for path in record_paths(root)]
+    roots = _roots(config, plans)
+    places = [place for root in roots for place in record_places(root)]
     if len(places) <= PAGES:
         reader.all(places)
     named = {record.path for found in there for record in found.records}
@@ -157,23 +198,26 @@ def take_inventory(
     return Inventory(
         profile=profile,
         overrides=tuple(overrides),
+        roots=tuple(roots),
         records=tuple(records),
         paged=tuple(paged),
         broken=tuple(broken),
         experiments=experiments,
         notes=model_notes(plans),
-        profiles=_profiles(profile, roots),
+        profiles=_profiles(profile, roots) | {profile: len(places)},
         bench=read_bench(bench),
         reader=reader,
-        verdicts=min(roots) / VERDICTS,
     )
 
 
-def _profiles(profile: str, roots: set[Path]) -> dict[str, int]:
+def _profiles(profile: str, roots: Sequence[Path]) -> dict[str, int]:
     """Return how many files each profile has, where results lie as they are written."""
-    places = {root.parent for root in roots if root.name == profile}
+    beside = {root for root in roots if root.name.removeprefix(LOCAL) == profile}
     counts = {
-        name: sum(len(record_paths(place / name)) for place in places)
+        name: sum(
+            len(record_places(root.with_name(root.name.removesuffix(profile) + name)))
+            for root in beside
+        )
         for name in options("profile")
     }
-    return {name: count for name, count in counts.items() if count or name == profile}
+    return {name: count for name, count in counts.items() if count}

@@ -15,7 +15,7 @@ def overview_page(inventory: Inventory, address: Address) -> str:
     """Return the first page."""
     profile, records, bench = inventory.profile, inventory.records, inventory.bench
     verdicts = {
-        "The main claims, tested": read_verdicts(VerdictFile, inventory.verdicts, profile),
+        "The main claims, tested": read_verdicts(VerdictFile, inventory.verdicts(), profile),
         "Every claim and number": read_verdicts(Ledger, address.out / profile / LEDGER, profile),
     }
     broken_promises = [record for record in records if record.broken]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Final
 
+from capmoe_eval.experiment.results import directories
 from capmoe_eval.report.advice.command import EXAMPLE, EXAMPLE_MODEL, JSON
 from capmoe_eval.report.site.inventory import Inventory, read
 from capmoe_eval.report.site.page import Address, render_page
@@ -28,24 +30,24 @@ def serving_page(inventory: Inventory, address: Address) -> str:
 
         found = read(Advice, path)
         values = {"advice": found} if isinstance(found, str) else content(found)
-    roots = (record.path.parents[2] for record in inventory.records)
-    results = next(roots, Path(f"results/{inventory.profile}"))
     return render_page(
         "serving",
         address,
         "Serving",
         inventory.profile,
-        command=" ".join(["python -m capmoe_eval.advise", *example_words(results, place)]),
+        command=" ".join(["python -m capmoe_eval.advise", *example_words(inventory, place)]),
         files=f"{address.to_file(place)}/",
         example=EXAMPLE,
         **values,
     )
 
 
-def example_words(results: Path, out: Path) -> list[str]:
+def example_words(inventory: Inventory, out: Path) -> list[str]:
     """Return the words of the command that advises on the embedded trace.
 
-    Accuracy is asked of a results directory that has records of its model.
+    Accuracy is asked of the results directory that has records of its model.
     """
-    there = [f"--results={results}"] if (results / EXAMPLE_MODEL).is_dir() else []
+    places = {r.path.parents[2] for r in inventory.records if r.model == EXAMPLE_MODEL}
+    roots = (root for root in inventory.roots if places.intersection(directories(root)))
+    there = [f"--results={root}" for root in itertools.islice(roots, 1)]
     return [EXAMPLE, "--ranks=8", "--at-least-speedup=1.5", *there, f"--out={out}"]

@@ -6,18 +6,20 @@ settings that happens to lie in the results directory is not mixed in. Needs no 
 
 from __future__ import annotations
 
+import csv
 import functools
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from capmoe_eval.errors import NoModelError, bad_choice, writing
+from capmoe_eval.errors import NoModelError, UsageError, bad_choice, writing
 from capmoe_eval.experiment.application import run_all, run_command
 from capmoe_eval.experiment.arguments import Parser, report_options
 from capmoe_eval.experiment.files import check_writable
-from capmoe_eval.experiment.results import Reader
+from capmoe_eval.experiment.results import Reader, directories
 from capmoe_eval.experiment.selection import LEFT_OUT
 from capmoe_eval.paper.tables import PAPER_TABLES, TABLES
-from capmoe_eval.report.tables.measured import measured_table
+from capmoe_eval.report.tables.measured import cell_config, measured_table
 from capmoe_eval.report.tables.published import VERSIONS, published_table
 from capmoe_eval.report.tables.render import to_markdown, write
 from capmoe_eval.report.tables.table import Table
@@ -53,6 +55,7 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
                     raise
                 print(f"{key}: {error}")
                 return
+            _refuse_nothing(table, given.out / folder)
         with writing("--out", given.out):
             paths = write(table, given.out / folder)
         if given.name == ALL:
@@ -64,10 +67,34 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
     def render_all() -> int:
         # One table that cannot be rendered takes no other with it.
         check_writable("--out", given.out)
+        if not given.published:
+            _check_results(given.overrides)
         wanted = _wanted(given.name, given.published)
         return run_all([functools.partial(render, *table) for table in wanted])
 
     sys.exit(run_command(render_all))
+
+
+def _check_results(overrides: Sequence[str]) -> None:
+    """Refuse a results directory that was named and is not there, by a UsageError."""
+    if any(word.lstrip("+").startswith("results_dir=") for word in overrides):
+        results = Path(str(cell_config(overrides).results_dir))
+        if not any(place.is_dir() for place in directories(results)):
+            raise UsageError(f"results_dir={results}: no such directory; name one that has records")
+
+
+def _refuse_nothing(table: Table, folder: Path) -> None:
+    """Refuse to replace a table that has entries by one that has none (UsageError)."""
+    path = folder / f"{table.name}.csv"
+    if table.entries or not table.missing or not path.is_file():
+        return
+    with path.open(encoding="utf-8", newline="") as file:
+        _, *rows = csv.reader(file)
+    if any(any(row[len(table.label_headings) :]) for row in rows):
+        raise UsageError(
+            f"{path}: has entries, and no record of {table.name} is finished now; choose another "
+            "results_dir=DIR or --out=DIR, or delete the table"
+        )
 
 
 def _wanted(name: str, published: str | None) -> list[tuple[str, str | None]]:

@@ -11,7 +11,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from capmoe_eval.experiment.configuration import load_option, profile_name
 from capmoe_eval.experiment.results import Reader
-from capmoe_eval.experiment.selection import Finished, composed, finished, refuse_experiment
+from capmoe_eval.experiment.selection import (
+    Finished,
+    composed,
+    finished,
+    planned,
+    refuse_experiment,
+)
 from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.paper.layout import Layout, ModelSlot, QueryLayout, SettingsLayout, WorkloadLayout
@@ -29,10 +35,13 @@ GRIDS = ("grid.", "parts.")
 def cell_config(overrides: Sequence[str]) -> DictConfig:
     """Return the configuration that a command line composes without an experiment.
 
-    One that it names is a UsageError, an override that does not exist a HydraException.
+    One that it names and a value that cannot be are a UsageError, an override that does not exist a
+    HydraException.
     """
     refuse_experiment(overrides)
-    return composed([word for word in overrides if not word.startswith(GRIDS)])
+    words = [word for word in overrides if not word.startswith(GRIDS)]
+    planned(words)
+    return composed(words)
 
 
 def measured_table(
@@ -62,7 +71,9 @@ def _measured_table(
     found = finished([f"experiment={experiment}", *overrides], reader)
     if isinstance(layout, QueryLayout):
         return query_table(layout, found.records), profile_name(found.config)
-    return _results_table(layout, found, overrides), profile_name(found.config)
+    chosen = found.config.grid.model is None  # a model of the command line has its own profile
+    folder = str(found.config.model.profile) if chosen else profile_name(found.config)
+    return _results_table(layout, found, overrides), folder
 
 
 def _results_table(layout: Layout, found: Finished, overrides: Sequence[str]) -> Table:
@@ -86,5 +97,9 @@ def _slots(config: DictConfig, table: str) -> list[ModelSlot]:
             symbols,
             knobs | ({"ep_size": int(model.ep_size)} if own_ranks else {}),
         )
-        for model in (load_option("model", key) for key in config.grid.model)
+        for model in (
+            [config.model]
+            if config.grid.model is None
+            else [load_option("model", key) for key in config.grid.model]
+        )
     ]

@@ -12,9 +12,10 @@ from transformers import BertConfig, BertModel, BertTokenizerFast
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.generation.bertscore import METRICS, BertScore
 from capmoe_eval.evaluation.generation.mts_dialog import MtsDialog
-from capmoe_eval.evaluation.tasks import TaskLibrary, ready
+from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import TaskId
 from capmoe_eval.experiment.datasource import data_source
+from capmoe_eval.zoo.hub import ready
 
 pytest.importorskip("bert_score", reason="BERTScore needs pip install 'capmoe-eval[bertscore]'")
 

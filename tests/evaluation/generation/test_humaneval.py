@@ -17,12 +17,13 @@ from capmoe_eval.evaluation.generation import programs
 from capmoe_eval.evaluation.generation.sandbox import Sandbox
 from capmoe_eval.evaluation.progress import Progress
 from capmoe_eval.evaluation.run import run
-from capmoe_eval.evaluation.tasks import TaskLibrary, ready
+from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell, ModelId, TaskId
 from capmoe_eval.experiment.configuration import Placement, Plan, load_option
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.routing.method import Method
+from capmoe_eval.zoo.hub import ready
 
 SPEC = load_option("tasks", "humaneval")["humaneval"]
 TASK = TaskId("humaneval", SPEC.lm_eval, SPEC.dataset, SPEC.metric, SPEC.fewshot, SPEC.filter)
@@ -124,7 +125,7 @@ def test_a_task_that_runs_programs_without_a_sandbox_is_refused(
     monkeypatch.setattr(library, "get", lambda *_: unsafe)
     mbpp = dataclasses.replace(TASK, name="mbpp", lm_eval="mbpp")
     with pytest.raises(UsageError, match=r"tasks.mbpp.lm_eval=mbpp: .* without a sandbox"):
-        library.runs_programs(mbpp, data_source("miniworld"))
+        library.check_programs(mbpp, data_source("miniworld"))
 
 
 def test_a_record_says_what_was_executed(tmp_path: Path) -> None:

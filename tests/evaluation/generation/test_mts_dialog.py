@@ -15,10 +15,11 @@ from lm_eval.api.model import LM
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.generation.mts_dialog import ROUGE, MtsDialog, check
-from capmoe_eval.evaluation.tasks import TaskLibrary, ready
+from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell, TaskId
 from capmoe_eval.experiment.commands import cell_command
 from capmoe_eval.experiment.datasource import data_source
+from capmoe_eval.zoo.hub import ready
 from tests.records import planned
 
 NAME = "capmoe_mts_dialog"

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capmoe_eval.evaluation.tasks import TaskLibrary, ready
+from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.configuration import load_option
 from capmoe_eval.experiment.datasource import data_source
+from capmoe_eval.zoo.hub import ready
 
 
 def built(root: str, name: str | None = None) -> Any:

@@ -9,9 +9,10 @@ import pytest
 from PIL import Image
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.evaluation.tasks import TaskLibrary, ready
+from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.zoo.easy_vqa import _rows
+from capmoe_eval.zoo.hub import ready
 from tests.evaluation.multimodal.test_tasks import Answering
 
 QUESTIONS = [

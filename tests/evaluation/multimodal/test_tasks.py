@@ -10,10 +10,11 @@ from lm_eval.api.model import LM
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.multimodal import prompts, scores
-from capmoe_eval.evaluation.tasks import TaskLibrary, ready
+from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import TaskId
 from capmoe_eval.experiment.configuration import load_option
 from capmoe_eval.experiment.datasource import DataSource, data_source
+from capmoe_eval.zoo.hub import ready
 from capmoe_eval.zoo.pictures.evaluation import SETS, documents
 
 FIRST = {"mme": "lmms-lab/MME", "mmbench": "lmms-lab/MMBench", "seedbench": "lmms-lab/SEED-Bench"}
@@ -104,7 +105,7 @@ def test_a_task_reads_the_data_set_that_is_named(tmp_path):
     assert built.config.dataset_path == str(tmp_path / "lmms-lab-encoder/MME")
     assert len(built.eval_docs) == len(documents()["lmms-lab/MME"]["default"]["test"])
     asked = TaskId("mme", "mme", "lmms-lab-encoder/MME", "acc", images=True)
-    assert not library.runs_programs(asked, moved)  # reads no other
+    library.check_programs(asked, moved)  # reads no other
     with pytest.raises(UsageError, match="no dataset 'lmms-lab/MME'"):
         library.get("mme", moved)
 

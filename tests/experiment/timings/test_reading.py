@@ -134,9 +134,14 @@ def test_a_file_that_is_none_takes_no_other_with_it(
     assert line.endswith("python -m capmoe_eval.bench ep --study skew")
 
 
-def test_no_directory_is_no_files(tmp_path: Path) -> None:
-    bench = read_bench(tmp_path / "none")
+def test_no_directory_is_no_files_and_a_named_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bench = read_bench()
     assert (bench.studies, bench.evaluations, bench.broken) == ((), (), ())
+    with pytest.raises(UsageError, match=r"^--bench=none: no such directory; leave it out"):
+        read_bench(Path("none"))
 
 
 def test_of_several_runs_the_paper_s_deployment_is_shown(tmp_path: Path) -> None:

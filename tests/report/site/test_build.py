@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import re
 import shutil
 import subprocess
@@ -18,6 +20,7 @@ from capmoe_eval.experiment.names import gamma_text
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.timings.names import EVALUATIONS
 from capmoe_eval.paper.benchmarks import read_bench
+from capmoe_eval.paper.tables import TABLES
 from capmoe_eval.report.site import inventory, page
 from capmoe_eval.report.site import records as listing
 from capmoe_eval.report.site.claims import claims_page
@@ -29,6 +32,7 @@ from capmoe_eval.report.site.names import gamma_filter, method_filter
 from capmoe_eval.report.site.overview import overview_page
 from capmoe_eval.report.site.page import Address, natural
 from capmoe_eval.report.site.records import record_page, relatives
+from capmoe_eval.report.site.serving import serving_page
 from capmoe_eval.routing.method import Method
 from capmoe_eval.site import main
 from tests import records
@@ -299,6 +303,62 @@ def test_the_table_of_workloads(site: Site) -> None:
     assert "published 1.09 (+0.01)" in text
 
 
+@pytest.fixture
+def two_roots(
+    few_tables: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, Path]:
+    """Two directories of one profile's records: the smaller name's has no model of a trace."""
+    monkeypatch.chdir(tmp_path)
+    real = [table for table in TABLES if table.key == "banking77"]
+    monkeypatch.setattr(inventory, "TABLES", (*inventory.TABLES, *real))
+    for key in ("table1", "banking77"):
+        for plan in records.planned(f"experiment={key}", "profile=zoo")[:2]:
+            made(plan.cell, plan.root).write()
+    return Path("results/local-real_text"), Path("results/local-zoo")
+
+
+def verdicts(root: Path, count: int, profile: str = "zoo") -> None:
+    told = material.REPLICATION | {"records": count, "profile": profile}
+    (root / "replication.json").write_text(json.dumps(told))
+
+
+def test_verdicts_are_those_of_the_directory_that_has_them(two_roots: tuple[Path, Path]) -> None:
+    smaller, greater = two_roots
+    taken = take_inventory(["profile=zoo"])
+    assert taken.roots == two_roots and taken.profiles == {"zoo": 4}
+    assert "Not judged yet" in claims_page(taken, Address(page.CLAIMS))
+    verdicts(greater, 12)  # after the inventory, as site --all does
+    assert taken.verdicts() == greater / "replication.json"
+    assert "score &gt; order" in claims_page(taken, Address(page.CLAIMS))
+    assert "The main claims, tested" in overview_page(taken, Address(page.OVERVIEW))
+    verdicts(smaller, 99, profile="tiny")
+    assert taken.verdicts() == greater / "replication.json", "of another profile"
+    (smaller / "replication.json").write_text("[]")
+    assert taken.verdicts() == greater / "replication.json", "one that can be read"
+    verdicts(smaller, 13)
+    assert taken.verdicts() == smaller / "replication.json", "the one on most records"
+    named = dataclasses.replace(taken, chosen_verdicts=Path("mine.json"))
+    assert named.verdicts() == Path("mine.json")
+
+
+def test_shipped_records_and_verdicts_are_in_the_site(two_roots: tuple[Path, Path]) -> None:
+    shipped = Path("results/zoo")
+    two_roots[1].rename(shipped)
+    verdicts(shipped, 12)
+    taken = take_inventory(["profile=zoo"])
+    assert taken.roots == two_roots and taken.profiles == {"zoo": 4}
+    assert taken.verdicts() == shipped / "replication.json"
+    assert {record.path.parents[2] for record in taken.records} == {two_roots[0], shipped}
+    assert f"--results={two_roots[1]}" in serving_page(taken, Address(page.SERVING))
+
+
+def test_the_advice_reads_the_directory_of_its_model(two_roots: tuple[Path, Path]) -> None:
+    taken = take_inventory(["profile=zoo"])
+    assert taken.records[0].path.is_relative_to(two_roots[0])
+    assert f"--results={two_roots[1]}" in serving_page(taken, Address(page.SERVING))
+    assert "--results" not in serving_page(Inventory("zoo"), Address(page.SERVING))
+
+
 def test_nothing_was_measured(tmp_path: Path) -> None:
     nothing = Inventory("zoo")
     text = efficiency_page(nothing, Address("site/efficiency.html", tmp_path))
@@ -334,7 +394,7 @@ def test_odd_verdicts_and_figures_break_nothing(tmp_path: Path, content: str) ->
     for name in ("reports/zoo/claims.json", "reports/zoo/figures/fig1.json", "r.json"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
-    nothing, out = Inventory("zoo", verdicts=tmp_path / "r.json"), tmp_path / "reports"
+    nothing, out = Inventory("zoo", chosen_verdicts=tmp_path / "r.json"), tmp_path / "reports"
     claims = claims_page(nothing, Address("site/claims.html", out))
     assert claims.count("cannot be read") == 2
     assert "Its caption is missing" in figures_page(nothing, Address("site/figures.html", out))
@@ -384,6 +444,39 @@ def test_the_command(
     assert "There are no records of this profile." in Path("reports/site/records.html").read_text()
     assert "Not judged yet" in Path("reports/site/claims.html").read_text()
     assert "No figure has been drawn yet" in Path("reports/site/figures.html").read_text()
+
+
+def test_a_report_is_not_replaced_by_nothing(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_pages(site.pages.items(), Path("reports"))
+
+    def state() -> dict[Path, int]:
+        return {p: p.stat().st_mtime_ns for p in sorted(tmp_path.rglob("*"))}
+
+    Path("empty/zoo_olmoe/piqa").mkdir(parents=True)
+    Path("broken/zoo_olmoe/piqa").mkdir(parents=True)
+    Path("broken/zoo_olmoe/piqa/score-g1-0123456789.json").write_text("{")
+    written = state()
+    for words, told in {
+        ("results_dir=resutls/zoo",): "results_dir=resutls/zoo: no whole record there",
+        ("results_dir=empty",): "results_dir=empty: no whole record there",
+        ("results_dir=broken",): "results_dir=broken: no whole record there",
+        (): "--out=reports: has a report of records, and no whole record is in results/local-zoo",
+        ("limit=x",): "limit=x: must be a whole number of documents",
+        ("results_dir=null",): "results_dir=null: must be",
+        ("results_dir=''",): "results_dir=: must be",
+        ("results_dir=[a]",): "results_dir=['a']: must be",
+        ("--replication=none.json",): "--replication=none.json: no such file",
+        ("--bench=none",): "--bench=none: no such directory",
+    }.items():
+        for more in ((), ("--all",)):
+            with pytest.raises(SystemExit) as done:
+                main(["profile=zoo", *words, *more])
+            errors = capsys.readouterr().err
+            assert done.value.code == 2 and told in errors and errors.count("\n") == 1, words
+            assert state() == written
 
 
 def test_the_parts_are_made_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
