@@ -140,7 +140,7 @@ def test_no_directory_is_no_files_and_a_named_one_is_refused(
     monkeypatch.chdir(tmp_path)
     bench = read_bench()
     assert (bench.studies, bench.evaluations, bench.broken) == ((), (), ())
-    with pytest.raises(UsageError, match="^--bench=none: no such directory; leave it out"):
+    with pytest.raises(UsageError, match=r"^--bench=none: no such directory; leave it out"):
         read_bench(Path("none"))
 
 

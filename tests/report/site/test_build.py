@@ -14,10 +14,12 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from pydantic import ValidationError
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import gamma_text
 from capmoe_eval.experiment.record import Record
+from capmoe_eval.experiment.results import load_frame
 from capmoe_eval.experiment.timings.names import EVALUATIONS
 from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.paper.tables import TABLES
@@ -31,7 +33,7 @@ from capmoe_eval.report.site.inventory import Inventory, take_inventory
 from capmoe_eval.report.site.names import gamma_filter, method_filter
 from capmoe_eval.report.site.overview import overview_page
 from capmoe_eval.report.site.page import Address, natural
-from capmoe_eval.report.site.records import record_page, relatives
+from capmoe_eval.report.site.records import list_page, record_page, relatives
 from capmoe_eval.report.site.serving import serving_page
 from capmoe_eval.routing.method import Method
 from capmoe_eval.site import main
@@ -141,11 +143,72 @@ def test_every_unreadable_file_is_named(site: Site) -> None:
     assert "left out: " in site.text("site/tables.html")
 
 
-def test_a_broken_promise_is_told(site: Site) -> None:
-    assert "A promise was broken in these evaluations" in site.text("index.html")
-    assert '<span class="wrong">broken: bound_holds</span>' in site.text("site/records.html")
+def test_an_invariant_that_failed_is_told(site: Site) -> None:
+    assert "An invariant failed in these evaluations" in site.text("index.html")
+    assert '<span class="wrong">failed: bound_holds</span>' in site.text("site/records.html")
     text = odd_page(site, material.HOSTILE)
-    assert '<code>bound_holds</code></th><td><span class="badge broken">broken</span>' in text
+    assert '<code>bound_holds</code></th><td><span class="badge failed">failed</span>' in text
+
+
+def with_proofs(root: Path, **proofs: dict[str, object]) -> Record:
+    """A record in which these invariants say more than that they were checked three times."""
+    before = made(material.odd_cell(), root).capmoe["proofs"]
+    return made(material.odd_cell(), root, proofs=before | proofs)
+
+
+EXAMINED = {
+    "bound_holds": {
+        "passed": True,
+        "checked": 4096,
+        "violations": 0,
+        "examined": {"forwards": 5, "of": 40, "buckets": 1280},
+    },
+    "overload_drops": {
+        "passed": None,
+        "checked": 0,
+        "why": "no <forward>",
+        "examined": {"forwards": 0, "of": 0, "buckets": 0},
+    },
+    "pads_take_no_slot": {
+        "passed": True,
+        "examined": {"forwards": 20, "of": 40, "buckets": 7},
+    },
+    "kernel_agrees": {"passed": None},
+}
+
+
+def test_a_record_s_page_says_what_was_checked_and_how_often(tmp_path: Path) -> None:
+    text = page_of([with_proofs(tmp_path, **EXAMINED)], 0)
+    rows = re.findall(r"(?s)<code>(\w+)</code></th>(.*?)</tr>", text)
+    rows = {name: re.findall("(?s)<td.*?</td>", row) for name, row in rows}
+    rows = {n: [re.sub("<[^>]*>", " ", cell).strip() for cell in row] for n, row in rows.items()}
+    told = {name: (cells[0], *cells[2:]) for name, cells in rows.items()}
+    assert told["bound_holds"] == (
+        *("passed", "4,096", "5 of 40 forwards (12.5\u00a0%), 1,280 buckets", "violations 0"),
+    )
+    state, *others = told["overload_drops"]
+    assert state.split("  ") == ["not checked", "no &lt;forward&gt;"]
+    assert others == ["0", "0 of 0 forwards, 0 buckets", ""]
+    assert told["kernel_agrees"][0].split("  ") == ["not checked", "does not apply"]
+    assert told["tokens_counted"] == ("passed", "3", "—", "")
+
+
+def test_the_list_of_records_has_the_share_of_examined_forwards(tmp_path: Path) -> None:
+    for found, share in (
+        (with_proofs(tmp_path, **EXAMINED), 'data-value="0.125">12.5</td>'),
+        (with_proofs(tmp_path), ">—</td>"),
+    ):
+        assert f'passed</td><td class="number" {share}'.replace(" >", ">") in list_page(
+            [inventory.brief(found)], "zoo", Address("site/list.html")
+        )
+    record = with_proofs(tmp_path, **EXAMINED)
+    record.write()
+    assert load_frame(tmp_path)["examined"].tolist() == [0.125]
+    with pytest.raises(ValidationError, match="41 forwards were examined of 40"):
+        with_proofs(
+            tmp_path,
+            bound_holds={"passed": True, "examined": {"forwards": 41, "of": 40, "buckets": 1}},
+        )
 
 
 def test_a_record_page(site: Site) -> None:
