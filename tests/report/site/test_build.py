@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 import re
 import shutil
@@ -33,6 +34,7 @@ from capmoe_eval.report.site.inventory import Inventory, take_inventory
 from capmoe_eval.report.site.names import gamma_filter, method_filter
 from capmoe_eval.report.site.overview import overview_page
 from capmoe_eval.report.site.page import Address, natural
+from capmoe_eval.report.site.places import without_places
 from capmoe_eval.report.site.records import list_page, record_page, relatives
 from capmoe_eval.report.site.serving import serving_page
 from capmoe_eval.routing.method import Method
@@ -84,6 +86,37 @@ def test_every_link_leads_somewhere(site: Site) -> None:
             assert target.is_file(), (path, link)
             if parts.fragment:
                 assert parts.fragment in ids[target], (path, link)
+
+
+def printed(text: str) -> str:
+    """What a page says, without the addresses of its links and pictures."""
+    return re.sub(r'(?:href|src)="[^"]*"', "", text)
+
+
+ABSOLUTE = re.compile(r"(?<![\w./:;<…-])/(?:[\w.-]+/)*[\w.-]+")
+
+
+def test_no_page_names_a_directory_of_the_machine(site: Site) -> None:
+    """Results, benchmarks and report of the fixture are given by absolute paths."""
+    assert ABSOLUTE.search("of=/data/a.json") and not ABSOLUTE.search("https://a/b </a> 1/2")
+    for path, text in site.pages.items():
+        if path.endswith(".html"):
+            said = printed(text)
+            assert ABSOLUTE.findall(said) == [], path
+            assert site.root.name not in said
+    assert "results_dir=…/zoo" in site.text("index.html")
+    assert "…/zoo/own/own_task/empty&amp;&lt;b&gt;.json: not a whole" in site.text("index.html")
+
+
+def test_a_place_below_the_working_directory_is_named_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    inside, outside = tmp_path / "results/zoo", tmp_path.parent / "a b&/zoo"
+    text = f"{inside}/m.json, --out={inside}; {outside}, {inside}2, ../..{inside}"
+    pages = without_places([("p", html.escape(text))], [inside, outside])
+    told = f"results/zoo/m.json, --out=results/zoo; …/zoo, {inside}2, ../..{inside}"
+    assert dict(pages) == {"p": told}
 
 
 def test_ids_are_unique_and_nothing_is_inline(site: Site) -> None:
@@ -187,9 +220,9 @@ def test_a_record_s_page_says_what_was_checked_and_how_often(tmp_path: Path) -> 
         *("passed", "4,096", "5 of 40 forwards (12.5\u00a0%), 1,280 buckets", "violations 0"),
     )
     state, *others = told["overload_drops"]
-    assert state.split("  ") == ["not checked", "no &lt;forward&gt;"]
+    assert state.split() == ["not", "checked", "no", "&lt;forward&gt;"]
     assert others == ["0", "0 of 0 forwards, 0 buckets", ""]
-    assert told["kernel_agrees"][0].split("  ") == ["not checked", "does not apply"]
+    assert told["kernel_agrees"][0].split() == ["not", "checked", "does", "not", "apply"]
     assert told["tokens_counted"] == ("passed", "3", "—", "")
 
 
