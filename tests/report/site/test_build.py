@@ -351,6 +351,12 @@ def test_figures(site: Site) -> None:
     assert "It has not been drawn." in text and "Its caption is missing" in text
 
 
+def test_a_figure_s_heading_is_above_its_picture(site: Site) -> None:
+    for figure in re.findall(r"(?s)<figure.*?</figure>", site.text("site/figures.html")):
+        heading = figure.index("<h2")
+        assert heading < min(figure.find(tag) % len(figure) for tag in ("<img", "It has not been"))
+
+
 def test_efficiency(site: Site) -> None:
     text = site.text("site/efficiency.html")
     # Every file with its kind; the emulation misses totals by 10 and −30 %, speedups by 0 and 2 %.
@@ -470,7 +476,7 @@ def test_claims(site: Site) -> None:
     assert "score &gt; order &amp; random" in text and "3 evaluations are missing." in text
     assert "not testable here (1)" in text
     index = site.text("index.html")
-    assert '<span class="badge partly">partly</span> 1' in index
+    assert '1 <span class="badge partly">partly</span></td>' in index
     assert 'src="zoo/replication.png"' in index
 
 
