@@ -96,7 +96,7 @@ def test_nothing_of_an_advice_is_cut(browser: sync_api.Browser, tmp_path: Path, 
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.locator("pre").evaluate("box => box.scrollWidth <= box.clientWidth")
     texts = page.locator("svg.front text").all_text_contents()
-    assert "the dropped share of the gate scores, %" in texts
+    assert "the dropped share of the pairs, %" in texts
     cut = """svg => [...svg.querySelectorAll("text")].filter((text) => {
       const [own, all] = [text, svg].map((one) => one.getBoundingClientRect());
       return own.left < all.left || own.right > all.right || own.bottom > all.bottom;
