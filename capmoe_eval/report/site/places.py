@@ -18,10 +18,10 @@ def without_places(
     """
     here, names = Path.cwd(), dict[str, str]()
     for place in places:
-        for path in (place.absolute(), place.resolve()):
-            inside = path.is_relative_to(here)
-            name = path.relative_to(here).as_posix() if inside else f"…/{path.name}"
-            names[escape(path.as_posix())] = escape(name)
+        for form in (place.absolute(), place.resolve()):
+            inside = form.is_relative_to(here)
+            name = form.relative_to(here).as_posix() if inside else f"…/{form.name}"
+            names[escape(form.as_posix())] = escape(name)
     longest_first = sorted(names, key=len, reverse=True)
     pattern = re.compile(rf"(?<![\w./…-])({'|'.join(map(re.escape, longest_first))})(?![\w.-])")
     for path, text in pages:
