@@ -166,7 +166,7 @@ def _bars(axis: Axes, bars: Sequence[Numbers]) -> None:
     name_bars(axis, range(len(gammas)), list(map(gamma_number, gammas)))
 
 
-def _headline(figure: Figure, kind: str, repeated: Sequence[Numbers] = ()) -> None:
+def _headline(figure: Figure, kind: str, rows: Sequence[Numbers] = ()) -> None:
     """Say over a figure how its numbers came about, and where no error bars tell their spread.
 
     Quartiles over the rounds of one run are none: they do not say how far a repetition differs.
@@ -176,9 +176,9 @@ def _headline(figure: Figure, kind: str, repeated: Sequence[Numbers] = ()) -> No
         "partly EMULATED": "partly EMULATED: see each panel",
         "measured": "measured on real ranks",
     }[kind]
-    once = [shown for shown in repeated if shown["low"] is None]
+    once = [row for row in rows if row["low"] is None]
     if once:
-        every = len(once) == len(repeated)
+        every = len(once) == len(rows)
         said += "; 1 run, no error bars" if every else "; no error bars where there was 1 run"
     colour = BLACK if kind == "measured" else style.VERMILLION
     figure.suptitle(said, fontsize=7.5, fontweight="bold", color=colour)

@@ -21,7 +21,8 @@ def without_places(
         for form in (place.absolute(), place.resolve()):
             inside = form.is_relative_to(here)
             name = form.relative_to(here).as_posix() if inside else f"…/{form.name}"
-            names[escape(form.as_posix())] = escape(name)
+            if form.name:  # not the root, which is above all
+                names[escape(form.as_posix())] = escape(name)
     longest_first = sorted(names, key=len, reverse=True)
     pattern = re.compile(rf"(?<![\w./…-])({'|'.join(map(re.escape, longest_first))})(?![\w.-])")
     for path, text in pages:

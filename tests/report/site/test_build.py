@@ -101,9 +101,9 @@ def test_no_page_names_a_directory_of_the_machine(site: Site) -> None:
     assert ABSOLUTE.search("of=/data/a.json") and not ABSOLUTE.search("https://a/b </a> 1/2")
     for path, text in site.pages.items():
         if path.endswith(".html"):
-            said = printed(text)
-            assert ABSOLUTE.findall(said) == [], path
-            assert site.root.name not in said
+            words = printed(text)
+            assert ABSOLUTE.findall(words) == [], path
+            assert site.root.name not in words
     assert "results_dir=…/zoo" in site.text("index.html")
     assert "…/zoo/own/own_task/empty&amp;&lt;b&gt;.json: not a whole" in site.text("index.html")
 
@@ -114,9 +114,9 @@ def test_a_place_below_the_working_directory_is_named_from_there(
     monkeypatch.chdir(tmp_path)
     inside, outside = tmp_path / "results/zoo", tmp_path.parent / "a b&/zoo"
     text = f"{inside}/m.json, --out={inside}; {outside}, {inside}2, ../..{inside}"
-    pages = without_places([("p", html.escape(text))], [inside, outside])
-    told = f"results/zoo/m.json, --out=results/zoo; …/zoo, {inside}2, ../..{inside}"
-    assert dict(pages) == {"p": told}
+    pages = without_places([("p", html.escape(text))], [inside, outside, Path("/")])
+    expected = f"results/zoo/m.json, --out=results/zoo; …/zoo, {inside}2, ../..{inside}"
+    assert dict(pages) == {"p": expected}
 
 
 def test_ids_are_unique_and_nothing_is_inline(site: Site) -> None:
@@ -215,15 +215,15 @@ def test_a_record_s_page_says_what_was_checked_and_how_often(tmp_path: Path) -> 
     rows = re.findall(r"(?s)<code>(\w+)</code></th>(.*?)</tr>", text)
     rows = {name: re.findall("(?s)<td.*?</td>", row) for name, row in rows}
     rows = {n: [re.sub("<[^>]*>", " ", cell).strip() for cell in row] for n, row in rows.items()}
-    told = {name: (cells[0], *cells[2:]) for name, cells in rows.items()}
-    assert told["bound_holds"] == (
+    checks = {name: (cells[0], *cells[2:]) for name, cells in rows.items()}
+    assert checks["bound_holds"] == (
         *("passed", "4,096", "5 of 40 forwards (12.5\u00a0%), 1,280 buckets", "violations 0"),
     )
-    state, *others = told["overload_drops"]
+    state, *others = checks["overload_drops"]
     assert state.split() == ["not", "checked", "no", "&lt;forward&gt;"]
     assert others == ["0", "0 of 0 forwards, 0 buckets", ""]
-    assert told["kernel_agrees"][0].split() == ["not", "checked", "does", "not", "apply"]
-    assert told["tokens_counted"] == ("passed", "3", "—", "")
+    assert checks["kernel_agrees"][0].split() == ["not", "checked", "does", "not", "apply"]
+    assert checks["tokens_counted"] == ("passed", "3", "—", "")
 
 
 def test_the_list_of_records_has_the_share_of_examined_forwards(tmp_path: Path) -> None:
@@ -420,8 +420,8 @@ def two_roots(
 
 
 def verdicts(root: Path, count: int, profile: str = "zoo") -> None:
-    told = material.REPLICATION | {"records": count, "profile": profile}
-    (root / "replication.json").write_text(json.dumps(told))
+    file = material.REPLICATION | {"records": count, "profile": profile}
+    (root / "replication.json").write_text(json.dumps(file))
 
 
 def test_verdicts_are_those_of_the_directory_that_has_them(two_roots: tuple[Path, Path]) -> None:
@@ -550,7 +550,7 @@ def test_a_report_is_not_replaced_by_nothing(
     Path("broken/zoo_olmoe/piqa").mkdir(parents=True)
     Path("broken/zoo_olmoe/piqa/score-g1-0123456789.json").write_text("{")
     written = state()
-    for words, told in {
+    for words, message in {
         ("results_dir=resutls/zoo",): "results_dir=resutls/zoo: no whole record there",
         ("results_dir=empty",): "results_dir=empty: no whole record there",
         ("results_dir=broken",): "results_dir=broken: no whole record there",
@@ -566,7 +566,7 @@ def test_a_report_is_not_replaced_by_nothing(
             with pytest.raises(SystemExit) as done:
                 main(["profile=zoo", *words, *more])
             errors = capsys.readouterr().err
-            assert done.value.code == 2 and told in errors and errors.count("\n") == 1, words
+            assert done.value.code == 2 and message in errors and errors.count("\n") == 1, words
             assert state() == written
 
 
