@@ -80,6 +80,26 @@ def test_one_evaluation_prints_a_result_table(shell: Shell) -> None:
     assert shell.left_behind() == ["results"]
 
 
+def test_shipped_results_are_finished_and_never_written(shell: Shell) -> None:
+    """A clone stays clean: what a user computes lies apart, and tables show both."""
+    words = ("model=tiny_olmoe", "tasks=obqa", "limit=2", "ep_size=2")
+    shell(*words, "method=baseline")
+    shipped, mine = shell.cwd / "results/tiny", shell.cwd / "results/local-tiny"
+    mine.rename(shipped)
+    before = {path: path.read_bytes() for path in shipped.rglob("*") if path.is_file()}
+    status, out, _ = shell("-m", *words, "method=baseline,score", "gamma=1.0")
+    assert status == 0 and "1 computed, 1 finished before, 0 failed" in out
+    assert len(record_paths(mine)) == 1 and "results/tiny/tiny_olmoe/obqa/baseline" in out
+    assert shell(*words, "method=baseline", "overwrite=true")[0] == 0
+    status, out, _ = shell(*words, "method=baseline")
+    assert "0 computed, 1 finished before" in out and "local-tiny/tiny_olmoe/obqa/baseline" in out
+    status, out, _ = shell(*words, "method=baseline", "results_dir=mine")
+    assert "1 computed" in out, "a directory that is named stands alone"
+    for words in (["table2"], ["all"]):
+        assert shell(*words, "profile=tiny", main=tables.main)[0] == 0
+    assert {path: path.read_bytes() for path in shipped.rglob("*") if path.is_file()} == before
+
+
 def test_a_grid_of_models_is_composed_inside_hydras_job(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,7 +123,7 @@ def test_a_placement_is_a_cell_of_its_own_where_it_decides(shell: Shell) -> None
     words = ("placement=contiguous,eplb", "granularity=expert,device", "gamma=1.0", "ep_size=2")
     status, out, _ = shell("-m", *words, "tasks=obqa", "limit=2")
     assert status == 0 and "3 computed, 0 finished before, 0 failed" in out
-    paths = record_paths(shell.cwd / "results/zoo")
+    paths = record_paths(shell.cwd / "results/local-zoo")
     assert sorted(path.name.rpartition("-")[0] for path in paths) == [
         *("score-g1-ep2", "score-g1-ep2-device", "score-g1-ep2-device-eplb"),
     ]
@@ -131,7 +151,7 @@ def test_a_grid_needs_no_experiment(shell: Shell) -> None:
 def test_what_is_no_boolean_overwrites_nothing(shell: Shell, word: str) -> None:
     words = ("tasks=obqa", "limit=2")
     shell(*words)
-    (path,) = record_paths(shell.cwd / "results/zoo")
+    (path,) = record_paths(shell.cwd / "results/local-zoo")
     before = path.stat().st_mtime_ns
     assert shell(*words, f"overwrite={word}")[0] == 2
     assert path.stat().st_mtime_ns == before
@@ -280,7 +300,7 @@ def test_a_model_of_ones_own_needs_a_name_and_a_path(shell: Shell, tmp_path: Pat
         "ep_size=4",
     )
     assert status == 0
-    assert "results/custom/mine/obqa/score-g1-ep4-" in out
+    assert "results/local-custom/mine/obqa/score-g1-ep4-" in out
 
 
 MINIWORLD = [f"zoo_{name}" for name, recipe in recipes.ZOO.items() if recipe.data == "miniworld"]

@@ -7,11 +7,13 @@ import json
 import re
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from types import SimpleNamespace
 
 import pytest
 import tomllib
 import yaml
+from lm_eval.api.registry import get_model
 
 from capmoe_eval import __version__
 from capmoe_eval.evaluation import version
@@ -79,6 +81,18 @@ def test_the_citation_is_of_this_version_and_has_the_paper() -> None:
         assert all(
             {"family-names", "given-names"} == author.keys() for author in reference["authors"]
         )
+
+
+def test_every_entry_point_leads_to_what_it_names() -> None:
+    """lm-eval takes a model by the module and name of the class that registers under that name."""
+    for name, value in PROJECT["project"]["scripts"].items():
+        assert callable(EntryPoint(name, value, "console_scripts").load())
+    models = PROJECT["project"]["entry-points"]["lm_eval.models"]
+    assert set(models) == {"capmoe", "capmoe-multimodal"}
+    for name, value in models.items():
+        model = EntryPoint(name, value, "lm_eval.models").load()
+        assert value == f"{model.__module__}:{model.__name__}"
+        assert get_model(name) is model
 
 
 @CHECKOUT

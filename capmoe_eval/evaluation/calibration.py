@@ -20,6 +20,7 @@ from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell, TaskId
 from capmoe_eval.experiment.configuration import Plan
 from capmoe_eval.experiment.datasource import DataSource
+from capmoe_eval.experiment.results import stored
 from capmoe_eval.routing.knobs import ADAPTIVE
 from capmoe_eval.routing.method import Method
 from capmoe_eval.serving import calibration
@@ -32,8 +33,8 @@ from capmoe_eval.zoo.hub import WORLDS, embedded_hub
 def apply_calibration(plan: Plan, lm: CapmoeLM) -> Applied | None:
     """Return a cell's method after its calibration; None if it needs none.
 
-    The calibration is read, or computed and written where there is none yet. Of several processes
-    with one model all compute, and the first writes.
+    The calibration is read, also that of the shipped results, or computed and written where there
+    is none yet. Of several processes with one model all compute, and the first writes.
 
     Raises:
         UsageError: If the task has no documents beside those that are evaluated, or the file is not
@@ -50,7 +51,8 @@ def apply_calibration(plan: Plan, lm: CapmoeLM) -> Applied | None:
         with writing("results_dir", plan.root):
             path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(f".{path.name}.lock")) if first else nullcontext():
-        found = kind.read(path, cell, weights) if first and path.exists() else None
+        place = stored(plan.root, path) if first else None
+        found = None if place is None else kind.read(place[0], cell, weights)
         found = worlds[0].tell(found) if worlds else found
         if found is None:
             found = calibrate(kind, cell, lm, plan.source, weights)

@@ -67,8 +67,7 @@ def report(plans: Sequence[Plan]) -> int:
     from capmoe_eval.evaluation.summary import SHOWN, summary
 
     broken: list[str] = []
-    places = ((plan.path, plan.root) for plan in plans if plan.path.exists())
-    records = Reader().each(places, broken)
+    records = Reader().each((place for plan in plans if (place := plan.stored)), broken)
     first = list(itertools.islice(records, SHOWN))
     finished = len(first) + sum(1 for _ in records)
     if first:

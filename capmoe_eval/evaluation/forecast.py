@@ -34,7 +34,7 @@ from capmoe_eval.evaluation.workload import Workload, workload
 from capmoe_eval.experiment.cell import ModelId
 from capmoe_eval.experiment.configuration import Plan
 from capmoe_eval.experiment.queue import loads
-from capmoe_eval.experiment.results import Reader
+from capmoe_eval.experiment.results import Reader, directories, stored
 from capmoe_eval.routing.knobs import CONTIGUOUS
 from capmoe_eval.routing.method import Method
 from capmoe_eval.serving.calibration import DOCUMENTS
@@ -123,7 +123,12 @@ def recorded_rate(cells: Sequence[Plan]) -> Rate | None:
     first = cells[0]
     device = described(chosen_device(first.placement.device))
     threads = first.placement.threads or torch.get_num_threads()
-    places = ((path, first.root) for path in sorted(first.path.parent.glob("*.json")))
+    cells = first.path.parent.relative_to(first.root)
+    places = (
+        (path, root)
+        for root in directories(first.root)
+        for path in sorted((root / cells).glob("*.json"))
+    )
     each = [
         record.provenance.seconds / record.n
         for record in Reader().each(places, broken=[])
@@ -170,8 +175,8 @@ def _calibration_notes(missing: Sequence[Plan]) -> list[str]:
     lines = []
     for name, kind in KINDS.items():
         waiting = [plan for plan in missing if plan.cell.method.calibration == name]
-        paths = {kind.path_of(plan.root, plan.cell) for plan in waiting}
-        if absent := sum(not path.exists() for path in paths):
+        paths = {(plan.root, kind.path_of(plan.root, plan.cell)) for plan in waiting}
+        if absent := sum(stored(root, path) is None for root, path in paths):
             lines.append(
                 f"{kind.asked_by}: {len(waiting)} cells need {len(paths)} calibrations, {absent} "
                 f"of them missing: {DOCUMENTS} other documents each, which are not counted here."

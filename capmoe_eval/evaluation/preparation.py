@@ -58,13 +58,13 @@ def finished_record(plan: Plan) -> Record | None:
         UsageError: If it is not whole, or of other documents.
     """
     fingerprint = plan.source.fingerprint(plan.cell.task.dataset)
-    if not plan.path.exists():
+    if (place := plan.stored) is None:
         return None
-    record = read_record(plan.path, plan.root)
+    record = read_record(*place)
     recorded = record.provenance.data_fingerprint
     if fingerprint is not None and recorded != fingerprint:  # None: the hub's is not known yet
         raise UsageError(
-            f"{plan.path}: computed from other documents (fingerprint {recorded}, now "
+            f"{record.path}: computed from other documents (fingerprint {recorded}, now "
             f"{fingerprint}); name the new ones with data.name=NAME, choose another results_dir, "
             "or delete the old results"
         )

@@ -20,6 +20,7 @@ from omegaconf.errors import MissingMandatoryValue
 from capmoe_eval.errors import NAME, NoModelError, UsageError, bad_choice, choice, shown
 from capmoe_eval.experiment.cell import MODEL_FIELDS, TASK_FIELDS, Cell, ModelId, TaskId
 from capmoe_eval.experiment.datasource import DataSource, cache_directory, data_source
+from capmoe_eval.experiment.results import stored
 from capmoe_eval.experiment.schema import SHARD, TASK_DEFAULTS, check_key
 from capmoe_eval.routing.knobs import KNOBS
 from capmoe_eval.routing.method import Method
@@ -78,8 +79,13 @@ class Plan:
 
     @functools.cached_property
     def path(self) -> Path:
-        """The path of the cell's record."""
+        """The path of the record that a run writes."""
         return self.cell.path(self.root)
+
+    @property
+    def stored(self) -> tuple[Path, Path] | None:
+        """Path and results directory of the record that is there; None if the cell is missing."""
+        return stored(self.root, self.path)
 
 
 def model_notes(planned: Iterable[Plan], title: Callable[[str], str] = str) -> list[str]:

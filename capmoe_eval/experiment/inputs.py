@@ -20,7 +20,7 @@ from capmoe_eval.errors import UsageError, writing
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.files import remove_temporaries, write_text
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.results import each_record, record_paths
+from capmoe_eval.experiment.results import directories, each_record, record_paths
 
 FILE: Final = "inputs.json"
 _SCHEMA: Final = 1
@@ -45,8 +45,11 @@ def check(
     Raises:
         UsageError: If a record there has other weights, tokenizer, attention or documents.
     """
-    now, known = _inputs(cell, provenance), _known(root)
-    _refuse(root, known, now, finished, cell.path(root))
+    now = _inputs(cell, provenance)
+    known: _Inputs = {}
+    for directory in reversed(directories(root)):
+        known |= (there := _known(directory))
+        _refuse(directory, there, now, finished, cell.path(root))
     for identity, entry in now.items():
         then = known.get(identity, {}).get("computed_by", {})
         differing = [

@@ -1,4 +1,8 @@
-"""A results directory: the one reader of its records, also as a pandas data frame."""
+"""A results directory: the one reader of its records, also as a pandas data frame.
+
+A user's own results lie apart from those of the repository: ``results/local-zoo``, which git
+ignores, is read together with ``results/zoo``, and it alone is written.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,10 @@ if TYPE_CHECKING:
 
 CALIBRATIONS: Final = "calibration"
 """The folder, beside those of a model's tasks, of what gamma=adaptive chooses from."""
+
+
+LOCAL: Final = "local-"
+"""How the name of a directory of a user's own results begins; the shipped one's name follows."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,26 @@ class Reader:
             yield record
 
 
+def directories(root: Path) -> tuple[Path, ...]:
+    """Return the directories that are read for a results directory: itself, then the shipped one.
+
+    ``results/local-zoo`` has ``results/zoo`` beside it; every other directory stands alone.
+    """
+    name = root.name.removeprefix(LOCAL)
+    return (root,) if name in ("", root.name) else (root, root.with_name(name))
+
+
+def stored(root: Path, path: Path) -> tuple[Path, Path] | None:
+    """Return the path and results directory of a file of ``root``; None if there is no such file.
+
+    A user's own file goes before the shipped one.
+    """
+    for directory in directories(root):
+        if (file := directory / path.relative_to(root)).exists():
+            return file, directory
+    return None
+
+
 def record_paths(root: Path) -> list[Path]:
     """Return the paths of all record files of a results directory, sorted.
 
@@ -78,23 +106,40 @@ def record_paths(root: Path) -> list[Path]:
     return sorted(path for path in found if not path.name.startswith("."))
 
 
+def record_places(root: Path) -> list[tuple[Path, Path]]:
+    """Return path and directory of all records that are read for a results directory, sorted.
+
+    Of a cell that was computed again the user's own record counts: it replaces a shipped one only
+    where ``overwrite=true`` asked for it.
+    """
+    places = {
+        path.relative_to(directory): (path, directory)
+        for directory in reversed(directories(root))
+        for path in record_paths(directory)
+    }
+    return [places[name] for name in sorted(places)]
+
+
 def read_results(root: Path, reader: Reader | None = None) -> Results:
     """Read every record of a results directory; a shared reader reads none of them twice."""
-    return (reader or Reader()).all((path, root) for path in record_paths(root))
+    return (reader or Reader()).all(record_places(root))
 
 
 def each_record(root: Path, broken: list[str]) -> Iterator[Record]:
     """Yield every record of a results directory and keep none, as :meth:`Reader.each`."""
-    return Reader().each(((path, root) for path in record_paths(root)), broken)
+    return Reader().each(record_places(root), broken)
 
 
 def result_directories(root: Path) -> list[Path]:
     """Return the results directories among a directory and those directly below it.
 
     A directory below counts if it has records and is not a model's directory of ``root`` itself.
+    A shipped one is left out if it is read with the user's own.
     """
     below = [path for path in sorted(root.glob("*/")) if not any(path.glob("*/*.json"))]
-    return [path for path in (root, *below) if record_paths(path)]
+    there = [path for path in (root, *below) if record_paths(path)]
+    read = {shipped for path in there for shipped in directories(path)[1:]}
+    return [path for path in there if path not in read]
 
 
 def _names(kind: type) -> list[str]:
@@ -125,7 +170,8 @@ def load_frame(root: Path | str) -> pd.DataFrame:
     and ``path``.
 
     A file that is no whole record is left out, with a warning that names it. ``root`` is the
-    directory of a profile (``results/zoo``), or of several (``results``).
+    directory of a profile (``results/zoo``, and with the user's own ``results/local-zoo``), or of
+    several (``results``).
 
     Raises:
         UsageError: If there is no such directory, or no whole record in it.
@@ -135,7 +181,7 @@ def load_frame(root: Path | str) -> pd.DataFrame:
     root, rows, refused = Path(root), [], list[str]()
     for directory in result_directories(root):
         broken: list[str] = []
-        rows += [_row(record, directory) for record in each_record(directory, broken)]
+        rows += [_row(record) for record in each_record(directory, broken)]
         refused += broken
     if not rows:
         wrong = "has no whole record" if root.is_dir() else "no such directory"
@@ -148,7 +194,7 @@ def load_frame(root: Path | str) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(dict.fromkeys((*IDENTITY, *rows[0]))))
 
 
-def _row(record: Record, directory: Path) -> dict[str, object]:
+def _row(record: Record) -> dict[str, object]:
     cell = record.cell
     method = cell.method.identity()
     if "gamma" in method:
@@ -176,6 +222,6 @@ def _row(record: Record, directory: Path) -> dict[str, object]:
         "proven": not record.proofs.broken,
         "examined": record.proofs.examined,
         "seconds": record.provenance.seconds,
-        "results_dir": str(directory),
+        "results_dir": str(record.path.parents[2]),
         "path": str(record.path),
     }

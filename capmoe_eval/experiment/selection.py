@@ -54,7 +54,7 @@ def finished(overrides: Sequence[str], reader: Reader | None = None) -> Finished
         reader: Reads the records; shared between experiments, it reads none of them twice.
     """
     config, cells = composed(overrides), planned(overrides)
-    found = (reader or Reader()).all((plan.path, plan.root) for plan in cells if plan.path.exists())
+    found = (reader or Reader()).all(place for plan in cells if (place := plan.stored))
     broken = [f"{LEFT_OUT}: {line}" for line in found.broken]
     return Finished(config, cells, list(found.records), broken, model_notes(cells))
 

@@ -51,12 +51,13 @@ class _File(BaseModel):
 class Effects:
     """Computes each effect that is not in a file for the same records and the same code.
 
-    Without a file nothing is kept. To recompute is to compare with it what it holds.
+    Without a file nothing is kept; the first is written, those behind it are only read. To
+    recompute is to compare with them what they hold.
     """
 
-    def __init__(self, path: Path | None = None, *, recompute: bool = False) -> None:
-        self._path = path
-        self._kept = {} if path is None else _read(path)
+    def __init__(self, *paths: Path, recompute: bool = False) -> None:
+        self._path = paths[0] if paths else None
+        self._kept = {key: kept for path in reversed(paths) for key, kept in _read(path).items()}
         self._known = {} if recompute else dict(self._kept)
         self._used: dict[str, Effect] = {}
 
@@ -75,9 +76,10 @@ class Effects:
     def write(self) -> None:
         """Write the effects that were asked for, no others; what cannot be written is not kept.
 
-        If the file held others for the same records and code, that is a UsageError.
+        A file that would say the same is not written. If one held others for the same records and
+        code, that is a UsageError.
         """
-        if self._path is None or not self._used:
+        if self._path is None or self._used in ({}, self._kept):
             return
         # A line each, so that versions of the file can be compared and merged.
         lines = ",\n".join(

@@ -11,7 +11,7 @@ from typing import Final
 
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.results import Reader, record_paths
+from capmoe_eval.experiment.results import Reader, record_places
 from capmoe_eval.paper.evidence import Evidence, Side
 from capmoe_eval.routing.knobs import CONTIGUOUS, EPLB
 from capmoe_eval.routing.method import DEFAULTS, Method
@@ -30,10 +30,12 @@ def read_records(root: Path, model: str, reader: Reader | None = None) -> tuple[
     Raises:
         UsageError: If there is none.
     """
-    paths = [(path, root) for path in record_paths(root) if path.parent.parent.name == model]
-    records = (reader or Reader()).all(paths).records
+    models: dict[str, list[tuple[Path, Path]]] = {}
+    for path, directory in record_places(root):
+        models.setdefault(path.parent.parent.name, []).append((path, directory))
+    records = (reader or Reader()).all(models.get(model, ())).records
     if not records:
-        known = sorted({path.parent.parent.name for path in record_paths(root)})
+        known = sorted(models)
         there = f"it has {', '.join(known)}" if known else "it has none of any model"
         raise UsageError(f"results={shown(root)}: no whole record of model {model}; {there}")
     return records

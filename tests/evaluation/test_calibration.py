@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,19 @@ def test_one_calibration_serves_every_budget(records: list[Record], root: Path) 
     assert by_scores.dropped_scores <= 0.3
     assert high.straggler < low.straggler
     assert all(h <= lo for lo, h in zip(low.gammas, high.gammas, strict=True))
+
+
+def test_a_shipped_calibration_serves_own_results(
+    records: list[Record], root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving_calibration, "DOCUMENTS", 8)
+    shipped, mine = tmp_path / "zoo", tmp_path / "local-zoo"
+    shutil.copytree(root, shipped)
+    (record,) = run([plan(mine, 0.1)]).records
+    assert record.path.is_relative_to(mine) and not calibrations(mine)
+    theirs, ours = records[0].calibration, record.calibration
+    assert isinstance(ours, ChosenFactors) and isinstance(theirs, ChosenFactors)
+    assert (ours.file, ours.checksum) == (theirs.file, theirs.checksum)
 
 
 def test_records_are_named_and_hold_every_layers_factor(records: list[Record], root: Path) -> None:

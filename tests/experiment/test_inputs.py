@@ -96,6 +96,23 @@ def test_another_input_under_the_same_name_is_refused(
 
 
 @pytest.mark.parametrize("field", DECISIVE)
+def test_own_results_are_of_the_inputs_of_the_shipped(
+    field: str, computed: Record, tmp_path: Path
+) -> None:
+    """Tables mix the two."""
+    shipped, mine = tmp_path / "zoo", tmp_path / "local-zoo"
+    first = write(variant(computed, shipped), shipped)
+    other = variant(computed, mine, method=Method("score", 1.0), **DECISIVE[field])
+    with pytest.raises(UsageError, match=rf"^{shipped}/inputs\.json: .*other {field}") as line:
+        check(other, mine)
+    assert str(first.path) in str(line.value)
+    threads = variant(computed, mine, method=Method("score", 1.0), threads=7)
+    assert "threads 1, now 7" in str(check(threads, mine))
+    write(threads, mine)
+    assert check(threads, mine) is None
+
+
+@pytest.mark.parametrize("field", DECISIVE)
 def test_the_new_input_is_taken_where_no_record_has_the_old_one(
     field: str, computed: Record, tmp_path: Path
 ) -> None:

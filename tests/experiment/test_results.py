@@ -19,7 +19,7 @@ from capmoe_eval.experiment.cell import Cell, ModelId, TaskId, method_label
 from capmoe_eval.experiment.configuration import Plan
 from capmoe_eval.experiment.datasource import data_source
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.results import IDENTITY, load_frame
+from capmoe_eval.experiment.results import IDENTITY, directories, load_frame, read_results
 from capmoe_eval.report.figures import loads
 from capmoe_eval.routing.method import METHODS, Method
 from tests import records as made
@@ -49,6 +49,32 @@ def test_a_frame_has_a_row_per_record(records: list[Record]) -> None:
     assert list(frame["value"]) == [
         record.value for record in sorted(records, key=lambda record: record.path)
     ]
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> tuple[Path, Path]:
+    """The shipped records of two cells, of which one was computed again, and a third."""
+    shipped, mine = tmp_path / "results/zoo", tmp_path / "results/local-zoo"
+    for root, methods in ((shipped, ("baseline", "expert_drop")), (mine, ("baseline", "sere"))):
+        for method in methods:
+            made.record_of(Method(method), [1.0] * 4, root=root).write()
+    return shipped, mine
+
+
+def test_own_results_are_read_with_the_shipped(both: tuple[Path, Path]) -> None:
+    """Of a cell in both, which overwrite=true makes, the user's own counts."""
+    shipped, mine = both
+    roots = {record.method: record.path.parents[2] for record in read_results(mine).records}
+    assert roots == {"baseline": mine, "sere": mine, "expert_drop": shipped}
+    assert {record.path.parents[2] for record in read_results(shipped).records} == {shipped}
+    whole = load_frame(shipped.parent)
+    assert sorted(whole["method"]) == ["baseline", "expert_drop", "sere"]
+    assert load_frame(mine).equals(whole) and len(load_frame(shipped)) == 2
+
+
+@pytest.mark.parametrize("name", ["zoo", "local-", "mine", "local"])
+def test_any_other_directory_stands_alone(name: str) -> None:
+    assert directories(Path("results", name)) == (Path("results", name),)
 
 
 def values_of(identity: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:

@@ -42,8 +42,8 @@ def written(root: Path, score: Sequence[float] = MIXED, model: str = "zoo_mixtra
     return [read_record(one.path) for one in found]
 
 
-def effect(records: Sequence[Record], path: Path | None, **how: bool) -> Effect:
-    effects = Effects(path, **how)
+def effect(records: Sequence[Record], *paths: Path, **how: bool) -> Effect:
+    effects = Effects(*paths, **how)
     found = evidence(*records, effects=effects).effect(*SIDES)
     effects.write()
     return found
@@ -56,9 +56,21 @@ def test_a_kept_effect_is_what_is_computed_anew(tmp_path: Path, computed: list[o
     assert first.comparison is not None and first.wide is not None and first.models
     kept = effect(records, file)
     assert len(computed) == 1 and kept == first and file.read_text() == text
-    assert effect(records, None) == first and len(computed) == 2
+    assert effect(records) == first and len(computed) == 2
     assert effect(records, file, recompute=True) == first and len(computed) == 3
     assert file.read_text() == text
+
+
+def test_shipped_effects_are_read_and_never_written(tmp_path: Path, computed: list[object]) -> None:
+    """A user's own file is written where it would say more than the shipped one."""
+    shipped, mine = tmp_path / "zoo.json", tmp_path / "local-zoo.json"
+    effect(written(tmp_path / "a"), shipped)
+    text = shipped.read_bytes()
+    effect(written(tmp_path / "a"), mine, shipped)
+    assert len(computed) == 1 and not mine.exists()
+    effect(written(tmp_path / "b", [*MIXED[:-1], 0.0]), mine, shipped)
+    effect(written(tmp_path / "b", [*MIXED[:-1], 0.0]), mine, shipped)
+    assert len(computed) == 2 and mine.exists() and shipped.read_bytes() == text
 
 
 def test_another_record_or_model_makes_it_stale(tmp_path: Path, computed: list[object]) -> None:

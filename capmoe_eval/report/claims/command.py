@@ -11,7 +11,7 @@ from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import Parser, recompute_option, report_options
 from capmoe_eval.experiment.configuration import options
 from capmoe_eval.experiment.files import check_writable, write_text
-from capmoe_eval.experiment.results import Reader, read_results
+from capmoe_eval.experiment.results import LOCAL, Reader, directories, read_results
 from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.paper.claims.entries import paper_claims
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
     )
     report_options(
         parser,
-        "profile=zoo (the default), tiny or paper; results_dir=DIR (default: results/PROFILE)",
+        "profile=zoo (the default), tiny or paper; results_dir=DIR (default: results/local-PROFILE)",
     )
     recompute_option(parser)
     given = parser.parse_args(arguments)
@@ -42,12 +42,13 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
         known = options("profile")
         if profile not in known:
             raise bad_choice("profile", profile, known)
-        results = Path(settings.get("results_dir", f"results/{profile}"))
+        results = Path(settings.get("results_dir", f"results/{LOCAL}{profile}"))
         if not results.is_dir() and "results_dir" in settings:
             raise UsageError(f"results_dir={results}: no such directory; name one that has records")
         check_writable("--out", given.out)
         folder = given.out / profile
-        effects = Effects(results / FILE.format("claims"), recompute=given.recompute)
+        kept = (directory / FILE.format("claims") for directory in directories(results))
+        effects = Effects(*kept, recompute=given.recompute)
         report = build(results, profile, folder, given.bench, reader, effects)
         effects.write()
         for line in report.evidence.broken:

@@ -110,12 +110,11 @@ def gather(spec: Spec, experiment: FigurePlans, bench: Bench | None = None) -> F
         return not spec.tasks or cell.task.name in spec.tasks
 
     chosen = {part: [p for p in experiment.plan(part) if is_shown(p.cell)] for part in spec.parts}
-    planned = {plan.path: plan for listed in chosen.values() for plan in listed}
-    there = ((path, plan.root) for path, plan in planned.items() if path.exists())
-    found = experiment.reader.all(there)
-    read = {record.path: record for record in found.records}
+    planned = {plan.cell.digest: plan for listed in chosen.values() for plan in listed}
+    found = experiment.reader.all(place for plan in planned.values() if (place := plan.stored))
+    read = {record.cell.digest: record for record in found.records}
     broken = [f"Left out: {line}." for line in found.broken]
-    absent = [plan.cell for path, plan in planned.items() if path not in read]
+    absent = [plan.cell for digest, plan in planned.items() if digest not in read]
     models = dict.fromkeys(plan.cell.model.name for plan in planned.values())
     titles = {name: str(load_option("model", name).title) for name in models}
     tasks = dict.fromkeys(plan.cell.task.name for plan in planned.values())
@@ -131,7 +130,7 @@ def gather(spec: Spec, experiment: FigurePlans, bench: Bench | None = None) -> F
         absent=sweeps(absent, experiment.overrides),
         notes=(*broken, *model_notes(planned.values(), titles.__getitem__)),
         records={
-            part: [read[plan.path] for plan in listed if plan.path in read]
+            part: [read[digest] for plan in listed if (digest := plan.cell.digest) in read]
             for part, listed in chosen.items()
         },
         models=titles,

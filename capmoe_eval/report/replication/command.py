@@ -14,7 +14,7 @@ from capmoe_eval.experiment.configuration import profile_name
 from capmoe_eval.experiment.files import check_writable, write_bytes, write_text
 from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.record import VERDICTS
-from capmoe_eval.experiment.results import Reader
+from capmoe_eval.experiment.results import Reader, directories
 from capmoe_eval.experiment.selection import finished, refuse_experiment
 from capmoe_eval.paper.effects import FILE, Effects
 from capmoe_eval.paper.evidence import TRAININGS, Evidence, read_trainings
@@ -59,7 +59,8 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
         check_writable("--results", results)
         check_writable("--out", given.out)
         trainings = read_trainings(given.trainings, profile)
-        effects = Effects(results / FILE.format("replication"), recompute=given.recompute)
+        kept = (directory / FILE.format("replication") for directory in directories(results))
+        effects = Effects(*kept, recompute=given.recompute)
         records = tuple(found.records)
         evidence = Evidence(profile, records, trainings=trainings, effects=effects)
         file = VerdictFile(

@@ -21,7 +21,7 @@ from capmoe_eval.experiment.arguments import Parser, report_options
 from capmoe_eval.experiment.configuration import load_options, options
 from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.record import VERDICTS
-from capmoe_eval.experiment.results import Reader, read_results, record_paths
+from capmoe_eval.experiment.results import Reader, directories, read_results, record_places
 from capmoe_eval.paper.benchmarks import check_folder
 from capmoe_eval.report.advice import command as advice
 from capmoe_eval.report.claims import command as claims
@@ -90,12 +90,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         check_folder(given.bench)
         if given.replication and not given.replication.is_file():
             raise UsageError(f"--replication={given.replication}: no such file; leave it out")
-        _refuse_nothing(any(map(record_paths, roots)), roots, given)
+        _refuse_nothing(any(map(record_places, roots)), roots, given)
         words, bench = [f"--out={given.out}", *given.overrides], f"--bench={given.bench}"
         beside = []
         if given.all:
             gc.disable()  # it would go through all records again and again, in vain
-            names = {path.name for root in roots for path in root.glob("*/")}
+            places = (place for root in roots for place in directories(root))
+            names = {path.name for place in places for path in place.glob("*/")}
             load_options("model", names.intersection(options("model")))
             drawn = partial(_draw, ["--formats=svg", bench, *words], reader)
             beside.append(_start(partial(drawn, of_studies=False)))

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from capmoe_eval.errors import UsageError, field_problem
 from capmoe_eval.experiment.configuration import Plan, model_notes, options, profile_name
 from capmoe_eval.experiment.record import VERDICTS, Record
-from capmoe_eval.experiment.results import Reader, record_paths
+from capmoe_eval.experiment.results import LOCAL, Reader, directories, record_places
 from capmoe_eval.experiment.selection import Finished, finished, planned
 from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.paper.benchmarks import Bench, read_bench
@@ -131,7 +131,8 @@ class Inventory:
 
     def places(self, out: Path) -> list[Path]:
         """Return the directories that a report in ``out`` is made from and written to."""
-        return [*self.roots, self.bench.folder, self.verdicts().parent, out]
+        results = (place for root in self.roots for place in directories(root))
+        return [*results, self.bench.folder, self.verdicts().parent, out]
 
     def verdicts(self) -> Path:
         """Return the file of the profile's verdicts: of several the one that judges most records.
@@ -145,7 +146,8 @@ class Inventory:
                 return True, file.records
             return path.is_file(), -1
 
-        written = (root / VERDICTS for root in self.roots or (Path(),))
+        places = (place for root in self.roots or (Path(),) for place in directories(root))
+        written = (place / VERDICTS for place in places)
         return self.chosen_verdicts or max(written, key=priority)
 
 
@@ -188,7 +190,7 @@ def take_inventory(
     there = [found for found in experiments.values() if isinstance(found, Finished)]
     plans = [plan for found in there for plan in found.plans]
     roots = _roots(config, plans)
-    places = [(path, root) for root in roots for path in record_paths(root)]
+    places = [place for root in roots for place in record_places(root)]
     if len(places) <= PAGES:
         reader.all(places)
     named = {record.path for found in there for record in found.records}
@@ -215,9 +217,12 @@ def take_inventory(
 
 def _profiles(profile: str, roots: Sequence[Path]) -> dict[str, int]:
     """Return how many files each profile has, where results lie as they are written."""
-    places = {root.parent for root in roots if root.name == profile}
+    beside = {root for root in roots if root.name.removeprefix(LOCAL) == profile}
     counts = {
-        name: sum(len(record_paths(place / name)) for place in places)
+        name: sum(
+            len(record_places(root.with_name(root.name.removesuffix(profile) + name)))
+            for root in beside
+        )
         for name in options("profile")
     }
     return {name: count for name, count in counts.items() if count}

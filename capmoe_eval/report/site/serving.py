@@ -6,6 +6,7 @@ import itertools
 from pathlib import Path
 from typing import Final
 
+from capmoe_eval.experiment.results import directories
 from capmoe_eval.report.advice.command import EXAMPLE, EXAMPLE_MODEL, JSON
 from capmoe_eval.report.site.inventory import Inventory, read
 from capmoe_eval.report.site.page import Address, render_page
@@ -46,6 +47,7 @@ def example_words(inventory: Inventory, out: Path) -> list[str]:
 
     Accuracy is asked of the results directory that has records of its model.
     """
-    roots = (r.path.parents[2] for r in inventory.records if r.model == EXAMPLE_MODEL)
+    places = {r.path.parents[2] for r in inventory.records if r.model == EXAMPLE_MODEL}
+    roots = (root for root in inventory.roots if places.intersection(directories(root)))
     there = [f"--results={root}" for root in itertools.islice(roots, 1)]
     return [EXAMPLE, "--ranks=8", "--at-least-speedup=1.5", *there, f"--out={out}"]

@@ -45,7 +45,7 @@ def run(*words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]
 def test_records_become_verdicts(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(*WORDS, capsys=capsys)
     assert status == 0
-    found = json.loads((results / "results/zoo/replication.json").read_text())
+    found = json.loads((results / "results/local-zoo/replication.json").read_text())
     verdicts = {claim["id"]: claim["verdict"] for claim in found["claims"]}
     assert verdicts["f"] == "not measured"
     assert found["models"] == ["zoo_olmoe", "zoo_llava_olmoe"] and found["missing"] > 0
@@ -67,7 +67,7 @@ def test_the_same_records_give_the_same_bytes(
     results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = (
-        "results/zoo/replication.json",
+        "results/local-zoo/replication.json",
         "reports/zoo/replication.md",
         "reports/zoo/replication.png",
     )
@@ -81,7 +81,7 @@ def test_a_kept_number_that_is_wrong_is_found_out(
     results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(*WORDS, capsys=capsys)
-    zoo = results / "results/zoo"
+    zoo = results / "results/local-zoo"
     kept, verdicts = zoo / "effects.replication.json", zoo / "replication.json"
     before = kept.read_text(), verdicts.read_text()
     kept.write_text(re.sub(r'"effect": [-\d.]+', '"effect": 1.5', before[0], count=1))
@@ -93,7 +93,7 @@ def test_a_kept_number_that_is_wrong_is_found_out(
 def test_a_damaged_record_is_said_and_left_out(
     results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = next((results / "results/zoo").rglob("baseline*.json"))
+    path = next((results / "results/local-zoo").rglob("baseline*.json"))
     path.write_text("{")
     status, _, _ = run(*WORDS, capsys=capsys)
     assert status == 0
@@ -115,7 +115,7 @@ def test_training_seeds_are_read_and_a_damaged_file_is_refused(
     ]
     file.write_text(json.dumps({"trainings": seeds}))
     assert run(*WORDS, capsys=capsys)[0] == 0
-    found = json.loads((results / "results/zoo/replication.json").read_text())
+    found = json.loads((results / "results/local-zoo/replication.json").read_text())
     (balance,) = (claim for claim in found["claims"] if claim["id"] == "f")
     assert balance["verdict"] == "confirmed"
     file.write_text('{"trainings": [{}]}')
@@ -144,14 +144,14 @@ def test_each_profile_has_its_own_verdicts(
         plan = plans(composed(["experiment=replicate", *words]))[0]
         record(plan.cell, plan.root, [1.0] * 12).write()
         assert run(*words, capsys=capsys)[0] == 0
-        found = json.loads(Path(f"results/{profile}/replication.json").read_text())
+        found = json.loads(Path(f"results/local-{profile}/replication.json").read_text())
         assert found["profile"] == profile and found["models"] == [f"{profile}_olmoe"]
         assert Path(f"reports/{profile}/replication.md").is_file()
         verdicts[profile] = {claim["id"]: claim["verdict"] for claim in found["claims"]}["f"]
     assert verdicts == {"zoo": "confirmed", "tiny": "not measured"}
     words = ("profile=tiny", "grid.model=[tiny_olmoe]", "limit=2")
     run(*words, "--trainings", "results/training_seeds.json", capsys=capsys)
-    found = json.loads(Path("results/tiny/replication.json").read_text())
+    found = json.loads(Path("results/local-tiny/replication.json").read_text())
     assert {claim["id"]: claim["verdict"] for claim in found["claims"]}["f"] == "confirmed"
 
 

@@ -104,6 +104,9 @@ def test_no_page_names_a_directory_of_the_machine(site: Site) -> None:
             words = printed(text)
             assert ABSOLUTE.findall(words) == [], path
             assert site.root.name not in words
+    home = site.root / "results"
+    local = dataclasses.replace(site.inventory, roots=(home / "local-zoo",))
+    assert {home / "local-zoo", home / "zoo"} <= set(local.places(site.out))
     assert "results_dir=…/zoo" in site.text("index.html")
     assert "…/zoo/own/own_task/empty&amp;&lt;b&gt;.json: not a whole" in site.text("index.html")
 
@@ -416,7 +419,7 @@ def two_roots(
     for key in ("table1", "banking77"):
         for plan in records.planned(f"experiment={key}", "profile=zoo")[:2]:
             made(plan.cell, plan.root).write()
-    return Path("results/real_text"), Path("results/zoo")
+    return Path("results/local-real_text"), Path("results/local-zoo")
 
 
 def verdicts(root: Path, count: int, profile: str = "zoo") -> None:
@@ -443,10 +446,21 @@ def test_verdicts_are_those_of_the_directory_that_has_them(two_roots: tuple[Path
     assert named.verdicts() == Path("mine.json")
 
 
+def test_shipped_records_and_verdicts_are_in_the_site(two_roots: tuple[Path, Path]) -> None:
+    shipped = Path("results/zoo")
+    two_roots[1].rename(shipped)
+    verdicts(shipped, 12)
+    taken = take_inventory(["profile=zoo"])
+    assert taken.roots == two_roots and taken.profiles == {"zoo": 4}
+    assert taken.verdicts() == shipped / "replication.json"
+    assert {record.path.parents[2] for record in taken.records} == {two_roots[0], shipped}
+    assert f"--results={two_roots[1]}" in serving_page(taken, Address(page.SERVING))
+
+
 def test_the_advice_reads_the_directory_of_its_model(two_roots: tuple[Path, Path]) -> None:
     taken = take_inventory(["profile=zoo"])
     assert taken.records[0].path.is_relative_to(two_roots[0])
-    assert "--results=results/zoo" in serving_page(taken, Address(page.SERVING))
+    assert f"--results={two_roots[1]}" in serving_page(taken, Address(page.SERVING))
     assert "--results" not in serving_page(Inventory("zoo"), Address(page.SERVING))
 
 
@@ -554,7 +568,7 @@ def test_a_report_is_not_replaced_by_nothing(
         ("results_dir=resutls/zoo",): "results_dir=resutls/zoo: no whole record there",
         ("results_dir=empty",): "results_dir=empty: no whole record there",
         ("results_dir=broken",): "results_dir=broken: no whole record there",
-        (): "--out=reports: has a report of records, and no whole record is in results/zoo",
+        (): "--out=reports: has a report of records, and no whole record is in results/local-zoo",
         ("limit=x",): "limit=x: must be a whole number of documents",
         ("results_dir=null",): "results_dir=null: must be",
         ("results_dir=''",): "results_dir=: must be",
