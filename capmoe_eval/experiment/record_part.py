@@ -219,7 +219,7 @@ class Layer(Statistics):
 
 
 class Examined(Part):
-    """What the independent check of an invariant looked at."""
+    """The forwards and buckets that the independent check of an invariant looked at."""
 
     forwards: Count
     of: Count  # all forwards under the method

@@ -110,7 +110,7 @@ class Tags(HTMLParser):
 def test_the_page_needs_nothing_besides_and_the_site_shows_the_same(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = serving.example_words(Path("results/nowhere"), serving.folder(Path(), "zoo"))
+    words = serving.example_words(Inventory("zoo"), serving.folder(Path(), "zoo"))
     command = shlex.join(["python", "-m", "capmoe_eval.advise", *words, "--gammas", "0.5", "1"])
     address = Address(SERVING)
     assert "Not written yet" in serving.serving_page(Inventory("zoo"), address)

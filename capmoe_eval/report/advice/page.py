@@ -142,7 +142,7 @@ def _cost(setting: Setting, advice: Advice) -> str:
     return shown(cost(setting, advice.axis), "{:.1%}")
 
 
-_WIDTH, _HEIGHT, _LEFT, _TOP = 560, 260, 44, 8
+_WIDTH, _HEIGHT, _LEFT, _TOP = 560, 260, 56, 8
 
 
 def _picture(advice: Advice) -> dict[str, object]:
@@ -172,5 +172,5 @@ def _picture(advice: Advice) -> dict[str, object]:
         "least": f"{least:.2f}×",
         "most": f"{most:.2f}×",
         "dearest": f"{scale * dearest:.3g}",
-        "unit": "points" if advice.axis == "points" else "%",
+        "cost": f"{AXES[advice.axis]}{' lost' if advice.axis == 'points' else ', %'}",
     }

@@ -133,7 +133,8 @@ def draw_bars(numbers: Numbers) -> Figure:
         axis.set_xlabel("capacity factor γ")
     axes[0].set_ylabel("speedup over dropless")
     style.legend_below(figure, *axes, columns=5)
-    _headline(figure, numbers["kind"])
+    bars = [bar for panel in panels for bar in panel["bars"] if bar["gamma"] is not None]
+    _headline(figure, numbers["kind"], bars)
     return figure
 
 
@@ -165,13 +166,20 @@ def _bars(axis: Axes, bars: Sequence[Numbers]) -> None:
     name_bars(axis, range(len(gammas)), list(map(gamma_number, gammas)))
 
 
-def _headline(figure: Figure, kind: str) -> None:
-    """Say over a figure how its numbers came about."""
+def _headline(figure: Figure, kind: str, rows: Sequence[Numbers] = ()) -> None:
+    """Say over a figure how its numbers came about, and where no error bars tell their spread.
+
+    Quartiles over the rounds of one run are none: they do not say how far a repetition differs.
+    """
     said = {
         "EMULATED": "EMULATED on one device: the slowest rank counts, the all-to-all is a formula",
         "partly EMULATED": "partly EMULATED: see each panel",
         "measured": "measured on real ranks",
     }[kind]
+    once = [row for row in rows if row["low"] is None]
+    if once:
+        every = len(once) == len(rows)
+        said += "; 1 run, no error bars" if every else "; no error bars where there was 1 run"
     colour = BLACK if kind == "measured" else style.VERMILLION
     figure.suptitle(said, fontsize=7.5, fontweight="bold", color=colour)
 
@@ -271,7 +279,8 @@ def draw_lines(numbers: Numbers) -> Figure:
     for axis in grid[-1]:
         axis.set_xlabel(across)
     style.legend_below(figure, *grid[:, 0], columns=3)
-    _headline(figure, numbers["kind"])
+    points = [point for panel in panels for line in panel["lines"] for point in line["points"]]
+    _headline(figure, numbers["kind"], points)
     return figure
 
 

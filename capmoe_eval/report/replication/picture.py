@@ -32,6 +32,10 @@ _LOOKS: Final = {
 }
 _MODEL: Final = "#b0b0b0"
 _POINTS: Final = 9.0
+_ARROW_POINTS: Final = 8.0
+"""Of the words of an arrow, which must fit into the width of a panel."""
+_OVER_LINES: Final = 5
+"""What is drawn so covers the lines through all rows, in its row alone."""
 _WIDTH: Final = 900 / 96
 """Inches at which 9 pt are 9 pt on a page that shows the picture 900 px wide."""
 _LINE: Final = 0.168
@@ -138,13 +142,14 @@ def _draw_rows(axes: Axes, panel: Panel) -> None:
         effect, (colour, marker, _) = row.effect or 0.0, _LOOKS[row.verdict]
         # A bound of 0 is the line through all rows.
         margins = [bound for bound in row.bounds or () if bound]
-        axes.vlines(margins, below, below + lines, "black", linestyles="--", linewidth=1.2)
         ends += margins
         below += lines
         if _extent(row) > reach:
+            axes.axhspan(below - lines, below, color="white", linewidth=0, zorder=_OVER_LINES)
             _arrow(axes, row, place)
             ends.append(math.copysign(reach, effect))
             continue
+        axes.vlines(margins, below - lines, below, "black", linestyles="--", linewidth=1.2)
         models = list(row.models.values())
         axes.plot(models, [place] * len(models), "|", color=_MODEL, markersize=8)
         ends += [*models, effect]
@@ -181,7 +186,8 @@ def _arrow(axes: Axes, row: WrittenFinding, place: float) -> None:
         ha="right" if right else "left",
         va="center",
         color=colour,
-        bbox={"color": "white", "pad": 0},
+        fontsize=_ARROW_POINTS,
+        zorder=_OVER_LINES + 1,
     )
 
 

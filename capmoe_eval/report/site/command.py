@@ -41,6 +41,7 @@ from capmoe_eval.report.site.inventory import (
 )
 from capmoe_eval.report.site.overview import overview_page
 from capmoe_eval.report.site.page import Address
+from capmoe_eval.report.site.places import without_places
 from capmoe_eval.report.site.records import (
     list_page,
     lists,
@@ -196,18 +197,26 @@ def _ended(process: BaseProcess) -> int:
 
 def list_pages(inventory: Inventory, out: Path) -> Iterator[tuple[str, str]]:
     """Yield path below ``out`` and text of the pages of tables and of all records."""
-    yield from _made(_OF_RECORDS, inventory, out)
-    for path, records in lists(inventory.records).items():
-        yield path, list_page(records, inventory.profile, Address(path, out))
+
+    def pages() -> Iterator[tuple[str, str]]:
+        yield from _made(_OF_RECORDS, inventory, out)
+        for path, records in lists(inventory.records).items():
+            yield path, list_page(records, inventory.profile, Address(path, out))
+
+    yield from without_places(pages(), inventory.places(out))
 
 
 def cell_pages(inventory: Inventory, out: Path) -> Iterator[tuple[str, str]]:
     """Yield path below ``out`` and text of the page of each record that has one."""
-    others = relatives(inventory.paged)
-    for record in inventory.paged:
-        path = page.cell_path(record)
-        address = Address(path, out)
-        yield path, record_page(record, inventory.profile, others[record.path], address)
+
+    def pages() -> Iterator[tuple[str, str]]:
+        others = relatives(inventory.paged)
+        for record in inventory.paged:
+            path = page.cell_path(record)
+            address = Address(path, out)
+            yield path, record_page(record, inventory.profile, others[record.path], address)
+
+    yield from without_places(pages(), inventory.places(out))
 
 
 def main_pages(inventory: Inventory, out: Path) -> Iterator[tuple[str, str]]:
@@ -215,7 +224,7 @@ def main_pages(inventory: Inventory, out: Path) -> Iterator[tuple[str, str]]:
 
     Figures, claims and the picture of the verdicts are looked for in ``out``.
     """
-    yield from _made(_OF_OTHERS, inventory, out)
+    yield from without_places(_made(_OF_OTHERS, inventory, out), inventory.places(out))
     for path in (page.STYLE, page.SCRIPT):
         asset = files("capmoe_eval.report.site") / "assets" / path.rpartition("/")[2]
         yield path, asset.read_text(encoding="utf-8")

@@ -129,6 +129,11 @@ class Inventory:
     reader: Reader = field(default_factory=Reader)  # of the records
     chosen_verdicts: Path | None = None  # the verdicts' file where the user named one
 
+    def places(self, out: Path) -> list[Path]:
+        """Return the directories that a report in ``out`` is made from and written to."""
+        results = (place for root in self.roots for place in directories(root))
+        return [*results, self.bench.folder, self.verdicts().parent, out]
+
     def verdicts(self) -> Path:
         """Return the file of the profile's verdicts: of several the one that judges most records.
 

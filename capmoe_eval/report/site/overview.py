@@ -18,7 +18,6 @@ def overview_page(inventory: Inventory, address: Address) -> str:
         "The main claims, tested": read_verdicts(VerdictFile, inventory.verdicts(), profile),
         "Every claim and number": read_verdicts(Ledger, address.out / profile / LEDGER, profile),
     }
-    broken_promises = [record for record in records if record.broken]
     picture = address.out / profile / "replication.png"
     of_images = sum(record.images for record in records)
     figures = len(figure_names(figure_folder(inventory, address)))
@@ -28,8 +27,10 @@ def overview_page(inventory: Inventory, address: Address) -> str:
         "Capacity-aware inference, reproduced",
         profile,
         inventory=inventory,
-        broken_promises=[
-            {"href": address.to_record(record), "text": str(record)} for record in broken_promises
+        with_failures=[
+            {"href": address.to_record(record), "text": str(record)}
+            for record in records
+            if record.broken
         ],
         verdicts={
             name: found if isinstance(found, str) else verdict_counts(found)

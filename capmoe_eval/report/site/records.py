@@ -200,12 +200,23 @@ def _steps(bars: int) -> str:
     return "".join(f"M{4 * bar + 1.5} {_HEIGHT}v%d" for bar in range(bars))
 
 
-def _proofs(proofs: Proofs) -> Iterator[tuple[str, bool | None, str, str]]:
-    """Yield each promise's name, whether it was kept, its meaning, and what was counted."""
-    for name, promise, meaning in proofs.given():
-        counts = promise.model_extra or {}
-        counted = ", ".join(f"{key} {text(n)}" for key, n in sorted(counts.items()))
-        yield name, promise.passed, meaning, counted
+_STATES: Final = {True: "passed", False: "failed", None: "not checked"}
+
+
+def _proofs(proofs: Proofs) -> Iterator[dict[str, object]]:
+    """Yield what the template shows of each invariant: its state, and how often it was checked."""
+    for name, proof, meaning in proofs.given():
+        counts = dict(proof.model_extra or {})
+        checked = counts.pop("checked", None)
+        yield {
+            "name": name,
+            "state": _STATES[proof.passed],
+            "why": "" if proof.passed is not None else proof.why or "does not apply",
+            "meaning": meaning,
+            "checked": checked if isinstance(checked, int) else None,
+            "examined": proof.examined,
+            "counted": ", ".join(f"{key} {text(n)}" for key, n in sorted(counts.items())),
+        }
 
 
 def _lines(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

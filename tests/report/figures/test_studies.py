@@ -219,6 +219,23 @@ def test_the_picture_itself_says_emulated(bench: Path) -> None:
     assert titles[2] == "Qwen1.5-MoE\nEMULATED, 6 ranks × 10 experts,\nwidths 1/8, peak 4.0 × mean"
 
 
+@pytest.mark.parametrize("name", ["fig4", "fig5", "granularity", "placement", "skew"])
+def test_the_picture_itself_says_where_it_has_no_error_bars(name: str, bench: Path) -> None:
+    spec, content = get_figure(name), numbers(name, bench)
+    assert spec.draw(content).get_suptitle().endswith("; 1 run, no error bars")
+    panels = content["panels"]
+    rows = [
+        *(bar for panel in panels for bar in panel.get("bars", ())),
+        *(point for panel in panels for line in panel.get("lines", ()) for point in line["points"]),
+    ]
+    first, *others = rows
+    first |= {"low": 0.9 * first["speedup"], "high": 1.1 * first["speedup"]}
+    assert spec.draw(content).get_suptitle().endswith("; no error bars where there was 1 run")
+    for row in others:
+        row |= {"low": row["speedup"], "high": row["speedup"]}
+    assert "error bars" not in spec.draw(content).get_suptitle()
+
+
 def test_measured_ranks_do_not_say_emulated(tmp_path: Path) -> None:
     files.write(tmp_path, files.speedup_study("measured"))
     found = evidence("fig4", tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from capmoe_eval.paper.verdict_file import VerdictFile, WrittenClaim, WrittenFinding
@@ -66,6 +67,26 @@ def test_effects_that_dwarf_the_others_are_arrows_with_their_numbers() -> None:
     (axes,) = picture([finding(-0.2), finding(0.1), finding(0.3), finding(-30.0)]).axes
     assert texts(axes) == ["◀ ● -30.0 [-30.2, -29.8]"]
     assert axes.get_xlim()[0] > -2 and len(at(axes, "o")) == 3
+
+
+def test_an_arrow_has_its_row_to_itself() -> None:
+    """Its words lie in its row and panel, and cover the lines there and nothing of other rows."""
+    longest = finding(-30.0, low=-40.25, high=-20.25, bounds=(-0.3, None), label="far")
+    others = [finding(effect, bounds=(-0.3, None)) for effect in (-0.2, 0.1, 0.3)]
+    figure = picture([*others, longest])
+    (axes,) = figure.axes
+    FigureCanvasAgg(figure).draw()
+    (words,) = axes.texts
+    row = axes.transData.transform([(0, 4), (0, 3)])[:, 1]
+    extent, panel = words.get_window_extent(), axes.get_window_extent()
+    assert row[0] <= extent.y0 < extent.y1 <= row[1]
+    assert panel.x0 <= extent.x0 < extent.x1 <= panel.x1
+    (cover,) = axes.patches
+    assert [cover.get_window_extent().y0, cover.get_window_extent().y1] == pytest.approx(row)
+    through = [*axes.lines, *axes.collections]
+    assert max(line.get_zorder() for line in through) < cover.get_zorder() < words.get_zorder()
+    ends = [y for margin in axes.collections for part in margin.get_segments() for _, y in part]
+    assert sorted(set(ends)) == [0, 1, 2, 3], "a margin that is out of reach is not drawn"
 
 
 @pytest.mark.parametrize("effects", [[30.0], [20.0, 30.0, 5.0], [0.1, 30.0, 31.0], [0.1, 2.0]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 import re
 import shutil
@@ -14,10 +15,12 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from pydantic import ValidationError
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import gamma_text
 from capmoe_eval.experiment.record import Record
+from capmoe_eval.experiment.results import load_frame
 from capmoe_eval.experiment.timings.names import EVALUATIONS
 from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.paper.tables import TABLES
@@ -31,7 +34,8 @@ from capmoe_eval.report.site.inventory import Inventory, take_inventory
 from capmoe_eval.report.site.names import gamma_filter, method_filter
 from capmoe_eval.report.site.overview import overview_page
 from capmoe_eval.report.site.page import Address, natural
-from capmoe_eval.report.site.records import record_page, relatives
+from capmoe_eval.report.site.places import without_places
+from capmoe_eval.report.site.records import list_page, record_page, relatives
 from capmoe_eval.report.site.serving import serving_page
 from capmoe_eval.routing.method import Method
 from capmoe_eval.site import main
@@ -82,6 +86,40 @@ def test_every_link_leads_somewhere(site: Site) -> None:
             assert target.is_file(), (path, link)
             if parts.fragment:
                 assert parts.fragment in ids[target], (path, link)
+
+
+def printed(text: str) -> str:
+    """What a page says, without the addresses of its links and pictures."""
+    return re.sub(r'(?:href|src)="[^"]*"', "", text)
+
+
+ABSOLUTE = re.compile(r"(?<![\w./:;<…-])/(?:[\w.-]+/)*[\w.-]+")
+
+
+def test_no_page_names_a_directory_of_the_machine(site: Site) -> None:
+    """Results, benchmarks and report of the fixture are given by absolute paths."""
+    assert ABSOLUTE.search("of=/data/a.json") and not ABSOLUTE.search("https://a/b </a> 1/2")
+    for path, text in site.pages.items():
+        if path.endswith(".html"):
+            words = printed(text)
+            assert ABSOLUTE.findall(words) == [], path
+            assert site.root.name not in words
+    home = site.root / "results"
+    local = dataclasses.replace(site.inventory, roots=(home / "local-zoo",))
+    assert {home / "local-zoo", home / "zoo"} <= set(local.places(site.out))
+    assert "results_dir=…/zoo" in site.text("index.html")
+    assert "…/zoo/own/own_task/empty&amp;&lt;b&gt;.json: not a whole" in site.text("index.html")
+
+
+def test_a_place_below_the_working_directory_is_named_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    inside, outside = tmp_path / "results/zoo", tmp_path.parent / "a b&/zoo"
+    text = f"{inside}/m.json, --out={inside}; {outside}, {inside}2, ../..{inside}"
+    pages = without_places([("p", html.escape(text))], [inside, outside, Path("/")])
+    expected = f"results/zoo/m.json, --out=results/zoo; …/zoo, {inside}2, ../..{inside}"
+    assert dict(pages) == {"p": expected}
 
 
 def test_ids_are_unique_and_nothing_is_inline(site: Site) -> None:
@@ -141,11 +179,72 @@ def test_every_unreadable_file_is_named(site: Site) -> None:
     assert "left out: " in site.text("site/tables.html")
 
 
-def test_a_broken_promise_is_told(site: Site) -> None:
-    assert "A promise was broken in these evaluations" in site.text("index.html")
-    assert '<span class="wrong">broken: bound_holds</span>' in site.text("site/records.html")
+def test_an_invariant_that_failed_is_told(site: Site) -> None:
+    assert "An invariant failed in these evaluations" in site.text("index.html")
+    assert '<span class="wrong">failed: bound_holds</span>' in site.text("site/records.html")
     text = odd_page(site, material.HOSTILE)
-    assert '<code>bound_holds</code></th><td><span class="badge broken">broken</span>' in text
+    assert '<code>bound_holds</code></th><td><span class="badge failed">failed</span>' in text
+
+
+def with_proofs(root: Path, **proofs: dict[str, object]) -> Record:
+    """A record in which these invariants say more than that they were checked three times."""
+    before = made(material.odd_cell(), root).capmoe["proofs"]
+    return made(material.odd_cell(), root, proofs=before | proofs)
+
+
+EXAMINED = {
+    "bound_holds": {
+        "passed": True,
+        "checked": 4096,
+        "violations": 0,
+        "examined": {"forwards": 5, "of": 40, "buckets": 1280},
+    },
+    "overload_drops": {
+        "passed": None,
+        "checked": 0,
+        "why": "no <forward>",
+        "examined": {"forwards": 0, "of": 0, "buckets": 0},
+    },
+    "pads_take_no_slot": {
+        "passed": True,
+        "examined": {"forwards": 20, "of": 40, "buckets": 7},
+    },
+    "kernel_agrees": {"passed": None},
+}
+
+
+def test_a_record_s_page_says_what_was_checked_and_how_often(tmp_path: Path) -> None:
+    text = page_of([with_proofs(tmp_path, **EXAMINED)], 0)
+    rows = re.findall(r"(?s)<code>(\w+)</code></th>(.*?)</tr>", text)
+    rows = {name: re.findall("(?s)<td.*?</td>", row) for name, row in rows}
+    rows = {n: [re.sub("<[^>]*>", " ", cell).strip() for cell in row] for n, row in rows.items()}
+    checks = {name: (cells[0], *cells[2:]) for name, cells in rows.items()}
+    assert checks["bound_holds"] == (
+        *("passed", "4,096", "5 of 40 forwards (12.5\u00a0%), 1,280 buckets", "violations 0"),
+    )
+    state, *others = checks["overload_drops"]
+    assert state.split() == ["not", "checked", "no", "&lt;forward&gt;"]
+    assert others == ["0", "0 of 0 forwards, 0 buckets", ""]
+    assert checks["kernel_agrees"][0].split() == ["not", "checked", "does", "not", "apply"]
+    assert checks["tokens_counted"] == ("passed", "3", "—", "")
+
+
+def test_the_list_of_records_has_the_share_of_examined_forwards(tmp_path: Path) -> None:
+    for found, share in (
+        (with_proofs(tmp_path, **EXAMINED), 'data-value="0.125">12.5</td>'),
+        (with_proofs(tmp_path), ">—</td>"),
+    ):
+        assert f'passed</td><td class="number" {share}'.replace(" >", ">") in list_page(
+            [inventory.brief(found)], "zoo", Address("site/list.html")
+        )
+    record = with_proofs(tmp_path, **EXAMINED)
+    record.write()
+    assert load_frame(tmp_path)["examined"].tolist() == [0.125]
+    with pytest.raises(ValidationError, match="41 forwards were examined of 40"):
+        with_proofs(
+            tmp_path,
+            bound_holds={"passed": True, "examined": {"forwards": 41, "of": 40, "buckets": 1}},
+        )
 
 
 def test_a_record_page(site: Site) -> None:
@@ -255,6 +354,12 @@ def test_figures(site: Site) -> None:
     assert "It has not been drawn." in text and "Its caption is missing" in text
 
 
+def test_a_figure_s_heading_is_above_its_picture(site: Site) -> None:
+    for figure in re.findall(r"(?s)<figure.*?</figure>", site.text("site/figures.html")):
+        heading = figure.index("<h2")
+        assert heading < min(figure.find(tag) % len(figure) for tag in ("<img", "It has not been"))
+
+
 def test_efficiency(site: Site) -> None:
     text = site.text("site/efficiency.html")
     # Every file with its kind; the emulation misses totals by 10 and −30 %, speedups by 0 and 2 %.
@@ -318,8 +423,8 @@ def two_roots(
 
 
 def verdicts(root: Path, count: int, profile: str = "zoo") -> None:
-    told = material.REPLICATION | {"records": count, "profile": profile}
-    (root / "replication.json").write_text(json.dumps(told))
+    file = material.REPLICATION | {"records": count, "profile": profile}
+    (root / "replication.json").write_text(json.dumps(file))
 
 
 def test_verdicts_are_those_of_the_directory_that_has_them(two_roots: tuple[Path, Path]) -> None:
@@ -385,7 +490,7 @@ def test_claims(site: Site) -> None:
     assert "score &gt; order &amp; random" in text and "3 evaluations are missing." in text
     assert "not testable here (1)" in text
     index = site.text("index.html")
-    assert '<span class="badge partly">partly</span> 1' in index
+    assert '1 <span class="badge partly">partly</span></td>' in index
     assert 'src="zoo/replication.png"' in index
 
 
@@ -459,7 +564,7 @@ def test_a_report_is_not_replaced_by_nothing(
     Path("broken/zoo_olmoe/piqa").mkdir(parents=True)
     Path("broken/zoo_olmoe/piqa/score-g1-0123456789.json").write_text("{")
     written = state()
-    for words, told in {
+    for words, message in {
         ("results_dir=resutls/zoo",): "results_dir=resutls/zoo: no whole record there",
         ("results_dir=empty",): "results_dir=empty: no whole record there",
         ("results_dir=broken",): "results_dir=broken: no whole record there",
@@ -475,7 +580,7 @@ def test_a_report_is_not_replaced_by_nothing(
             with pytest.raises(SystemExit) as done:
                 main(["profile=zoo", *words, *more])
             errors = capsys.readouterr().err
-            assert done.value.code == 2 and told in errors and errors.count("\n") == 1, words
+            assert done.value.code == 2 and message in errors and errors.count("\n") == 1, words
             assert state() == written
 
 
