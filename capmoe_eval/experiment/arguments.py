@@ -76,6 +76,9 @@ def _typed(parse: Callable[[str], Any], check: Check) -> Callable[[str], Any]:
 
 
 COUNT = _typed(int, whole(1))
+EXPERTS = _typed(int, whole(1, 2**16))  # those of a layer, and what there are at most as many of
+TOKENS = _typed(int, whole(1, 2**40))
+BYTES = _typed(int, whole(1, 2**50))
 INDEX = _typed(int, whole(0))
 SEED = _typed(int, whole(0, 2**32 - 1))
 THREADS = _typed(int, whole(1, 1024))
@@ -85,6 +88,7 @@ POSITIVE = _typed(
 SECONDS = _typed(
     float, Check("must be a finite number of at least 0", lambda number: 0 <= number < math.inf)
 )
+POINTS = _typed(float, Check("must be a number from 0 to 100", lambda number: 0 <= number <= 100))
 SHARE = _typed(float, Check("must be a number from 0 to 1", lambda number: 0 <= number <= 1))
 GAMMA = _typed(float, CAPACITY)
 PATH = _path

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from capmoe_eval.errors import Check, UsageError, whole
+from capmoe_eval.errors import TEXT, Check, UsageError, whole
 from capmoe_eval.routing.capacity import experts_per_rank
 
 # Shape suffixes: T tokens, L MoE layers, K = top-k, S steps (forwards), E routed experts.
@@ -29,6 +29,11 @@ ROWS = ("expert_TLK", "score_TLK", "step_T", "request_T", "load_SLE")
 STEP_TOKENS = 2048
 """Tokens of a step where a trace does not say which forward computed a token."""
 
+MOST_EXPERTS = 2**16
+"""Routed experts of a layer: far above any model, and two bytes hold their numbers."""
+
+_MOST_PAIRS = 2**46  # in counts alone: times 2**16 ranks they still are 64-bit integers
+_MOST_LOADS = 2**30  # numbers of steps × layers × experts in memory, 8 GiB
 _AT_ONCE = 2**20  # pairs of a token and an expert that are looked at together: few, for the caches
 
 
@@ -64,6 +69,7 @@ class Trace:
     model: str | None = None
     source: str = "unknown"  # origin in words, such as ``vllm`` or the path of a record
     ranks: int | None = None  # R, each with E/R consecutive experts; None if unknown
+    _loads: Array | None = dataclasses.field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if (self.expert_TLK is None) == (self.load_SLE is None):
@@ -71,7 +77,9 @@ class Trace:
                 "expert_TLK, load_SLE: a trace has exactly one of them: the experts of every token "
                 "or the counts of every step"
             )
-        whole(1)("n_experts", self.n_experts)
+        whole(1, MOST_EXPERTS)("n_experts", self.n_experts)
+        for name, text in (("model", self.model), ("source", self.source)):
+            TEXT.or_null("null")(name, text)
         bounds = f"from 1 to n_experts={self.n_experts}"
         some = Check(f"must be a whole number {bounds}", whole(1, self.n_experts).holds)
         for name in ("top_k", "ranks"):
@@ -89,6 +97,8 @@ class Trace:
             object.__setattr__(self, "layers", tuple(map(str, range(n_layers))))
         if len(self.layers) != n_layers:
             raise UsageError(f"layers: {len(self.layers)} names for {n_layers} layers; name each")
+        for layer in self.layers:
+            TEXT("layers", layer)
 
     def _check_tokens(self) -> None:
         ids = self.expert_TLK
@@ -131,6 +141,11 @@ class Trace:
             )
         if (lowest := load_SLE.min()) < 0:
             raise UsageError(f"load_SLE={lowest}: a count must be at least 0")
+        if (pairs := float(load_SLE.sum(dtype=np.float64))) > _MOST_PAIRS:
+            raise UsageError(
+                f"load_SLE: {pairs:.3g} pairs in all; counts must sum to at most 2**46, "
+                f"{_MOST_PAIRS:.3g}"
+            )
         if self.top_k is not None and (load_SLE.sum(axis=2) % self.top_k).any():
             raise UsageError(
                 f"top_k={self.top_k}: a step's counts of a layer are no multiple of it; leave it "
@@ -210,7 +225,10 @@ class Trace:
         """Return some steps; ``rows`` are their tokens, or the steps again of counts alone."""
         parts = {name: array[rows] for name in ROWS if (array := getattr(self, name)) is not None}
         kinds_S = None if self.decode_S is None else self.decode_S[steps]
-        return dataclasses.replace(self, **parts, decode_S=kinds_S)
+        part = dataclasses.replace(self, **parts, decode_S=kinds_S)
+        if self._loads is not None:
+            object.__setattr__(part, "_loads", self._loads[steps])
+        return part
 
     def _rows(self, first: int = 0, last: int | None = None) -> Iterator[slice]:
         """Yield slices of tokens of a bounded number of pairs."""
@@ -234,8 +252,24 @@ class Trace:
         return np.concatenate([[0], changes, [rows]])
 
     def loads(self) -> Array:
-        """Return the pairs that each expert got, int64 [S, L, E]."""
-        return np.concatenate([part.load_SLE for part in self.by_steps()])
+        """Return the pairs that each expert got, int64 [S, L, E], and keep them for further uses.
+
+        Raises:
+            UsageError: If they are too many to be in memory.
+        """
+        if self._loads is None:
+            steps, layers = self.n_steps, self.n_layers
+            if steps * layers * self.n_experts > _MOST_LOADS:
+                raise UsageError(
+                    f"step tokens: {steps:,} steps × {layers} layers × {self.n_experts} experts are "
+                    "too many counts for the memory; take more tokens a step (--step-tokens), or a "
+                    "part of the trace"
+                )
+            loads = np.concatenate([part.load_SLE for part in self.by_steps()])
+            loads.flags.writeable = False
+            object.__setattr__(self, "_loads", loads)
+        assert self._loads is not None
+        return self._loads
 
     def by_steps(self) -> Iterator[Steps]:
         """Yield the loads of consecutive steps in parts of bounded memory."""
@@ -245,7 +279,7 @@ class Trace:
             for first in range(0, len(self.load_SLE), size):
                 yield Steps(self.load_SLE[first : first + size].astype(np.int64), slice(0, 0))
             return
-        bounds = self._bounds()
+        bounds, loads = self._bounds(), self._loads
         first = 0
         while first < len(bounds) - 1:
             # At least one step, at most `size` of them, and not many more tokens than at once.
@@ -253,7 +287,9 @@ class Trace:
             last = int(np.searchsorted(bounds, wanted, side="right")) - 1
             last = min(max(last, first + 1), first + size)
             tokens = slice(int(bounds[first]), int(bounds[last]))
-            yield Steps(self._count(bounds[first : last + 1]), tokens)
+            steps = slice(first, last)
+            load_SLE = self._count(bounds[first : last + 1]) if loads is None else loads[steps]
+            yield Steps(load_SLE, tokens)
             first = last
 
     def _count(self, bounds: Array) -> Array:
@@ -352,9 +388,11 @@ def _check_ids(ids: Array, n_experts: int, first: int) -> None:
     for one_TL, other_TL in itertools.combinations(id_KTL, 2):
         if (twice_TL := one_TL == other_TL).any():
             token, layer = (int(number) for number in np.argwhere(twice_TL)[0])
+            twice = int(one_TL[token, layer])
+            unrecorded = "" if twice else ", and a server leaves 0 where it recorded nothing"
             raise UsageError(
-                f"expert_TLK: token {first + token} has expert {one_TL[token, layer]} twice in "
-                f"layer {layer}; a router chooses an expert once"
+                f"expert_TLK: token {first + token} has expert {twice} twice in layer {layer}; a "
+                f"router chooses an expert once{unrecorded}"
             )
 
 
