@@ -119,7 +119,9 @@ def _read_npz(path: Path) -> dict[str, Any]:
     with zipfile.ZipFile(path) as archive:
         members = {each.filename.removesuffix(".npy"): each for each in archive.infolist()}
         if "about" not in members:
-            raise UsageError(f"about is not in the archive, as in a trace of this suite; {_FOR_OWN}")
+            raise UsageError(
+                f"about is not in the archive, as in a trace of this suite; {_FOR_OWN}"
+            )
         content: dict[str, Any] = {
             name: _array(path, archive, members[name])
             for name in ("about", *_ARRAYS)

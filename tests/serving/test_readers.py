@@ -155,9 +155,7 @@ def generated(ids: Any, **fields: Any) -> dict[str, Any]:
         (completion(None, sglext={"routed_experts": "AAAA"}), "usage is missing"),
     ],
 )
-def test_sglang_responses_are_refused_in_one_line(
-    response: Any, said: str, tmp_path: Path
-) -> None:
+def test_sglang_responses_are_refused_in_one_line(response: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=said) as refused:
         read_trace(lines(tmp_path / "out.jsonl", response), 6, 2)
     assert "\n" not in str(refused.value) and "vllm" not in str(refused.value)

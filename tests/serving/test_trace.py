@@ -48,7 +48,10 @@ def full() -> Trace:
         ({}, "expert_TLK, load_SLE: a trace has exactly one"),
         ({"expert_TLK": IDS, "load_SLE": LOADS}, "expert_TLK, load_SLE"),
         ({"expert_TLK": IDS, "n_experts": 3}, "expert_TLK=3: experts are numbered from 0 to 2"),
-        ({"expert_TLK": IDS, "n_experts": 0}, "n_experts=0: must be a whole number of at least 1"),
+        (
+            {"expert_TLK": IDS, "n_experts": 0},
+            "n_experts=0: must be a whole number from 1 to 65536",
+        ),
         ({"expert_TLK": IDS.astype(int)}, r"expert_TLK: int64 \[3, 2, 2\]; must be unsigned"),
         ({"expert_TLK": IDS[0]}, r"expert_TLK: uint8 \[2, 2\]"),
         ({"expert_TLK": IDS[:0]}, r"expert_TLK: uint8 \[0, 2, 2\]"),

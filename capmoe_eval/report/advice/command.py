@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from capmoe_eval.errors import UsageError, writing
 from capmoe_eval.experiment.application import run_command
-from capmoe_eval.experiment.arguments (
+from capmoe_eval.experiment.arguments import (
     BYTES,
     EXPERTS,
     GAMMA,
@@ -25,6 +25,7 @@ from capmoe_eval.experiment.arguments (
 )
 from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.results import Reader
+from capmoe_eval.experiment.status_lines import StatusLines
 from capmoe_eval.serving.trace import KINDS, in_known_steps
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def _parser() -> Parser:
         "--at-least-speedup", type=POSITIVE, help="of the expert step of a layer, such as 1.2"
     )
     served = parser.add_argument_group("deployment")
-    served.add_argument("--ranks", type=EXPERTS, help="expert-parallel ranks (default: the trace's)")
+    served.add_argument("--ranks", type=EXPERTS, help="expert-parallel ranks (default: its own)")
     served.add_argument(
         "--experts-per-rank", type=EXPERTS, help="experts on a rank with copies (default: E/R + 1)"
     )
@@ -100,7 +101,7 @@ def _parser() -> Parser:
     traces.add_argument("--gammas", type=GAMMA, nargs="+", help="capacity factors")
     traces.add_argument("--experts", type=EXPERTS, help="experts of a layer, for responses")
     traces.add_argument("--top-k", type=EXPERTS, help="experts of a token, for SGLang's responses")
-    traces.add_argument("--step-tokens", type=TOKENS, help="tokens of a step, if the trace has none")
+    traces.add_argument("--step-tokens", type=TOKENS, help="tokens of a step, if it has none")
     traces.add_argument("--only", choices=KINDS, help="judge the steps of one kind")
     parser.add_argument(
         "--out", type=PATH, default=Path("advice"), help="directory (default: %(default)s)"
@@ -147,6 +148,7 @@ def _advised(given: argparse.Namespace, read_trace: ReadTrace, reader: Reader | 
         quality=quality,
         assumed_steps=assumed,
         results=str(given.results or "results/mine"),
+        say=StatusLines("advise"),
     )
 
 

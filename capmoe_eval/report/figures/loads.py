@@ -18,6 +18,7 @@ from capmoe_eval.experiment.arguments import EXPERTS, GAMMA, INDEX, PATH, TOKENS
 from capmoe_eval.experiment.files import check_writable, write_bytes, write_text
 from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.experiment.record import Record, read_record
+from capmoe_eval.experiment.status_lines import StatusLines
 from capmoe_eval.report.figures.pooling import busiest_first, busiest_layer, normalised
 from capmoe_eval.report.figures.write import FORMATS
 from capmoe_eval.serving.trace import KINDS, STEP_TOKENS, in_known_steps
@@ -54,7 +55,9 @@ def main(read_trace: ReadTrace, arguments: Sequence[str] | None = None) -> None:
     of_traces = parser.add_argument_group("of a trace")
     of_traces.add_argument("--json", type=PATH, help="a file for the summary of every layer")
     of_traces.add_argument("--experts", type=EXPERTS, help="experts of a layer, for responses")
-    of_traces.add_argument("--top-k", type=EXPERTS, help="experts of a token, for SGLang's responses")
+    of_traces.add_argument(
+        "--top-k", type=EXPERTS, help="experts of a token, for SGLang's responses"
+    )
     of_traces.add_argument("--ranks", type=EXPERTS, help="expert-parallel ranks (default: its own)")
     of_traces.add_argument("--gammas", type=GAMMA, nargs="+", help="capacity factors")
     of_traces.add_argument(
@@ -115,7 +118,7 @@ def _summarise(given: argparse.Namespace, read_trace: ReadTrace) -> Figure | Non
         raise UsageError("gammas=inf: drops nothing; give numbers, for example --gammas 1 1.5 2")
     trace = read_trace(given.source, given.experts, given.top_k)
     trace, assumed = in_known_steps(trace, given.step_tokens, given.only)
-    summary = summarise(trace, gammas, ranks=given.ranks)
+    summary = summarise(trace, gammas, ranks=given.ranks, say=StatusLines("loads"))
     figure = None if given.out is None else draw_trace(summary, given.layer)
     print(text(summary, assumed))
     if given.json is not None:

@@ -11,6 +11,7 @@ from capmoe_eval.serving.readers.sglang import read_sglang
 from capmoe_eval.serving.trace import Trace
 from capmoe_eval.serving.trace_file import OWN_ARRAYS, SUFFIXES, check_regular, load_trace
 
+
 def read_trace(path: Path, n_experts: int | None = None, top_k: int | None = None) -> Trace:
     """Read a trace of ours, of vLLM, SGLang or Megatron-LM.
 
