@@ -47,8 +47,8 @@ def advise_on_trace(
     """Return the advice on a trace, which has steps.
 
     ``quality`` is the accuracy of its model by records, ``assumed_steps`` says how tokens were put
-    into steps if that was assumed, ``results`` is the directory that its commands name, and ``say`` takes lines on the
-    progress.
+    into steps if that was assumed, ``results`` is the directory that its commands name, and ``say``
+    takes lines on the progress.
 
     Raises:
         UsageError: For another deployment than can be, or γ=∞.

@@ -261,9 +261,9 @@ class Trace:
             steps, layers = self.n_steps, self.n_layers
             if steps * layers * self.n_experts > _MOST_LOADS:
                 raise UsageError(
-                    f"step tokens: {steps:,} steps × {layers} layers × {self.n_experts} experts are "
-                    "too many counts for the memory; take more tokens a step (--step-tokens), or a "
-                    "part of the trace"
+                    f"step tokens: {steps:,} steps × {layers} layers × {self.n_experts} experts "
+                    "are too many counts for the memory; take more tokens a step (--step-tokens), "
+                    "or a part of the trace"
                 )
             loads = np.concatenate([part.load_SLE for part in self.by_steps()])
             loads.flags.writeable = False

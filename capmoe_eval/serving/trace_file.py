@@ -27,7 +27,6 @@ _AT_ONCE = 2**20  # bytes that are read together
 _MOST_UNPACKED = 2**32  # bytes of a compressed array
 _MOST_VALUES = 2**31  # of a parquet
 OWN_ARRAYS = "counts or ids in arrays of your own see that heading in docs/serving.md"
-_FOR_OWN = f"for {OWN_ARRAYS}"
 
 
 def check_regular(path: Path) -> None:
@@ -119,9 +118,7 @@ def _read_npz(path: Path) -> dict[str, Any]:
     with zipfile.ZipFile(path) as archive:
         members = {each.filename.removesuffix(".npy"): each for each in archive.infolist()}
         if "about" not in members:
-            raise UsageError(
-                f"about is not in the archive, as in a trace of this suite; {_FOR_OWN}"
-            )
+            raise UsageError(f"about is not in the archive; for {OWN_ARRAYS}")
         content: dict[str, Any] = {
             name: _array(path, archive, members[name])
             for name in ("about", *_ARRAYS)
@@ -182,8 +179,8 @@ def _read_parquet(path: Path) -> dict[str, Any]:
     size = pq.read_metadata(path)
     if size.num_rows * size.num_columns > _MOST_VALUES:  # repeated ones take no room in the file
         raise UsageError(
-            f"{size.num_rows:,} rows of {size.num_columns} columns are too many to read as a whole; "
-            "save the trace as .npz, which is read in parts"
+            f"{size.num_rows:,} rows of {size.num_columns} columns are too many to read as a "
+            "whole; save the trace as .npz, which is read in parts"
         )
     frame = pd.read_parquet(path)
     about: dict[str, Any] = {str(name): value for name, value in frame.attrs.items()}

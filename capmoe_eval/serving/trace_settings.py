@@ -33,6 +33,11 @@ def check_deployment(n_experts: int, ranks: int, slots: int) -> None:
     if ranks < 2:
         raise UsageError("ranks=1: one rank waits for no other; give at least 2")
     local = experts_per_rank(n_experts, ranks, "ranks")
+    if slots > n_experts:
+        raise UsageError(
+            f"experts_per_rank={slots}: there are {n_experts}, and a rank needs one of each at "
+            f"most; give {local} to {n_experts}"
+        )
     if slots < local:
         raise UsageError(
             f"experts_per_rank={slots}: {ranks} ranks have room for {ranks * slots} of {n_experts} "

@@ -164,7 +164,7 @@ def test_sglang_responses_are_refused_in_one_line(response: Any, said: str, tmp_
 def test_several_choices_with_the_experts_of_one_are_refused(tmp_path: Path) -> None:
     response = completion(None, sglext={"routed_experts": "AAAA"})
     response["choices"] *= 2
-    with pytest.raises(UsageError, match="2 choices, .*return_meta_info"):
+    with pytest.raises(UsageError, match=r"2 choices, .*return_meta_info"):
         read_trace(lines(tmp_path / "out.jsonl", response), 6, 2)
 
 

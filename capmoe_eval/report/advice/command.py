@@ -100,7 +100,7 @@ def _parser() -> Parser:
     traces = parser.add_argument_group("of a trace")
     traces.add_argument("--gammas", type=GAMMA, nargs="+", help="capacity factors")
     traces.add_argument("--experts", type=EXPERTS, help="experts of a layer, for responses")
-    traces.add_argument("--top-k", type=EXPERTS, help="experts of a token, for SGLang's responses")
+    traces.add_argument("--top-k", type=EXPERTS, help="experts of a token, for SGLang responses")
     traces.add_argument("--step-tokens", type=TOKENS, help="tokens of a step, if it has none")
     traces.add_argument("--only", choices=KINDS, help="judge the steps of one kind")
     parser.add_argument(

@@ -55,9 +55,7 @@ def main(read_trace: ReadTrace, arguments: Sequence[str] | None = None) -> None:
     of_traces = parser.add_argument_group("of a trace")
     of_traces.add_argument("--json", type=PATH, help="a file for the summary of every layer")
     of_traces.add_argument("--experts", type=EXPERTS, help="experts of a layer, for responses")
-    of_traces.add_argument(
-        "--top-k", type=EXPERTS, help="experts of a token, for SGLang's responses"
-    )
+    of_traces.add_argument("--top-k", type=EXPERTS, help="experts of a token, for SGLang responses")
     of_traces.add_argument("--ranks", type=EXPERTS, help="expert-parallel ranks (default: its own)")
     of_traces.add_argument("--gammas", type=GAMMA, nargs="+", help="capacity factors")
     of_traces.add_argument(
@@ -92,8 +90,8 @@ def main(read_trace: ReadTrace, arguments: Sequence[str] | None = None) -> None:
             figure = _summarise(given, read_trace)
         elif given.out is None:
             raise UsageError(
-                "out: is required for a record; name a .png, .svg or .pdf file (responses of servers "
-                "are a trace if their name ends in .jsonl)"
+                "out: is required for a record; name a .png, .svg or .pdf file (responses of "
+                "servers are a trace if their name ends in .jsonl)"
             )
         else:
             figure = draw_load(read_record(given.source), given.layer)

@@ -34,8 +34,8 @@ def without_padding(ids: Array) -> Recorded:
     layer = np.flatnonzero(highest_L > 0)
     if not len(layer):
         raise UsageError(
-            "expert ids: all are 0 or -1, so that the server recorded no expert; its MoE kernel may "
-            "not record them: serve with another MoE backend, or a newer version"
+            "expert ids: all are 0 or -1, so that the server recorded no expert; its MoE kernel "
+            "may not record them: serve with another MoE backend, or a newer version"
         )
     remark = left_out(layer, n_layers)
     left = ids if len(layer) == n_layers else ids[:, layer]

@@ -118,7 +118,7 @@ def _check(response: Any, number: int) -> None:
     if choices is None and isinstance(fields.get("meta_info"), dict):
         return
     raise UsageError(
-        f"line {number}: no response of vLLM or SGLang, which has choices, or meta_info of /generate"
+        f"line {number}: no response of vLLM or SGLang, which has choices, or meta_info"
     )
 
 

@@ -31,8 +31,9 @@ def read_sglang(path: Path, n_experts: int | None = None) -> Trace:
     - ``stat``: ``logical_count`` [S, L, E], summed over all ranks by the server itself. Its buffer
       is circular unless ``--expert-distribution-recorder-buffer-size -1``: steps may be rotated.
     - ``per_token``: ``records``, a dictionary for each forward with ``topk_ids_of_layer`` [L, T, K]
-      of physical experts and its ``forward_mode``; ``per_pass``: with ``global_physical_count`` [L, P]. Both are of one
-      rank. ``last_physical_to_logical_map`` [L, P] makes logical experts of the physical ones.
+      of physical experts and its ``forward_mode``; ``per_pass``: with ``global_physical_count``
+      [L, P]. Both are of one rank. ``last_physical_to_logical_map`` [L, P] makes logical experts of
+      the physical ones.
 
     Layers and steps in which nothing was counted are left out; ``layers`` numbers the others.
 

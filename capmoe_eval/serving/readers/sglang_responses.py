@@ -1,11 +1,10 @@
 """Find the experts in a response of SGLang to a request with ``return_routed_experts``.
 
-Layout of sgl-project/sglang: base64 of int32, or of the type that ``routed_experts_dtype`` beside it
-names, flat from [tokens, layers, top-k], ``python/sglang/srt/state_capturer/routed_experts_wire.py``
-(commit a6463a10). Tokens are those of prompt and answer without the last one
+Layout of sgl-project/sglang: base64 of [tokens, layers, top-k], flat, of int32 or of the type that
+``routed_experts_dtype`` beside it names (``python/sglang/srt/state_capturer/`` of commit a6463a10,
+``routed_experts_wire.py``). Tokens are those of prompt and answer without the last one
 (``test/registered/rl/test_return_routed_experts.py``, commit 05f70dc5), layers are
-``num_hidden_layers``, where dense ones are 0 (``state_capturer/routed_experts.py``, commit
-024911f2). It is
+``num_hidden_layers``, where dense ones are 0 (``routed_experts.py``, commit 024911f2). It is
 
 - in ``meta_info`` of ``/generate``, and of a choice with ``return_meta_info`` (pull request 35323);
 - in ``sglext`` beside ``choices``, of the first choice alone (pull request 17648 and later);
