@@ -60,10 +60,13 @@ class ServerFile(NamedTuple):
 
 
 def layer_numbers(names: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the numbers of layers in their model: those in their names, else their places."""
-    found = [re.search(r"\d+", name) for name in names]
-    numbers = tuple(int(match.group()) for match in found if match)
-    return numbers if len(set(numbers)) == len(names) else tuple(range(len(names)))
+    """Return the numbers of layers in their model: those in their names, else their places.
+
+    A number of five digits is none of a layer.
+    """
+    numbers = {name: re.search(r"(?<!\d)\d{1,4}(?!\d)", name) for name in names}
+    places = tuple(int(match.group()) for match in numbers.values() if match)
+    return places if len(set(places)) == len(names) else tuple(range(len(names)))
 
 
 def placement_files(

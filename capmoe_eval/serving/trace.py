@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from capmoe_eval.errors import TEXT, Check, UsageError, whole
+from capmoe_eval.errors import Check, UsageError, whole
 from capmoe_eval.routing.capacity import experts_per_rank
 
 # Shape suffixes: T tokens, L MoE layers, K = top-k, S steps (forwards), E routed experts.
@@ -29,11 +29,16 @@ ROWS = ("expert_TLK", "score_TLK", "step_T", "request_T", "load_SLE")
 STEP_TOKENS = 2048
 """Tokens of a step where a trace does not say which forward computed a token."""
 
-MOST_EXPERTS = 2**16
-"""Routed experts of a layer: far above any model, and two bytes hold their numbers."""
+MOST_EXPERTS = 2**12
+"""Routed experts of a layer, twice those of the largest Switch Transformer."""
 
-_MOST_PAIRS = 2**46  # in counts alone: times 2**16 ranks they still are 64-bit integers
+_NAME = Check(
+    "must be text in one line of at most 1,000 characters",
+    lambda value: isinstance(value, str) and 0 < len(value) <= 1000 and value.isprintable(),
+)
+_MOST_PAIRS = 2**46  # in counts alone: times ranks and slots they still are 64-bit integers
 _MOST_LOADS = 2**30  # numbers of steps × layers × experts in memory, 8 GiB
+_HIGHEST_SCORE = float(np.finfo(np.float32).max)  # sums are of single precision
 _AT_ONCE = 2**20  # pairs of a token and an expert that are looked at together: few, for the caches
 
 
@@ -78,8 +83,9 @@ class Trace:
                 "or the counts of every step"
             )
         whole(1, MOST_EXPERTS)("n_experts", self.n_experts)
-        for name, text in (("model", self.model), ("source", self.source)):
-            TEXT.or_null("null")(name, text)
+        _NAME("source", self.source)
+        if self.model is not None:
+            _NAME("model", self.model)
         bounds = f"from 1 to n_experts={self.n_experts}"
         some = Check(f"must be a whole number {bounds}", whole(1, self.n_experts).holds)
         for name in ("top_k", "ranks"):
@@ -98,7 +104,7 @@ class Trace:
         if len(self.layers) != n_layers:
             raise UsageError(f"layers: {len(self.layers)} names for {n_layers} layers; name each")
         for layer in self.layers:
-            TEXT("layers", layer)
+            _NAME("layers", layer)
 
     def _check_tokens(self) -> None:
         ids = self.expert_TLK
@@ -141,11 +147,7 @@ class Trace:
             )
         if (lowest := load_SLE.min()) < 0:
             raise UsageError(f"load_SLE={lowest}: a count must be at least 0")
-        if (pairs := float(load_SLE.sum(dtype=np.float64))) > _MOST_PAIRS:
-            raise UsageError(
-                f"load_SLE: {pairs:.3g} pairs in all; counts must sum to at most 2**46, "
-                f"{_MOST_PAIRS:.3g}"
-            )
+        check_pairs("load_SLE", load_SLE)
         if self.top_k is not None and (load_SLE.sum(axis=2) % self.top_k).any():
             raise UsageError(
                 f"top_k={self.top_k}: a step's counts of a layer are no multiple of it; leave it "
@@ -369,6 +371,14 @@ def unsigned(ids: Array) -> Array:
     return ids.astype(np.min_scalar_type(int(ids.max())), copy=False)
 
 
+def check_pairs(field: str, counts: Array) -> None:
+    """Refuse counts of which sums would overflow."""
+    if (pairs := float(counts.sum(dtype=np.float64))) > _MOST_PAIRS:
+        raise UsageError(
+            f"{field}: {pairs:.3g} pairs in all; counts may sum to {_MOST_PAIRS:.3g} at most"
+        )
+
+
 def _check_shape(field: str, array: Array | None, shape: tuple[int, ...], kinds: str) -> None:
     if array is not None and (array.shape != shape or array.dtype.kind not in kinds):
         wanted = "floats" if kinds == "f" else "integers"
@@ -397,10 +407,10 @@ def _check_ids(ids: Array, n_experts: int, first: int) -> None:
 
 
 def _check_scores(scores: Array, first: int) -> None:
-    fine = np.isfinite(scores) & (scores >= 0)
+    fine = (scores >= 0) & (scores <= _HIGHEST_SCORE)
     if not fine.all():
         token, layer, place = (int(number) for number in np.argwhere(~fine)[0])
         raise UsageError(
             f"score_TLK={scores[token, layer, place]}: a gate score of token {first + token}, "
-            f"layer {layer}; must be finite and at least 0"
+            f"layer {layer}; must be from 0 to {_HIGHEST_SCORE:.3g}"
         )

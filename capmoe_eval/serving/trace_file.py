@@ -8,6 +8,7 @@ import stat
 import zipfile
 import zlib
 from pathlib import Path
+from tokenize import TokenError
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -59,7 +60,7 @@ def save_trace(trace: Trace, path: Path, *, compress: bool = False) -> None:
         if path.suffix == ".parquet":
             if trace.decode_S is not None:
                 arrays["decode_S"] = trace.by_row(trace.decode_S)
-            _frame(arrays, about).to_parquet(file)
+            _frame(arrays, about).to_parquet(file, write_page_checksum=True)
         else:
             write = np.savez_compressed if compress else np.savez
             write(file, about=np.array(json.dumps(about)), **arrays)
@@ -104,6 +105,8 @@ def _described(about: Any) -> dict[str, Any]:
             f"{min(newer, default='schema')}: the file is of another version of this suite; "
             "update it"
         )
+    if not isinstance(about["layers"], list):
+        raise UsageError(f"layers={shown(about['layers'])}: must be a list of names")
     fields = {name: about[name] for name in about if name != "schema"}
     return fields | {"layers": tuple(about["layers"])}
 
@@ -133,6 +136,8 @@ def _array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Arr
     is_mapped = member.compress_type == zipfile.ZIP_STORED
     if member.flag_bits & 1:
         raise UsageError(f"{name}: is encrypted; save the trace without a password")
+    if not is_mapped and member.compress_type != zipfile.ZIP_DEFLATED:
+        raise UsageError(f"{name}: is packed in another way than by numpy.savez_compressed; use it")
     if not is_mapped and member.file_size > _MOST_UNPACKED:
         raise UsageError(
             f"{name}: has {member.file_size:,} bytes, too many to unpack; save it uncompressed "
@@ -150,7 +155,7 @@ def _array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Arr
             parts = [] if is_mapped else [stream.read()]
             while stream.read(_AT_ONCE):  # to its end, where the checksum is compared
                 pass
-    except (zlib.error, NotImplementedError) as error:  # damaged, or packed in another way
+    except (zlib.error, TokenError, SyntaxError) as error:  # the last two: of the header
         raise UsageError(f"{name}: cannot be unpacked ({first_line(error)})") from error
     order: Literal["F", "C"] = "F" if fortran else "C"
     if parts or not needed:
@@ -182,10 +187,12 @@ def _read_parquet(path: Path) -> dict[str, Any]:
             f"{size.num_rows:,} rows of {size.num_columns} columns are too many to read as a "
             "whole; save the trace as .npz, which is read in parts"
         )
-    frame = pd.read_parquet(path)
+    frame = pd.read_parquet(path, page_checksum_verification=True)
     about: dict[str, Any] = {str(name): value for name, value in frame.attrs.items()}
     content: dict[str, Any] = {"about": about}
     n_layers = len(about["layers"])
+    if not n_layers or not np.array_equal(frame["layer"], np.arange(len(frame)) % n_layers):
+        raise UsageError(f"layer: must be 0 to {n_layers - 1} in turn, as layers names them")
     for name in ("expert_TLK", "score_TLK", "load_SLE"):
         columns = [column for column in frame if str(column).startswith(f"{name[:-4]}_")]
         if columns:

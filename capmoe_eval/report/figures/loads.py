@@ -22,6 +22,7 @@ from capmoe_eval.experiment.status_lines import StatusLines
 from capmoe_eval.report.figures.pooling import busiest_first, busiest_layer, normalised
 from capmoe_eval.report.figures.write import FORMATS
 from capmoe_eval.serving.trace import KINDS, STEP_TOKENS, in_known_steps
+from capmoe_eval.serving.trace_file import check_regular
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -94,6 +95,7 @@ def main(read_trace: ReadTrace, arguments: Sequence[str] | None = None) -> None:
                 "servers are a trace if their name ends in .jsonl)"
             )
         else:
+            check_regular(given.source)
             figure = draw_load(read_record(given.source), given.layer)
         if figure is not None:
             buffer = io.BytesIO()

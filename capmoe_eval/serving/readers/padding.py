@@ -39,8 +39,10 @@ def without_padding(ids: Array) -> Recorded:
         )
     remark = left_out(layer, n_layers)
     left = ids if len(layer) == n_layers else ids[:, layer]
-    if left.min() >= 0:
+    if (lowest := int(left.min())) >= 0:
         return Recorded(left, np.arange(len(ids)), layer, remark)
+    if lowest < -1:
+        raise UsageError(f"expert ids: {lowest} is none; must be at least 0, or -1 for no expert")
     filled = left >= 0
     token, place = (np.flatnonzero(filled.any(axis=axes)) for axes in ((1, 2), (0, 1)))
     left = left[np.ix_(token, np.arange(len(layer)), place)]

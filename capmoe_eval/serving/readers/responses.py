@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,8 @@ def _trace(path: Path, n_experts: int, top_k: int | None) -> Trace:
             )
         except (
             *(ValueError, KeyError, TypeError, AttributeError, EOFError),
-            *(MemoryError, OverflowError, RecursionError),  # of what a response says it holds
+            # Of what the response, or the header of an array in it, says.
+            *(MemoryError, OverflowError, RecursionError, SyntaxError, TokenError),
         ) as error:
             raise UsageError(f"line {number}: routed_experts: {first_line(error)}") from error
         parts += [_narrow(ids) for _, ids in routed]

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from capmoe_eval.errors import UsageError, reading, shown
+from capmoe_eval.errors import UsageError, reading, shown, whole
 from capmoe_eval.serving.readers.padding import left_out, without_padding
 from capmoe_eval.serving.readers.tensor_file import array, load_tensors
-from capmoe_eval.serving.trace import Array, Trace, unsigned
+from capmoe_eval.serving.trace import Array, Trace, check_pairs, unsigned
 
 _MAP = "last_physical_to_logical_map"
 _DECODE = 2
+_KNOWN_MODE = whole(1, _DECODE)
 
 # Shape suffixes: S steps, L layers of the model (dense ones, too), P physical experts (with
 # redundant copies), E logical experts, T tokens, K places (8, whatever the model's top-k).
@@ -82,6 +83,7 @@ def _recorded(content: Mapping[str, Any], n_experts: int | None) -> Trace:
         if logical_LP is None or n_experts is None:
             raise UsageError(f"{_MAP}: is missing; the counts are of copies")
         count_SLP = np.stack(_arrays(records, "global_physical_count"))
+        check_pairs("global_physical_count", count_SLP)
         count_SLE = np.zeros((*count_SLP.shape[:2], n_experts), dtype=np.int64)
         layer_L1 = np.arange(len(logical_LP))[:, None]
         np.add.at(count_SLE, (slice(None), layer_L1, logical_LP), count_SLP)
@@ -140,7 +142,7 @@ def _kinds(modes: Sequence[object]) -> tuple[Array | None, str]:
     (MIXED, a part of a prompt with running requests) or 5 (verified drafts), are neither, and the
     numbers above 5 differ between versions.
     """
-    others = sorted({shown(mode) for mode in modes} - {"1", "2"})
+    others = sorted({shown(mode) for mode in modes if not _KNOWN_MODE.holds(mode)})
     if not others:
         return np.array([mode == _DECODE for mode in modes]), ""
     if others == ["null"]:  # an old version

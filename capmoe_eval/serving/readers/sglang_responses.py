@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.errors import UsageError, bad_choice, whole
 from capmoe_eval.serving.trace import Array
 
 _ROUTED = "routed_experts"
@@ -92,7 +92,9 @@ def _decoded(part: Mapping[str, Any], usage: Mapping[str, Any], top_k: int | Non
     if name not in _TYPES:
         raise bad_choice("routed_experts_dtype", name, _TYPES)
     ids = np.frombuffer(base64.b64decode(part[_ROUTED], validate=True), dtype=_TYPES[name])
-    tokens = int(usage["prompt_tokens"]) + int(usage["completion_tokens"]) - 1
+    for field in ("prompt_tokens", "completion_tokens"):
+        whole(0)(field, usage[field])
+    tokens = usage["prompt_tokens"] + usage["completion_tokens"] - 1
     if tokens < 1 or not ids.size or ids.size % (tokens * top_k):
         raise UsageError(
             f"{ids.size} ids are no multiple of {tokens} tokens (prompt_tokens + completion_tokens "
