@@ -83,6 +83,7 @@ def active_copies(
     step_P = np.repeat(np.arange(n_steps), load_SR.sum(axis=1))
     slot_P, bucket_P = slot_TK.ravel(), step_P * n_ranks + slot_TK.ravel() // slots
     bucket_P = bucket_P.astype(np.min_scalar_type(load_SR.size))  # short integers sort faster
+    order_P: Array
     if score_TK is None:
         order_P = np.argsort(bucket_P, kind="stable")
     else:

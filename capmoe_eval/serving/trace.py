@@ -407,7 +407,9 @@ def _check_ids(ids: Array, n_experts: int, first: int) -> None:
 
 
 def _check_scores(scores: Array, first: int) -> None:
-    fine = (scores >= 0) & (scores <= _HIGHEST_SCORE)
+    fine = np.isfinite(scores) & (scores >= 0)
+    if scores.dtype.itemsize > 4:
+        fine &= scores <= _HIGHEST_SCORE
     if not fine.all():
         token, layer, place = (int(number) for number in np.argwhere(~fine)[0])
         raise UsageError(

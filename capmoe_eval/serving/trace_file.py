@@ -147,7 +147,9 @@ def _array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Arr
         with archive.open(member) as stream:
             shape, fortran, dtype = _header(stream)
             held, needed = member.file_size - stream.tell(), math.prod(shape) * dtype.itemsize
-            if dtype.hasobject or needed != held:
+            if dtype.hasobject:
+                raise UsageError(f"{name}: holds Python objects; nothing is ever unpickled")
+            if needed != held:
                 raise UsageError(
                     f"{name}: {dtype} {list(shape)} are {needed:,} bytes, and the file has {held:,}"
                 )

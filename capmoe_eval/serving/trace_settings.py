@@ -134,6 +134,9 @@ class _Judged:
         }
         return Setting.model_validate(compared | fields)
 
+    def _say_of(self, what: str) -> Say:
+        return lambda line: self.say(what + line)
+
     def balanced(self, outcome: Outcome) -> Setting:
         """Return the setting of a method that drops nothing."""
         summary = outcome.summary()
@@ -181,8 +184,7 @@ class _Judged:
             factor_XL = [factors for _, factors in chosen]
             counter = CapacityCounter(self.trace, factor_XL, placement, granularity, keepers)
             what = f"capacities of each {granularity} on {about.get('placement', 'blocks')}: "
-            sums = counter.counted(lambda line, what=what: self.say(what + line))
-            for (named, _), found in zip(chosen, sums, strict=True):
+            for (named, _), found in zip(chosen, counter.counted(self._say_of(what)), strict=True):
                 for keeper in _BEST if "layer_gammas" in named else keepers:
                     yield self._setting(
                         found.straggler,

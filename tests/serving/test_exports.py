@@ -113,6 +113,7 @@ def test_layers_without_numbers_of_their_own_are_numbered_by_place() -> None:
     assert exports.layer_numbers(("a", "b")) == (0, 1)
     assert exports.layer_numbers(("block1.moe", "block1.other")) == (0, 1)
     assert exports.layer_numbers(("3", "10")) == (3, 10)
+    assert exports.layer_numbers(("3", "10000000000")) == (0, 1)  # rows for so many layers
 
 
 def capacity(method: str = "score", granularity: str = "expert", knobs: str = "") -> Setting:

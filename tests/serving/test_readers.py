@@ -147,7 +147,8 @@ def generated(ids: Any, **fields: Any) -> dict[str, Any]:
     [
         (generated(IDS, routed_experts=None), "sglang|return_routed_experts.: true with each"),
         (generated(IDS, completion_tokens=3), "20 ids are no multiple of 4 tokens"),
-        (generated(IDS, completion_tokens=-1), "of 0 tokens"),
+        (generated(IDS, completion_tokens=-1), "completion_tokens=-1: must be a whole"),
+        (generated(IDS, prompt_tokens=1, completion_tokens=0), "of 0 tokens"),
         (generated(IDS, routed_experts="AAA"), "line 1: routed_experts: "),
         (generated(IDS, routed_experts="AAAA"), "line 1: routed_experts: "),
         (generated(IDS, routed_experts_dtype="int8"), "routed_experts_dtype=int8: "),
@@ -258,6 +259,24 @@ def test_sglang_counts_of_both_modes_are_those_of_its_tokens(tmp_path: Path) -> 
         trace = read_trace(tmp_path / name)
         np.testing.assert_array_equal(trace.loads(), loads)
         assert (trace.expert_TLK, trace.layers, trace.n_tokens) == (None, ("1", "2"), None)
+
+
+def test_sglang_counts_that_would_overflow_are_refused(tmp_path: Path) -> None:
+    passes = recording()
+    for record in passes["records"]:
+        del record["topk_ids_of_layer"]
+        record["global_physical_count"] = torch.full((3, 8), 2**62)  # two copies: 2**63 is negative
+    torch.save(passes, tmp_path / "passes.pt")
+    with pytest.raises(UsageError, match=r"global_physical_count: .* pairs in all"):
+        read_trace(tmp_path / "passes.pt")
+
+
+@pytest.mark.parametrize("mode", ["2", 2.0, True, [2], 99])
+def test_sglang_modes_are_whole_numbers(mode: object, tmp_path: Path) -> None:
+    recorded = recording()
+    recorded["records"][0]["forward_mode"] = mode
+    torch.save(recorded, tmp_path / "r.pt")
+    assert read_trace(tmp_path / "r.pt").decode_S is None
 
 
 def test_a_pickle_that_holds_more_than_tensors_is_refused_and_not_run(tmp_path: Path) -> None:

@@ -45,8 +45,10 @@ def split_tokens(load_SLE: ArrayLike, placement: Placement, split: Split) -> Cou
         return by_slot(load_SLE, placement)
     if split == "lp":
         return _whole(program_shares(load_SLE, placement), load_SLE, placement)
-    each_SLP, more_SLP = (by_slot(n, placement) for n in np.divmod(load_SLE, placement.replicas_LE))
-    return each_SLP + (placement.turn_LP < more_SLP)  # the first slots take one more
+    each_SLE, more_SLE = np.divmod(load_SLE, placement.replicas_LE)
+    is_first_SLP = placement.turn_LP < by_slot(more_SLE, placement)  # which take one more
+    tokens_SLP: Counts = by_slot(each_SLE, placement) + is_first_SLP
+    return tokens_SLP
 
 
 def rank_loads(load_SLE: ArrayLike, placement: Placement) -> Counts:

@@ -85,8 +85,8 @@ def _recorded(content: Mapping[str, Any], n_experts: int | None) -> Trace:
         count_SLP = np.stack(_arrays(records, "global_physical_count"))
         check_pairs("global_physical_count", count_SLP)
         count_SLE = np.zeros((*count_SLP.shape[:2], n_experts), dtype=np.int64)
-        layer_L1 = np.arange(len(logical_LP))[:, None]
-        np.add.at(count_SLE, (slice(None), layer_L1, logical_LP), count_SLP)
+        for layer, logical_P in enumerate(logical_LP):
+            np.add.at(count_SLE[:, layer].T, logical_P, count_SLP[:, layer].T)
         return _counted(count_SLE, f"per_pass, {rank}")
     if n_experts is None:
         raise UsageError(f"n_experts: the recording has no {_MAP}; add --experts E")
