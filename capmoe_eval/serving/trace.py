@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +13,14 @@ import numpy.typing as npt
 
 from capmoe_eval.errors import Check, UsageError, whole
 from capmoe_eval.routing.capacity import experts_per_rank
+from capmoe_eval.serving.trace_checks import (
+    MOST_EXPERTS,
+    NAME,
+    check_ids,
+    check_pairs,
+    check_scores,
+    check_shape,
+)
 
 # Shape suffixes: T tokens, L MoE layers, K = top-k, S steps (forwards), E routed experts.
 
@@ -29,16 +36,7 @@ ROWS = ("expert_TLK", "score_TLK", "step_T", "request_T", "load_SLE")
 STEP_TOKENS = 2048
 """Tokens of a step where a trace does not say which forward computed a token."""
 
-MOST_EXPERTS = 2**12
-"""Routed experts of a layer, twice those of the largest Switch Transformer."""
-
-_NAME = Check(
-    "must be text in one line of at most 1,000 characters",
-    lambda value: isinstance(value, str) and 0 < len(value) <= 1000 and value.isprintable(),
-)
-_MOST_PAIRS = 2**46  # in counts alone: times ranks and slots they still are 64-bit integers
 _MOST_LOADS = 2**30  # numbers of steps × layers × experts in memory, 8 GiB
-_HIGHEST_SCORE = float(np.finfo(np.float32).max)  # sums are of single precision
 _AT_ONCE = 2**20  # pairs of a token and an expert that are looked at together: few, for the caches
 
 
@@ -83,9 +81,9 @@ class Trace:
                 "or the counts of every step"
             )
         whole(1, MOST_EXPERTS)("n_experts", self.n_experts)
-        _NAME("source", self.source)
+        NAME("source", self.source)
         if self.model is not None:
-            _NAME("model", self.model)
+            NAME("model", self.model)
         bounds = f"from 1 to n_experts={self.n_experts}"
         some = Check(f"must be a whole number {bounds}", whole(1, self.n_experts).holds)
         for name in ("top_k", "ranks"):
@@ -104,7 +102,7 @@ class Trace:
         if len(self.layers) != n_layers:
             raise UsageError(f"layers: {len(self.layers)} names for {n_layers} layers; name each")
         for layer in self.layers:
-            _NAME("layers", layer)
+            NAME("layers", layer)
 
     def _check_tokens(self) -> None:
         ids = self.expert_TLK
@@ -117,13 +115,13 @@ class Trace:
         if self.top_k not in (None, ids.shape[2]):
             raise UsageError(f"top_k={self.top_k}: expert_TLK has {ids.shape[2]} experts per token")
         object.__setattr__(self, "top_k", int(ids.shape[2]))
-        _check_shape("score_TLK", self.score_TLK, ids.shape, "f")
+        check_shape("score_TLK", self.score_TLK, ids.shape, "f")
         for name in ("step_T", "request_T"):
-            _check_shape(name, getattr(self, name), ids.shape[:1], "ui")
+            check_shape(name, getattr(self, name), ids.shape[:1], "ui")
         for rows in self._rows():
-            _check_ids(ids[rows], self.n_experts, rows.start)
+            check_ids(ids[rows], self.n_experts, rows.start)
             if self.score_TLK is not None:
-                _check_scores(self.score_TLK[rows], rows.start)
+                check_scores(self.score_TLK[rows], rows.start)
         step_T = self.step_T
         if step_T is not None and (int(step_T[0]) < 0 or (np.diff(step_T.astype("i8")) < 0).any()):
             raise UsageError(
@@ -369,50 +367,3 @@ def unsigned(ids: Array) -> Array:
     if (lowest := int(ids.min())) < 0:
         raise UsageError(f"expert_TLK={lowest}: the number of an expert must be at least 0")
     return ids.astype(np.min_scalar_type(int(ids.max())), copy=False)
-
-
-def check_pairs(field: str, counts: Array) -> None:
-    """Refuse counts of which sums would overflow."""
-    if (pairs := float(counts.sum(dtype=np.float64))) > _MOST_PAIRS:
-        raise UsageError(
-            f"{field}: {pairs:.3g} pairs in all; counts may sum to {_MOST_PAIRS:.3g} at most"
-        )
-
-
-def _check_shape(field: str, array: Array | None, shape: tuple[int, ...], kinds: str) -> None:
-    if array is not None and (array.shape != shape or array.dtype.kind not in kinds):
-        wanted = "floats" if kinds == "f" else "integers"
-        raise UsageError(
-            f"{field}: {array.dtype} {list(array.shape)}; must be {wanted} {list(shape)}, as "
-            "expert_TLK has them"
-        )
-
-
-def _check_ids(ids: Array, n_experts: int, first: int) -> None:
-    if (highest := int(ids.max())) >= n_experts:
-        raise UsageError(
-            f"expert_TLK={highest}: experts are numbered from 0 to {n_experts - 1}; set "
-            "n_experts to the routed experts of a layer"
-        )
-    id_KTL = np.ascontiguousarray(np.moveaxis(ids, 2, 0))  # to compare is much faster than to sort
-    for one_TL, other_TL in itertools.combinations(id_KTL, 2):
-        if (twice_TL := one_TL == other_TL).any():
-            token, layer = (int(number) for number in np.argwhere(twice_TL)[0])
-            twice = int(one_TL[token, layer])
-            unrecorded = "" if twice else ", and a server leaves 0 where it recorded nothing"
-            raise UsageError(
-                f"expert_TLK: token {first + token} has expert {twice} twice in layer {layer}; a "
-                f"router chooses an expert once{unrecorded}"
-            )
-
-
-def _check_scores(scores: Array, first: int) -> None:
-    fine = np.isfinite(scores) & (scores >= 0)
-    if scores.dtype.itemsize > 4:
-        fine &= scores <= _HIGHEST_SCORE
-    if not fine.all():
-        token, layer, place = (int(number) for number in np.argwhere(~fine)[0])
-        raise UsageError(
-            f"score_TLK={scores[token, layer, place]}: a gate score of token {first + token}, "
-            f"layer {layer}; must be from 0 to {_HIGHEST_SCORE:.3g}"
-        )

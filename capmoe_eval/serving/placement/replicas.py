@@ -45,7 +45,8 @@ def split_tokens(load_SLE: ArrayLike, placement: Placement, split: Split) -> Cou
         return by_slot(load_SLE, placement)
     if split == "lp":
         return _whole(program_shares(load_SLE, placement), load_SLE, placement)
-    each_SLE, more_SLE = np.divmod(load_SLE, placement.replicas_LE)
+    each_SLE: Counts = load_SLE // placement.replicas_LE
+    more_SLE: Counts = load_SLE % placement.replicas_LE
     is_first_SLP = placement.turn_LP < by_slot(more_SLE, placement)  # which take one more
     tokens_SLP: Counts = by_slot(each_SLE, placement) + is_first_SLP
     return tokens_SLP

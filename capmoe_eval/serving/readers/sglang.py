@@ -16,7 +16,8 @@ import numpy as np
 from capmoe_eval.errors import UsageError, reading, shown, whole
 from capmoe_eval.serving.readers.padding import left_out, without_padding
 from capmoe_eval.serving.readers.tensor_file import array, load_tensors
-from capmoe_eval.serving.trace import Array, Trace, check_pairs, unsigned
+from capmoe_eval.serving.trace import Array, Trace, unsigned
+from capmoe_eval.serving.trace_checks import check_pairs
 
 _MAP = "last_physical_to_logical_map"
 _DECODE = 2
