@@ -2,19 +2,13 @@
 
 Words are split as a shell does. They run in a directory that has an empty ``file``, a directory
 ``truncated`` and one ``columns`` in hub layout whose OpenBookQA is cut off or lacks a column,
-``record.json``, which is no record, and ``traces`` (:func:`write_traces`).
+``record.json``, which is no record, and ``traces`` (``bad_traces.py``).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import NamedTuple
-
-import numpy as np
-import pandas as pd
-import torch
 
 
 class Row(NamedTuple):
@@ -480,6 +474,21 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "traces/recorded --at-most-points 1 --ranks 8": "give one of them, such as",
         "nowhere.npz --at-most-points 1": "no such file",
         "record.json --at-most-points 1": "not the name of a trace",
+        **{
+            f"example --ranks 8 --at-most-points 1 --{option} {word}": f"--{option}={word}: must be"
+            for option, words in {
+                "ranks": ("1e3", "4097", "1_6"),
+                "experts": ("10000000000", f"1{'0' * 22}"),
+                "top-k": ("0", "4097"),
+                "experts-per-rank": ("0", "10000000000"),
+                "step-tokens": (f"1{'0' * 13}", "٣"),
+                "expert-bytes": ("0", f"1{'0' * 22}"),
+                "at-most-points": ("101", "-1", "nan"),
+            }.items()
+            for word in words
+        },
+        "example --ranks 8 --at-most-points 1 --experts-per-rank 33": "needs one of each at most",
+        "traces/fifo.npz --at-most-points 1": "no regular file",
         ". --at-most-points 1": "manifest.json",
         "example --nope": "--nope",
     },
@@ -491,7 +500,32 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "nowhere.npz": "no such file",
         ". out.png": "manifest.json",
         "traces/cut.npz": "not a whole trace of this suite",
-        "traces/other.npz": "about is not a file in the archive",
+        "traces/other.npz": "about is not in the archive; for counts or ids in arrays of your own",
+        **{
+            f"traces/{name}": "no regular file; save the input in one"
+            for name in ("fifo.npz", "fifo.jsonl", "fifo.parquet", "fifo.pt", "zero.npz")
+        },
+        "traces/recorded/fifo.json out.png": "no regular file",
+        "traces/encrypted.npz": "about.npy: is encrypted",
+        "traces/packed.npz": "is packed in another way",
+        "traces/flipped.npz": "Bad CRC-32",
+        "traces/squeezed.npz": "cannot be unpacked",
+        "traces/flipped.parquet": "CRC checksum",
+        "traces/vast.npz": "load_SLE.npy: int64 [1000000000000, 1, 4] are 32,000,000,000,000 bytes",
+        "traces/braces.npz": "load_SLE.npy: cannot be unpacked (",
+        "traces/wide.npz": "n_experts=10000000000: must be a whole number from 1 to 4096",
+        "traces/nameless.npz": "source=null: must be text",
+        "traces/escape.npz": "model=\\x1b[31m: must be text in one line",
+        "traces/named.npz": "layers=abcd: must be a list of names",
+        "traces/high.npz": "load_SLE: 4.61e+18 pairs in all; counts may sum to",
+        "traces/loud.npz": "score_TLK=1e+308: a gate score",
+        "traces/relabelled.parquet": "layer: must be 0 to 0 in turn",
+        "traces/expanded.pt": "logical_count: repeats its numbers (expand)",
+        "traces/gradient.pt": "load_SLE: float32",
+        "traces/memo.pt": "no whole file of torch.save",
+        "traces/nested.jsonl --experts 8": "line 1: nested too deeply",
+        "traces/header.jsonl --experts 8": "line 1: routed_experts: ",
+        "traces/negative.jsonl --experts 8": "expert ids: -2 is none",
         "traces/later.npz": "field: the file is of another version of this suite",
         "traces/cut.parquet": "not a whole trace of this suite",
         "traces/other.parquet": "layers is missing",
@@ -503,7 +537,7 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "traces/empty.jsonl": "add --experts E",
         "traces/cut.jsonl --experts 8": "line 1: not a whole JSON object",
         "traces/chat.jsonl --experts 8": "--enable-return-routed-experts",
-        "traces/words.jsonl --experts 8": "line 1: no response of vLLM with choices",
+        "traces/words.jsonl --experts 8": "line 1: no response of vLLM or SGLang, which has",
         "traces/ragged.jsonl --experts 8": "tokens differ in their layers or in their top-k",
         "traces/number.jsonl --experts 8": "int64 []; must be integers",
         "traces/recorded": "a directory with 2 files of a server; give one of them, such as",
@@ -518,7 +552,13 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "trace.npz --ranks 0": "--ranks=0",
         "trace.npz --gammas -1": "--gammas",
         "trace.npz --experts x": "--experts=x",
+        f"trace.npz --experts 1{'0' * 22}": "must be a whole number from 1 to 4096",
+        "trace.npz --ranks 10000000000": "must be a whole number from 1 to 4096",
+        "trace.npz --top-k 1.0": "--top-k=1.0",
         "trace.npz --step-tokens 0": "--step-tokens=0",
+        f"trace.npz --step-tokens 1{'0' * 13}": "--step-tokens=1",
+        "traces/vllm.jsonl --experts 8 --top-k 3": "top_k=3: traces/vllm.jsonl has 2",
+        "traces/vllm.csv": "for counts or ids in arrays of your own see that heading",
         "record.json out.png": "no record of this suite",
         "record.json out.bmp": "bmp",
         "record.json file/out.png": WRITE,
@@ -652,36 +692,6 @@ LM_EVAL: Mapping[str, str] = {
     "run --model capmoe --tasks nosuch --model_args pretrained=/no/such": "nosuch",
     "run --model capmo --tasks piqa": "capmo",
 }
-
-
-def write_traces(place: Path) -> None:
-    """Write traces that are cut off, of another kind or of a server, below a directory."""
-    for name in ("recorded", "workload"):
-        (place / name).mkdir(parents=True)
-    np.savez(place / "other.npz", a=np.arange(3))
-    about = {"schema": 1, "n_experts": 4, "layers": ["0"], "field": 1}
-    np.savez(place / "later.npz", about=np.array(json.dumps(about)), load_SLE=np.ones((1, 1, 4)))
-    pd.DataFrame({"a": [1]}).to_parquet(place / "other.parquet")
-    for number in range(2):
-        counted = {"logical_count": torch.ones(2, 3, 8, dtype=torch.int64)}
-        torch.save(counted, place / f"recorded/{number}.pt")
-    torch.save({"logical_count": torch.ones(8)}, place / "flat.pt")
-    torch.save({"weight": torch.ones(8)}, place / "other.pt")
-    for kind in ("npz", "parquet", "pt"):
-        path = place / f"other.{kind}"
-        (place / f"cut.{kind}").write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    responses = {
-        "empty": "",
-        "cut": '{"choices": [{"routed_experts": [[[0, 1',
-        "chat": '{"choices": [{"message": {"content": "a"}}]}',
-        "words": '{"choices": ["a"]}',
-        "ragged": '{"choices": [{"routed_experts": [[[0, 1], [1]]]}]}',
-        "number": '{"choices": [{"routed_experts": 5}]}',
-    }
-    for name, text in responses.items():
-        (place / f"{name}.jsonl").write_text(text)
-    (place / "text.pt").write_text("a")
-    (place / "workload/manifest.json").write_text('{"schema_version": 1}')
 
 
 def rows() -> Iterator[Row]:

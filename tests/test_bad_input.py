@@ -17,7 +17,8 @@ from capmoe_eval import advise, claims, figures, lm_eval, loads, replication, si
 from capmoe_eval.bench import __main__ as bench
 from capmoe_eval.evaluation import loading
 from capmoe_eval.report import adaptive as adaptive_report
-from tests.bad_input import Row, rows, write_traces
+from tests.bad_input import Row, rows
+from tests.bad_traces import write_traces
 
 COMMANDS: dict[str, Callable[[], object]] = {
     "main": main_command.main,

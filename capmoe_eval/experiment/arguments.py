@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,12 +70,15 @@ def _path(word: str) -> Path:
     return Path(word)
 
 
+_PLAIN = re.compile(r"[!-^`-~]*")  # what Python reads beside: 1_0, spaces, digits of other scripts
+
+
 def _typed(parse: Callable[[str], Any], check: Check) -> Callable[[str], Any]:
     """Return a type of an option: the value of a word that keeps the rule."""
 
     def convert(word: str) -> Any:
         try:
-            value = parse(word)
+            value = parse(word) if _PLAIN.fullmatch(word) else math.nan
         except ValueError:
             value = math.nan
         if not check.holds(value):
@@ -85,6 +89,9 @@ def _typed(parse: Callable[[str], Any], check: Check) -> Callable[[str], Any]:
 
 
 COUNT = _typed(int, whole(1))
+EXPERTS = _typed(int, whole(1, 2**12))  # those of a layer, and what there are at most as many of
+TOKENS = _typed(int, whole(1, 2**40))
+BYTES = _typed(int, whole(1, 2**50))
 INDEX = _typed(int, whole(0))
 SEED = _typed(int, whole(0, 2**32 - 1))
 THREADS = _typed(int, whole(1, 1024))
@@ -94,6 +101,7 @@ POSITIVE = _typed(
 SECONDS = _typed(
     float, Check("must be a finite number of at least 0", lambda number: 0 <= number < math.inf)
 )
+POINTS = _typed(float, Check("must be a number from 0 to 100", lambda number: 0 <= number <= 100))
 SHARE = _typed(float, Check("must be a number from 0 to 1", lambda number: 0 <= number <= 1))
 GAMMA = _typed(float, CAPACITY)
 PATH = _path

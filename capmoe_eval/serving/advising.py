@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.status_lines import Say, silent
 from capmoe_eval.serving.advice import Advice, Budget, activation, recommend, telling, unknown
 from capmoe_eval.serving.exports import ServerFile, capacity_files, placement_files
 from capmoe_eval.serving.front import axis_of, with_front
@@ -41,11 +42,13 @@ def advise_on_trace(
     quality: Quality | None = None,
     assumed_steps: str | None = None,
     results: str = "results/mine",
+    say: Say = silent,
 ) -> Advised:
     """Return the advice on a trace, which has steps.
 
     ``quality`` is the accuracy of its model by records, ``assumed_steps`` says how tokens were put
-    into steps if that was assumed, and ``results`` is the directory that its commands name.
+    into steps if that was assumed, ``results`` is the directory that its commands name, and ``say``
+    takes lines on the progress.
 
     Raises:
         UsageError: For another deployment than can be, or γ=∞.
@@ -58,7 +61,7 @@ def advise_on_trace(
     ranks, slots, link_share, _ = deployment
     slots = trace.n_experts // ranks + 1 if slots is None else slots
     check_deployment(trace.n_experts, ranks, slots)
-    settings = trace_settings(trace, gammas, ranks, slots, link_share)
+    settings = trace_settings(trace, gammas, ranks, slots, link_share, say)
     if quality is not None:
         settings = quality.completed(settings, link_share)
     return _advised(

@@ -8,12 +8,12 @@ is a choice that no server makes, and copies are there to compute what it would 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from capmoe_eval.experiment.status_lines import Say, silent
 from capmoe_eval.routing.capacity import capacity, experts_per_rank
 from capmoe_eval.serving.adaptive import choose, grid
 from capmoe_eval.serving.pairs import KEEPERS, active_copies, dropped_mass
@@ -108,10 +108,13 @@ class CapacityCounter:
         self._active_XL = {keeper: np.zeros(shape, dtype=np.int64) for keeper in keepers}
         self._mass_L, self._lost_XLM = np.zeros(placement.layers), np.zeros((*shape, len(KEEPERS)))
 
-    def counted(self) -> list[CapacitySums]:
+    def counted(self, say: Say = silent) -> list[CapacitySums]:
         """Count all steps, and return the sums of each choice of factors."""
+        steps, done = self._trace.n_steps, 0
         for part in self._trace.by_steps():
             self.add(part)
+            done += len(part.load_SLE)
+            say(f"{done:,} of {steps:,} steps")
         return [self.at(number) for number in range(len(self._factors))]
 
     def add(self, part: Steps) -> None:
@@ -144,8 +147,9 @@ class CapacityCounter:
             experts = experts_per_rank(n_experts, ranks)
         different, place_SL = np.unique(asked_SL, return_inverse=True)
         place_SL = place_SL.reshape(asked_SL.shape)
-        limits = {
-            factor: np.array(
+        factors, factor_XL = np.unique(np.array(self._factors), return_inverse=True)
+        limit_FD = np.array(
+            [
                 [
                     # γ·n·T·K/E, and at most a pair for each slot and token.
                     capacity(
@@ -154,15 +158,11 @@ class CapacityCounter:
                     )
                     for asked in different.tolist()
                 ]
-            )
-            for factor in set(itertools.chain.from_iterable(self._factors))
-        }
-        return np.array(
-            [
-                [limits[factor][place_SL[:, layer]] for layer, factor in enumerate(factors)]
-                for factors in self._factors
+                for factor in factors.tolist()
             ]
-        ).swapaxes(1, 2)
+        )
+        limit_XSL: Array = limit_FD[factor_XL.reshape(-1, 1, asked_SL.shape[1]), place_SL]
+        return limit_XSL
 
     def _add_pairs(self, layer: int, tokens: slice, load_SB: Array, limit_XS: Array) -> None:
         """Add scores, and copies of experts under capacities of devices, pair by pair."""
@@ -171,9 +171,12 @@ class CapacityCounter:
         bucket_TK = trace.expert_TLK[tokens, layer]
         score_TK = None if trace.score_TLK is None else trace.score_TLK[tokens, layer]
         if self._of_devices:
-            order_TK = np.argsort(bucket_TK, axis=1)  # pairs come in the order of their experts
-            expert_TK = np.take_along_axis(bucket_TK, order_TK, axis=1)
-            if score_TK is not None:
+            # Pairs come in the order of their experts.
+            if score_TK is None:
+                expert_TK = np.sort(bucket_TK, axis=1)
+            else:
+                order_TK = np.argsort(bucket_TK, axis=1)
+                expert_TK = np.take_along_axis(bucket_TK, order_TK, axis=1)
                 score_TK = np.take_along_axis(score_TK, order_TK, axis=1)
             step_P = np.repeat(np.arange(len(load_SB)), load_SB.sum(axis=1))
             slot_P = slots_in_turn(expert_TK.ravel(), step_P, placement, layer)

@@ -11,10 +11,16 @@ The tests have the servers' schemas, from their public sources:
   ``examples/wide_ep/ep_load_balancer/README.md``, commit 2a595f8, and ``MoeLoadBalancerConfig`` in
   ``tensorrt_llm/llmapi/llm_args.py``.
 - vLLM, ``--eplb-config JSON``: vllm-project/vllm, ``vllm/config/parallel.py``, commit 00193b8,
-  ``EPLBConfig``. vLLM plans by what it counts itself; no file gives it a placement to start with.
-- Megatron-LM, the arguments of a capacity: NVIDIA/Megatron-LM,
-  ``megatron/core/transformer/moe/README.md``, commit 022bcb5. The capacity is of one rank's tokens:
-  ``num_tokens_per_rank * topk * capacity_factor / num_experts``.
+  ``EPLBConfig``. vLLM plans by what it counts itself; no file gives it a placement to start with:
+  pull requests 41141, 49572 and 53022 would, and none is merged.
+- Megatron-LM, the arguments of a capacity: NVIDIA/Megatron-LM, commit d98e8a64. The capacity is of
+  one rank's tokens, pads too: ``ceil(num_tokens · topk / num_experts · capacity_factor)``
+  (``moe_utils.py`` of ``megatron/core/transformer/moe``, ``apply_router_token_dropping``).
+  ``probs`` keeps the highest of what the router multiplies with: the softmax over all experts with
+  ``--moe-router-pre-softmax``, else that over the token's own top-k. ``position`` is no export of
+  Order: it is ``torch.topk`` of zeros and ones, which leaves open whom of equals it takes.
+  Inference keeps the factor only as :data:`_MEGATRON_USAGE` says (``transformer_config.py``,
+  ``__post_init__``; ``megatron/core/inference/utils.py``, ``set_decode_expert_padding``).
 
 A field that the server's public source or documentation does not show is left out.
 """
@@ -38,8 +44,12 @@ VLLM: Final = "vllm_eplb_config.json"
 MEGATRON: Final = "megatron_arguments.txt"
 SERVER_FILES: Final = (SGLANG, TENSORRT_LLM, VLLM, MEGATRON)
 
-# Megatron-LM's names of its methods: it drops the lowest probabilities, or the end of the batch.
-_POLICIES: Final = {"score": "probs", "order": "position"}
+_MEGATRON_USAGE: Final = (
+    f"pretrain_gpt.py, or a server of Megatron-LM, with: … $(cat {MEGATRON}); --transformer-impl "
+    "inference_optimized refuses every capacity, and with --moe-pad-experts-for-cuda-graph-"
+    "inference a server replaces the factor in every step. Add --moe-router-pre-softmax if the "
+    "model has it: the kept probabilities are then the scores of this advice."
+)
 
 
 class ServerFile(NamedTuple):
@@ -50,10 +60,13 @@ class ServerFile(NamedTuple):
 
 
 def layer_numbers(names: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the numbers of layers in their model: those in their names, else their places."""
-    found = [re.search(r"\d+", name) for name in names]
-    numbers = tuple(int(match.group()) for match in found if match)
-    return numbers if len(set(numbers)) == len(names) else tuple(range(len(names)))
+    """Return the numbers of layers in their model: those in their names, else their places.
+
+    A number of five digits is none of a layer.
+    """
+    numbers = {name: re.search(r"(?<!\d)\d{1,4}(?!\d)", name) for name in names}
+    places = tuple(int(match.group()) for match in numbers.values() if match)
+    return places if len(set(places)) == len(names) else tuple(range(len(names)))
 
 
 def placement_files(
@@ -90,7 +103,7 @@ def placement_files(
         VLLM: ServerFile(
             _json({"num_redundant_experts": placement.redundant}),
             "vllm serve … --enable-expert-parallel --enable-eplb --eplb-config "
-            f'"$(cat {VLLM})"{note}',
+            f'"$(cat {VLLM})"{note}  # copies alone: vLLM takes no map from a file',
         ),
     }
 
@@ -102,15 +115,14 @@ def _json(content: dict[str, object]) -> str:
 def capacity_files(setting: Setting) -> dict[str, ServerFile]:
     """Return the file of a recommended capacity, if a server has it: Megatron-LM or none.
 
-    It has one γ for all layers, of each expert in blocks.
+    It has Token Drop with one γ for all layers, of each expert in blocks.
     """
     of_experts = setting.kind == "capacity" and setting.granularity == "expert"
     is_plain = setting.layer_gammas is None and setting.placement is None and not setting.knobs
-    if setting.method not in _POLICIES or not of_experts or not is_plain:
+    if setting.method != "score" or not of_experts or not is_plain:
         return {}
     arguments = (
-        f"--moe-expert-capacity-factor {setting.gamma} --moe-token-drop-policy "
-        f"{_POLICIES[setting.method]} --moe-token-dispatcher-type alltoall\n"
+        f"--moe-expert-capacity-factor {setting.gamma} --moe-token-drop-policy probs "
+        "--moe-token-dispatcher-type alltoall\n"
     )
-    usage = f"pretrain or serve with Megatron-LM: … $(cat {MEGATRON})"
-    return {MEGATRON: ServerFile(arguments, usage)}
+    return {MEGATRON: ServerFile(arguments, _MEGATRON_USAGE)}

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from capmoe_eval.experiment.status_lines import Say, silent
 from capmoe_eval.serving.trace import Array, Trace
 
 # Shape suffixes: T tokens of some steps, K = top-k, S steps, E experts, B = S·E buckets,
@@ -82,17 +83,22 @@ def active_copies(
     step_P = np.repeat(np.arange(n_steps), load_SR.sum(axis=1))
     slot_P, bucket_P = slot_TK.ravel(), step_P * n_ranks + slot_TK.ravel() // slots
     bucket_P = bucket_P.astype(np.min_scalar_type(load_SR.size))  # short integers sort faster
-    order_P: Array = np.arange(len(slot_P), dtype=np.uint64)
-    if score_TK is not None:
-        order_P = np.sort(_falling(score_TK) << np.uint64(32) | order_P).astype(np.uint32)
-    order_P = order_P[np.argsort(bucket_P[order_P], kind="stable")]
+    order_P: Array
+    if score_TK is None:
+        order_P = np.argsort(bucket_P, kind="stable")
+    else:
+        number_P: Array = np.arange(len(slot_P), dtype=np.uint64)
+        falling_P = np.sort(_falling(score_TK) << np.uint64(32) | number_P).astype(np.uint32)
+        order_P = falling_P[np.argsort(bucket_P[falling_P], kind="stable")]
     load_B = load_SR.ravel()
     place_P = np.arange(len(order_P)) - np.repeat(load_B.cumsum() - load_B, load_B)
-    # A copy computes if the first of its pairs is kept; one without a pair never does.
+    # A copy computes if the first of its pairs is kept; one without a pair never does. Places rise,
+    # so that of a copy's places the first is written last.
     first_SN = np.full((n_steps, n_ranks * slots), np.iinfo(np.int64).max)
     copy_P = step_P * (n_ranks * slots) + slot_P
-    np.minimum.at(first_SN.ravel(), copy_P[order_P], place_P)
-    return np.array([np.count_nonzero(first_SN < limit_S[:, None]) for limit_S in limit_XS])
+    first_SN.ravel()[copy_P[order_P[::-1]]] = place_P[::-1]
+    active_X: Array = np.count_nonzero(first_SN < limit_XS[:, :, None], axis=(1, 2))
+    return active_X
 
 
 class Activated(NamedTuple):
@@ -103,7 +109,7 @@ class Activated(NamedTuple):
     drop_rate: float  # share of the router's pairs with other experts
 
 
-def activated_by_oea(trace: Trace) -> list[Activated]:
+def activated_by_oea(trace: Trace, say: Say = silent) -> list[Activated]:
     """Return what OEA activates for k0 = 1 … K−1; ``reference.py`` has the loop.
 
     OEA (Oncescu et al., arXiv 2511.02237; :mod:`capmoe_eval.routing.activation`) activates each
@@ -114,17 +120,25 @@ def activated_by_oea(trace: Trace) -> list[Activated]:
     if trace.expert_TLK is None:
         return []
     top_k = trace.expert_TLK.shape[2]
-    active, lost, layers = [0] * top_k, [0] * top_k, 0
+    activated_K, held_K, layers = np.zeros(top_k, dtype=np.int64), np.zeros(top_k), 0
     for part in trace.by_steps():
         steps = len(part.load_SLE)
         layers += steps * trace.n_layers
         step_T = np.repeat(np.arange(steps), part.load_SLE[:, 0].sum(axis=1) // top_k)
+        first_T1 = step_T[:, None] * trace.n_experts
         for layer in range(trace.n_layers):
-            expert_TK = trace.expert_TLK[part.tokens, layer]
-            activated_SE = np.zeros((steps, trace.n_experts), dtype=bool)
-            for k0 in range(1, top_k):
-                activated_SE[step_T, expert_TK[:, k0 - 1]] = True
-                active[k0] += int(activated_SE.sum())
-                lost[k0] += int(part.load_SLE[:, layer][~activated_SE].sum())
+            bucket_TK = first_T1 + trace.expert_TLK[part.tokens, layer]
+            # The best place at which a token of the step has an expert: that of the last writing.
+            place_B = np.full(steps * trace.n_experts, top_k)
+            for place in reversed(range(top_k)):
+                place_B[bucket_TK[:, place]] = place
+            load_B = part.load_SLE[:, layer].ravel()
+            activated_K += np.bincount(place_B, minlength=top_k + 1)[:top_k]
+            held_K += np.bincount(place_B, load_B, minlength=top_k + 1)[:top_k]
+        say(f"experts that OEA activates: {layers // trace.n_layers:,} of {trace.n_steps:,} steps")
+    active_K, kept_K = activated_K.cumsum(), held_K.cumsum()  # of the k0 best, less than 2**53
     pairs = trace.expert_TLK.size
-    return [Activated(k0, active[k0] / layers, lost[k0] / pairs) for k0 in range(1, top_k)]
+    return [
+        Activated(k0, int(active_K[k0 - 1]) / layers, (pairs - int(kept_K[k0 - 1])) / pairs)
+        for k0 in range(1, top_k)
+    ]

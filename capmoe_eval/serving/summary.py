@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from capmoe_eval.experiment.status_lines import Say, silent
 from capmoe_eval.serving.capacities import CapacityCounter
 from capmoe_eval.serving.placement.layout import contiguous
 from capmoe_eval.serving.trace import Array, Trace
@@ -74,12 +75,13 @@ def summarise(
     *,
     ranks: int | None = None,
     rounding: str = "ceil",
+    say: Say = silent,
 ) -> Summary:
     """Summarise a trace in one pass of bounded memory.
 
     ``C = ceil(γ·T·K/E)`` with the T tokens of a step, as :func:`capacity` has it. Where K is not
     known, C is not bounded by T, which changes no drop, only the waste at γ above E/K. Each of the
-    ranks, by default the trace's, has E/R consecutive experts.
+    ranks, by default the trace's, has E/R consecutive experts. ``say`` takes lines on the progress.
 
     Raises:
         UsageError: If the experts cannot be spread evenly over the ranks.
@@ -89,9 +91,11 @@ def summarise(
     factors = [[gamma] * trace.n_layers for gamma in gammas]
     counter = CapacityCounter(trace, factors, home, "expert", (), rounding)
     load_LE = np.zeros((trace.n_layers, trace.n_experts), dtype=np.int64)
-    parts = []
+    parts, steps, done = [], trace.n_steps, 0
     for part in trace.by_steps():
         counter.add(part)
+        done += len(part.load_SLE)
+        say(f"{done:,} of {steps:,} steps")
         load_LE += part.load_SLE.sum(axis=0)
         rank_SLR = part.load_SLE.reshape(*part.load_SLE.shape[:2], home.ranks, -1).sum(axis=3)
         parts.append((part.load_SLE.sum(axis=2), part.load_SLE.max(axis=2), rank_SLR.max(axis=2)))

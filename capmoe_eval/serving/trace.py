@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +13,14 @@ import numpy.typing as npt
 
 from capmoe_eval.errors import Check, UsageError, whole
 from capmoe_eval.routing.capacity import experts_per_rank
+from capmoe_eval.serving.trace_checks import (
+    MOST_EXPERTS,
+    NAME,
+    check_ids,
+    check_pairs,
+    check_scores,
+    check_shape,
+)
 
 # Shape suffixes: T tokens, L MoE layers, K = top-k, S steps (forwards), E routed experts.
 
@@ -29,6 +36,7 @@ ROWS = ("expert_TLK", "score_TLK", "step_T", "request_T", "load_SLE")
 STEP_TOKENS = 2048
 """Tokens of a step where a trace does not say which forward computed a token."""
 
+_MOST_LOADS = 2**30  # numbers of steps × layers × experts in memory, 8 GiB
 _AT_ONCE = 2**20  # pairs of a token and an expert that are looked at together: few, for the caches
 
 
@@ -64,6 +72,7 @@ class Trace:
     model: str | None = None
     source: str = "unknown"  # origin in words, such as ``vllm`` or the path of a record
     ranks: int | None = None  # R, each with E/R consecutive experts; None if unknown
+    _loads: Array | None = dataclasses.field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if (self.expert_TLK is None) == (self.load_SLE is None):
@@ -71,7 +80,10 @@ class Trace:
                 "expert_TLK, load_SLE: a trace has exactly one of them: the experts of every token "
                 "or the counts of every step"
             )
-        whole(1)("n_experts", self.n_experts)
+        whole(1, MOST_EXPERTS)("n_experts", self.n_experts)
+        NAME("source", self.source)
+        if self.model is not None:
+            NAME("model", self.model)
         bounds = f"from 1 to n_experts={self.n_experts}"
         some = Check(f"must be a whole number {bounds}", whole(1, self.n_experts).holds)
         for name in ("top_k", "ranks"):
@@ -89,6 +101,8 @@ class Trace:
             object.__setattr__(self, "layers", tuple(map(str, range(n_layers))))
         if len(self.layers) != n_layers:
             raise UsageError(f"layers: {len(self.layers)} names for {n_layers} layers; name each")
+        for layer in self.layers:
+            NAME("layers", layer)
 
     def _check_tokens(self) -> None:
         ids = self.expert_TLK
@@ -101,13 +115,13 @@ class Trace:
         if self.top_k not in (None, ids.shape[2]):
             raise UsageError(f"top_k={self.top_k}: expert_TLK has {ids.shape[2]} experts per token")
         object.__setattr__(self, "top_k", int(ids.shape[2]))
-        _check_shape("score_TLK", self.score_TLK, ids.shape, "f")
+        check_shape("score_TLK", self.score_TLK, ids.shape, "f")
         for name in ("step_T", "request_T"):
-            _check_shape(name, getattr(self, name), ids.shape[:1], "ui")
+            check_shape(name, getattr(self, name), ids.shape[:1], "ui")
         for rows in self._rows():
-            _check_ids(ids[rows], self.n_experts, rows.start)
+            check_ids(ids[rows], self.n_experts, rows.start)
             if self.score_TLK is not None:
-                _check_scores(self.score_TLK[rows], rows.start)
+                check_scores(self.score_TLK[rows], rows.start)
         step_T = self.step_T
         if step_T is not None and (int(step_T[0]) < 0 or (np.diff(step_T.astype("i8")) < 0).any()):
             raise UsageError(
@@ -131,6 +145,7 @@ class Trace:
             )
         if (lowest := load_SLE.min()) < 0:
             raise UsageError(f"load_SLE={lowest}: a count must be at least 0")
+        check_pairs("load_SLE", load_SLE)
         if self.top_k is not None and (load_SLE.sum(axis=2) % self.top_k).any():
             raise UsageError(
                 f"top_k={self.top_k}: a step's counts of a layer are no multiple of it; leave it "
@@ -210,7 +225,10 @@ class Trace:
         """Return some steps; ``rows`` are their tokens, or the steps again of counts alone."""
         parts = {name: array[rows] for name in ROWS if (array := getattr(self, name)) is not None}
         kinds_S = None if self.decode_S is None else self.decode_S[steps]
-        return dataclasses.replace(self, **parts, decode_S=kinds_S)
+        part = dataclasses.replace(self, **parts, decode_S=kinds_S)
+        if self._loads is not None:
+            object.__setattr__(part, "_loads", self._loads[steps])
+        return part
 
     def _rows(self, first: int = 0, last: int | None = None) -> Iterator[slice]:
         """Yield slices of tokens of a bounded number of pairs."""
@@ -234,8 +252,24 @@ class Trace:
         return np.concatenate([[0], changes, [rows]])
 
     def loads(self) -> Array:
-        """Return the pairs that each expert got, int64 [S, L, E]."""
-        return np.concatenate([part.load_SLE for part in self.by_steps()])
+        """Return the pairs that each expert got, int64 [S, L, E], and keep them for further uses.
+
+        Raises:
+            UsageError: If they are too many to be in memory.
+        """
+        if self._loads is None:
+            steps, layers = self.n_steps, self.n_layers
+            if steps * layers * self.n_experts > _MOST_LOADS:
+                raise UsageError(
+                    f"step tokens: {steps:,} steps × {layers} layers × {self.n_experts} experts "
+                    "are too many counts for the memory; take more tokens a step (--step-tokens), "
+                    "or a part of the trace"
+                )
+            loads = np.concatenate([part.load_SLE for part in self.by_steps()])
+            loads.flags.writeable = False
+            object.__setattr__(self, "_loads", loads)
+        assert self._loads is not None
+        return self._loads
 
     def by_steps(self) -> Iterator[Steps]:
         """Yield the loads of consecutive steps in parts of bounded memory."""
@@ -245,7 +279,7 @@ class Trace:
             for first in range(0, len(self.load_SLE), size):
                 yield Steps(self.load_SLE[first : first + size].astype(np.int64), slice(0, 0))
             return
-        bounds = self._bounds()
+        bounds, loads = self._bounds(), self._loads
         first = 0
         while first < len(bounds) - 1:
             # At least one step, at most `size` of them, and not many more tokens than at once.
@@ -253,7 +287,9 @@ class Trace:
             last = int(np.searchsorted(bounds, wanted, side="right")) - 1
             last = min(max(last, first + 1), first + size)
             tokens = slice(int(bounds[first]), int(bounds[last]))
-            yield Steps(self._count(bounds[first : last + 1]), tokens)
+            steps = slice(first, last)
+            load_SLE = self._count(bounds[first : last + 1]) if loads is None else loads[steps]
+            yield Steps(load_SLE, tokens)
             first = last
 
     def _count(self, bounds: Array) -> Array:
@@ -331,38 +367,3 @@ def unsigned(ids: Array) -> Array:
     if (lowest := int(ids.min())) < 0:
         raise UsageError(f"expert_TLK={lowest}: the number of an expert must be at least 0")
     return ids.astype(np.min_scalar_type(int(ids.max())), copy=False)
-
-
-def _check_shape(field: str, array: Array | None, shape: tuple[int, ...], kinds: str) -> None:
-    if array is not None and (array.shape != shape or array.dtype.kind not in kinds):
-        wanted = "floats" if kinds == "f" else "integers"
-        raise UsageError(
-            f"{field}: {array.dtype} {list(array.shape)}; must be {wanted} {list(shape)}, as "
-            "expert_TLK has them"
-        )
-
-
-def _check_ids(ids: Array, n_experts: int, first: int) -> None:
-    if (highest := int(ids.max())) >= n_experts:
-        raise UsageError(
-            f"expert_TLK={highest}: experts are numbered from 0 to {n_experts - 1}; set "
-            "n_experts to the routed experts of a layer"
-        )
-    id_KTL = np.ascontiguousarray(np.moveaxis(ids, 2, 0))  # to compare is much faster than to sort
-    for one_TL, other_TL in itertools.combinations(id_KTL, 2):
-        if (twice_TL := one_TL == other_TL).any():
-            token, layer = (int(number) for number in np.argwhere(twice_TL)[0])
-            raise UsageError(
-                f"expert_TLK: token {first + token} has expert {one_TL[token, layer]} twice in "
-                f"layer {layer}; a router chooses an expert once"
-            )
-
-
-def _check_scores(scores: Array, first: int) -> None:
-    fine = np.isfinite(scores) & (scores >= 0)
-    if not fine.all():
-        token, layer, place = (int(number) for number in np.argwhere(~fine)[0])
-        raise UsageError(
-            f"score_TLK={scores[token, layer, place]}: a gate score of token {first + token}, "
-            f"layer {layer}; must be finite and at least 0"
-        )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.status_lines import Say, silent
 from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.knobs import CONTIGUOUS
 from capmoe_eval.serving.capacities import CapacityCounter, Factors, layer_factors
@@ -32,6 +33,11 @@ def check_deployment(n_experts: int, ranks: int, slots: int) -> None:
     if ranks < 2:
         raise UsageError("ranks=1: one rank waits for no other; give at least 2")
     local = experts_per_rank(n_experts, ranks, "ranks")
+    if slots > n_experts:
+        raise UsageError(
+            f"experts_per_rank={slots}: there are {n_experts}, and a rank needs one of each at "
+            f"most; give {local} to {n_experts}"
+        )
     if slots < local:
         raise UsageError(
             f"experts_per_rank={slots}: {ranks} ranks have room for {ranks * slots} of {n_experts} "
@@ -40,7 +46,12 @@ def check_deployment(n_experts: int, ranks: int, slots: int) -> None:
 
 
 def trace_settings(
-    trace: Trace, gammas: Sequence[float], ranks: int, slots: int, link_share: float = 0.0
+    trace: Trace,
+    gammas: Sequence[float],
+    ranks: int,
+    slots: int,
+    link_share: float = 0.0,
+    say: Say = silent,
 ) -> list[Setting]:
     """Return all settings on a trace.
 
@@ -48,7 +59,7 @@ def trace_settings(
     with one γ for each keeper and with a γ for each layer; those on EPLB's placements; OEA.
 
     ``slots`` are the experts on a rank, with copies; ``link_share`` is as for
-    :func:`capmoe_eval.serving.settings.speedup`.
+    :func:`capmoe_eval.serving.settings.speedup`; ``say`` takes lines on the progress.
 
     Raises:
         UsageError: If the experts cannot be spread so, or the judged steps are empty.
@@ -63,7 +74,7 @@ def trace_settings(
         outcomes.append(judge_least_loaded(load_SLE, ranks))
     else:
         planned_SLE = halves(load_SLE)[0]
-        outcomes = compare(load_SLE, ranks, (extra,) if extra else ())
+        outcomes = compare(load_SLE, ranks, (extra,) if extra else (), say=say)
     judged = _Judged(
         trace.second_half(),
         gammas,
@@ -71,6 +82,7 @@ def trace_settings(
         _straggler(outcomes[0]),
         outcomes[0].summary().active,
         link_share,
+        say,
     )
     settings = [judged.balanced(outcome) for outcome in outcomes]
     settings += judged.capacities(home, planned_SLE)
@@ -89,7 +101,7 @@ def trace_settings(
             active=found.active,
             active_before=judged.active,
         )
-        for found in activated_by_oea(judged.trace)
+        for found in activated_by_oea(judged.trace, say)
     ]
 
 
@@ -108,6 +120,7 @@ class _Judged:
     straggler: float  # of the unchanged model
     active: float  # copies of experts that compute there
     link_share: float
+    say: Say
 
     def _setting(
         self, straggler: float, sent: float, active: float | None, **fields: object
@@ -120,6 +133,9 @@ class _Judged:
             "active_before": self.active,
         }
         return Setting.model_validate(compared | fields)
+
+    def _say_of(self, what: str) -> Say:
+        return lambda line: self.say(what + line)
 
     def balanced(self, outcome: Outcome) -> Setting:
         """Return the setting of a method that drops nothing."""
@@ -167,7 +183,8 @@ class _Judged:
             keepers = _BEST if about else KEEPERS
             factor_XL = [factors for _, factors in chosen]
             counter = CapacityCounter(self.trace, factor_XL, placement, granularity, keepers)
-            for (named, _), found in zip(chosen, counter.counted(), strict=True):
+            what = f"capacities of each {granularity} on {about.get('placement', 'blocks')}: "
+            for (named, _), found in zip(chosen, counter.counted(self._say_of(what)), strict=True):
                 for keeper in _BEST if "layer_gammas" in named else keepers:
                     yield self._setting(
                         found.straggler,

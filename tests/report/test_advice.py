@@ -23,14 +23,16 @@ from capmoe_eval.serving.advice import Advice, Budget
 from capmoe_eval.serving.advising import Deployment, advise_on_trace
 from capmoe_eval.serving.exports import SERVER_FILES, SGLANG, TENSORRT_LLM, VLLM
 from capmoe_eval.serving.trace import Trace
-from capmoe_eval.serving.trace_file import save_trace
+from capmoe_eval.serving.trace_file import load_trace, save_trace
 from tests.records import planned
 from tests.serving.test_front import skewed
-from tests.serving.test_readers import completion, lines
+from tests.serving.test_readers import completion, generated, lines
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
 COMMANDS = sorted(set(re.findall(r"^    (python -m capmoe_eval[. ].*)$", PAGE, re.MULTILINE)))
+OWN_ARRAYS = PAGE.partition("### Counts or ids in arrays of your own")[2].split("```")[1][7:]
+"""The example that makes traces of arrays."""
 MAINS = {
     "capmoe_eval.advise": advise.main,
     "capmoe_eval.loads": loads.main,
@@ -45,6 +47,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     generator = np.random.default_rng(0)
     experts = np.argsort(generator.random((5000, 2, 128)), axis=2)[:, :, :8]
     lines(tmp_path / "responses.jsonl", completion(experts.tolist()))
+    lines(tmp_path / "generated.jsonl", generated(experts))
     (tmp_path / "results").symlink_to(ROOT / "results")
     (tmp_path / "capmoe_eval").symlink_to(ROOT / "capmoe_eval")
     recorded = {"logical_count": torch.from_numpy(generator.integers(1, 9, (4, 3, 16)))}
@@ -54,7 +57,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     save_trace(
         Trace(32, load_SLE=load_SLE, decode_S=kinds), tmp_path / "traces/zoo_olmoe/gsm8k/1.npz"
     )
+    np.save(tmp_path / "counts.npy", load_SLE)
+    for layer in range(2):
+        np.save(tmp_path / f"layer{layer}.npy", experts[:, layer])
     monkeypatch.chdir(tmp_path)
+    exec(OWN_ARRAYS)
     return tmp_path
 
 
@@ -84,6 +91,20 @@ def test_every_command_of_the_page_runs(
         advice = Advice.model_validate_json((place / "advice" / "advice.json").read_text())
         assert advice.recommendation.sentence in printed
         assert all((place / "advice" / name).is_file() for name in advice.files)
+
+
+def test_arrays_of_a_users_own_become_traces(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counts = load_trace(place / "counts.npz")
+    np.testing.assert_array_equal(counts.loads(), np.load("counts.npy"))
+    ids = load_trace(place / "ids.npz")
+    assert ids.expert_TLK is not None and (ids.n_experts, ids.top_k) == (128, 8)
+    np.testing.assert_array_equal(ids.expert_TLK[:, 1], np.load("layer1.npy"))
+    assert "### Counts or ids in arrays of your own" in PAGE
+    with pytest.raises(SystemExit):
+        loads.main(["counts.npy"])
+    assert "for counts or ids in arrays of your own see" in capsys.readouterr().err
 
 
 def test_there_are_commands_of_each_kind() -> None:

@@ -113,6 +113,7 @@ def test_layers_without_numbers_of_their_own_are_numbered_by_place() -> None:
     assert exports.layer_numbers(("a", "b")) == (0, 1)
     assert exports.layer_numbers(("block1.moe", "block1.other")) == (0, 1)
     assert exports.layer_numbers(("3", "10")) == (3, 10)
+    assert exports.layer_numbers(("3", "10000000000")) == (0, 1)  # rows for so many layers
 
 
 def capacity(method: str = "score", granularity: str = "expert", knobs: str = "") -> Setting:
@@ -129,8 +130,11 @@ def capacity(method: str = "score", granularity: str = "expert", knobs: str = ""
     )
 
 
-def test_megatron_has_score_and_order_of_each_expert() -> None:
-    line = exports.capacity_files(capacity())[exports.MEGATRON].text
+def test_megatron_has_score_of_each_expert_where_its_settings_keep_the_factor() -> None:
+    file = exports.capacity_files(capacity())[exports.MEGATRON]
+    line = file.text
+    assert "--transformer-impl inference_optimized refuses every capacity" in file.usage
+    assert "--moe-pad-experts-for-cuda-graph-inference a server replaces the factor" in file.usage
     assert line == (
         "--moe-expert-capacity-factor 1.5 --moe-token-drop-policy probs "
         "--moe-token-dispatcher-type alltoall\n"
@@ -139,9 +143,8 @@ def test_megatron_has_score_and_order_of_each_expert() -> None:
     names = [name.removeprefix("--") for name in words[::2]]
     read = Arguments.model_validate(dict(zip(names, words[1::2], strict=True)))
     assert (read.moe_expert_capacity_factor, read.moe_token_drop_policy) == (1.5, "probs")
-    order = exports.capacity_files(capacity("order"))[exports.MEGATRON].text
-    assert "--moe-token-drop-policy position" in order
     for other in (
+        capacity("order"),  # its policy "position" keeps any of equals, not the first
         capacity("random"),
         capacity("score", "device"),
         capacity("score", "expert", "count_padding=true"),

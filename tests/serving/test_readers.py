@@ -18,6 +18,8 @@ import torch
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.serving.readers.formats import read_trace
+from capmoe_eval.serving.summary import summarise
+from capmoe_eval.serving.trace import Trace
 
 # [T=5, L=2, K=2] of 6 experts: two tokens of a prompt, and the answer's.
 IDS = np.array(
@@ -75,7 +77,9 @@ def test_vllm_base64_of_prompt_and_answer(dtype: str, tmp_path: Path) -> None:
         (completion(npy(np.array([None]))), "line 1: routed_experts: .*allow_pickle"),
         (completion(npy(IDS + 1)), "expert_TLK=6: experts are numbered from 0 to 5"),
         (completion([[[0, -1]], [[1, 2]]]), "token 0 lacks experts"),
-        ({"error": "no"}, "line 1: no response of vLLM"),
+        (completion(npy(IDS * 0)), "all are 0 or -1, so that the server recorded no expert"),
+        (completion(npy(IDS[:, :, :1].repeat(2, 2))), "expert 0 twice in layer 0.*leaves 0 where"),
+        ({"error": "no"}, "line 1: no response of vLLM or SGLang"),
     ],
 )
 def test_vllm_refuses_in_one_line(response: Any, said: str, tmp_path: Path) -> None:
@@ -85,6 +89,94 @@ def test_vllm_refuses_in_one_line(response: Any, said: str, tmp_path: Path) -> N
     assert str(refused.value).startswith(str(path)) and "\n" not in str(refused.value)
     with pytest.raises(UsageError, match="add --experts E"):
         read_trace(path)
+
+
+def golden(name: str, **options: int | None) -> Trace:
+    return read_trace(Path(__file__).parent / "responses" / f"{name}.jsonl", 6, **options)
+
+
+def test_a_layer_that_is_0_throughout_has_no_experts_and_is_left_out() -> None:
+    """vLLM's buffer begins with zeros, which a dense layer never overwrites."""
+    trace = golden("vllm_dense_layer")
+    assert trace.expert_TLK is not None
+    np.testing.assert_array_equal(trace.expert_TLK, IDS)
+    assert trace.layers == ("1", "2")
+    assert trace.source == "vllm; without layer 0, which recorded no expert"
+
+
+def test_interleaved_dense_layers_of_a_top_1_model_are_left_out(tmp_path: Path) -> None:
+    """As of Llama 4: with K=1 a dense layer repeats no expert, and would be a straggler of R."""
+    ids = np.zeros((8, 4, 1), dtype="u1")
+    ids[:, 1::2, 0] = np.arange(8)[:, None]
+    trace = read_trace(lines(tmp_path / "out.jsonl", completion(npy(ids))), 8)
+    assert trace.layers == ("1", "3")
+    assert trace.source == "vllm; without layers 0, 2, which recorded no expert"
+    assert summarise(trace.in_steps(8), (1.0,), ranks=8).total.straggler == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "requests"),
+    [
+        # /generate, and two at once, of which the later is in bytes.
+        ("sglang_generate", [0] * 3 + [1] * 2),
+        # In the choice, beside the choices, and in meta_info of two choices.
+        ("sglang_completions", [0] * 5 + [1] * 5 + [2] * 3 + [3] * 5),
+    ],
+)
+def test_sglang_responses(name: str, requests: list[int]) -> None:
+    trace = golden(name, top_k=2)
+    assert trace.expert_TLK is not None and trace.request_T is not None
+    each = {"sglang_generate": [IDS], "sglang_completions": [IDS, IDS, IDS[:3], IDS]}
+    np.testing.assert_array_equal(trace.expert_TLK, np.concatenate(each[name]))
+    assert trace.request_T.tolist() == requests
+    assert (trace.layers, trace.top_k, trace.step_T) == (("1", "2"), 2, None)
+    assert trace.source == "sglang; without layer 0, which recorded no expert"
+    with pytest.raises(UsageError, match="add --top-k K"):
+        golden(name)
+
+
+def generated(ids: Any, **fields: Any) -> dict[str, Any]:
+    """Return SGLang's answer to /generate: a prompt of two tokens, and the others but one."""
+    routed = base64.b64encode(np.ascontiguousarray(ids, "<i4").tobytes()).decode()
+    counted = {"prompt_tokens": 2, "completion_tokens": len(ids) - 1}
+    return {"text": "a", "meta_info": counted | {"routed_experts": routed} | fields}
+
+
+@pytest.mark.parametrize(
+    ("response", "said"),
+    [
+        (generated(IDS, routed_experts=None), "sglang|return_routed_experts.: true with each"),
+        (generated(IDS, completion_tokens=3), "20 ids are no multiple of 4 tokens"),
+        (generated(IDS, completion_tokens=-1), "completion_tokens=-1: must be a whole"),
+        (generated(IDS, prompt_tokens=1, completion_tokens=0), "of 0 tokens"),
+        (generated(IDS, routed_experts="AAA"), "line 1: routed_experts: "),
+        (generated(IDS, routed_experts="AAAA"), "line 1: routed_experts: "),
+        (generated(IDS, routed_experts_dtype="int8"), "routed_experts_dtype=int8: "),
+        (generated(IDS, prompt_tokens=None), "line 1: routed_experts: "),
+        (completion(None, sglext={"routed_experts": "AAAA"}), "usage is missing"),
+    ],
+)
+def test_sglang_responses_are_refused_in_one_line(response: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=said) as refused:
+        read_trace(lines(tmp_path / "out.jsonl", response), 6, 2)
+    assert "\n" not in str(refused.value) and "vllm" not in str(refused.value)
+
+
+def test_several_choices_with_the_experts_of_one_are_refused(tmp_path: Path) -> None:
+    response = completion(None, sglext={"routed_experts": "AAAA"})
+    response["choices"] *= 2
+    with pytest.raises(UsageError, match=r"2 choices, .*return_meta_info"):
+        read_trace(lines(tmp_path / "out.jsonl", response), 6, 2)
+
+
+def test_a_top_k_that_divides_the_models_is_refused(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    ids = np.argsort(generator.random((100, 2, 8)), axis=2)[:, :, :4]
+    path = lines(tmp_path / "out.jsonl", generated(ids))
+    assert read_trace(path, 8, 4).top_k == 4
+    for part in (1, 2):
+        with pytest.raises(UsageError, match=f"top_k={part}: no token has an expert in two"):
+            read_trace(path, 8, part)
 
 
 def recording(**changes: Any) -> dict[str, Any]:
@@ -132,6 +224,26 @@ def test_sglang_per_token(tmp_path: Path) -> None:
     assert read_trace(tmp_path / "r.pt", 8).n_experts == 8
 
 
+def test_sglang_says_which_steps_are_of_decoding(tmp_path: Path) -> None:
+    path = tmp_path / "r.pt"
+    recorded = recording()
+    recorded["records"][0]["forward_mode"] = 2  # pass 9 stands first
+    torch.save(recorded, path)
+    trace = read_trace(path)
+    assert trace.decode_S is not None and trace.decode_S.tolist() == [False, True]
+    assert trace.only("decode").n_tokens == 3
+    recorded["records"][0]["forward_mode"] = 3
+    torch.save(recorded, path)
+    mixed = read_trace(path)
+    assert mixed.decode_S is None
+    assert "; forward_mode 3 is neither of prompts nor of decoding" in mixed.source
+    for record in recorded["records"]:
+        del record["forward_mode"]  # an old version
+    torch.save(recorded, path)
+    old = read_trace(path)
+    assert old.decode_S is None and "forward_mode" not in old.source
+
+
 def test_sglang_counts_of_both_modes_are_those_of_its_tokens(tmp_path: Path) -> None:
     torch.save(recording(), tmp_path / "tokens.pt")
     loads = read_trace(tmp_path / "tokens.pt").loads()
@@ -140,13 +252,31 @@ def test_sglang_counts_of_both_modes_are_those_of_its_tokens(tmp_path: Path) -> 
         del record["topk_ids_of_layer"]
     torch.save(passes, tmp_path / "passes.pt")
     logical = torch.zeros((4, 3, 6), dtype=torch.int32)  # a buffer with two steps that are unused
-    logical[:2, 1:] = torch.from_numpy(loads)
+    logical[:2, 1:] = torch.from_numpy(loads.copy())
     stat = {"rank": 0, "logical_count": logical, "average_utilization_rate_over_window": None}
     torch.save(stat, tmp_path / "stat.pt")
     for name in ("passes.pt", "stat.pt"):
         trace = read_trace(tmp_path / name)
         np.testing.assert_array_equal(trace.loads(), loads)
         assert (trace.expert_TLK, trace.layers, trace.n_tokens) == (None, ("1", "2"), None)
+
+
+def test_sglang_counts_that_would_overflow_are_refused(tmp_path: Path) -> None:
+    passes = recording()
+    for record in passes["records"]:
+        del record["topk_ids_of_layer"]
+        record["global_physical_count"] = torch.full((3, 8), 2**62)  # two copies: 2**63 is negative
+    torch.save(passes, tmp_path / "passes.pt")
+    with pytest.raises(UsageError, match=r"global_physical_count: .* pairs in all"):
+        read_trace(tmp_path / "passes.pt")
+
+
+@pytest.mark.parametrize("mode", ["2", 2.0, True, [2], 99])
+def test_sglang_modes_are_whole_numbers(mode: object, tmp_path: Path) -> None:
+    recorded = recording()
+    recorded["records"][0]["forward_mode"] = mode
+    torch.save(recorded, tmp_path / "r.pt")
+    assert read_trace(tmp_path / "r.pt").decode_S is None
 
 
 def test_a_pickle_that_holds_more_than_tensors_is_refused_and_not_run(tmp_path: Path) -> None:
@@ -158,7 +288,7 @@ def test_a_pickle_that_holds_more_than_tensors_is_refused_and_not_run(tmp_path: 
         ({"other": 1}, "neither logical_count nor records"),
         ({"records": []}, "neither logical_count nor records"),
         ({"logical_count": torch.zeros(2, 2, 4)}, "all are 0"),
-        ({"logical_count": [1]}, "unexpected layout"),
+        ({"logical_count": [1]}, "logical_count: is no dense tensor"),
         (recording(records=[{"forward_pass_id": 1}]), "unexpected layout"),
     ):
         torch.save(content, tmp_path / "r.pt")

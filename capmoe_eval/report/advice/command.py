@@ -12,9 +12,20 @@ from typing import TYPE_CHECKING, Final
 
 from capmoe_eval.errors import UsageError, writing
 from capmoe_eval.experiment.application import run_command
-from capmoe_eval.experiment.arguments import COUNT, GAMMA, PATH, POSITIVE, SECONDS, SHARE, Parser
+from capmoe_eval.experiment.arguments import (
+    BYTES,
+    EXPERTS,
+    GAMMA,
+    PATH,
+    POINTS,
+    POSITIVE,
+    SHARE,
+    TOKENS,
+    Parser,
+)
 from capmoe_eval.experiment.files import check_writable, write_text
 from capmoe_eval.experiment.results import Reader
+from capmoe_eval.experiment.status_lines import StatusLines
 from capmoe_eval.serving.trace import KINDS, in_known_steps
 
 if TYPE_CHECKING:
@@ -27,7 +38,7 @@ EXAMPLE: Final = "example"
 """Stands on the command line for the trace in the package."""
 EXAMPLE_MODEL: Final = "zoo_olmoe"
 """The model of that trace."""
-ReadTrace = Callable[[Path, int | None], "Trace"]
+ReadTrace = Callable[[Path, int | None, int | None], "Trace"]
 
 
 def main(
@@ -35,8 +46,8 @@ def main(
 ) -> None:
     """Advise, write the files, and exit: 0 done, also where nothing is recommended; 2 bad input.
 
-    ``read_trace`` reads a trace, given its path and the number of experts; some are files of torch,
-    which this room does not import.
+    ``read_trace`` reads a trace, given its path, E and K; some are files of torch, which this
+    package does not import.
     """
     given = _parser().parse_args(arguments)
 
@@ -63,14 +74,14 @@ def _parser() -> Parser:
         f"results/PROFILE/MODEL; or {EXAMPLE}, the trace in this package",
     )
     asked = parser.add_argument_group("budget, at least one of")
-    asked.add_argument("--at-most-points", type=SECONDS, help="points of accuracy that may be lost")
+    asked.add_argument("--at-most-points", type=POINTS, help="points of accuracy that may be lost")
     asked.add_argument(
         "--at-least-speedup", type=POSITIVE, help="of the expert step of a layer, such as 1.2"
     )
     served = parser.add_argument_group("deployment")
-    served.add_argument("--ranks", type=COUNT, help="expert-parallel ranks (default: the trace's)")
+    served.add_argument("--ranks", type=EXPERTS, help="expert-parallel ranks (default: its own)")
     served.add_argument(
-        "--experts-per-rank", type=COUNT, help="experts on a rank with copies (default: E/R + 1)"
+        "--experts-per-rank", type=EXPERTS, help="experts on a rank with copies (default: E/R + 1)"
     )
     served.add_argument(
         "--link-share",
@@ -80,7 +91,7 @@ def _parser() -> Parser:
     )
     served.add_argument(
         "--expert-bytes",
-        type=COUNT,
+        type=BYTES,
         help="bytes of one expert's weights, so that the page has what is sent in MB",
     )
     quality = parser.add_argument_group("accuracy")
@@ -88,8 +99,9 @@ def _parser() -> Parser:
     quality.add_argument("--model", help="its name there (default: the trace's)")
     traces = parser.add_argument_group("of a trace")
     traces.add_argument("--gammas", type=GAMMA, nargs="+", help="capacity factors")
-    traces.add_argument("--experts", type=COUNT, help="experts of a layer, for vLLM's responses")
-    traces.add_argument("--step-tokens", type=COUNT, help="tokens of a step, if the trace has none")
+    traces.add_argument("--experts", type=EXPERTS, help="experts of a layer, for responses")
+    traces.add_argument("--top-k", type=EXPERTS, help="experts of a token, for SGLang responses")
+    traces.add_argument("--step-tokens", type=TOKENS, help="tokens of a step, if it has none")
     traces.add_argument("--only", choices=KINDS, help="judge the steps of one kind")
     parser.add_argument(
         "--out", type=PATH, default=Path("advice"), help="directory (default: %(default)s)"
@@ -111,7 +123,7 @@ def _advised(given: argparse.Namespace, read_trace: ReadTrace, reader: Reader | 
     of_records = given.source.is_dir() and any(given.source.glob("*/*.json"))
     with as_file(files("capmoe_eval.serving") / "data" / "example.npz") as example:
         source = example if str(given.source) == EXAMPLE else given.source
-        trace = None if of_records else read_trace(source, given.experts)
+        trace = None if of_records else read_trace(source, given.experts, given.top_k)
     ranks = given.ranks or (None if trace is None else trace.ranks)
     if ranks is None:
         raise UsageError("ranks: is not known; give the expert-parallel ranks, such as --ranks 8")
@@ -136,6 +148,7 @@ def _advised(given: argparse.Namespace, read_trace: ReadTrace, reader: Reader | 
         quality=quality,
         assumed_steps=assumed,
         results=str(given.results or "results/mine"),
+        say=StatusLines("advise"),
     )
 
 

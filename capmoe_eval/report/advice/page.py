@@ -58,7 +58,7 @@ def remark(advice: Advice) -> str:
         return ""
     return (
         "No server takes it from a file: SGLang, TensorRT-LLM and vLLM have no capacity, and "
-        "Megatron-LM has one of score and of order, of each expert in blocks, one γ for all layers."
+        "Megatron-LM has one of score, of each expert in blocks, one γ for all layers."
     )
 
 

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING
 
 from capmoe_eval.errors import UsageError, bad_choice, writing
 from capmoe_eval.experiment.application import run_command
-from capmoe_eval.experiment.arguments import COUNT, GAMMA, INDEX, PATH, Parser
+from capmoe_eval.experiment.arguments import EXPERTS, GAMMA, INDEX, PATH, TOKENS, Parser
 from capmoe_eval.experiment.files import check_writable, write_bytes, write_text
 from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.experiment.record import Record, read_record
+from capmoe_eval.experiment.status_lines import StatusLines
 from capmoe_eval.report.figures.pooling import busiest_first, busiest_layer, normalised
 from capmoe_eval.report.figures.write import FORMATS
 from capmoe_eval.serving.trace import KINDS, STEP_TOKENS, in_known_steps
+from capmoe_eval.serving.trace_file import check_regular
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,24 +30,24 @@ if TYPE_CHECKING:
     from capmoe_eval.serving.trace import Trace
 
 _RECORD = ".json"
-_OF_TRACES = ("json", "experts", "ranks", "gammas", "step_tokens", "only")
+_OF_TRACES = ("json", "experts", "top_k", "ranks", "gammas", "step_tokens", "only")
 """The options that a record has no use for."""
 
-ReadTrace = Callable[[Path, int | None], "Trace"]
+ReadTrace = Callable[[Path, int | None, int | None], "Trace"]
 
 
 def main(read_trace: ReadTrace, arguments: Sequence[str] | None = None) -> None:
     """Summarise a trace, or draw a record's load or a trace's, and exit: 0 done, 2 bad input.
 
-    ``read_trace`` reads a trace, given its path and the number of experts; some are files of torch,
-    which this room does not import.
+    ``read_trace`` reads a trace, given its path, E and K; some are files of torch, which this
+    package does not import.
     """
     parser = Parser(prog="python -m capmoe_eval.loads", description=__doc__)
     parser.add_argument(
         "source",
         type=PATH,
-        help="a record (.json); or a trace: of this suite (.npz, .parquet), responses of vLLM "
-        "(.jsonl), a recording of SGLang (.pt), the directory of a workload of Megatron-LM",
+        help="a record (.json); or a trace: of this suite (.npz, .parquet), responses of vLLM or "
+        "SGLang (.jsonl), a recording of SGLang (.pt), the directory of a workload of Megatron-LM",
     )
     parser.add_argument("out", type=PATH, nargs="?", help="a .png, .svg or .pdf file to draw")
     parser.add_argument(
@@ -53,12 +55,13 @@ def main(read_trace: ReadTrace, arguments: Sequence[str] | None = None) -> None:
     )
     of_traces = parser.add_argument_group("of a trace")
     of_traces.add_argument("--json", type=PATH, help="a file for the summary of every layer")
-    of_traces.add_argument("--experts", type=COUNT, help="experts of a layer, for vLLM's responses")
-    of_traces.add_argument("--ranks", type=COUNT, help="expert-parallel ranks (default: its own)")
+    of_traces.add_argument("--experts", type=EXPERTS, help="experts of a layer, for responses")
+    of_traces.add_argument("--top-k", type=EXPERTS, help="experts of a token, for SGLang responses")
+    of_traces.add_argument("--ranks", type=EXPERTS, help="expert-parallel ranks (default: its own)")
     of_traces.add_argument("--gammas", type=GAMMA, nargs="+", help="capacity factors")
     of_traces.add_argument(
         "--step-tokens",
-        type=COUNT,
+        type=TOKENS,
         help=f"tokens of a step, where the trace does not say which are (default: {STEP_TOKENS})",
     )
     of_traces.add_argument("--only", choices=KINDS, help="take the steps of one kind")
@@ -88,10 +91,11 @@ def main(read_trace: ReadTrace, arguments: Sequence[str] | None = None) -> None:
             figure = _summarise(given, read_trace)
         elif given.out is None:
             raise UsageError(
-                "out: is required for a record; name a .png, .svg or .pdf file (responses of vLLM "
-                "are a trace if their name ends in .jsonl)"
+                "out: is required for a record; name a .png, .svg or .pdf file (responses of "
+                "servers are a trace if their name ends in .jsonl)"
             )
         else:
+            check_regular(given.source)
             figure = draw_load(read_record(given.source), given.layer)
         if figure is not None:
             buffer = io.BytesIO()
@@ -112,9 +116,9 @@ def _summarise(given: argparse.Namespace, read_trace: ReadTrace) -> Figure | Non
     gammas = sorted(given.gammas or GAMMAS)
     if gammas[-1] == math.inf:
         raise UsageError("gammas=inf: drops nothing; give numbers, for example --gammas 1 1.5 2")
-    trace = read_trace(given.source, given.experts)
+    trace = read_trace(given.source, given.experts, given.top_k)
     trace, assumed = in_known_steps(trace, given.step_tokens, given.only)
-    summary = summarise(trace, gammas, ranks=given.ranks)
+    summary = summarise(trace, gammas, ranks=given.ranks, say=StatusLines("loads"))
     figure = None if given.out is None else draw_trace(summary, given.layer)
     print(text(summary, assumed))
     if given.json is not None:

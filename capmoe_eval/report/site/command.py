@@ -160,7 +160,7 @@ def _draw(words: Sequence[str], reader: Reader, *, of_studies: bool) -> None:
 def _advise(words: Sequence[str], reader: Reader) -> None:
     from capmoe_eval.serving.trace_file import load_trace
 
-    advice.main(lambda path, _: load_trace(path), words, reader)
+    advice.main(lambda path, *_: load_trace(path), words, reader)
 
 
 def _start(*parts: _Part) -> BaseProcess:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from numpy.typing import ArrayLike
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.status_lines import Say, silent
 from capmoe_eval.routing.knobs import CONTIGUOUS
 from capmoe_eval.serving.placement.eplb import plan_eplb
 from capmoe_eval.serving.placement.layout import Counts, checked_pairs, contiguous
@@ -35,12 +36,14 @@ def compare(
     ranks: int,
     extra_slots: Iterable[int] = (1,),
     settings: LeastLoaded | None = None,
+    say: Say = silent,
 ) -> list[Outcome]:
     """Return the outcomes of all methods on the second half of the steps.
 
     They are the contiguous placement, EPLB without redundant experts, EPLB and LPLB on the same
     placement with so many redundant slots on every rank, and LLEP. EPLB plans on the summed loads
-    of the first half; LPLB's split and LLEP know the loads of the step that they balance.
+    of the first half; LPLB's split and LLEP know the loads of the step that they balance. ``say``
+    takes lines on the progress.
 
     Raises:
         UsageError: For loads that are no whole numbers of pairs, or if R does not divide E.
@@ -58,6 +61,6 @@ def compare(
         placement = plan_eplb(expected_LE, ranks, local + extra)
         outcomes += [
             judge(f"EPLB+{placement.redundant}", judged_SLE, placement, before=home),
-            judge(f"LPLB+{placement.redundant}", judged_SLE, placement, "lp", before=home),
+            judge(f"LPLB+{placement.redundant}", judged_SLE, placement, "lp", before=home, say=say),
         ]
-    return [*outcomes, judge_least_loaded(judged_SLE, ranks, settings)]
+    return [*outcomes, judge_least_loaded(judged_SLE, ranks, settings, say)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -71,10 +72,25 @@ class Placement:
         """The expert in every slot, rank after rank."""
         return self.expert_LRN.reshape(self.layers, -1)
 
-    @property
+    @cached_property
     def replicas_LE(self) -> Counts:
         """Number of slots that each expert has."""
         return np.stack([np.bincount(row, minlength=self.n_experts) for row in self.expert_LP])
+
+    @cached_property
+    def by_expert_LP(self) -> Counts:
+        """The slots in the order of their experts, and those of an expert in turn."""
+        return np.argsort(self.expert_LP, axis=1, kind="stable")
+
+    @cached_property
+    def turn_LP(self) -> Counts:
+        """The number of each slot among those of its expert, from 0."""
+        first_LE = self.replicas_LE.cumsum(axis=1) - self.replicas_LE
+        sorted_LP = np.take_along_axis(self.expert_LP, self.by_expert_LP, axis=1)
+        place_LP = np.arange(sorted_LP.shape[1]) - np.take_along_axis(first_LE, sorted_LP, axis=1)
+        turn_LP = np.empty_like(place_LP)
+        np.put_along_axis(turn_LP, self.by_expert_LP, place_LP, axis=1)
+        return turn_LP
 
     @property
     def held_LRE(self) -> NDArray[np.bool_]:

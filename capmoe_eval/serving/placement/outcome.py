@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.status_lines import Say, silent
 from capmoe_eval.serving.placement.layout import (
     Amounts,
     Counts,
@@ -86,6 +87,7 @@ def judge(
     split: Split = "round_robin",
     asked_SLE: ArrayLike | None = None,
     before: Placement | None = None,
+    say: Say = silent,
 ) -> Outcome:
     """Return the outcome of a placement on loads, which must not be those it was planned on.
 
@@ -96,6 +98,7 @@ def judge(
         split: How tokens choose among replicas.
         asked_SLE: The loads before any drop, where a capacity came first; else ``load_SLE``.
         before: The placement that weights are moved from; None if they are loaded in place.
+        say: Takes lines on the progress.
 
     Raises:
         UsageError: If the shapes disagree, or more is computed than was asked.
@@ -108,6 +111,7 @@ def judge(
         )
     parts = []
     for first in range(0, len(load_SLE), _STEPS):
+        say(f"{method}: {first:,} of {len(load_SLE):,} steps")
         tokens_SLP = split_tokens(load_SLE[first : first + _STEPS], placement, split)
         tokens_SLRN = tokens_SLP.reshape(*tokens_SLP.shape[:2], placement.ranks, -1)
         parts.append((tokens_SLRN.sum(axis=3), (tokens_SLRN > 0).sum(axis=3)))
@@ -129,7 +133,7 @@ def judge(
 
 
 def judge_least_loaded(
-    load_SLE: ArrayLike, ranks: int, settings: LeastLoaded | None = None
+    load_SLE: ArrayLike, ranks: int, settings: LeastLoaded | None = None, say: Say = silent
 ) -> Outcome:
     """Return the outcome of LLEP, which plans every step by that step's own loads.
 
@@ -141,6 +145,7 @@ def judge_least_loaded(
     home_RE = contiguous(1, n_experts, ranks).held_LRE[0]
     parts = []
     for first in range(0, steps, _STEPS):
+        say(f"LLEP: {first:,} of {steps:,} steps")
         load_XE = load_SLE[first : first + _STEPS].reshape(-1, n_experts)
         tokens_XRE = least_loaded(load_XE, ranks, settings or LeastLoaded())
         away_XRE = np.where(home_RE, 0, tokens_XRE)

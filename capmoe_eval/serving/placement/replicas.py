@@ -43,8 +43,13 @@ def split_tokens(load_SLE: ArrayLike, placement: Placement, split: Split) -> Cou
         )
     if not placement.redundant:
         return by_slot(load_SLE, placement)
-    shares = program_shares if split == "lp" else _equal_shares
-    return _whole(shares(load_SLE, placement), load_SLE, placement)
+    if split == "lp":
+        return _whole(program_shares(load_SLE, placement), load_SLE, placement)
+    each_SLE: Counts = load_SLE // placement.replicas_LE
+    more_SLE: Counts = load_SLE % placement.replicas_LE
+    is_first_SLP = placement.turn_LP < by_slot(more_SLE, placement)  # which take one more
+    tokens_SLP: Counts = by_slot(each_SLE, placement) + is_first_SLP
+    return tokens_SLP
 
 
 def rank_loads(load_SLE: ArrayLike, placement: Placement) -> Counts:
@@ -66,17 +71,20 @@ def slots_in_turn(expert_P: Counts, step_P: Counts, placement: Placement, layer:
         placement: The placement.
         layer: The layer.
     """
+    slot_P: Counts
+    by_expert_P = placement.by_expert_LP[layer]
+    if not placement.redundant:
+        slot_P = by_expert_P[expert_P]
+        return slot_P
     slots_E = placement.replicas_LE[layer]
-    by_expert_P = np.argsort(placement.expert_LP[layer], kind="stable")  # an expert's slots in turn
     first_E = slots_E.cumsum() - slots_E
-    turn_P: Counts | int = 0
-    if placement.redundant:
-        group_P = step_P * placement.n_experts + expert_P
-        order_P = np.argsort(group_P, kind="stable")
-        size_G = np.bincount(group_P)
-        turn_P = np.empty(len(group_P), dtype=np.int64)
-        turn_P[order_P] = np.arange(len(group_P)) - (size_G.cumsum() - size_G)[group_P[order_P]]
-    slot_P: Counts = by_expert_P[first_E[expert_P] + turn_P % slots_E[expert_P]]
+    group_P = step_P * placement.n_experts + expert_P
+    size_G = np.bincount(group_P)
+    short_P = group_P.astype(np.min_scalar_type(len(size_G)))  # short integers sort faster
+    order_P = np.argsort(short_P, kind="stable")
+    turn_P = np.empty(len(group_P), dtype=np.int64)
+    turn_P[order_P] = np.arange(len(group_P)) - np.repeat(size_G.cumsum() - size_G, size_G)
+    slot_P = by_expert_P[first_E[expert_P] + turn_P % slots_E[expert_P]]
     return slot_P
 
 
@@ -152,18 +160,16 @@ def _solve(replica_HV: Amounts, rank_RV: Amounts, load_SH: Amounts, fixed_SR: Am
 def _whole(tokens_SLP: Amounts, load_SLE: Counts, placement: Placement) -> Counts:
     """Return whole tokens: an expert's largest remainders go up, of equal ones the first slots'."""
     floor_SLP = np.floor(tokens_SLP + 1e-6)  # 2.9999999 of a solver is 3
-    expert_LP = placement.expert_LP
-    done_SLE = np.zeros(load_SLE.shape)
-    for layer, expert_P in enumerate(expert_LP):
-        for slot, expert in enumerate(expert_P):
-            done_SLE[:, layer, expert] += floor_SLP[:, layer, slot]
-    open_SLP = by_slot(load_SLE.astype(np.float64) - done_SLE, placement)
+    expert_LP, by_expert_LP = placement.expert_LP, placement.by_expert_LP
+    first_LE = placement.replicas_LE.cumsum(axis=1) - placement.replicas_LE
+    start_LE = first_LE + np.arange(placement.layers)[:, None] * expert_LP.shape[1]
+    ordered_SLP = np.take_along_axis(floor_SLP, by_expert_LP[None], axis=2)
+    done_SX = np.add.reduceat(ordered_SLP.reshape(len(load_SLE), -1), start_LE.ravel(), axis=1)
+    open_SLP = by_slot(load_SLE - done_SX.reshape(load_SLE.shape), placement)
     remainder_SLP = (tokens_SLP - floor_SLP).round(6)
     expert_SLP = np.broadcast_to(expert_LP, tokens_SLP.shape)
     order_SLP = np.lexsort((-remainder_SLP, expert_SLP), axis=2)  # stable: the first slot first
-    first_LE = placement.replicas_LE.cumsum(axis=1) - placement.replicas_LE
-    first_LP = np.take_along_axis(first_LE, np.sort(expert_LP, axis=1), axis=1)
     turn_SLP = np.empty(tokens_SLP.shape)
-    place_LP = np.arange(expert_LP.shape[1]) - first_LP
+    place_LP = np.take_along_axis(placement.turn_LP, by_expert_LP, axis=1)
     np.put_along_axis(turn_SLP, order_SLP, np.broadcast_to(place_LP, order_SLP.shape), axis=2)
     return (floor_SLP + (turn_SLP < open_SLP)).astype(np.int64)

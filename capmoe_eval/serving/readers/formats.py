@@ -6,45 +6,53 @@ from pathlib import Path
 
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.serving.readers.megatron import MANIFEST, read_megatron
+from capmoe_eval.serving.readers.responses import read_responses
 from capmoe_eval.serving.readers.sglang import read_sglang
-from capmoe_eval.serving.readers.vllm import read_vllm
 from capmoe_eval.serving.trace import Trace
-from capmoe_eval.serving.trace_file import SUFFIXES, load_trace
+from capmoe_eval.serving.trace_file import OWN_ARRAYS, SUFFIXES, check_regular, load_trace
 
 
-def read_trace(path: Path, n_experts: int | None = None) -> Trace:
+def read_trace(path: Path, n_experts: int | None = None, top_k: int | None = None) -> Trace:
     """Read a trace of ours, of vLLM, SGLang or Megatron-LM.
 
     Args:
-        path: Ours (``.npz``, ``.parquet``), responses of vLLM (``.jsonl``), SGLang's recording
-            (``.pt``), or the directory of a workload of Megatron-LM.
-        n_experts: Routed experts E of a layer, which vLLM's responses do not say.
+        path: Ours (``.npz``, ``.parquet``), responses of vLLM or SGLang (``.jsonl``), SGLang's
+            recording (``.pt``), or the directory of a workload of Megatron-LM.
+        n_experts: Routed experts E of a layer, which responses do not say.
+        top_k: Experts K of a token, which SGLang's responses do not say.
 
     Raises:
         UsageError: If there is no such file, it cannot be read as what its name says, or it has
-            another number of experts.
+            another E or K.
     """
     if not path.exists():
         raise UsageError(f"{shown(path)}: no such file or directory; give the path of a trace")
     if path.is_dir():
         trace = _in_directory(path)
-    elif path.suffix in SUFFIXES:
-        trace = load_trace(path)
-    elif path.suffix == ".jsonl":
-        trace = read_vllm(path, n_experts)
-    elif path.suffix == ".pt":
-        trace = read_sglang(path, n_experts)
     else:
-        raise UsageError(
-            f"{shown(path)}: not the name of a trace; must end in {', '.join(SUFFIXES)} (ours), "
-            ".jsonl (responses of vLLM) or .pt (SGLang), or be a directory (Megatron-LM)"
-        )
-    if n_experts not in (None, trace.n_experts):
-        raise UsageError(
-            f"experts={n_experts}: {shown(path)} has {trace.n_experts} in a layer; leave --experts "
-            "out"
-        )
+        check_regular(path)
+        trace = _in_file(path, n_experts, top_k)
+    for field, option, asked, value in (
+        ("experts", "--experts", n_experts, trace.n_experts),
+        ("top_k", "--top-k", top_k, trace.top_k),
+    ):
+        if asked not in (None, value) and value is not None:
+            raise UsageError(f"{field}={asked}: {shown(path)} has {value}; leave {option} out")
     return trace
+
+
+def _in_file(path: Path, n_experts: int | None, top_k: int | None) -> Trace:
+    if path.suffix in SUFFIXES:
+        return load_trace(path)
+    if path.suffix == ".jsonl":
+        return read_responses(path, n_experts, top_k)
+    if path.suffix == ".pt":
+        return read_sglang(path, n_experts)
+    raise UsageError(
+        f"{shown(path)}: not the name of a trace; must end in {', '.join(SUFFIXES)} (ours), .jsonl "
+        "(responses of vLLM or SGLang) or .pt (SGLang), or be a directory (Megatron-LM); for "
+        f"{OWN_ARRAYS}"
+    )
 
 
 def _in_directory(path: Path) -> Trace:

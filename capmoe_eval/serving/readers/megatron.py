@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from capmoe_eval.errors import UsageError, reading
-from capmoe_eval.serving.readers.tensor_file import load_tensors
+from capmoe_eval.serving.readers.tensor_file import array, load_tensors
 from capmoe_eval.serving.trace import Array, Trace, unsigned
+from capmoe_eval.serving.trace_file import check_regular
 
 MANIFEST = "manifest.json"
 _SCHEMA = 1
@@ -58,7 +59,7 @@ def _tensor(path: Path, name: str, meta: dict[str, Any]) -> Array:
     file = path / meta["file"]
     if not file.resolve().is_relative_to(path.resolve()):
         raise UsageError(f"tensors.{name}.file={meta['file']}: lies outside; must be below {path}")
+    check_regular(file)
     if hashlib.sha256(file.read_bytes()).hexdigest() != meta["sha256"]:
         raise UsageError(f"tensors.{name}: its SHA-256 is not the manifest's; the file was changed")
-    tensor: Array = load_tensors(file).numpy()
-    return tensor
+    return array(f"tensors.{name}", load_tensors(file))

@@ -1,7 +1,8 @@
 """Read the ``.pt`` of SGLang's expert distribution recorder.
 
 Layout: ``python/sglang/srt/eplb/expert_distribution.py`` of sgl-project/sglang (commit 02295fe5),
-``_StatAccumulator.dump`` and ``_DetailAccumulator.dump``.
+``_StatAccumulator.dump`` and ``_DetailAccumulator.dump``; ``forward_mode`` is a ``ForwardMode`` of
+``python/sglang/srt/model_executor/forward_batch_info.py`` (commit 003bbaf9).
 """
 
 from __future__ import annotations
@@ -12,10 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from capmoe_eval.errors import UsageError, reading
-from capmoe_eval.serving.readers.padding import without_padding
-from capmoe_eval.serving.readers.tensor_file import load_tensors
+from capmoe_eval.errors import UsageError, reading, shown, whole
+from capmoe_eval.serving.readers.padding import left_out, without_padding
+from capmoe_eval.serving.readers.tensor_file import array, load_tensors
 from capmoe_eval.serving.trace import Array, Trace, unsigned
+from capmoe_eval.serving.trace_checks import check_pairs
+
+_MAP = "last_physical_to_logical_map"
+_DECODE = 2
+_KNOWN_MODE = whole(1, _DECODE)
 
 # Shape suffixes: S steps, L layers of the model (dense ones, too), P physical experts (with
 # redundant copies), E logical experts, T tokens, K places (8, whatever the model's top-k).
@@ -27,8 +33,9 @@ def read_sglang(path: Path, n_experts: int | None = None) -> Trace:
     - ``stat``: ``logical_count`` [S, L, E], summed over all ranks by the server itself. Its buffer
       is circular unless ``--expert-distribution-recorder-buffer-size -1``: steps may be rotated.
     - ``per_token``: ``records``, a dictionary for each forward with ``topk_ids_of_layer`` [L, T, K]
-      of physical experts; ``per_pass``: with ``global_physical_count`` [L, P]. Both are of one
-      rank. ``last_physical_to_logical_map`` [L, P] makes logical experts of the physical ones.
+      of physical experts and its ``forward_mode``; ``per_pass``: with ``global_physical_count``
+      [L, P]. Both are of one rank. ``last_physical_to_logical_map`` [L, P] makes logical experts of
+      the physical ones.
 
     Layers and steps in which nothing was counted are left out; ``layers`` numbers the others.
 
@@ -42,7 +49,7 @@ def read_sglang(path: Path, n_experts: int | None = None) -> Trace:
     )
     with reading(path, "unexpected layout", fix):
         if isinstance(content, Mapping) and "logical_count" in content:
-            return _counted(content["logical_count"].numpy(), "stat")
+            return _counted(array("logical_count", content["logical_count"]), "stat")
         if isinstance(content, Mapping) and content.get("records"):
             return _recorded(content, n_experts)
         raise UsageError(f"has neither logical_count nor records; {fix}")
@@ -62,7 +69,7 @@ def _counted(count_SLE: Array, mode: str) -> Trace:
         n_experts=count_SLE.shape[2],
         load_SLE=count_SLE[np.ix_(steps, layers)],
         layers=tuple(map(str, layers)),
-        source=f"sglang {mode}",
+        source=f"sglang {mode}{left_out(layers, count_SLE.shape[1])}",
     )
 
 
@@ -70,36 +77,75 @@ def _recorded(content: Mapping[str, Any], n_experts: int | None) -> Trace:
     records: Sequence[Mapping[str, Any]] = content["records"]
     records = sorted(records, key=lambda record: int(record["forward_pass_id"]))
     rank = f"rank {records[0].get('rank', 'unknown')}"
-    mapped = content.get("last_physical_to_logical_map")
-    logical_LP = None if mapped is None else mapped.numpy()
+    logical_LP = _map(content.get(_MAP))
     if logical_LP is not None:
         n_experts = int(logical_LP.max()) + 1
     if "topk_ids_of_layer" not in records[0]:
         if logical_LP is None or n_experts is None:
-            raise UsageError("last_physical_to_logical_map: is missing; the counts are of copies")
-        count_SLP = np.stack([record["global_physical_count"].numpy() for record in records])
-        is_copy_LPE = logical_LP[:, :, None] == np.arange(n_experts)
-        count_SLE = np.einsum("slp,lpe->sle", count_SLP, is_copy_LPE.astype(np.int64))
+            raise UsageError(f"{_MAP}: is missing; the counts are of copies")
+        count_SLP = np.stack(_arrays(records, "global_physical_count"))
+        check_pairs("global_physical_count", count_SLP)
+        count_SLE = np.zeros((*count_SLP.shape[:2], n_experts), dtype=np.int64)
+        for layer, logical_P in enumerate(logical_LP):
+            np.add.at(count_SLE[:, layer].T, logical_P, count_SLP[:, layer].T)
         return _counted(count_SLE, f"per_pass, {rank}")
     if n_experts is None:
-        raise UsageError(
-            "n_experts: the recording has no last_physical_to_logical_map; add --experts E"
-        )
-    ids_LTK = [record["topk_ids_of_layer"].numpy() for record in records]
+        raise UsageError(f"n_experts: the recording has no {_MAP}; add --experts E")
+    ids_LTK = _arrays(records, "topk_ids_of_layer")
     step_T = np.repeat(np.arange(len(records)), [ids.shape[1] for ids in ids_LTK])
-    filled = without_padding(np.concatenate(ids_LTK, axis=1).transpose(1, 0, 2))
-    ids = filled.ids
+    recorded = without_padding(np.concatenate(ids_LTK, axis=1).transpose(1, 0, 2))
+    ids, step_T = recorded.ids, step_T[recorded.token]
     if logical_LP is not None:
         if (highest := int(ids.max())) >= logical_LP.shape[1]:
             raise UsageError(
                 f"topk_ids_of_layer={highest}: the map has {logical_LP.shape[1]} physical experts; "
                 "record with --disable-shared-experts-fusion"
             )
-        ids = logical_LP[filled.layer][np.arange(len(filled.layer))[:, None], ids]
+        ids = logical_LP[recorded.layer][np.arange(len(recorded.layer))[:, None], ids]
+    decode_S, mixed = _kinds([records[step].get("forward_mode") for step in np.unique(step_T)])
     return Trace(
         n_experts=n_experts,
         expert_TLK=unsigned(ids),
-        step_T=step_T[filled.token],
-        layers=tuple(map(str, filled.layer)),
-        source=f"sglang per_token, {rank}",
+        step_T=step_T,
+        decode_S=decode_S,
+        layers=tuple(map(str, recorded.layer)),
+        source=f"sglang per_token, {rank}{mixed}{recorded.remark}",
     )
+
+
+def _arrays(records: Sequence[Mapping[str, Any]], field: str) -> list[Array]:
+    return [array(field, record[field]) for record in records]
+
+
+def _map(tensor: Any) -> Array | None:
+    """Return the logical expert of every physical one [L, P]; None where the file does not say."""
+    if tensor is None:
+        return None
+    logical_LP = array(_MAP, tensor)
+    if logical_LP.ndim != 2 or not logical_LP.size or logical_LP.dtype.kind not in "ui":
+        raise UsageError(
+            f"{_MAP}: {logical_LP.dtype} {list(logical_LP.shape)}; must be integers [layers, "
+            "physical experts]"
+        )
+    lowest, highest = int(logical_LP.min()), int(logical_LP.max())
+    if lowest < 0 or highest >= logical_LP.shape[1]:
+        raise UsageError(
+            f"{_MAP}={lowest if lowest < 0 else highest}: of {logical_LP.shape[1]} physical "
+            f"experts, the logical ones are 0 to {logical_LP.shape[1] - 1} at most"
+        )
+    return logical_LP
+
+
+def _kinds(modes: Sequence[object]) -> tuple[Array | None, str]:
+    """Return which steps are of decoding, and which modes do not say so, to follow the source.
+
+    ``forward_mode`` is 1 for prompts (EXTEND) and 2 for decoding (DECODE). Others, such as 3
+    (MIXED, a part of a prompt with running requests) or 5 (verified drafts), are neither, and the
+    numbers above 5 differ between versions.
+    """
+    others = sorted({shown(mode) for mode in modes if not _KNOWN_MODE.holds(mode)})
+    if not others:
+        return np.array([mode == _DECODE for mode in modes]), ""
+    if others == ["null"]:  # an old version
+        return None, ""
+    return None, f"; forward_mode {', '.join(others)} is neither of prompts nor of decoding"
