@@ -83,6 +83,8 @@ def writing(field: str, path: Path) -> Iterator[None]:
     """Write files in this block; a failure of the disk becomes an UnwritableError of one line."""
     try:
         yield
+    except BrokenPipeError:  # the reader of an output has read enough
+        raise
     except OSError as error:
         raise unwritable(field, path, error) from error
 
