@@ -20,9 +20,9 @@ from omegaconf import OmegaConf
 from capmoe_eval.errors import EnforcementError, UsageError, unwritable
 from capmoe_eval.experiment import application
 from capmoe_eval.experiment.application import run_all, run_command
-from capmoe_eval.experiment.interrupts import INTERRUPTED
 from capmoe_eval.experiment.datasource import _writable_or_temporary, cache_directory
 from capmoe_eval.experiment.files import write_text
+from capmoe_eval.experiment.interrupts import INTERRUPTED
 from capmoe_eval.report.tables import command as tables
 from tests.conftest import REPOSITORY
 from tests.processes import command
@@ -331,8 +331,18 @@ def test_every_command_ends_in_one_line(
         ('exec "$@" | true', "--help", 0, ""),
         ('exec "$@" >&-', "table2 --published v2", 0, ""),
         ('exec "$@" 2>&-', "table2 --published v2", 0, ""),
-        ('exec "$@" > /dev/full', "table1 --published v2", 2, "error: standard output: cannot"),
-        ('exec "$@" > /dev/full', "all --published v2", 2, "error: standard output: cannot"),
+        (
+            'exec "$@" > /dev/full',
+            "table1 --published v2",
+            2,
+            "error: standard output, or a file: cannot",
+        ),
+        (
+            'exec "$@" > /dev/full',
+            "all --published v2",
+            2,
+            "error: standard output, or a file: cannot",
+        ),
     ],
 )
 def test_an_output_that_cannot_be_written_is_no_traceback(
