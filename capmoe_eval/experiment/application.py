@@ -114,6 +114,8 @@ def _status(command: Callable[[], int | None], unexpected: tuple[str, int] = (""
     except Exception as error:
         if of_submitit(error):  # it tells its launcher that the job has ended
             raise
+        if isinstance(error, OSError) and not error.filename and error.errno in _DISK:
+            raise _unwritable_output(error) from error
         if (mistake := _mistake(error)) is not None:
             return _say(mistake, error)
         if isinstance(error, EnforcementError):
@@ -141,8 +143,6 @@ def _mistake(error: Exception) -> str | None:
         return line
     if isinstance(error, OSError) and error.filename is not None:
         return f"{shown(error.filename)}: {error.strerror or error}"
-    if isinstance(error, OSError) and error.errno in _DISK:
-        return _unwritable_output(error)
     return None
 
 
@@ -192,12 +192,14 @@ def _flushed(status: int) -> int:
         raise
     except OSError as error:
         _discard_output()
-        return _say(_unwritable_output(error), error)
+        return _say(str(_unwritable_output(error)), error)
     return status
 
 
-def _unwritable_output(error: OSError) -> str:
-    return f"standard output, or a file: cannot be written ({error.strerror}); make room there"
+def _unwritable_output(error: OSError) -> UnwritableError:
+    return UnwritableError(
+        f"standard output, or a file: cannot be written ({error.strerror}); make room there"
+    )
 
 
 def _discard_output() -> None:
