@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zipfile import BadZipFile
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -99,7 +98,9 @@ def reading(path: Path, wrong: str, fix: str) -> Iterator[None]:
         yield
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, BadZipFile) as error:
+    except (EnforcementError, BrokenPipeError):
+        raise
+    except Exception as error:  # damaged bytes make a library raise any kind
         raise UsageError(f"{path}: {wrong} ({first_line(error)}); {fix}") from error
 
 
