@@ -17,7 +17,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from capmoe_eval import __version__
 from capmoe_eval.errors import (
     EnforcementError,
     UnwritableError,
@@ -157,8 +156,9 @@ def _written(error: Exception) -> str:
     told = f"the traceback is printed with {DEBUG}=1"
     if os.environ.get(DEBUG):
         return "the traceback is above"
+    version = sys.modules["capmoe_eval"].__version__
     about = (
-        f"capmoe_eval {__version__}, Python {platform.python_version()}, {platform.platform()}",
+        f"capmoe_eval {version}, Python {platform.python_version()}, {platform.platform()}",
         f"words: {sys.argv}",
         *traceback.format_exception(error),
     )
