@@ -153,7 +153,6 @@ def _is_absent(module: str | None) -> bool:
 
 def _written(error: Exception) -> str:
     """Write the traceback of an error nobody expected to a file; return where it is, in words."""
-    told = f"the traceback is printed with {DEBUG}=1"
     if os.environ.get(DEBUG):
         return "the traceback is above"
     version = sys.modules["capmoe_eval"].__version__
@@ -167,8 +166,8 @@ def _written(error: Exception) -> str:
         path = Path(tempfile.gettempdir()) / name
         write_text(path, "\n".join(about))
     except Exception as second:  # a full disk must not hide the first error
-        return f"its traceback cannot be written ({first_line(second)}); {told}"
-    return f"nobody expected this: the traceback is in {path}, and {told}"
+        return f"its traceback cannot be written ({first_line(second)}); {DEBUG}=1 prints it"
+    return f"the traceback is in {path}; {DEBUG}=1 prints it"
 
 
 @contextmanager
