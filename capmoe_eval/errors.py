@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zipfile import BadZipFile
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -85,6 +84,8 @@ def writing(field: str, path: Path) -> Iterator[None]:
     """Write files in this block; a failure of the disk becomes an UnwritableError of one line."""
     try:
         yield
+    except BrokenPipeError:  # the reader of an output has read enough
+        raise
     except OSError as error:
         raise unwritable(field, path, error) from error
 
@@ -99,7 +100,9 @@ def reading(path: Path, wrong: str, fix: str) -> Iterator[None]:
         yield
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, BadZipFile) as error:
+    except (EnforcementError, BrokenPipeError):
+        raise
+    except Exception as error:  # damaged bytes make a library raise any kind
         raise UsageError(f"{path}: {wrong} ({first_line(error)}); {fix}") from error
 
 

@@ -1,6 +1,16 @@
 """``python -m capmoe_eval.figures fig7 profile=zoo``: draw a figure from finished records."""
 
-from capmoe_eval.report.figures.command import main
+from collections.abc import Sequence
+
+from capmoe_eval.experiment.application import run_program
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Draw figures and exit: 0 drawn, 2 bad input."""
+    from capmoe_eval.report.figures import command
+
+    command.main(arguments)
+
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -1,6 +1,16 @@
 """``python -m capmoe_eval.replication profile=zoo``: test the claims on every model."""
 
-from capmoe_eval.report.replication.command import main
+from collections.abc import Sequence
+
+from capmoe_eval.experiment.application import run_program
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Judge and exit: 0 written, 2 bad input."""
+    from capmoe_eval.report.replication import command
+
+    command.main(arguments)
+
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

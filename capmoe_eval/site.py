@@ -1,6 +1,16 @@
 """``python -m capmoe_eval.site profile=zoo``: build a report to browse from finished records."""
 
-from capmoe_eval.report.site.command import main
+from collections.abc import Sequence
+
+from capmoe_eval.experiment.application import run_program
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Build and exit: 0 written, 2 bad input."""
+    from capmoe_eval.report.site import command
+
+    command.main(arguments)
+
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -1,6 +1,16 @@
 """``python -m capmoe_eval.tables table2 profile=zoo``: render a table from finished records."""
 
-from capmoe_eval.report.tables.command import main
+from collections.abc import Sequence
+
+from capmoe_eval.experiment.application import run_program
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Render tables and exit: 0 rendered, 2 bad input."""
+    from capmoe_eval.report.tables import command
+
+    command.main(arguments)
+
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from capmoe_eval.__main__ import main
+from capmoe_eval.__main__ import program
 
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["capmoe_eval.evaluation.run", "capmoe_eval.evaluation.lm"])
@@ -76,7 +76,7 @@ def command(*words: str, cwd: Path) -> Process:
 
 def _command(words: tuple[str, ...]) -> None:
     sys.argv = ["capmoe_eval", *words]
-    main()
+    program()
 
 
 def _become(

@@ -66,7 +66,7 @@ def test_an_installed_one_knows_the_commit_that_pip_noted(
 
 
 def test_the_command_is_installed_under_its_own_name() -> None:
-    assert PROJECT["project"]["scripts"] == {"capmoe-eval": "capmoe_eval.__main__:main"}
+    assert PROJECT["project"]["scripts"] == {"capmoe-eval": "capmoe_eval.__main__:program"}
 
 
 def test_the_citation_is_of_this_version_and_has_the_paper() -> None:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from capmoe_eval.bench.options import commands
-from capmoe_eval.errors import writing
-from capmoe_eval.experiment.application import run_command
+from capmoe_eval.experiment.application import run_command, run_program
 from capmoe_eval.experiment.arguments import PATH, Parser
 from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.timings.names import FOLDER
@@ -27,12 +26,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def measure() -> int:
         check_writable("--out", given.out)
-        with writing("--out", given.out):  # importing needs torch, --help does not
-            import_module(f"capmoe_eval.bench.{given.module}").run(given)
+        # Importing needs torch, --help does not.
+        import_module(f"capmoe_eval.bench.{given.module}").run(given)
         return 0
 
     sys.exit(run_command(measure))
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

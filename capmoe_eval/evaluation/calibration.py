@@ -6,11 +6,10 @@ import functools
 import hashlib
 import itertools
 import math
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack
 from operator import attrgetter
 from typing import Any
-
-from filelock import FileLock
 
 from capmoe_eval.errors import UsageError, writing
 from capmoe_eval.evaluation.evaluate import requests
@@ -20,6 +19,7 @@ from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import Cell, TaskId
 from capmoe_eval.experiment.configuration import Plan
 from capmoe_eval.experiment.datasource import DataSource
+from capmoe_eval.experiment.reservations import hold, print_warning
 from capmoe_eval.experiment.results import stored
 from capmoe_eval.routing.knobs import ADAPTIVE
 from capmoe_eval.routing.method import Method
@@ -30,11 +30,14 @@ from capmoe_eval.wrapper.ranks import ranks_in
 from capmoe_eval.zoo.hub import WORLDS, embedded_hub
 
 
-def apply_calibration(plan: Plan, lm: CapmoeLM) -> Applied | None:
+def apply_calibration(
+    plan: Plan, lm: CapmoeLM, warn: Callable[[str], None] = print_warning
+) -> Applied | None:
     """Return a cell's method after its calibration; None if it needs none.
 
     The calibration is read, also that of the shipped results, or computed and written where there
-    is none yet. Of several processes with one model all compute, and the first writes.
+    is none yet. Of several processes with one model all compute, and the first writes; others wait
+    for its file, and ``warn`` is told so.
 
     Raises:
         UsageError: If the task has no documents beside those that are evaluated, or the file is not
@@ -47,10 +50,10 @@ def apply_calibration(plan: Plan, lm: CapmoeLM) -> Applied | None:
     worlds: list[Any] = ranks_in(lm.model)
     first = not worlds or worlds[0].rank == 0
     weights = provenance(lm.model, lm.reader)["model"]["weights"]
-    if first:
-        with writing("results_dir", plan.root):
-            path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_name(f".{path.name}.lock")) if first else nullcontext():
+    with ExitStack() as held:
+        if first:
+            with writing("results_dir", plan.root):
+                held.enter_context(hold(path, warn))
         place = stored(plan.root, path) if first else None
         found = None if place is None else kind.read(place[0], cell, weights)
         found = worlds[0].tell(found) if worlds else found

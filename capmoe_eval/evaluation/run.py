@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from capmoe_eval.errors import UnwritableError, UsageError, unwritable
@@ -32,7 +33,8 @@ from capmoe_eval.experiment.files import check_writable, remove_strays
 from capmoe_eval.experiment.processes import of_submitit, process_rank
 from capmoe_eval.experiment.queue import Queue, Turn, loads
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.experiment.reservations import release_all, tidy
+from capmoe_eval.experiment.reservations import refuse_others, release_all, tidy
+from capmoe_eval.experiment.results import CALIBRATIONS
 
 if TYPE_CHECKING:
     from capmoe_eval.evaluation.generation.sandbox import Sandbox
@@ -85,7 +87,8 @@ def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
     for plan in plans:
         check_processes(plan)
     plans = with_documents(plans)
-    directories = sorted({plan.path.parent for plan in plans})
+    directories = _written_directories(plans)
+    refuse_others(directories)
     tidy(directories)
     outcome, absent = Outcome(), []
     done: dict[str, Record] = {}  # one finished record for each model and dataset
@@ -127,6 +130,16 @@ def run(plans: Sequence[Plan], progress: Progress | None = None) -> Outcome:
         release_all(directories)
         tidy(directories)
     return outcome
+
+
+def _written_directories(plans: Sequence[Plan]) -> list[Path]:
+    """Return the directories in which a run reserves files: records, calibrations, inputs."""
+    models = {plan.path.parents[1] for plan in plans}
+    return sorted(
+        {plan.path.parent for plan in plans}
+        | {model / CALIBRATIONS for model in models}
+        | {plan.root for plan in plans}
+    )
 
 
 def _world(plans: Sequence[Plan]) -> World | None:
@@ -258,14 +271,14 @@ class _Work:
             plan.source,
             root=plan.root,
             sandbox=self.sandbox,
-            applied=apply_calibration(plan, lm),
+            applied=apply_calibration(plan, lm, self.progress.warn),
             recorder=None if plan.save_trace is None else Recorder(plan.trace_tokens),
         )
         write_trace(plan, lm.meter)  # before the record, which says that the cell is finished
         if turn.reservation is not None:
             if not turn.reservation.held():
                 return None
-            inputs.note(record, plan.root)
+            inputs.note(record, plan.root, self.progress.warn)
             record.write()
         if (rounded := rounding_warning(record)) is not None:
             self.progress.warn(rounded, "rounding")

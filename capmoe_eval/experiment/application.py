@@ -1,52 +1,93 @@
-"""Run commands: errors become one line and an exit status."""
+"""Run commands: whatever goes wrong becomes one line and an exit status."""
 
 from __future__ import annotations
 
+import errno
+import importlib.util
 import os
+import platform
 import re
+import secrets
 import shlex
-import signal
 import sys
-import threading
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
-import yaml
-
-from capmoe_eval.errors import UnwritableError, UsageError, bad_choice, first_line, shown
+from capmoe_eval.errors import (
+    EnforcementError,
+    UnwritableError,
+    UsageError,
+    bad_choice,
+    first_line,
+    shown,
+)
 from capmoe_eval.experiment.arguments import one_line_errors
-from capmoe_eval.experiment.processes import process_rank
-from capmoe_eval.experiment.schema import fields
+from capmoe_eval.experiment.files import write_text
+from capmoe_eval.experiment.interrupts import (
+    end_interrupted,
+    exit_after,
+    interrupted_by_signals,
+    interrupts_not_hidden,
+)
+from capmoe_eval.experiment.processes import of_submitit, process_rank
 
-INTERRUPTED: Final = "interrupted: finished cells are kept, the same command continues"
-"""The line that a command ends with after Ctrl-C, SIGTERM or SIGHUP."""
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of writing to an open file, which name none."""
+DEBUG = "CAPMOE_DEBUG"
+"""The environment variable with which every error is printed with its traceback."""
 
 
-def run_command(command: Callable[[], int | None]) -> int:
-    """Call a command and return its exit status; a user's mistake gives one line and status 2.
+def run_program(main: Callable[[], object]) -> NoReturn:
+    """Call the ``main`` of a command as the program of this process, and exit with its status.
+
+    It is :func:`run_command`, also for what happens while libraries are imported and words parsed,
+    and while the process ends.
+    """
+
+    def command() -> int:
+        try:
+            status = main()
+        except SystemExit as ended:
+            status = ended.code
+        if isinstance(status, str):
+            print(status, file=sys.stderr)
+            return 1
+        return status if isinstance(status, int) else 0
+
+    exit_after(lambda: run_command(command))
+
+
+def run_command(command: Callable[[], int | None], unexpected: tuple[str, int] = ("", 1)) -> int:
+    """Call a command and return its exit status; every error becomes one line.
+
+    The status is 2 for a user's mistake and 1 for an invariant that is broken and for what nobody
+    expected, whose traceback is written to a file that the line names.
 
     Ctrl-C, SIGTERM and SIGHUP all end it in the same way: half-written files are removed, and the
     status is 128 plus the signal's number. Standard input is empty, so that no library gets an
     answer from it.
+
+    Args:
+        command: It returns its status, or None for 0.
+        unexpected: The words before what nobody expected, and its status.
     """
-    try:
-        with _no_input(), _signals(), one_line_errors():
-            status = _status(command)
-            sys.stdout.flush()
-            return status
-    except BrokenPipeError:  # the reader, such as `head`, has read enough
-        _discard_output()
-        return 0
-    except UnwritableError as error:
-        return _say(str(error))
-    except KeyboardInterrupt as error:
-        print(INTERRUPTED, file=sys.stderr)
-        return 128 + (error.args[0] if error.args else signal.SIGINT)
+    with interrupted_by_signals():
+        try:
+            with _no_input(), one_line_errors():
+                return _flushed(_status(command, unexpected))
+        except BrokenPipeError:  # the reader, such as `head`, has read enough
+            _discard_output()
+            return 0
+        except UnwritableError as error:
+            return _say(str(error), error)
+        except KeyboardInterrupt as error:
+            return end_interrupted(error)
 
 
 def run_all(commands: Iterable[Callable[[], int | None]]) -> int:
@@ -64,26 +105,61 @@ def run_all(commands: Iterable[Callable[[], int | None]]) -> int:
     return highest
 
 
-def _status(command: Callable[[], int | None]) -> int:
-    """Call a command and return its status; print a user's mistake unless it ends all commands."""
+def _status(command: Callable[[], int | None], unexpected: tuple[str, int] = ("", 1)) -> int:
+    """Call a command and return its status; print its error unless that ends all commands."""
     try:
-        with _not_hidden():
+        with interrupts_not_hidden():
             return command() or 0
     except (BrokenPipeError, UnwritableError):
         raise
-    except UsageError as error:
-        return _say(str(error))
-    except yaml.YAMLError as error:  # the message names the file
-        return _say(f"not valid YAML: {error}")
-    except EOFError as error:
-        return _say(f"a question was asked, and none is answered here: {error}")
     except Exception as error:
-        # A missing option is an error of files, too.
-        if (line := _hydra_line(error) or _absent_package(error)) is not None:
-            return _say(line)
-        if not isinstance(error, OSError) or os.environ.get("CAPMOE_DEBUG"):
+        if of_submitit(error):  # it tells its launcher that the job has ended
             raise
-        return _say(f"{shown(error.filename or 'a file')}: {error.strerror or error}")
+        if isinstance(error, OSError) and not error.filename and error.errno in _DISK:
+            raise _unwritable_output(error) from error
+        if (mistake := _mistake(error)) is not None:
+            return _say(mistake, error)
+        if isinstance(error, EnforcementError):
+            return _say(str(error), error, 1)
+        words, status = unexpected
+        status = 2 if isinstance(error, OSError) else status  # of the machine, not of the suite
+        line = f"{words}{type(error).__name__}: {first_line(error)}; {_written(error)}"
+        return _say(line, error, status)
+
+
+def _mistake(error: Exception) -> str | None:
+    """Return the line of a user's mistake; None if an error is none."""
+    if isinstance(error, UsageError):
+        return str(error)
+    if isinstance(error, EOFError):
+        return f"a question was asked, and none is answered here: {error}"
+    if type(error).__module__.startswith("yaml."):  # the message names the file
+        return f"not valid YAML: {error}"
+    # A missing option is an error of files, too.
+    if (line := _hydra_line(error) or _absent_package(error)) is not None:
+        return line
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{shown(error.filename)}: {error.strerror or error}"
+    return None
+
+
+def _written(error: Exception) -> str:
+    """Write the traceback of an error nobody expected to a file; return where it is, in words."""
+    if os.environ.get(DEBUG):
+        return "the traceback is above"
+    version = sys.modules["capmoe_eval"].__version__
+    about = (
+        f"capmoe_eval {version}, Python {platform.python_version()}, {platform.platform()}",
+        f"words: {sys.argv}",
+        *traceback.format_exception(error),
+    )
+    try:
+        name = f"capmoe_eval-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}.txt"
+        path = Path(tempfile.gettempdir()) / name
+        write_text(path, "\n".join(about))
+    except Exception as second:  # a full disk must not hide the first error
+        return f"its traceback cannot be written ({first_line(second)}); {DEBUG}=1 prints it"
+    return f"the traceback is in {path}; {DEBUG}=1 prints it"
 
 
 @contextmanager
@@ -98,57 +174,42 @@ def _no_input() -> Iterator[None]:
             sys.stdin = before
 
 
-@contextmanager
-def _signals() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP end the process as Ctrl-C does, unless they are ignored (nohup)."""
-
-    def stop(number: int, _frame: object) -> None:
-        _came.append(number)
-        raise KeyboardInterrupt(number)
-
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
-                before[number] = signal.signal(number, stop)
+def _flushed(status: int) -> int:
+    """Write what is printed and return the status; it is 2 if that cannot be written."""
     try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        if before:
-            _came.clear()
-
-
-_came: Final[list[int]] = []
-"""The signals that came to the running command."""
-
-
-@contextmanager
-def _not_hidden() -> Iterator[None]:
-    """Interrupt again where a library, such as one that is just imported, made an error of it."""
-    try:
-        yield
-    except Exception as error:
-        if _came:
-            raise KeyboardInterrupt(_came[-1]) from error
+        if sys.stdout is not None:  # it was closed when the process began
+            sys.stdout.flush()
+    except BrokenPipeError:
         raise
+    except OSError as error:
+        _discard_output()
+        return _say(str(_unwritable_output(error)), error)
+    return status
+
+
+def _unwritable_output(error: OSError) -> UnwritableError:
+    return UnwritableError(
+        f"standard output, or a file: cannot be written ({error.strerror}); make room there"
+    )
 
 
 def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _say(mistake: str) -> int:
-    """Print a mistake in one line and return the status.
+def _say(line: str, error: Exception, status: int = 2) -> int:
+    """Print an error in one line and return the status.
 
     Of several processes with the same mistake only rank 0 prints it, because torchrun then ends the
     others; a mistake of another rank alone is printed a few seconds later.
     """
     if process_rank():
         time.sleep(3)
-    print(f"error: {' '.join(mistake.split())}", file=sys.stderr)
-    return 2
+    with suppress(OSError):  # nobody reads it
+        if os.environ.get(DEBUG):
+            traceback.print_exception(error)
+        print(f"error: {' '.join(line.split())}", file=sys.stderr)
+    return status
 
 
 def _hydra_line(error: Exception) -> str | None:
@@ -205,7 +266,7 @@ def _unreadable_word() -> str:
 def _absent_package(error: Exception) -> str | None:
     """Return the error line for a package of others that is not installed; None for the rest."""
     name = str(getattr(error, "name", None)).partition(".")[0]
-    if not isinstance(error, ModuleNotFoundError) or name in (__package__.partition(".")[0], ""):
+    if not isinstance(error, ModuleNotFoundError) or not name or importlib.util.find_spec(name):
         return None
     project = _PROJECTS.get(name, name.replace("_", "-"))
     try:
@@ -225,6 +286,7 @@ def _refused(error: Exception) -> str:
     from omegaconf import OmegaConf
 
     from capmoe_eval.experiment.configuration import config_directory
+    from capmoe_eval.experiment.schema import fields
 
     told = f"{error} {error.__cause__ or ''}"
     unknown = re.search(r"Key '([^']+)' is not in struct", told)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
-from unittest import mock
 
 from capmoe_eval.errors import CAPACITY, Check, shown, whole
 from capmoe_eval.experiment.timings.names import FOLDER
@@ -60,8 +59,12 @@ def recompute_option(parser: Parser) -> None:
 @contextmanager
 def one_line_errors() -> Iterator[None]:
     """Have the parsers of libraries (Hydra, lm-eval) refuse in one line, too."""
-    with mock.patch.object(argparse.ArgumentParser, "error", _refuse):
+    before = argparse.ArgumentParser.error
+    argparse.ArgumentParser.error = _refuse  # type: ignore[assignment,method-assign]
+    try:
         yield
+    finally:
+        argparse.ArgumentParser.error = before  # type: ignore[method-assign]
 
 
 def _path(word: str) -> Path:

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import glob
+import io
 import os
 import re
 import secrets
+import stat
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
-from capmoe_eval.errors import writing
+from capmoe_eval.errors import UsageError, shown, writing
 
 _TEMPORARY = re.compile(r"\..+?(\.(?P<pid>[0-9]{1,9}))?\.[a-z0-9_]{8}\.tmp")
 """The name of a temporary file: the file's own, the process (not in old ones), eight characters."""
+
+
+_LONGEST_PART: Final = 200
+"""Bytes of a file's name that its temporary file's has; a file system takes 255 for all of it."""
+_LINKS: Final = 40
+"""The longest chain of links, as in Linux."""
 
 
 @contextmanager
@@ -24,21 +34,105 @@ def whole_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """Open a file that replaces ``path`` when the block ends, and not at all if it raises.
 
     It is a temporary file in the same directory, flushed to the disk and renamed. Missing parent
-    directories are created. Without ``durable`` nothing waits for the disk, and a power failure may
-    leave an empty file.
+    directories are created, and removed again if the block raises. Without ``durable`` nothing
+    waits for the disk, and a power failure may leave an empty file.
+
+    A link stays: the file that it names is replaced. What goes to a character device or an open
+    file of this process, such as ``/dev/null`` and ``/dev/stdout``, is written at the end of the
+    block.
+
+    Raises:
+        OSError: Also if ``path`` is there and neither a file nor such a device.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    if _is_stream(path):
+        content = io.BytesIO()
+        yield content
+        with _stream(path) as stream:
+            stream.write(content.getvalue())
+        return
+    place = _place(path)
+    name = os.fsencode(place.name)[:_LONGEST_PART].decode(errors="ignore")
+    temporary = place.with_name(f".{name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    missing = [parent for parent in place.parents if not parent.exists()]
     try:
+        if place is path:  # of what a link names, nobody has said that it may be created
+            place.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("xb") as file:
             yield file
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-        temporary.replace(path)
+        temporary.replace(place)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        for parent in missing:
+            with suppress(OSError):  # another process has written to it
+                parent.rmdir()
         raise
+    if durable:
+        _sync(place.parent)
+
+
+def _place(path: Path) -> Path:
+    """Return the path of the file that a path names: itself, or the end of a chain of links.
+
+    Raises:
+        OSError: If something else than a file is there.
+    """
+    place = Path(os.path.realpath(path)) if path.is_symlink() else path
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return place
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "neither a file nor a character device", str(path))
+    return place
+
+
+def _is_stream(path: Path) -> bool:
+    """Return whether a path names a character device or an open file of this process."""
+    if _descriptor(path) is not None:
+        return True
+    try:
+        return stat.S_ISCHR(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _stream(path: Path) -> BinaryIO:
+    """Open what :func:`_is_stream`; what was printed before comes before what is written."""
+    number = _descriptor(path)
+    for printed in (sys.stdout, sys.stderr):
+        if printed is not None:
+            printed.flush()
+    # Not opened anew by its name, which would begin at the start of a file.
+    number = os.open(path, os.O_WRONLY | os.O_NOCTTY) if number is None else os.dup(number)
+    return os.fdopen(number, "wb")
+
+
+def _descriptor(path: Path) -> int | None:
+    """Return the descriptor of this process that a path such as ``/dev/stdout`` names, or None."""
+    for _ in range(_LINKS):
+        folder = os.path.realpath(path.parent)
+        if folder in ("/dev/fd", f"/proc/{os.getpid()}/fd") and path.name.isdecimal():
+            return int(path.name)
+        if not path.is_symlink():
+            return None
+        path = folder / path.readlink()
+    return None
+
+
+def _sync(directory: Path) -> None:
+    """Write a directory to the disk, where the file system does that; the new name is in it."""
+    with suppress(OSError):
+        number = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
 
 
 def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
@@ -86,12 +180,44 @@ def remove_temporaries(path: Path) -> None:
             temporary.unlink(missing_ok=True)
 
 
+def check_file(field: str, path: Path) -> None:
+    """Refuse the path of a file that :func:`whole_file` cannot write; nothing is made.
+
+    The UsageError names ``field``, the setting.
+    """
+    with writing(field, path):
+        if _is_stream(path):
+            return
+        place = _place(path)
+    _check_directory(field, path, place.parent)
+
+
 def check_writable(field: str, directory: Path) -> None:
     """Refuse a directory in which nothing can be written; if it is missing, its nearest parent.
 
-    The directory is not made. The UnwritableError names ``field``, the setting.
+    The directory is not made. A missing directory at the top of the machine is a typing error, such
+    as of the name of a mounted disk, unless it is itself the directory that is asked for. The
+    UsageError names ``field``, the setting.
     """
-    with writing(field, directory):
-        there = next(path for path in (directory, *directory.parents) if path.exists())
+    _check_directory(field, directory, directory)
+
+
+def _check_directory(field: str, path: Path, directory: Path) -> None:
+    with writing(field, path):
+        missing = []
+        for there in (directory, *directory.parents):
+            if os.path.lexists(there):
+                break
+            missing.append(there)
+        if missing and missing[-1].is_absolute() and missing[-1] != path:
+            top = missing[-1]
+            if top.parent == Path(top.anchor):
+                raise UsageError(
+                    f"{field}={shown(path)}: there is no {top}; make it with mkdir, or correct the "
+                    "path"
+                )
         with tempfile.TemporaryFile(dir=there) as file:
             file.write(b"\0")
+        longest = os.pathconf(there, "PC_NAME_MAX")
+        if any(len(os.fsencode(part.name)) > longest for part in (path, *missing)):
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))

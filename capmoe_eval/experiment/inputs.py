@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from filelock import FileLock
-
-from capmoe_eval.errors import UsageError, writing
+from capmoe_eval.errors import UsageError, reading, writing
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.files import remove_temporaries, write_text
 from capmoe_eval.experiment.record import Record
+from capmoe_eval.experiment.reservations import hold, print_warning
 from capmoe_eval.experiment.results import directories, each_record, record_paths
 
 FILE: Final = "inputs.json"
@@ -65,13 +63,14 @@ def check(
     return None
 
 
-def note(record: Record, root: Path) -> None:
+def note(record: Record, root: Path, warn: Callable[[str], None] = print_warning) -> None:
     """Add the inputs of a record to the file of its results directory, before it is written.
 
-    UsageError as :func:`check`, for what another process has written meanwhile.
+    ``warn`` is told of a process that is waited for. UsageError as :func:`check`, for what another
+    process has written meanwhile.
     """
     now = _recorded(record)
-    with _locked(root):
+    with writing("results_dir", root), hold(root / FILE, warn):
         known = _known(root)
         _refuse(root, known, now, (), record.path)
         if any(known.get(identity) != entry for identity, entry in now.items()):
@@ -82,7 +81,7 @@ def prepare(root: Path) -> None:
     """Write the file of a directory that lacks it; records that disagree are a UsageError."""
     if (root / FILE).exists() or not record_paths(root):
         return
-    with _locked(root):
+    with writing("results_dir", root), hold(root / FILE):
         known: _Inputs = {}
         origin: dict[str, Path] = {}
         for record in each_record(root, broken=[]):
@@ -145,27 +144,15 @@ def _known(root: Path) -> _Inputs:
     path = root / FILE
     if not path.exists():
         return {}
-    try:
+    with reading(path, "cannot be read", "delete it, it is made again from the records"):
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["schema"] != _SCHEMA:
             raise ValueError(f"schema {content['schema']}, this version reads {_SCHEMA}")
         return _by_identity([*content["models"], *content["datasets"]])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"{path}: cannot be read ({error}); delete it, it is made again from the records"
-        ) from error
-
-
-@contextmanager
-def _locked(root: Path) -> Iterator[None]:
-    with writing("results_dir", root):
-        root.mkdir(parents=True, exist_ok=True)
-        with FileLock(root / f".{FILE}.lock"):
-            yield
 
 
 def _write(root: Path, known: _Inputs) -> None:
-    """Write the file; only the holder of the lock may, so no other writer lives."""
+    """Write the file; only who holds it may, so no other writer lives."""
     remove_temporaries(root / FILE)
     entries = [entry for _, entry in sorted(known.items())]
     content = {

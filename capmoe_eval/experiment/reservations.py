@@ -1,5 +1,7 @@
 """Reserve a record while its cell is computed, among the processes of several machines.
 
+Other files that several processes write are held in the same way while they are.
+
 A reservation is a hidden directory beside the record, ``.<record>.reservation``, with one empty
 file whose name says who holds it. Every step is one rename, which is whole or not at all on local
 disks and on NFS (RFC 1813, 3.3.14), so a process may be killed at any moment:
@@ -20,19 +22,22 @@ from __future__ import annotations
 import errno
 import functools
 import hashlib
+import math
 import os
 import re
 import secrets
 import shutil
 import socket
+import sys
 import threading
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.files import remove_temporaries
 
 BEAT: Final = 15.0
@@ -40,6 +45,10 @@ BEAT: Final = 15.0
 SILENCE: Final = 180.0
 """Seconds without one after which another machine's holder is dead; NFS shows one 60 s late."""
 _DAY: Final = 24 * 60 * 60
+_PAUSES: Final = (0.005, 1.0)
+"""Seconds between attempts to hold a file: at first, and at most."""
+NOTICE: Final = 10.0
+"""Seconds of waiting to hold a file, after which a warning says for whom."""
 
 _TAKEN: Final = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT)
 """Errors of the rename to a reservation that may be somebody's: of a second attempt, one's own."""
@@ -145,6 +154,7 @@ def reserve(record: Path, watch: Watch) -> Reservation | None:
 
     Raises:
         OSError: If nothing can be written beside the record.
+        UsageError: If something else stands in the reservation's place.
     """
     place = _place(record)
     own = place / _own_name()
@@ -155,6 +165,50 @@ def reserve(record: Path, watch: Watch) -> Reservation | None:
         return None
     # Not the outcome of the rename: NFS may try twice, and report the first success as a failure.
     return Reservation(own) if own.exists() else None
+
+
+def print_warning(line: str) -> None:
+    """Print a warning on standard error."""
+    print(f"warning: {line}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def hold(file: Path, warn: Callable[[str], None] = print_warning) -> Iterator[None]:
+    """Hold the reservation of a file in this block; wait while a process that lives holds it.
+
+    ``warn`` is told who that is, if it takes long.
+
+    Raises:
+        OSError: If nothing can be written beside the file.
+        UsageError: If something else stands in the reservation's place.
+    """
+    watch, since, (pause, longest) = Watch(), time.monotonic(), _PAUSES
+    while (reservation := reserve(file, watch)) is None:
+        time.sleep(pause)
+        pause = min(2 * pause, longest)
+        if time.monotonic() - since > NOTICE and (holder := watch.live_holder(file)) is not None:
+            warn(f"waiting for {holder}, which holds {file}")
+            since = math.inf
+    with reservation:
+        yield
+
+
+def refuse_others(directories: Iterable[Path]) -> None:
+    """Refuse what stands in a reservation's place in some directories and is none.
+
+    Raises:
+        UsageError: With its path.
+    """
+    for record in sorted(reserved(directories)):
+        _refuse_other(_place(record))
+
+
+def _refuse_other(place: Path) -> None:
+    if os.path.lexists(place) and (place.is_symlink() or not place.is_dir()):
+        raise UsageError(
+            f"{place}: is no reservation of this suite, and stands where one is made; move it or "
+            "delete it"
+        )
 
 
 def release_all(directories: Iterable[Path]) -> None:
@@ -211,6 +265,7 @@ def _occupy(own: Path) -> None:
         candidate.rename(place)
     except OSError as error:
         if error.errno not in _TAKEN:
+            _refuse_other(place)
             raise
     finally:
         shutil.rmtree(candidate, ignore_errors=True)

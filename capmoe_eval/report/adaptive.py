@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.application import run_command
+from capmoe_eval.experiment.application import run_command, run_program
 from capmoe_eval.experiment.arguments import Parser
 from capmoe_eval.experiment.configuration import profile_name
 from capmoe_eval.experiment.names import gamma_number
@@ -90,4 +90,4 @@ def _verdict(verdict: Verdict) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from transformers import (
 
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.experiment.data_file import read_data
+from capmoe_eval.experiment.files import write_bytes, write_text
 from capmoe_eval.experiment.names import split_seed
 from capmoe_eval.wrapper.checkpoint import load_checkpoint
 from capmoe_eval.zoo.banking77 import QueryBatches, banking77_tokenizer, train_split
@@ -212,11 +214,11 @@ def _millions(model: PreTrainedModel) -> str:
 
 
 def save(model: PreTrainedModel, directory: Path) -> None:
-    """Write a model as bfloat16 ``model.safetensors`` with its ``config.json``."""
-    directory.mkdir(parents=True, exist_ok=True)
-    model.to(torch.bfloat16).save_pretrained(directory)
-    for file in directory.iterdir():
-        file.chmod(0o644)  # safetensors makes its files private
+    """Write a model as bfloat16 ``model.safetensors`` with its ``config.json``, each file whole."""
+    with tempfile.TemporaryDirectory() as scratch:
+        model.to(torch.bfloat16).save_pretrained(scratch)
+        for file in sorted(Path(scratch).iterdir()):
+            write_bytes(directory / file.name, file.read_bytes())
 
 
 def save_tokenizer(name: str, directory: Path) -> None:
@@ -224,4 +226,4 @@ def save_tokenizer(name: str, directory: Path) -> None:
     chosen = recipe(name)
     if chosen.data != "miniworld":
         tokenizer, _ = _data(chosen, corpus_seed(chosen.seed), chosen.steps)
-        tokenizer.backend_tokenizer.save(str(directory / "tokenizer.json"))
+        write_text(directory / "tokenizer.json", tokenizer.backend_tokenizer.to_str(pretty=True))

@@ -16,7 +16,7 @@ from capmoe_eval.bench.chaos import benchmark, faults
 from capmoe_eval.bench.chaos.disturbance import Disturbance, Starter, Story, _twice
 from capmoe_eval.bench.chaos.judge import Reference
 from capmoe_eval.bench.chaos.sweep import Sweep, watch
-from capmoe_eval.experiment.application import INTERRUPTED
+from capmoe_eval.experiment.interrupts import INTERRUPTED
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.timings.schema import read_evaluation
 from tests.bench.test_commands import bench

@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +17,14 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from capmoe_eval.errors import UsageError, unwritable
+from capmoe_eval.errors import EnforcementError, UsageError, unwritable
 from capmoe_eval.experiment import application
-from capmoe_eval.experiment.application import INTERRUPTED, run_all, run_command
+from capmoe_eval.experiment.application import run_all, run_command
 from capmoe_eval.experiment.datasource import _writable_or_temporary, cache_directory
 from capmoe_eval.experiment.files import write_text
+from capmoe_eval.experiment.interrupts import INTERRUPTED
 from capmoe_eval.report.tables import command as tables
+from tests.conftest import REPOSITORY
 from tests.processes import command
 
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
@@ -94,7 +99,7 @@ def test_a_sweep_that_is_told_to_end_keeps_what_is_finished(
     assert process.returncode == SIGNALS[number]
     assert err.splitlines()[-1] == INTERRUPTED and "Traceback" not in err
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert files and all(path.suffix in (".json", ".lock") for path in files), files
+    assert files and all(path.suffix == ".json" for path in files), files
 
 
 def test_a_file_that_is_no_yaml_is_named_in_one_line(
@@ -172,6 +177,187 @@ def test_no_question_is_answered(
     assert run_command(lambda: answers.append(input())) == 2
     assert not answers and "error: a question was asked" in capsys.readouterr().err
     assert sys.stdin is piped and piped.read() == "yes\n"
+
+
+def test_a_broken_invariant_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def broken() -> int:
+        raise EnforcementError("capacity not enforced: layers.0: bound exceeded in 2 buckets")
+
+    assert run_command(broken) == 1
+    line = "error: capacity not enforced: layers.0: bound exceeded in 2 buckets\n"
+    assert capsys.readouterr().err == line
+
+
+UNEXPECTED = [
+    KeyError("a key"),
+    RecursionError("too deep"),
+    MemoryError(),
+    OverflowError("too large"),
+    ValueError("two\nlines"),
+    AssertionError(),
+    ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
+]
+
+
+@pytest.mark.parametrize("error", UNEXPECTED, ids=lambda error: type(error).__name__)
+def test_what_nobody_expected_is_one_line_and_a_file(
+    error: Exception,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail() -> int:
+        raise error
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert run_command(fail) == (2 if isinstance(error, OSError) else 1)
+    (line,) = capsys.readouterr().err.splitlines()
+    (path,) = tmp_path.iterdir()
+    assert line.startswith(f"error: {type(error).__name__}: ") and str(path) in line
+    text = path.read_text()
+    assert "Traceback (most recent call last)" in text and ", in fail\n" in text
+    assert text.startswith("capmoe_eval ")
+    path.unlink()
+    monkeypatch.setenv("CAPMOE_DEBUG", "1")
+    run_command(fail)
+    *trace, line = capsys.readouterr().err.splitlines()
+    assert trace[0] == "Traceback (most recent call last):" and line.startswith("error: ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_traceback_that_cannot_be_written_hides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "fsync", full)
+    assert run_command(lambda: {}["a key"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: KeyError: a key") or "'a key'" in line
+    assert "No space left" in line and not list(tmp_path.iterdir())
+
+
+def test_an_error_of_submitit_goes_to_submitit() -> None:
+    """It says to the launcher that the job has ended, and how."""
+
+    class UncompletedJobError(RuntimeError):
+        pass
+
+    UncompletedJobError.__module__ = "submitit.core.utils"
+
+    def ended() -> int:
+        raise UncompletedJobError("timed-out too many times")
+
+    with pytest.raises(UncompletedJobError):
+        run_command(ended)
+
+
+# Of every command, the module that its program imports inside the boundary, and some words.
+PROGRAMS = {
+    "": "evaluation.command",
+    ".advise": "report.advice.command",
+    ".claims": "report.claims.command",
+    ".figures": "report.figures.command",
+    ".lm_eval": "evaluation.lm_eval_command",
+    ".loads": "report.figures.loads",
+    ".replication": "report.replication.command",
+    ".site": "report.site.command",
+    ".tables": "report.tables.command",
+    ".tiny": "evaluation.training.command",
+    ".bench decision": "bench.decision",
+}
+_BROKEN = """
+import runpy, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[0]:
+            exec(error)
+module, sys.argv, error = sys.argv[1], sys.argv[2:-1], sys.argv[-1]
+sys.meta_path.insert(0, Finder())
+runpy.run_module(module, run_name="__main__", alter_sys=False)
+"""
+
+
+def test_every_command_is_a_program() -> None:
+    entries = {
+        path.stem
+        for path in (REPOSITORY / "capmoe_eval").glob("*.py")
+        if '__name__ == "__main__"' in path.read_text(encoding="utf-8")
+    }
+    names = {program.lstrip(".") or "__main__" for program in PROGRAMS}
+    assert names == entries | {"bench decision"}
+    for path in sorted((REPOSITORY / "capmoe_eval").rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if '__name__ == "__main__"' in text and "inside" not in path.parts:
+            assert re.search(r'__main__":\n    (run_program\(main\)|program\(\))\n', text), path
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ("raise RuntimeError('boom')", "error: RuntimeError: boom; "),
+        ("sys.modules['numpy'] = None; import numpy", "error: numpy: this Python package is not"),
+        ("raise KeyboardInterrupt", INTERRUPTED),
+    ],
+)
+def test_every_command_ends_in_one_line(
+    program: str, error: str, said: str, tmp_path: Path
+) -> None:
+    """Also while its libraries are imported, and whatever is wrong with them."""
+    module, *words = f"capmoe_eval{program}".split()
+    broken = f"capmoe_eval.{PROGRAMS[program]}"
+    done = subprocess.run(
+        [sys.executable, "-c", _BROKEN, module, broken, *words, error],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(said) and done.stdout == ""
+    assert done.returncode == {"error: R": 1, "error: n": 2}.get(said[:8], 130)
+    files = list(tmp_path.iterdir())
+    assert [str(path) in line for path in files] == ([True] if "Runtime" in said else [])
+
+
+@pytest.mark.parametrize(
+    ("shell", "words", "status", "said"),
+    [
+        ('exec "$@" | true', "all --published v2", 0, ""),
+        ('exec "$@" | true', "--help", 0, ""),
+        ('exec "$@" >&-', "table2 --published v2", 0, ""),
+        ('exec "$@" 2>&-', "table2 --published v2", 0, ""),
+        (
+            'exec "$@" > /dev/full',
+            "table1 --published v2",
+            2,
+            "error: standard output, or a file: cannot",
+        ),
+        (
+            'exec "$@" > /dev/full',
+            "all --published v2",
+            2,
+            "error: standard output, or a file: cannot",
+        ),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_no_traceback(
+    shell: str, words: str, status: int, said: str, tmp_path: Path
+) -> None:
+    line = [sys.executable, "-m", "capmoe_eval.tables", *words.split()]
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", shell, "bash", *line],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status and done.stderr.startswith(said)
+    assert done.stderr.count("\n") == (1 if said else 0), done.stderr
 
 
 def test_a_file_that_the_system_refuses_is_named(capsys: pytest.CaptureFixture[str]) -> None:

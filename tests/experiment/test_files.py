@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import stat
 import subprocess
 import sys
 import time
+import tty
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from capmoe_eval.errors import UnwritableError, UsageError, writing
 from capmoe_eval.experiment import files as atomic
 
 
@@ -63,10 +68,252 @@ def test_a_temporary_file_says_who_writes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = []
-    monkeypatch.setattr(os, "fsync", lambda _: names.extend(p.name for p in tmp_path.iterdir()))
+    monkeypatch.setattr(os, "fsync", lambda _: names.append(*(p.name for p in tmp_path.iterdir())))
     atomic.write_text(tmp_path / "file.json", "whole")
-    (name,) = names
+    name, *later = names
+    assert later == ["file.json"], "the directory's own"
     found = atomic._TEMPORARY.fullmatch(name)
     assert found is not None and found["pid"] == str(os.getpid())
     atomic.write_text(tmp_path / "file.json", "page", durable=False)
-    assert names == [name], "nobody waits for the disk"
+    assert len(names) == 2, "nobody waits for the disk"
+
+
+# What is not a plain path: links, devices, descriptors, and what is refused.
+
+
+def test_a_link_stays_and_the_file_that_it_names_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    target = tmp_path / "there/file.json"
+    target.write_text("old")
+    before = target.stat().st_ino
+    link = tmp_path / "link.json"
+    link.symlink_to("there/file.json")
+    (tmp_path / "chain").symlink_to(link)
+    atomic.write_text(tmp_path / "chain", "new")
+    assert (tmp_path / "chain").is_symlink() and link.is_symlink()
+    assert target.read_text() == "new" and target.stat().st_ino != before, "replaced, whole"
+    assert [path.name for path in target.parent.iterdir()] == ["file.json"]
+
+
+def test_a_link_to_no_file_yet_makes_that_file(tmp_path: Path) -> None:
+    link = tmp_path / "link.json"
+    link.symlink_to(tmp_path / "later.json")
+    atomic.write_text(link, "new")
+    assert link.is_symlink() and (tmp_path / "later.json").read_text() == "new"
+
+
+def test_a_failed_write_through_a_link_leaves_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "link").symlink_to("file")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        atomic.write_text(tmp_path / "link", "new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_text() == "old"
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[tuple[Path, int]]:
+    """A path of a terminal and the terminal's other end."""
+    master, slave = os.openpty()
+    os.set_blocking(master, False)
+    tty.setraw(slave)
+    path = tmp_path / "device.json"
+    path.symlink_to(os.ttyname(slave))
+    yield path, master
+    os.close(master)
+    os.close(slave)
+
+
+def test_a_device_is_written_through(device: tuple[Path, int], tmp_path: Path) -> None:
+    path, other_end = device
+    before = path.lstat()
+    atomic.write_text(path, "whole")
+    assert os.read(other_end, 100) == b"whole"
+    assert (path.lstat().st_ino, path.lstat().st_mode) == (before.st_ino, before.st_mode)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_nothing_of_half_a_content_goes_to_a_device(device: tuple[Path, int]) -> None:
+    path, other_end = device
+    with pytest.raises(ValueError, match="half"), atomic.whole_file(path) as file:
+        file.write(b"half")
+        raise ValueError("half")
+    atomic.write_text(path, "whole")
+    assert os.read(other_end, 100) == b"whole"
+
+
+_STDOUT = (
+    "import sys; from pathlib import Path; from capmoe_eval.experiment.files import *\n"
+    "path = Path(sys.argv[1]); check_file('json', path)\n"
+    "print('before'); write_text(path, '{}\\n'); print('after')\n"
+)
+
+
+@pytest.mark.parametrize("path", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "link"])
+@pytest.mark.parametrize("kind", ["pipe", "file"])
+def test_standard_output_is_written_in_order(path: str, kind: str, tmp_path: Path) -> None:
+    """Also where the shell sends it to a file: its beginning stays."""
+    (tmp_path / "link").symlink_to("/dev/stdout")
+    words = [sys.executable, "-c", _STDOUT, path]
+    if kind == "pipe":
+        out = subprocess.run(words, cwd=tmp_path, check=True, capture_output=True).stdout
+    else:
+        with (tmp_path / "out").open("wb") as file:
+            subprocess.run(words, cwd=tmp_path, check=True, stdout=file)
+        out = (tmp_path / "out").read_bytes()
+    assert out == b"before\n{}\nafter\n"
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_device_stays_a_device(own: bool, tmp_path: Path) -> None:
+    """Also for root, who may replace it."""
+    path = tmp_path / "null.json" if own else Path(os.devnull)
+    if own:
+        try:
+            os.mknod(path, stat.S_IFCHR | 0o600, Path(os.devnull).stat().st_rdev)
+            path.write_bytes(b"")
+        except OSError as error:
+            pytest.skip(f"no device can be made here ({error})")
+    before = path.stat()
+    atomic.check_file("json", path)
+    atomic.write_text(path, "whole")
+    after = path.stat()
+    assert stat.S_ISCHR(before.st_mode)
+    assert (after.st_ino, after.st_mode, after.st_rdev) == (
+        before.st_ino,
+        before.st_mode,
+        before.st_rdev,
+    )
+
+
+def special(kind: str, path: Path) -> None:
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "loop":
+        path.symlink_to(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(str(path))
+    else:
+        os.mkfifo(path)
+
+
+@pytest.mark.parametrize("kind", ["directory", "loop", "fifo", "socket"])
+@pytest.mark.parametrize("linked", [False, True])
+def test_what_is_neither_a_file_nor_a_device_is_refused(
+    kind: str, linked: bool, tmp_path: Path
+) -> None:
+    """And not waited for, as the reader of a pipe would be."""
+    path = tmp_path / "here"
+    special(kind, path)
+    if linked:
+        (tmp_path / "link").symlink_to(path)
+        path = tmp_path / "link"
+    before = {each: each.lstat().st_ino for each in tmp_path.iterdir()}
+    for refused in (
+        lambda: atomic.check_file("json", path),
+        lambda: writing_text("json", path),
+    ):
+        with pytest.raises(UnwritableError, match=rf"^json={path}: cannot be written \(") as line:
+            refused()
+        assert "\n" not in str(line.value)
+    assert {each: each.lstat().st_ino for each in tmp_path.iterdir()} == before
+
+
+def writing_text(field: str, path: Path) -> None:
+    with writing(field, path):
+        atomic.write_text(path, "new")
+
+
+# Names, directories, and other file systems.
+
+
+def test_a_name_may_be_as_long_as_the_file_system_takes(tmp_path: Path) -> None:
+    path = tmp_path / ("é" * 120 + ".json")
+    atomic.write_text(path, "whole")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("below", ["a" * 256, "file/below"])
+def test_a_path_that_cannot_be_leaves_no_directory(below: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    path = tmp_path / "new/deep" / below / "file.json"
+    if below.startswith("file"):
+        path = tmp_path / below / "file.json"
+    with pytest.raises(UnwritableError, match="cannot be written"):
+        atomic.check_file("json", path)
+    with pytest.raises(UnwritableError, match="cannot be written"):
+        writing_text("json", path)
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_failed_write_leaves_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "there").mkdir()
+
+    def full(_: int) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(os, "fsync", full)
+    for place in ("new/deep/file.json", "there/file.json"):
+        with pytest.raises(UnwritableError, match="Disk quota exceeded"):
+            writing_text("json", tmp_path / place)
+    assert [path.name for path in tmp_path.rglob("*")] == ["there"], "what was there stays"
+
+
+@pytest.mark.parametrize("number", [errno.EXDEV, errno.EROFS, errno.EBUSY, errno.EDQUOT])
+def test_a_rename_that_the_file_system_refuses_leaves_nothing(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    path = tmp_path / "file.json"
+    path.write_text("old")
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(UnwritableError, match=os.strerror(number)):
+        writing_text("json", path)
+    assert list(tmp_path.iterdir()) == [path] and path.read_text() == "old"
+
+
+def test_no_directory_is_made_at_the_top_of_the_machine() -> None:
+    """A mistyped ``/scratch`` is no directory in memory, or in a container, that is lost later."""
+    for path in (Path("/no_such_place/results"), Path("/no_such_place/deep/results")):
+        with pytest.raises(UsageError, match=r"^results_dir=/no_such_place.*: there is no /no_su"):
+            atomic.check_writable("results_dir", path)
+        with pytest.raises(UsageError, match=r"^json=/no_such_place.*: there is no /no_such_pl"):
+            atomic.check_file("json", path)
+    assert not Path("/no_such_place").exists()
+
+
+def test_the_name_of_a_new_file_is_on_the_disk_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rename is lost in a power failure if its directory was not written."""
+    synced, fsync = [], os.fsync
+
+    def note(number: int) -> None:
+        names = [path.name for path in tmp_path.iterdir()]
+        synced.append((stat.S_ISDIR(os.fstat(number).st_mode), names))
+        fsync(number)
+
+    monkeypatch.setattr(os, "fsync", note)
+    atomic.write_text(tmp_path / "file.json", "whole")
+    assert [is_directory for is_directory, _ in synced] == [False, True]
+    assert synced[1][1] == ["file.json"]
+
+
+def test_a_file_system_that_writes_no_directories_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(number: int) -> None:
+        if stat.S_ISDIR(os.fstat(number).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    atomic.write_text(tmp_path / "file.json", "whole")
+    assert (tmp_path / "file.json").read_text() == "whole"

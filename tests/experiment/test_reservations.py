@@ -9,18 +9,23 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment import reservations
 from capmoe_eval.experiment.reservations import (
+    NOTICE,
     SILENCE,
     Holder,
     Reservation,
     Watch,
+    hold,
     holder_of,
+    refuse_others,
     release_all,
     reserve,
     tidy,
@@ -317,6 +322,66 @@ def test_of_several_at_once_one_gets_it(record: Path, stale: bool) -> None:
     for process in processes:
         process.join(60)
     assert sorted(winners) == sorted(names) and won.empty()
+
+
+# Files that are held while they are written.
+
+
+def test_a_file_is_held_by_one_at_a_time(record: Path) -> None:
+    inside, most = [], []
+
+    def work(_: int) -> None:
+        with hold(record):
+            inside.append(None)
+            most.append(len(inside))
+            inside.pop()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(40)))
+    assert most == [1] * 40 and left(record) == []
+
+
+def test_what_a_dead_process_holds_is_taken_over(record: Path) -> None:
+    died(record)
+    with hold(record):
+        assert holder_of(record) is not None
+    assert left(record) == []
+
+
+def test_who_waits_says_for_whom_once(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And goes on when the file is free: nothing that was computed is given up."""
+    now, warned = [0.0], []
+    file = forged(record, os.getpid(), str(reservations._started(os.getpid())), _here())
+
+    def sleep(_: float) -> None:
+        now[0] += 1.0
+        if now[0] > 10 * NOTICE:
+            file.unlink()
+
+    monkeypatch.setattr(reservations.time, "sleep", sleep)
+    monkeypatch.setattr(reservations.time, "monotonic", lambda: now[0])
+    with hold(record, warned.append):
+        pass
+    assert warned == [f"waiting for node7:{os.getpid()}, which holds {record}"]
+
+
+def _here() -> str:
+    return reservations._system()
+
+
+def test_what_is_no_reservation_is_refused_and_left_alone(record: Path) -> None:
+    place = reservations._place(record)
+    place.parent.mkdir(parents=True)
+    place.write_text("mine")
+    for refused in (
+        lambda: reserve(record, Watch()),
+        lambda: hold(record).__enter__(),
+        lambda: refuse_others([record.parent, record.parent / "nowhere"]),
+    ):
+        with pytest.raises(UsageError, match=r"is no reservation of this suite.*delete it") as line:
+            refused()
+        assert str(line.value).startswith(f"{place}: ") and "\n" not in str(line.value)
+    assert left(record) == [place.name] and place.read_text() == "mine"
 
 
 def test_a_name_says_who_and_is_never_used_twice() -> None:

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import stat
 import statistics
 from dataclasses import replace
 
@@ -210,6 +212,23 @@ def test_the_recipes_train(name, tmp_path):
     assert len(losses) == 4
     recipes.save(model, tmp_path / "weights")
     assert (tmp_path / "weights" / "model.safetensors").is_file()
+
+
+def test_weights_are_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+    recipes.save(miniature("mixtral", num_key_value_heads=2), tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    (tmp_path / "mine").touch()
+    assert modes == {stat.S_IMODE((tmp_path / "mine").stat().st_mode)}, "readable as any file"
+    (tmp_path / "mine").unlink()
+
+    def full(_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="disk full"):
+        recipes.save(miniature("mixtral", num_key_value_heads=2, intermediate_size=16), tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_the_weights_are_small():

@@ -24,7 +24,7 @@ from capmoe_eval.bench.rounds import CPU, finish, say, target_of
 from capmoe_eval.errors import UsageError, choice
 from capmoe_eval.evaluation.command import execute
 from capmoe_eval.evaluation.tasks import task_manager
-from capmoe_eval.experiment.application import run_command
+from capmoe_eval.experiment.application import run_program
 from capmoe_eval.experiment.configuration import plans
 from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.experiment.selection import composed
@@ -70,7 +70,7 @@ def _fork(root: Path, environment: Mapping[str, str], ranks: int) -> Start:
         own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         more = {name: str(value) for name, value in own.items()} if ranks > 1 else {}
         return Sweep(
-            lambda: run_command(lambda: execute(planned)),
+            lambda: run_program(lambda: execute(planned)),
             root,
             pause_at=pause_at,
             environment={**environment, **more},

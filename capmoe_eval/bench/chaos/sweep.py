@@ -217,6 +217,8 @@ def _become(work: Callable[[], int | None]) -> None:
             for number, mode in enumerate("rww")
         )
         status = work() or 0
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else status
     except BaseException:
         traceback.print_exc()
     finally:

@@ -15,7 +15,7 @@ from capmoe_eval.errors import writing
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import COUNT, PATH, SEED, THREADS, Parser
 from capmoe_eval.experiment.datasource import users_cache
-from capmoe_eval.experiment.files import check_writable
+from capmoe_eval.experiment.files import check_file, check_writable
 
 say = functools.partial(print, flush=True)
 
@@ -92,7 +92,7 @@ def _origins(options: argparse.Namespace) -> None:
     from capmoe_eval.evaluation.training.training_seeds import Study, study
 
     torch.set_num_threads(options.threads)
-    check_writable("--out", options.out.parent)
+    check_file("--out", options.out)
     check_writable("--work", options.work)
     asked = Study(tuple(options.names), tuple(options.seeds), options.steps)
     study(asked, options.out, work=options.work, say=say)

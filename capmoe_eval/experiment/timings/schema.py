@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
-from capmoe_eval.errors import UsageError, field_problem, shown
+from capmoe_eval.errors import UsageError, field_problem, shown, writing
 from capmoe_eval.experiment.checked import (
     AfterValidator,
     ConfigDict,
@@ -247,8 +247,9 @@ class File(Part):
         return json.dumps(content, indent=1, **self.LAYOUT) + "\n"
 
     def write(self, path: Path) -> None:
-        """Write the file."""
-        write_text(path, self.text())
+        """Write the file; an UnwritableError if that fails."""
+        with writing("--out", path.parent):
+            write_text(path, self.text())
 
 
 class Study(File):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from capmoe_eval.errors import UsageError, bad_choice, writing
 from capmoe_eval.experiment.application import run_command
 from capmoe_eval.experiment.arguments import EXPERTS, GAMMA, INDEX, PATH, TOKENS, Parser
-from capmoe_eval.experiment.files import check_writable, write_bytes, write_text
+from capmoe_eval.experiment.files import check_file, write_bytes, write_text
 from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.experiment.record import Record, read_record
 from capmoe_eval.experiment.status_lines import StatusLines
@@ -71,7 +71,7 @@ def main(read_trace: ReadTrace, arguments: Sequence[str] | None = None) -> None:
     def command() -> int:
         for name in ("out", "json"):
             if (path := getattr(given, name)) is not None:
-                check_writable(name, path.parent)
+                check_file(name, path)
         for name in _OF_TRACES if is_record else ():
             if getattr(given, name) is not None:
                 raise UsageError(
