@@ -71,7 +71,8 @@ def judge(sandbox: Sandbox, problem: Problem, completion: str) -> str:
 
     It is :data:`PASSED` if ``check`` returned, ``wrong`` if it did not, ``raised`` if the program
     or a call of it raised an exception, ``ended`` if the program ended or gave no answer that can
-    be read, :data:`TIME` if either used its processor time, or :data:`WAITED` if the clock ended it.
+    be read, :data:`TIME` if program or test used its processor time, or :data:`WAITED` if the clock
+    ended them.
 
     Raises:
         UsageError: If the prompt or the test is no Python by itself.

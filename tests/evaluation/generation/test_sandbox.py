@@ -389,7 +389,7 @@ def test_an_endless_loop_ends(sandbox: Sandbox) -> None:
 
 
 def test_a_program_that_waits_ends(sandbox: Sandbox) -> None:
-    short = Sandbox.open(Limits(idle_seconds=1, file=MARK))
+    short = Sandbox.open(Limits(idle_seconds=2, file=MARK))
     assert short.run("import time\nprint('waits', flush=True)\ntime.sleep(600)") == Finished(
         None, "waits\n"
     )
@@ -401,8 +401,8 @@ WORK = "import time\nwhile time.process_time() < {}:\n    pass\nprint('done')"
 
 
 def test_the_clock_does_not_end_a_program_that_works(sandbox: Sandbox) -> None:
-    patient = dataclasses.replace(sandbox, limits=Limits(idle_seconds=0.5, file=MARK))
-    assert patient.run(WORK.format(2)) == Finished(0, "done\n")
+    patient = dataclasses.replace(sandbox, limits=Limits(idle_seconds=2, file=MARK))
+    assert patient.run(WORK.format(2.5)) == Finished(0, "done\n")
 
 
 def test_the_clock_ends_what_works_without_end(sandbox: Sandbox) -> None:
@@ -470,7 +470,7 @@ adopts = int(sys.argv[1])
 libc = ctypes.CDLL(None)
 libc.prctl(36, adopts, 0, 0, 0)
 foreign = subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"])
-sandbox = Sandbox.open(Limits(file={MARK}, idle_seconds=0.5))
+sandbox = Sandbox.open(Limits(file={MARK}, idle_seconds=2))
 with ThreadPoolExecutor(3) as pool:
     ended = list(pool.map(sandbox.run, ["print(1)", "import time; time.sleep(600)", "x"] * 3))
 assert {{each.status for each in ended}} == {{0, 1, None}}
