@@ -14,7 +14,9 @@ import ctypes
 import os
 import re
 import signal
+import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from typing import IO
 
@@ -38,20 +40,28 @@ def adopting() -> Iterator[None]:
                 _become_subreaper(before)
 
 
-def reap(report: IO[bytes]) -> None:
-    """Kill and reap the first process inside a sandbox, whose outer process was waited for.
+def end(process: subprocess.Popen[bytes], report: IO[bytes]) -> None:
+    """Kill the outer process of a sandbox and the first inside, which takes all others with it.
 
-    ``report`` is what bubblewrap wrote to its ``--info-fd``.
+    ``report`` is where bubblewrap writes by ``--info-fd``. Before it wrote, the first process inside
+    may wait for the outer for ever, and nobody knows its number.
     """
-    report.seek(0)
-    number = re.search(rb'"child-pid": *(\d+)', report.read())
-    if number is None:  # bubblewrap ended before there was one
+    while _first_inside(report) is None and process.poll() is None:
+        time.sleep(0.001)
+    process.kill()
+    process.wait()
+    pid = _first_inside(report)
+    if pid is None:  # bubblewrap ended before there was one
         return
-    pid = int(number[1])
     with contextlib.suppress(ChildProcessError):  # it is no child: another process reaped it
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             os.kill(pid, signal.SIGKILL)  # a child that is not reaped keeps its number
         os.waitpid(pid, 0)
+
+
+def _first_inside(report: IO[bytes]) -> int | None:
+    number = re.search(rb'"child-pid": *(\d+)\D', os.pread(report.fileno(), 4096, 0))
+    return int(number[1]) if number else None
 
 
 def _is_subreaper() -> bool:

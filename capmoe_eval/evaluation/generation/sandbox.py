@@ -30,7 +30,7 @@ from typing import IO, Any, NamedTuple
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.generation.limits import Limits, ended
-from capmoe_eval.evaluation.generation.orphans import adopting, reap
+from capmoe_eval.evaluation.generation.orphans import adopting, end
 from capmoe_eval.evaluation.generation.syscalls import MACHINES, call_filter
 
 _KEY = "allow_code_execution=true"
@@ -153,9 +153,7 @@ class Sandbox:
             try:
                 yield process
             finally:
-                process.kill()  # --die-with-parent: the first process inside, with it all others
-                process.wait()
-                reap(report)
+                end(process, report)
 
     def _command(self, script: int, given: int, calls: int, report: int) -> list[str]:
         words = [self.bubblewrap, "--unshare-all", "--unshare-user", "--disable-userns"]

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -481,6 +482,16 @@ now = ctypes.c_int(-1)
 libc.prctl(37, ctypes.byref(now), 0, 0, 0)
 assert now.value == adopts, now.value
 """
+
+
+def test_a_run_that_is_ended_while_it_starts_leaves_nothing(sandbox: Sandbox) -> None:
+    """Bubblewrap's two processes wait for each other while they start."""
+    for number in range(60):
+        with sandbox.started("import time\ntime.sleep(600)"):
+            time.sleep(number % 15 / 1000)
+    inherited = [child for child in psutil.Process().children() if child.name() == "bwrap"]
+    assert inherited == []
+    assert gone()
 
 
 @pytest.mark.usefixtures("sandbox")
