@@ -15,19 +15,30 @@ FIGURES  = fig1 fig2 fig4 fig5 fig6 fig7 fig8 fig9 fig10 fig11 fig12 fig13 fig14
            comparators adaptive granularity placement skew
 
 .DEFAULT_GOAL := help
-.PHONY: help install $(TABLES) table5 table8 table10 tables $(FIGURES) figures replicate claims report bench bench-ep smoke test check clean
+.PHONY: help install lock $(TABLES) table5 table8 table10 tables $(FIGURES) figures replicate claims report bench bench-ep smoke test check clean
 
 help:  ## list the targets
 	@sed 's/^$$(TABLES):/table1:/' $(firstword $(MAKEFILE_LIST)) | grep -hE '^[a-z0-9-]+:.*## ' \
 	  | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 	@echo "  also: $(TABLES) $(FIGURES)"
 
-install: $(VENV)/.installed  ## create .venv from the pinned constraints
+install: $(VENV)/.installed  ## create .venv from the locked versions, checked by their hashes
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+# A file whose hash is not in the lock is refused; nothing is fetched for a build.
+LOCKED = $(PY) -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --no-build-isolation
+
+# The torch of the package index needs NVIDIA's libraries; a build for CPUs does not.
+$(VENV)/.installed: pyproject.toml constraints.txt $(wildcard lock/*.txt)
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(LOCKED) -r lock/build.txt
+	$(LOCKED) -r lock/suite.txt
+	if $(PY) -m pip show torch | grep -qE '^Requires:.*(cuda|nvidia)'; then $(LOCKED) -r lock/cuda.txt; fi
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(PY) -m pip check
 	touch $@
+
+lock: install  ## write lock/ anew, after a change of constraints.txt or pyproject.toml (needs uv)
+	$(PY) .ci/lock.py
 
 $(TABLES): install  ## run what the table lacks, then render it (PROFILE=zoo|tiny|paper)
 	$(call run-and-render,$@)
