@@ -4,7 +4,8 @@ A sandbox has two processes of bubblewrap. The outer ends as soon as the program
 the first process inside ends a moment later, and becomes a child of the nearest subreaper, or of
 the machine's first process. In a container that is often a program that reaps no children but those
 that it started. While sandboxes run, this process is a subreaper; it reaps the processes whose
-numbers bubblewrap reported, and no other child.
+numbers bubblewrap reported, and no other child. Another orphan that it adopts meanwhile stays until
+this process ends, as it does where this is a container's first process.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def adopting() -> Iterator[None]:
 def end(process: subprocess.Popen[bytes], report: IO[bytes]) -> None:
     """Kill the outer process of a sandbox and the first inside, which takes all others with it.
 
-    ``report`` is where bubblewrap writes by ``--info-fd``. Before it wrote, the first process inside
-    may wait for the outer for ever, and nobody knows its number.
+    ``report`` is where bubblewrap writes by ``--info-fd``. Before it wrote, the number of the first
+    process inside is not known, and that process may wait for the outer for ever.
     """
     while _first_inside(report) is None and process.poll() is None:
         time.sleep(0.001)
