@@ -27,12 +27,12 @@ install: $(VENV)/.installed  ## create .venv from the locked versions, checked b
 # A file whose hash is not in the lock is refused; nothing is fetched for a build.
 LOCKED = $(PY) -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --no-build-isolation
 
-# The torch of the package index needs NVIDIA's libraries; a build for CPUs does not.
+# Torch is the build for CPUs where pip finds one (an index or a directory of its settings), else that for GPUs.
 $(VENV)/.installed: pyproject.toml constraints.txt $(wildcard lock/*.txt)
 	$(PYTHON) -m venv $(VENV)
 	$(LOCKED) -r lock/build.txt
 	$(LOCKED) -r lock/suite.txt
-	if $(PY) -m pip show torch | grep -qE '^Requires:.*(cuda|nvidia)'; then $(LOCKED) -r lock/cuda.txt; fi
+	$(LOCKED) -r lock/torch-cpu.txt || { echo "No torch for CPUs: installing torch for GPUs"; $(LOCKED) -r lock/torch-gpu.txt; }
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	$(PY) -m pip check
 	touch $@

@@ -1,8 +1,9 @@
 """Write ``lock/``: the pins of ``constraints.txt`` with the hashes of all their files.
 
 Needs uv (``pip install uv``). Run it after a change of ``constraints.txt`` or ``pyproject.toml``:
-``make lock``. A build of a pinned version that the package index lacks, such as torch for CPUs, is
-added by its hash if pip finds it here, and stays while the pin does.
+``make lock``. Torch has two locks: the package index's build, with NVIDIA's libraries, and a build
+for CPUs, which the index lacks. The hash of the latter stays while its version does; for another
+version pip has to find the build on this machine.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ PARTS = {
     "slurm": EXTRAS["slurm"],
     "easy-vqa": EXTRAS["easy-vqa"],
 }
-OF_TORCH = "cuda"  # what the package index's torch needs on Linux, and a build for CPUs does not
+GPU, CPU = "torch-gpu", "torch-cpu"
 HEADERS = {
     "build": "What builds packages: installed first, so that no build fetches anything.",
     "suite": "The suite, with what its tests and linters need.",
     "slurm": "The extra `slurm`.",
     "easy-vqa": "The extra `easy-vqa`.",
-    OF_TORCH: "What torch needs on a GPU.",
+    GPU: "Torch for GPUs, and what it needs on Linux.",
+    CPU: "Torch for CPUs, instead of the above.",
 }
 
 Lock = dict[str, tuple[str, set[str]]]  # by name: the version, and the hashes of its files
@@ -47,7 +49,6 @@ def main() -> None:
         re.findall(r"(?m)^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text("utf-8"))
     )
     pinned = {_normal(name): version for name, version in pins.items()}
-    before = {name: read(LOCKS / f"{name}.txt") for name in HEADERS}
     asked: list[str] = []
     done: Lock = {}
     locks: dict[str, Lock] = {}
@@ -58,14 +59,14 @@ def main() -> None:
         done |= resolved
     if unused := sorted(pinned.keys() - done.keys()):
         sys.exit(f"constraints.txt: nothing needs {', '.join(unused)}; remove the lines")
-    locks[OF_TORCH] = {name: entry for name, entry in done.items() if name not in pinned}
-    for part, lock in locks.items():
-        for name, (version, hashes) in lock.items():
-            version_before, hashes_before = before[part].get(name, ("", set()))
-            if version_before == version:
-                hashes.update(hashes_before)
-    version, hashes = locks["suite"]["torch"]
-    hashes.add(hash_here(f"torch=={version}"))
+    torch = locks["suite"].pop("torch")
+    locks[GPU] = {name: entry for name, entry in done.items() if name not in pinned}
+    locks[GPU]["torch"] = torch
+    path, version = LOCKS / f"{CPU}.txt", f"{torch[0]}+cpu"
+    before = parsed(path.read_text("utf-8")) if path.exists() else {}
+    locks[CPU] = before
+    if before.get("torch", ("", ()))[0] != version:
+        locks[CPU] = {"torch": (version, {hash_here(f"torch=={version}")})}
     for part, lock in locks.items():
         write(LOCKS / f"{part}.txt", HEADERS[part], lock)
 
@@ -92,15 +93,10 @@ def hash_here(requirement: str) -> str:
         return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def read(path: Path) -> Lock:
-    """Return a lock; an absent one is empty."""
-    return parsed(path.read_text("utf-8")) if path.exists() else {}
-
-
 def parsed(text: str) -> Lock:
     """Return the entries of a lock's text."""
     entries = re.findall(
-        r"(?m)^([\w.-]+)==(\S+) \\\n((?: +--hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", text
+        r"(?m)^([\w.-]+)==([^\s;]+)[^\n]* \\\n((?: +--hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", text
     )
     return {
         _normal(name): (version, set(re.findall(r"[0-9a-f]{64}", hashes)))
@@ -110,13 +106,11 @@ def parsed(text: str) -> Lock:
 
 def write(path: Path, header: str, lock: Lock) -> None:
     """Write a lock in the order of names and hashes."""
+    marker = "; sys_platform == 'linux'" if path.stem == GPU else ""  # of all but torch itself
     lines = [f"# {header} Written by `make lock`."]
     for name, (version, hashes) in sorted(lock.items()):
-        lines.append(
-            " \\\n".join(
-                [f"{name}=={version}", *(f"    --hash=sha256:{h}" for h in sorted(hashes))]
-            )
-        )
+        pin = f"{name}=={version}" + (marker if name != "torch" else "")
+        lines.append(" \\\n".join([pin, *(f"    --hash=sha256:{h}" for h in sorted(hashes))]))
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

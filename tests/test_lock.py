@@ -24,22 +24,26 @@ LOCKS = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "lock")
 def names(*locks: str) -> list[str]:
     """The packages of locks, each by the name that all its spellings share."""
     texts = [LOCKS[lock] for lock in locks]
-    return [canonicalize_name(name) for t in texts for name in re.findall(r"(?m)^(.+)==", t)]
+    return [canonicalize_name(name) for t in texts for name in re.findall(r"(?m)^([^;\n]+?)==", t)]
 
 
 @pytest.mark.parametrize("lock", LOCKS)
 def test_it_has_versions_with_hashes_and_nothing_else(lock: str) -> None:
-    entry = r"[A-Za-z0-9._-]+==[A-Za-z0-9.!]+( \\\n    --hash=sha256:[0-9a-f]{64})+\n"
+    pin = r"[A-Za-z0-9._-]+==[A-Za-z0-9.!+]+(; sys_platform == 'linux')?"
+    entry = pin + r"( \\\n    --hash=sha256:[0-9a-f]{64})+\n"
     assert re.fullmatch(rf"#[^\n]*\n({entry})+", LOCKS[lock])
 
 
 def test_it_has_each_pin_once() -> None:
-    of_pins = [lock for lock in LOCKS if lock != "cuda"]
-    assert sorted(names(*of_pins)) == sorted(PINS)
-    for lock in of_pins:
+    of_torch = "torch-gpu", "torch-cpu"
+    others = [lock for lock in LOCKS if lock not in of_torch]
+    assert sorted([*names(*others), "torch"]) == sorted(PINS)
+    for lock in others:
         for name, number in re.findall(r"(?m)^(.+)==(\S+)", LOCKS[lock]):
             assert PINS[canonicalize_name(name)] == number
-    assert PINS.keys().isdisjoint(names("cuda"))
+    assert PINS.keys() & set(names("torch-gpu")) == {"torch"} == set(names("torch-cpu"))
+    for lock, build in zip(of_torch, ("", "\\+cpu"), strict=True):
+        assert re.search(rf"(?m)^torch=={re.escape(PINS['torch'])}{build} ", LOCKS[lock])
 
 
 def test_it_has_what_the_project_asks_for() -> None:
@@ -51,11 +55,11 @@ def test_it_has_what_the_project_asks_for() -> None:
         "slurm": extras["slurm"],
         "easy-vqa": extras["easy-vqa"],
     }
-    assert asked.keys() | {"cuda"} == LOCKS.keys()
+    assert asked.keys() | {"torch-gpu", "torch-cpu"} == LOCKS.keys()
     for lock, requirements in asked.items():
         for requirement in map(Requirement, requirements):
             name = canonicalize_name(requirement.name)
-            assert name in names(lock)
+            assert name in names(lock, *(["torch-gpu"] if name == "torch" else []))
             assert requirement.specifier.contains(PINS[name]), requirement
 
 
