@@ -37,8 +37,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(wildcard lock/*.txt)
 	$(PY) -m pip check
 	touch $@
 
-lock: install  ## write lock/ anew, after a change of constraints.txt or pyproject.toml (needs uv)
-	$(PY) .ci/lock.py
+lock:  ## write lock/ anew, after a change of constraints.txt or pyproject.toml (needs uv)
+	$(PYTHON) .ci/lock.py
 
 $(TABLES): install  ## run what the table lacks, then render it (PROFILE=zoo|tiny|paper)
 	$(call run-and-render,$@)
