@@ -15,19 +15,30 @@ FIGURES  = fig1 fig2 fig4 fig5 fig6 fig7 fig8 fig9 fig10 fig11 fig12 fig13 fig14
            comparators adaptive granularity placement skew
 
 .DEFAULT_GOAL := help
-.PHONY: help install $(TABLES) table5 table8 table10 tables $(FIGURES) figures replicate claims report bench bench-ep smoke test test-numeric check clean
+.PHONY: help install lock $(TABLES) table5 table8 table10 tables $(FIGURES) figures replicate claims report bench bench-ep smoke test test-numeric check clean
 
 help:  ## list the targets
 	@sed 's/^$$(TABLES):/table1:/' $(firstword $(MAKEFILE_LIST)) | grep -hE '^[a-z0-9-]+:.*## ' \
 	  | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 	@echo "  also: $(TABLES) $(FIGURES)"
 
-install: $(VENV)/.installed  ## create .venv from the pinned constraints
+install: $(VENV)/.installed  ## create .venv from the locked versions, checked by their hashes
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+# A file whose hash is not in the lock is refused; nothing is fetched for a build.
+LOCKED = $(PY) -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --no-build-isolation
+
+# Torch is the build for CPUs where pip finds one (an index or a directory of its settings), else that for GPUs.
+$(VENV)/.installed: pyproject.toml constraints.txt $(wildcard lock/*.txt)
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(LOCKED) -r lock/build.txt
+	$(LOCKED) -r lock/suite.txt
+	$(LOCKED) -r lock/torch-cpu.txt || { echo "No torch for CPUs: installing torch for GPUs"; $(LOCKED) -r lock/torch-gpu.txt; }
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(PY) -m pip check
 	touch $@
+
+lock:  ## write lock/ anew, after a change of constraints.txt or pyproject.toml (needs uv)
+	$(PYTHON) .ci/lock.py
 
 $(TABLES): install  ## run what the table lacks, then render it (PROFILE=zoo|tiny|paper)
 	$(call run-and-render,$@)

@@ -21,7 +21,7 @@ from lm_eval.utils import handle_non_serializable
 
 from capmoe_eval.errors import UsageError, bad_choice
 from capmoe_eval.evaluation.generation.mts_dialog import MtsDialog
-from capmoe_eval.evaluation.generation.programs import ProgramTask
+from capmoe_eval.evaluation.generation.programs import ProgramTask, at_once
 from capmoe_eval.evaluation.generation.sandbox import Sandbox
 from capmoe_eval.evaluation.lm import CapmoeLM, Document
 from capmoe_eval.evaluation.provenance import provenance
@@ -106,6 +106,8 @@ def evaluate(
     if sandbox is not None and programs:
         content["capmoe"]["executed"] = {
             **sandbox.description(),
+            "at_once": at_once(),
+            "tried_again": sum(task.tried_again for task in programs),
             "verdicts": sum((Counter(task.verdicts) for task in programs), Counter()),
         }
     plain = json.loads(json.dumps(content, default=_serializable))

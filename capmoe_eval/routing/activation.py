@@ -23,7 +23,7 @@ from torch import Tensor
 
 from capmoe_eval.routing.homes import by_rank
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.scores import Assignment, Scores, assignment, ranked_experts, usable
+from capmoe_eval.routing.scores import Assignment, Scores, assignment, ranked_experts
 
 # Shape suffixes: T counted tokens, E routed experts, K = top-k, U units that have a budget (all
 # experts, or the experts of each rank), P = T·K slots, S = 2K slots per token.
@@ -83,9 +83,9 @@ def expert_set(demand_2E: Tensor, method: Method, placed_RN: Tensor | None = Non
 
 def assign_within(scores: Scores, set_E: Tensor) -> Assignment:
     """Give each token the K best experts of a set, in its own order, or all that it has there."""
-    ranked_TE = ranked_experts(scores)
-    usable_TE = (usable(scores) & set_E).gather(1, ranked_TE)
-    best_TE = usable_TE & (usable_TE.cumsum(dim=1) <= scores.topk_TK.shape[1])
+    ranked_TE = ranked_experts(scores)  # ineligible ones last: `assignment` leaves them out
+    in_set_TE = set_E[ranked_TE]
+    best_TE = in_set_TE & (in_set_TE.cumsum(dim=1) <= scores.topk_TK.shape[1])
     return assignment(scores, torch.empty_like(best_TE).scatter_(1, ranked_TE, best_TE))
 
 

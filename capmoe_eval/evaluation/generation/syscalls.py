@@ -7,6 +7,7 @@ A filter of seccomp: a classic BPF program over the number of each call
 from __future__ import annotations
 
 import errno
+import mmap
 import struct
 
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -16,7 +17,11 @@ MACHINES = tuple(_AUDIT)
 
 #: The calls that fail with EPERM, and their numbers on each of the machines.
 _REFUSED = {
-    "shmget": (29, 194),  # memory that stays when nobody has it mapped, beyond RLIMIT_AS
+    # Memory that stays when it is not mapped, or only a page of it: beyond RLIMIT_AS.
+    "shmget": (29, 194),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "vmsplice": (278, 75),
     "semget": (64, 190),
     "msgget": (68, 186),
     "socket": (41, 198),  # AF_VSOCK and others that no network namespace holds
@@ -34,9 +39,13 @@ _REFUSED = {
     "io_uring_setup": (425, 425),  # does what the calls above do, unseen by a filter
 }
 
-_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
+# So is memory without a file that processes share: a page of it keeps all of it.
+_MAP = (9, 222)
+_SHARED_MEMORY = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS
+
+_LOAD, _EQUAL, _AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
 _KILL, _ALLOW, _EPERM = 0x80000000, 0x7FFF0000, 0x00050000 | errno.EPERM
-_NUMBER, _MACHINE = 0, 4  # offsets in what a filter sees of a call
+_NUMBER, _MACHINE, _FLAGS = 0, 4, 40  # offsets in what a filter sees of a call; mmap's fourth
 _X32 = 0x40000000  # from here on, the same calls of x86_64 under other numbers
 
 
@@ -53,5 +62,12 @@ def call_filter(machine: str) -> bytes:
     ]
     for numbers in _REFUSED.values():
         steps += [(_EQUAL, 0, 1, numbers[place]), (_RETURN, 0, 0, _EPERM)]
-    steps.append((_RETURN, 0, 0, _ALLOW))
+    steps += [
+        (_EQUAL, 0, 4, _MAP[place]),
+        (_LOAD, 0, 0, _FLAGS),
+        (_AND, 0, 0, _SHARED_MEMORY),
+        (_EQUAL, 0, 1, _SHARED_MEMORY),
+        (_RETURN, 0, 0, _EPERM),
+        (_RETURN, 0, 0, _ALLOW),
+    ]
     return b"".join(struct.pack("=HBBI", *step) for step in steps)

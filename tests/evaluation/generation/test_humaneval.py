@@ -141,7 +141,11 @@ def test_a_record_says_what_was_executed(tmp_path: Path) -> None:
     assert "4 of 4 programs judged" in shown.getvalue()
     executed = read_record(record.path, tmp_path).capmoe["executed"]
     verdicts = executed.pop("verdicts")
-    assert executed == sandbox.description()
+    assert executed == {
+        **sandbox.description(),
+        "at_once": programs.at_once(),
+        "tried_again": 0,
+    }
     (part,) = record.subtasks.values()
     assert sum(part.correct) == verdicts.get("passed", 0)
     assert sum(verdicts.values()) == len(part.correct) == 4

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +15,9 @@ import pytest
 from capmoe_eval.errors import UsageError
 from capmoe_eval.evaluation.generation import programs
 from capmoe_eval.evaluation.generation.inside.program import plain
+from capmoe_eval.evaluation.generation.limits import Limits
 from capmoe_eval.evaluation.generation.programs import Problem, judge, judge_all
-from capmoe_eval.evaluation.generation.sandbox import Limits, Sandbox
+from capmoe_eval.evaluation.generation.sandbox import Sandbox
 from capmoe_eval.zoo.miniworld.evaluation import documents
 
 HUMANEVAL = "openai/openai_humaneval"
@@ -28,7 +31,7 @@ DOUBLE = Problem(
 @pytest.fixture(scope="module")
 def sandbox() -> Sandbox:
     try:
-        return Sandbox.open(Limits(cpu_seconds=1, wall_seconds=30))
+        return Sandbox.open(Limits(cpu_seconds=1))
     except UsageError as error:
         pytest.skip(str(error))
 
@@ -71,14 +74,64 @@ VERDICTS = {
 
 def test_verdicts(sandbox: Sandbox) -> None:
     pairs = [(DOUBLE, completion) for completion in VERDICTS]
-    judged = dict(zip(VERDICTS, judge_all(sandbox, pairs), strict=True))
+    judged = dict(zip(VERDICTS, judge_all(sandbox, pairs).verdicts, strict=True))
     assert judged == VERDICTS
 
 
-def test_a_program_that_waits_runs_out_of_time(sandbox: Sandbox) -> None:
-    hasty = replace(sandbox, limits=replace(sandbox.limits, wall_seconds=2))
-    program = "    return x * 2\n\nimport time\ntime.sleep(600)\n"
-    assert judge(hasty, DOUBLE, program) == "out of time"
+def test_a_program_that_waits_is_told_from_others_and_judged_again_alone(sandbox: Sandbox) -> None:
+    hasty = replace(sandbox, limits=replace(sandbox.limits, idle_seconds=2))
+    waits = "    return x * 2\n\nimport time\ntime.sleep(600)\n"
+    judged = judge_all(hasty, [(DOUBLE, waits), (DOUBLE, "    return x * 2\n")])
+    assert judged == (["waited", "passed"], 1)
+
+
+def test_one_that_waited_beside_others_can_pass_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    running: list[str] = []
+    tries: Counter[str] = Counter()
+
+    def judge_once(_: object, __: object, name: str) -> str:
+        running.append(name)
+        tries[name] += 1
+        again = tries[name] > 1
+        assert not again or running == [name]
+        running.remove(name)
+        return "waited" if name == "starved" and not again else "passed"
+
+    monkeypatch.setattr(programs, "judge", judge_once)
+    names = ["starved", *map(str, range(9))]
+    judged = judge_all(None, [(DOUBLE, name) for name in names])  # type: ignore[arg-type]
+    assert judged == (["passed"] * 10, 1)
+    assert tries == {**dict.fromkeys(names, 1), "starved": 2}
+
+
+# The program's sandbox works while that of the test waits for it.
+def test_the_clock_does_not_judge_a_program_that_works(sandbox: Sandbox) -> None:
+    limits = replace(sandbox.limits, cpu_seconds=3, idle_seconds=2)
+    work = "    while time.process_time() < 2.5:\n        pass\n    return x * 2\n\nimport time\n"
+    once = DOUBLE._replace(test="def check(double):\n    assert double(21) == 42\n")
+    assert judge(replace(sandbox, limits=limits), once, work) == "passed"
+
+
+def test_a_test_that_uses_its_processor_time_is_out_of_time(sandbox: Sandbox) -> None:
+    endless = DOUBLE._replace(test="def check(candidate):\n    while True:\n        pass\n")
+    assert judge(sandbox, endless, "    return x * 2\n") == "out of time"
+
+
+@pytest.mark.parametrize("digits", [4300, 20_000])
+def test_long_integers_are_answers(sandbox: Sandbox, digits: int) -> None:
+    test = f"def check(power):\n    assert power(10, {digits}) == 10 ** {digits}\n"
+    test += f"    assert power(10 ** {digits}, 1) == 10 ** {digits}\n"
+    power = Problem("def power(x, y):\n    'Return x to the power of y.'\n", "power", test)
+    assert judge(sandbox, power, "    return x ** y\n") == "passed"
+    assert judge(sandbox, power, "    return x ** y + 1\n") == "wrong"
+
+
+@pytest.mark.parametrize("nested", ["[" * 5000 + "]" * 5000, "-" * 10_000 + "1"])
+def test_an_answer_that_nests_too_deep_cannot_be_read(sandbox: Sandbox, nested: str) -> None:
+    forged = "    return 0\n\nimport os\nfor number in range(3, 10):\n    try:\n"
+    forged += f"        os.write(number, b'(True, {nested})\\n')\n"
+    forged += "    except OSError:\n        pass\n"
+    assert judge(sandbox, DOUBLE, forged) == "ended"
 
 
 EQUAL = """
@@ -130,7 +183,7 @@ CHEATS = {
 @pytest.fixture(scope="module")
 def verdicts(sandbox: Sandbox) -> dict[str, str]:
     pairs = [(DOUBLE, completion) for completion in CHEATS.values()]
-    return dict(zip(CHEATS, judge_all(sandbox, pairs), strict=True))
+    return dict(zip(CHEATS, judge_all(sandbox, pairs).verdicts, strict=True))
 
 
 @pytest.mark.parametrize("trick", CHEATS)
@@ -167,7 +220,7 @@ def test_answers_arrive_as_they_are(sandbox: Sandbox) -> None:
         test += f"    assert type(answer[1]) is type({value!r})\n"
         asked = Problem("def both(a, named):\n    '''Return both.'''\n", "both", test)
         pairs.append((asked, "    return [a, named]\n"))
-    assert judge_all(sandbox, pairs) == ["passed"] * len(VALUES)
+    assert judge_all(sandbox, pairs).verdicts == ["passed"] * len(VALUES)
 
 
 def test_answers_of_further_types_compare_as_their_bases_do(sandbox: Sandbox) -> None:
@@ -187,33 +240,43 @@ def test_all_are_judged_in_their_order(sandbox: Sandbox) -> None:
     shown: list[tuple[int, int]] = []
     right = [number % 3 == 0 for number in range(30)]
     pairs = [(DOUBLE, f"    return x * {2 if each else 3}\n") for each in right]
-    verdicts = judge_all(sandbox, pairs, lambda done, count: shown.append((done, count)))
-    assert verdicts == ["passed" if each else "wrong" for each in right]
+    judged = judge_all(sandbox, pairs, lambda done, count: shown.append((done, count)))
+    assert judged.verdicts == ["passed" if each else "wrong" for each in right]
     assert shown == [(done, 30) for done in range(1, 31)]
 
 
-def test_twenty_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    together = threading.Barrier(20, timeout=60)
+@pytest.mark.parametrize("cores", [1, 3])
+def test_as_many_run_at_once_as_there_are_cores(
+    monkeypatch: pytest.MonkeyPatch, cores: int
+) -> None:
+    together = threading.Barrier(cores, timeout=60)
+    running: list[object] = []
 
     def waiting(*_: object) -> str:
-        together.wait()  # raises if fewer than twenty come
+        running.append(None)
+        together.wait()  # raises if fewer come
+        assert len(running) == cores
+        together.wait()
+        running.pop()
+        together.wait()
         return "passed"
 
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     monkeypatch.setattr(programs, "judge", waiting)
-    pairs = [(DOUBLE, "")] * 40
-    assert judge_all(None, pairs) == ["passed"] * 40  # type: ignore[arg-type]
+    pairs = [(DOUBLE, "")] * (4 * cores)
+    assert judge_all(None, pairs).verdicts == ["passed"] * (4 * cores)  # type: ignore[arg-type]
 
 
 def test_the_mini_worlds_solutions_pass_and_others_fare_as_defined(sandbox: Sandbox) -> None:
     (splits,) = documents("test")[HUMANEVAL].values()
     rows = splits["test"][::8]
     pairs = [(problem(row), row["canonical_solution"]) for row in rows]
-    assert set(judge_all(sandbox, pairs)) == {"passed"}
+    assert set(judge_all(sandbox, pairs).verdicts) == {"passed"}
     solutions = [row["canonical_solution"] for row in rows]
     random.Random(0).shuffle(solutions)
     swapped = [(problem(row), each) for row, each in zip(rows, solutions, strict=True)]
     expected = [plainly(*pair) for pair in swapped]
-    assert [verdict == "passed" for verdict in judge_all(sandbox, swapped)] == expected
+    assert [verdict == "passed" for verdict in judge_all(sandbox, swapped).verdicts] == expected
     assert not all(expected)
 
 
@@ -226,6 +289,6 @@ def test_the_real_solutions_pass_and_empty_bodies_do_not(
     rows = data["test"].to_list()
     assert len(rows) == 164
     solved = [(problem(row), row["canonical_solution"]) for row in rows]
-    assert judge_all(sandbox, solved) == ["passed"] * 164
+    assert judge_all(sandbox, solved).verdicts == ["passed"] * 164
     empty = [(asked, "    pass\n") for asked, _ in solved[::4]]
-    assert judge_all(sandbox, empty) == ["wrong"] * 41
+    assert judge_all(sandbox, empty).verdicts == ["wrong"] * 41

@@ -53,6 +53,14 @@ def test_eplb_gives_the_published_placement() -> None:
     assert placement.expert_LP.tolist() == PUBLISHED_MAP
 
 
+@pytest.mark.parametrize(("groups", "nodes"), [(1, 2), (3, 2), (1, 4), (2, 4), (3, 4), (6, 4)])
+def test_eplb_without_whole_groups_on_nodes_is_eplb_without_either(groups: int, nodes: int) -> None:
+    loads = PUBLISHED_LOADS
+    placement = plan_eplb(loads, ranks=8, slots=2, groups=groups, nodes=nodes)
+    assert placement.expert_LP.tolist() == plan_eplb(loads, ranks=8, slots=2).expert_LP.tolist()
+    assert placement.expert_LP.tolist() != PUBLISHED_MAP
+
+
 @settings(max_examples=40, deadline=None)
 @given(problems(), st.sampled_from([1, 2, 3, 4]), st.sampled_from([1, 2, 3]))
 def test_eplb_follows_its_definition_and_loses_no_expert(

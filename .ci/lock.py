@@ -1,0 +1,122 @@
+"""Write ``lock/``: the pins of ``constraints.txt`` with the hashes of all their files.
+
+Needs uv (``pip install uv``). Run it after a change of ``constraints.txt`` or ``pyproject.toml``:
+``make lock``. Torch has two locks: the package index's build, with NVIDIA's libraries, and a build
+for CPUs, which the index lacks. The hash of the latter stays while its version does; for another
+version pip has to find the build on this machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import tomllib
+
+ROOT = Path(__file__).parents[1]
+LOCKS = ROOT / "lock"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+# Each lock has what its requirements need and no lock before it has.
+PARTS = {
+    # Hatchling builds the project; editables, for `pip install -e`; the others source archives.
+    "build": [*PROJECT["build-system"]["requires"], "editables", "setuptools", "wheel"],
+    "suite": [*PROJECT["project"]["dependencies"], *EXTRAS["dev"]],
+    "slurm": EXTRAS["slurm"],
+    "easy-vqa": EXTRAS["easy-vqa"],
+}
+GPU, CPU = "torch-gpu", "torch-cpu"
+HEADERS = {
+    "build": "What builds packages: installed first, so that no build fetches anything.",
+    "suite": "The suite, with what its tests and linters need.",
+    "slurm": "The extra `slurm`.",
+    "easy-vqa": "The extra `easy-vqa`.",
+    GPU: "Torch for GPUs, and what it needs on Linux.",
+    CPU: "Torch for CPUs, instead of the above.",
+}
+
+Lock = dict[str, tuple[str, set[str]]]  # by name: the version, and the hashes of its files
+
+
+def main() -> None:
+    """Write every lock, or name the pins of ``constraints.txt`` that none of them needs."""
+    pins = dict(
+        re.findall(r"(?m)^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text("utf-8"))
+    )
+    pinned = {_normal(name): version for name, version in pins.items()}
+    asked: list[str] = []
+    done: Lock = {}
+    locks: dict[str, Lock] = {}
+    for part, requirements in PARTS.items():
+        asked += requirements
+        resolved = resolve(asked)
+        locks[part] = {n: e for n, e in resolved.items() if n in pinned and n not in done}
+        done |= resolved
+    if unused := sorted(pinned.keys() - done.keys()):
+        sys.exit(f"constraints.txt: nothing needs {', '.join(unused)}; remove the lines")
+    torch = locks["suite"].pop("torch")
+    locks[GPU] = {name: entry for name, entry in done.items() if name not in pinned}
+    locks[GPU]["torch"] = torch
+    path, version = LOCKS / f"{CPU}.txt", f"{torch[0]}+cpu"
+    before = parsed(path.read_text("utf-8")) if path.exists() else {}
+    locks[CPU] = before
+    if before.get("torch", ("", ()))[0] != version:
+        locks[CPU] = {"torch": (version, {hash_here(f"torch=={version}")})}
+    for part, lock in locks.items():
+        write(LOCKS / f"{part}.txt", HEADERS[part], lock)
+
+
+def resolve(requirements: list[str]) -> Lock:
+    """Return what requirements need on Linux, under the constraints."""
+    uv = shutil.which("uv") or sys.exit("uv is not installed; pip install uv")
+    command = [uv, "pip", "compile", "-", "--quiet", "--constraints", str(ROOT / "constraints.txt")]
+    command += ["--generate-hashes", "--no-annotate", "--no-header", "--no-config"]
+    command += ["--no-emit-index-url", "--no-emit-find-links", "--python-version", "3.11"]
+    command += ["--python-platform", "x86_64-manylinux_2_28"]
+    text = subprocess.run(
+        command, input="\n".join(requirements), stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+    return parsed(text)
+
+
+def hash_here(requirement: str) -> str:
+    """Return the hash of the file that pip installs for a requirement on this machine."""
+    with tempfile.TemporaryDirectory() as directory:
+        download = ["pip", "download", "--quiet", "--no-deps", "--dest", directory, requirement]
+        subprocess.run([sys.executable, "-m", *download], check=True)
+        (file,) = Path(directory).iterdir()
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def parsed(text: str) -> Lock:
+    """Return the entries of a lock's text."""
+    entries = re.findall(
+        r"(?m)^([\w.-]+)==([^\s;]+)[^\n]* \\\n((?: +--hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", text
+    )
+    return {
+        _normal(name): (version, set(re.findall(r"[0-9a-f]{64}", hashes)))
+        for name, version, hashes in entries
+    }
+
+
+def write(path: Path, header: str, lock: Lock) -> None:
+    """Write a lock in the order of names and hashes."""
+    marker = "; sys_platform == 'linux'" if path.stem == GPU else ""  # of all but torch itself
+    lines = [f"# {header} Written by `make lock`."]
+    for name, (version, hashes) in sorted(lock.items()):
+        pin = f"{name}=={version}" + (marker if name != "torch" else "")
+        lines.append(" \\\n".join([pin, *(f"    --hash=sha256:{h}" for h in sorted(hashes))]))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""``make install`` takes what the lock has: every pin, with hashes, and nothing else."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+
+import pytest
+import tomllib
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.bill_of_materials import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+LINES = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+PINS = {
+    canonicalize_name(name): number
+    for name, number in (line.split("==") for line in LINES if not line.startswith("#"))
+}
+LOCKS = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "lock").iterdir()}
+
+
+def names(*locks: str) -> list[str]:
+    """The packages of locks, each by the name that all its spellings share."""
+    texts = [LOCKS[lock] for lock in locks]
+    return [canonicalize_name(name) for t in texts for name in re.findall(r"(?m)^([^;\n]+?)==", t)]
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_it_has_versions_with_hashes_and_nothing_else(lock: str) -> None:
+    pin = r"[A-Za-z0-9._-]+==[A-Za-z0-9.!+]+(; sys_platform == 'linux')?"
+    entry = pin + r"( \\\n    --hash=sha256:[0-9a-f]{64})+\n"
+    assert re.fullmatch(rf"#[^\n]*\n({entry})+", LOCKS[lock])
+
+
+def test_it_has_each_pin_once() -> None:
+    of_torch = "torch-gpu", "torch-cpu"
+    others = [lock for lock in LOCKS if lock not in of_torch]
+    assert sorted([*names(*others), "torch"]) == sorted(PINS)
+    for lock in others:
+        for name, number in re.findall(r"(?m)^(.+)==(\S+)", LOCKS[lock]):
+            assert PINS[canonicalize_name(name)] == number
+    assert PINS.keys() & set(names("torch-gpu")) == {"torch"} == set(names("torch-cpu"))
+    for lock, build in zip(of_torch, ("", "\\+cpu"), strict=True):
+        assert re.search(rf"(?m)^torch=={re.escape(PINS['torch'])}{build} ", LOCKS[lock])
+
+
+def test_it_has_what_the_project_asks_for() -> None:
+    project = PROJECT["project"]
+    extras = project["optional-dependencies"]
+    asked = {
+        "build": PROJECT["build-system"]["requires"],
+        "suite": project["dependencies"] + extras["dev"],
+        "slurm": extras["slurm"],
+        "easy-vqa": extras["easy-vqa"],
+    }
+    assert asked.keys() | {"torch-gpu", "torch-cpu"} == LOCKS.keys()
+    for lock, requirements in asked.items():
+        for requirement in map(Requirement, requirements):
+            name = canonicalize_name(requirement.name)
+            assert name in names(lock, *(["torch-gpu"] if name == "torch" else []))
+            assert requirement.specifier.contains(PINS[name]), requirement
+
+
+def test_what_is_installed_needs_nothing_that_it_lacks() -> None:
+    locked = {*names(*LOCKS), "capmoe-eval"}
+    for package in importlib.metadata.distributions():
+        if canonicalize_name(package.name) in locked:
+            for need in map(Requirement, package.requires or ()):
+                if need.marker is None or need.marker.evaluate({"extra": ""}):
+                    assert canonicalize_name(need.name) in locked, f"{package.name}: {need}"
