@@ -114,7 +114,7 @@ test: install  ## the tests in JOBS processes, with coverage
 	$(PY) -m pytest -n $(JOBS) --dist loadfile --cov --cov-report=term:skip-covered
 
 test-numeric: install  ## the tests that compare models' numbers, as for another processor (.ci/run)
-	$(PY) -m pytest -q -n $(JOBS) --dist loadfile -m 'numeric and not slow and not real_data'
+	$(PY) -m pytest -q -n $(JOBS) --dist loadfile -m 'numeric and not slow and not real_data' $(ARGS)
 
 check: install  ## linters, types, import contract
 	$(BIN)/ruff check .

@@ -19,12 +19,7 @@ from capmoe_eval.routing.homes import by_rank
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Scores, bucket_loads
 from capmoe_eval.routing.weighted import Weighted
-from capmoe_eval.wrapper.bounds import (
-    check_activation,
-    check_pairs,
-    check_weights,
-    slots_of_pads,
-)
+from capmoe_eval.wrapper.bounds import check_activation, check_pairs, check_weights, slots_of_pads
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.modality_meter import (
     DIGITS,
