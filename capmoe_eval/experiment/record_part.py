@@ -240,6 +240,13 @@ class Proofs(Part):
     """Pads take no slot."""
     overload_drops: Promise
     """Where a load exceeds its bound, something was dropped."""
+    pairs_valid: Promise | None = None
+    """Each slot names an expert or none, no token calls an expert twice, and a dropped slot weighs
+    nothing."""
+    pairs_as_defined: Promise | None = None
+    """The experts compute the pairs that the method's definition keeps, and no other."""
+    weights_as_defined: Promise | None = None
+    """Each pair reaches its expert with the combine weight of the definition."""
     every_layer_hooked: Promise
     """Every MoE layer was under the method, once in every forward."""
     tokens_counted: Promise

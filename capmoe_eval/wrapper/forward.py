@@ -16,6 +16,7 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Assignment, Scores
 from capmoe_eval.routing.weighted import weigh
 from capmoe_eval.wrapper.generation import Generation
+from capmoe_eval.wrapper.invariants.event import ExpertsCall, ForwardEvent, RouterCall
 from capmoe_eval.wrapper.kernel import kept_pairs_kernel
 from capmoe_eval.wrapper.layer_meter import LayerMeter
 from capmoe_eval.wrapper.layers import MoeLayer
@@ -44,7 +45,7 @@ def hooked(model: nn.Module, meter: Meter) -> Iterator[None]:
             stack.callback(delattr, layer.router, ACTIVE)
             # Experts that are spread over processes never get a dropped slot: it is not sent.
             if not meter.method.is_stock and layer.ranks is ALONE:
-                stack.enter_context(kept_pairs_kernel(layer.experts))
+                stack.enter_context(kept_pairs_kernel(layer.experts, hooks.watch(layer)))
         for handle in hooks.install():
             stack.callback(handle.remove)
         stack.enter_context(hooks.generation.followed(model))
@@ -83,6 +84,18 @@ class _ForwardHooks:
             yield meter.layer.router.register_forward_hook(router)
             yield meter.layer.experts.register_forward_pre_hook(experts, with_kwargs=True)
 
+    def watch(self, layer: MoeLayer) -> Callable[[Tensor], None]:
+        """Return a function that notes the experts that a layer's stock kernel computes."""
+        numbers = {meter.layer.name: number for number, meter in enumerate(self._meter.layers)}
+
+        def note(index: Tensor) -> None:
+            event = None if self._plan is None else self._plan.event
+            computed = None if event is None else event.experts[numbers[layer.name]].computed
+            if computed is not None:
+                computed.append(index)
+
+        return note
+
     # The forward of the whole model.
 
     def _before_forward(
@@ -109,7 +122,7 @@ class _ForwardHooks:
                     f"real_tokens: the mask's shape {tuple(mask.shape)} is not that of the batch, "
                     f"{tuple(tokens.shape[:2])}"
                 )
-        self._plan = ForwardPlan(
+        plan = self._plan = ForwardPlan(
             meter.method,
             meter.forwards,
             counted_BS=self._counted(mask, tokens, n_cached),
@@ -118,7 +131,11 @@ class _ForwardHooks:
             row_end_BS=self._images.row_ends(arguments),
             ranks=meter.ranks,
         )
-        meter.note_forward(self._plan, mask)
+        if plan.constrained and meter.examines_next:
+            plan.event = ForwardEvent(
+                plan.number, mask, n_cached, *tokens.shape[:2], plan.image_BS, meter.ranks.idle
+            )
+        meter.note_forward(plan, mask)
 
     def _counted(self, mask: Any, tokens: Tensor, n_cached: int) -> Tensor:
         """Return a mask [B, S] of the tokens that count."""
@@ -140,6 +157,8 @@ class _ForwardHooks:
             raise EnforcementError(
                 f"not every MoE layer ran exactly once in a forward: {missing or 'some ran twice'}"
             )
+        if plan.event is not None:
+            self._meter.definition.examine(plan.event)
         if plan.constrained:  # else nothing was counted since the last check
             self._meter.check()
         checkpointed = self._model.training and any(
@@ -176,6 +195,9 @@ class _ForwardHooks:
             if not plan.constrained and not self._meter.records_every_forward:
                 return None
             logits_NE, weight_NK, topk_NK = output
+            if plan.event is not None and not again:
+                hidden_NH = args[0].flatten(0, -2) if method.weighs_tokens else None
+                plan.event.routers[number] = RouterCall(logits_NE, weight_NK, topk_NK, hidden_NH)
             groups, _, image_T, _ = plan.on(topk_NK.device)
             if len(topk_NK) != groups.n_rows:
                 raise EnforcementError(
@@ -241,7 +263,8 @@ class _ForwardHooks:
 
     def _experts_hook(self, number: int, meter: LayerMeter) -> Callable[..., None]:
         signature = inspect.signature(type(meter.layer.experts).forward)
-        hidden_name, index_name = list(signature.parameters)[1:3]  # (self, hidden, index, weights)
+        # (self, hidden, index, weights)
+        hidden_name, index_name, weight_name = list(signature.parameters)[1:4]
 
         def hook(experts: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             plan = self._running_plan(number, "experts")
@@ -249,6 +272,11 @@ class _ForwardHooks:
                 return
             called = signature.bind(experts, *args, **kwargs).arguments
             index_NS = called[index_name]
+            if plan.event is not None:
+                unit_T = None if meter.weighted is None else meter.weighted.unit_T
+                computed: list[Tensor] | None = [] if hasattr(experts, "capmoe_stock") else None
+                call = ExpertsCall(index_NS, called[weight_name], unit_T, computed)
+                plan.event.experts[number] = call
             meter.note_experts(index_NS, plan)
             if self._meter.recorder is not None:
                 self._meter.recorder.note_hidden(number, plan, called[hidden_name])

@@ -54,11 +54,11 @@ ACTIVATED = ("activated_before", "activated_after")
 DECODED = ("assignments", "dropped", "slots", *ACTIVATED)
 """Those of them that are also summed over decode steps alone, as ``decode_…``."""
 _BREACHES = {
-    "violations": "bound exceeded in {} buckets",
-    "pad_slots": "{} slots taken by pads",
-    "unenforced": "{} overloads without a drop",
-    "best_lost": "{} tokens without one of their k0 best experts",
-    "wrong_modality": "the wrong modality dropped in {} buckets",
+    "violations": "bound_holds (bound exceeded in {} buckets)",
+    "pad_slots": "pads_take_no_slot ({} slots taken by pads)",
+    "unenforced": "overload_drops ({} overloads without a drop)",
+    "best_lost": "best_kept ({} tokens without one of their k0 best experts)",
+    "wrong_modality": "modality_order (the wrong modality dropped in {} buckets)",
 }
 
 
@@ -127,20 +127,22 @@ class LayerMeter:
             raise EnforcementError(f"{self.layer.name}: the experts ran without their router")
         index_TS = groups.counted(index_NS)
         computed_TS = index_TS < n_experts
-        lost_TK = ~computed_TS[:, :top_k]
+        called_TE = topk_TK.new_zeros(len(topk_TK), n_experts + 1, dtype=torch.bool)
+        called_TE = called_TE.scatter_(1, index_TS.clamp(0, n_experts), True)[:, :n_experts]
+        lost_TK = ~called_TE.gather(1, topk_TK)
         cell_T, n_modalities = groups.group_T, 1
         if image_T is not None:
             cell_T, n_modalities = 2 * groups.group_T + image_T, 2
         shape_GME = (len(groups.tokens), n_modalities, n_experts)
-        called_TS = index_TS.clamp_max(n_experts - 1)
+        called_TS = index_TS.clamp(0, n_experts - 1)
         demand_GME = bucket_loads(cell_T, topk_TK, torch.ones_like(topk_TK), shape_GME)
         kept_GME = bucket_loads(cell_T, called_TS, computed_TS.long(), shape_GME)
         count_CT = torch.stack(  # as COUNTS has them
             [
                 torch.ones_like(groups.group_T),
                 lost_TK.sum(dim=1),
-                computed_TS[:, top_k:].sum(dim=1),
-                (~computed_TS.any(dim=1)).long(),
+                called_TE.sum(dim=1) - (~lost_TK).sum(dim=1),
+                (~called_TE.any(dim=1)).long(),
             ]
         )
         pad_slots = torch.zeros((), dtype=torch.long, device=index_NS.device)
@@ -154,7 +156,7 @@ class LayerMeter:
             self._sums.update(band_counts=ranks.total(by_band(count_CT, image_T, band_T)))
             self._note_modalities(count_CM, demand_GME.sum(dim=0), kept_GME.sum(dim=0))
             if self.method.max_k:  # a token with K pairs may have lost others for its own sake
-                lost_TK = lost_TK & (computed_TS.sum(dim=1, keepdim=True) < top_k)
+                lost_TK = lost_TK & (called_TE.sum(dim=1, keepdim=True) < top_k)
             lost_GME = ranks.total(bucket_loads(cell_T, topk_TK, lost_TK.long(), shape_GME))
             order = check_order(self.method, self._by_unit(lost_GME), self._by_unit(kept_GME))
             self._sums.update(order)
@@ -265,12 +267,12 @@ class LayerMeter:
         broken: Tensor = is_off + sum(self._sums[name] for name in _BREACHES)
         return broken
 
-    def breaches(self) -> str:
-        """Return the broken promises of this layer in words, or an empty string."""
+    def breaches(self) -> list[str]:
+        """Return the broken promises of this layer in words."""
         parts = [text.format(n) for name, text in _BREACHES.items() if (n := self.count(name))]
         if (off := float(self.deviation)) > self._tolerance:
             parts.append(f"weights off by {off:.1e}" if off < math.inf else "weights are NaN")
-        return f"{self.layer.name}: {', '.join(parts)}" if parts else ""
+        return parts
 
     def count(self, name: str) -> int:
         """Return one of the sums, 0 if nothing was counted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 from capmoe_eval.errors import EnforcementError
 from capmoe_eval.routing.method import Method, as_json
 from capmoe_eval.wrapper.bounds import WEIGHED, weight_summary
+from capmoe_eval.wrapper.invariants.check import DefinitionCheck, described, is_examined
 from capmoe_eval.wrapper.layer_meter import ACTIVATED, DECODED, SCALARS, LayerMeter, ratios
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.modality import MODALITIES
@@ -32,6 +34,8 @@ class Meter:
         method: Method,
         expected_layers: int | None,
         calibrated: Sequence[Tensor] | None = None,
+        *,
+        examines: bool = True,
     ) -> None:
         self.method, self.calibrated = method, calibrated
         self.ranks = layers[0].ranks
@@ -39,6 +43,11 @@ class Meter:
             LayerMeter(of, method.of_layer(n), None if calibrated is None else calibrated[n])
             for n, of in enumerate(layers)
         ]
+        # Forwards that are compared with the definition; the probes of a proof on entry are not.
+        self.definition = DefinitionCheck(
+            layers, [layer.method for layer in self.layers], calibrated
+        )
+        self._examines = examines
         self.forwards = 0  # of the model so far
         self.decode_forwards = 0  # those of them that were decode steps
         self._constrained = 0  # those under the capacity
@@ -57,6 +66,11 @@ class Meter:
     def records_every_forward(self) -> bool:
         """True if forwards without a capacity are recorded, too."""
         return self.recorder is not None and self.recorder.every_forward
+
+    @property
+    def examines_next(self) -> bool:
+        """True if the next forward under the method is compared with the definition."""
+        return self._examines and is_examined(self._constrained)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -111,8 +125,15 @@ class Meter:
             for layer, worst in zip(self.layers, self.ranks.highest(own), strict=True):
                 layer.deviation = worst
         broken = [layer.broken() for layer in self.layers]
-        if torch.stack([n.to(broken[0].device) for n in broken]).any():
-            details = filter(None, (layer.breaches() for layer in self.layers))
+        off = self.definition.faults
+        if torch.stack([n.to(broken[0].device) for n in broken]).any() or any(
+            map(Counter.total, off)
+        ):
+            details = [
+                f"{layer.layer.name}: {', '.join(breaches)}"
+                for layer, faults in zip(self.layers, off, strict=True)
+                if (breaches := [*layer.breaches(), *described(faults)])
+            ]
             raise EnforcementError("capacity not enforced: " + "; ".join(details))
 
     def _totals(self, *names: str) -> dict[str, int]:
@@ -121,59 +142,91 @@ class Meter:
 
     def proofs(self) -> dict[str, Any]:
         """Return the promises of ``docs/methods.md`` with their counts, JSON-ready."""
-        checked = sum(layer.forwards for layer in self.layers)
-        names = ("violations", "unenforced", "overloaded")
-        violations, unenforced, overloaded = self._totals(*names).values()
+        method = self.method
+        names = ("violations", "unenforced", "overloaded", "pad_slots")
+        violations, unenforced, overloaded, pad_slots = self._totals(*names).values()
         hooked, expected, empty = len(self.layers), self._expected_layers, self._empty
+        no_bound = method.bound is None and not method.decides_by_batch
+        stock, pads_count = method.is_stock, method.count_padding
         return {
-            "bound_holds": {"passed": not violations, "violations": violations, "checked": checked},
+            "bound_holds": self._promise(
+                violations + self.definition.total("bound_holds"),
+                "nothing has a capacity" if no_bound else None,
+                examined=True,
+            ),
             "stock_at_infinity": self.stock_at_infinity,
-            "pads_take_no_slot": self._pads_take_no_slot(checked),
-            "overload_drops": {
-                "passed": not unenforced,
-                "overloaded": overloaded,
-                "checked": checked,
-            },
+            "pads_take_no_slot": self._promise(
+                pad_slots + self.definition.total("pads_take_no_slot"),
+                "without a capacity there are no slots"
+                if stock
+                else ("count_padding: pads count like tokens" if pads_count else None),
+                examined=True,
+            ),
+            "overload_drops": self._promise(
+                unenforced,
+                None if overloaded else "no load exceeded its bound",
+                overloaded=overloaded,
+            ),
+            "pairs_valid": self._examined("pairs_valid"),
+            "pairs_as_defined": self._examined("pairs_as_defined"),
+            "weights_as_defined": self._examined("weights_as_defined"),
             "every_layer_hooked": {
                 "passed": expected in (None, hooked),
                 "hooked": hooked,
                 "expected": expected,
             },
-            "tokens_counted": {
-                "passed": not empty["uncounted"],
-                **empty,
-                "checked": self._constrained,
-            },
+            "tokens_counted": self._promise(empty["uncounted"], **empty),
             "kernel_agrees": self.kernel_agrees,
-            **({"modality_order": self._modality_order(checked)} if self._has_images else {}),
-            **({"best_kept": self._best_kept(checked)} if self.method.bounds_activation else {}),
+            **({"modality_order": self._modality_order()} if self._has_images else {}),
+            **({"best_kept": self._best_kept()} if method.bounds_activation else {}),
         }
+
+    def _promise(
+        self, violations: int, why: str | None = None, *, examined: bool = False, **counts: int
+    ) -> dict[str, Any]:
+        """Return a promise with its counts; it has not passed where nothing was checked."""
+        if violations:
+            why = None
+        elif not self._constrained:
+            why = "no forward was under the method"
+            if self.forwards:
+                why += f": with decode={self.method.decode} it changes none of {self.forwards}"
+        if why is not None:
+            return {"passed": None, "why": why}
+        seen = {"examined": self._share_examined()} if examined else {}
+        checked = sum(layer.forwards for layer in self.layers)
+        return {
+            "passed": not violations,
+            "violations": violations,
+            **counts,
+            "checked": checked,
+            **seen,
+        }
+
+    def _examined(self, name: str) -> dict[str, Any]:
+        """Return a promise that the examined forwards alone can tell of."""
+        outcome = self._promise(self.definition.total(name), examined=True)
+        return {key: value for key, value in outcome.items() if key != "checked"}
+
+    def _share_examined(self) -> dict[str, int]:
+        """Return how many forwards, of those under the method, the definition was compared with."""
+        check = self.definition
+        return {"forwards": check.forwards, "of": self._constrained, "buckets": check.buckets}
 
     @property
     def _has_images(self) -> bool:
         """True if a token of an image was counted."""
         return any(layer.has_images for layer in self.layers)
 
-    def _modality_order(self, checked: int) -> dict[str, Any]:
-        if self.method.modality == "uniform":
-            return {"passed": None, "why": "no modality is dropped first"}
-        wrong, *_ = self._totals("wrong_modality").values()
-        others = self._totals("spared", "protected_lost")
-        return {"passed": not wrong, "violations": wrong, **others, "checked": checked}
+    def _modality_order(self) -> dict[str, Any]:
+        wrong, spared, lost = self._totals("wrong_modality", "spared", "protected_lost").values()
+        why = "no modality is dropped first" if self.method.modality == "uniform" else None
+        return self._promise(wrong, why, spared=spared, protected_lost=lost)
 
-    def _best_kept(self, checked: int) -> dict[str, Any]:
+    def _best_kept(self) -> dict[str, Any]:
         fits, lost = self._totals("best_fits", "best_lost").values()
-        if not fits:
-            return {"passed": None, "why": "the tokens' k0 best experts never fitted the budget"}
-        return {"passed": not lost, "violations": lost, "fits": fits, "checked": checked}
-
-    def _pads_take_no_slot(self, checked: int) -> dict[str, Any]:
-        if self.method.is_stock:
-            return {"passed": None, "why": "without a capacity there are no slots"}
-        if self.method.count_padding:
-            return {"passed": None, "why": "count_padding: pads count like tokens"}
-        pad_slots = self._totals("pad_slots")
-        return {"passed": not pad_slots["pad_slots"], **pad_slots, "checked": checked}
+        why = None if fits else "the tokens' k0 best experts never fitted the budget"
+        return self._promise(lost, why, fits=fits)
 
     def _reports(self) -> list[dict[str, Any]]:
         """Return the layers' statistics; the γ of each where the layers have several."""

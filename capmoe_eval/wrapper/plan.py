@@ -14,6 +14,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.assign import bucket_limits
 from capmoe_eval.routing.groups import TokenGroups, group_tokens, moved
 from capmoe_eval.routing.method import Method
+from capmoe_eval.wrapper.invariants.event import ForwardEvent
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.modality import image_bands
 from capmoe_eval.wrapper.ranks import ALONE, Ranks
@@ -91,6 +92,7 @@ class ForwardPlan:
     # (layer, "router" or "experts") of each module that ran so far
     seen: list[tuple[int, str]] = field(default_factory=list)
     choices: dict[int, Tensor] = field(default_factory=dict)  # counted tokens' top-k, by layer
+    event: ForwardEvent | None = None  # what happens in a forward that is examined
     _on: dict[torch.device, Tokens] = field(default_factory=dict)
     _capacities: dict[object, Tensor] = field(default_factory=dict)
 

@@ -93,7 +93,7 @@ def _prove_stock_at_infinity(
     """
 
     def run_under(unbounded: Method, real_BS: Tensor) -> Tensor:
-        meter = Meter(layers, unbounded, None, under.calibrated)
+        meter = Meter(layers, unbounded, None, under.calibrated, examines=False)
         with hooked(model, meter), meter.real_tokens(real_BS):
             return _run(model, tokens_BS)
 

@@ -1,0 +1,47 @@
+"""Record what a forward and its MoE layers were called with, before anything judges it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+# Shape suffixes: B sequences, S positions, M columns of a mask, N = B·S rows, T counted tokens,
+# E experts, K = top-k, A slots that the experts are called with.
+
+
+@dataclass(frozen=True)
+class RouterCall:
+    """What a layer's router returned for every row, before any decision."""
+
+    logits_NE: Tensor
+    weight_NK: Tensor
+    topk_NK: Tensor
+    hidden_NH: Tensor | None = None  # what it was called with, where the method reads that
+
+
+@dataclass(frozen=True)
+class ExpertsCall:
+    """What a layer's experts were called with for every row."""
+
+    index_NA: Tensor  # E for a slot without an expert
+    weight_NA: Tensor
+    unit_T: Tensor | None = None  # the weights of tokens that the decision used (MACS)
+    # The experts of the rows that the stock kernel computed, call by call; None where the kernel
+    # of kept pairs is not installed.
+    computed: list[Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class ForwardEvent:
+    """One forward under a method: its call, and what happened in each layer."""
+
+    number: int  # forwards of the model before this one
+    mask_BM: Tensor | None  # real tokens, cached positions first; None if all are real
+    n_cached: int
+    n_sequences: int  # B
+    n_new: int  # S
+    image_BS: Tensor | None  # True for a token of an image
+    is_idle: bool  # True for a process without a sequence of the batch
+    routers: dict[int, RouterCall] = field(default_factory=dict)
+    experts: dict[int, ExpertsCall] = field(default_factory=dict)
