@@ -64,6 +64,11 @@ def _weighed(call: Call) -> Tensor:
     )
 
 
+def _of_tied_loads(setting: Setting) -> Setting:
+    """Return a setting in which the lowest load is that of two experts."""
+    return dataclasses.replace(setting, lengths=((2, 2, 3),))
+
+
 def _by_half(decide: Decide, call: Call) -> Assignment:
     """Silence an expert in each half of the batch, the one that is idle there."""
     topk_TK = call["scores"].topk_TK
@@ -93,7 +98,7 @@ _OF_EXPERT_DROP = (
     _idle("the first expert is silent", lambda load: 0 * load[:1]),
     _idle("the last expert is silent", lambda load: 0 * load[:1] + len(load) - 1),
     _idle("the expert behind the idlest is silent", lambda load: (load.argsort(stable=True)[:1] + 1) % len(load)),
-    _idle("ties of load go to the last expert", lambda load: (len(load) - 1 - load.flip(0).argsort(stable=True))[:1], _EXPERT_DROP, tied),
+    _idle("ties of load go to the last expert", lambda load: (len(load) - 1 - load.flip(0).argsort(stable=True))[:1], _EXPERT_DROP, _of_tied_loads),
     _idle("a fifth of the experts is silent", lambda load: load.argsort(stable=True)[: -(-len(load) // 5)]),
     _by_load("the idlest expert of the first half is silent", lambda call: _loads(call, slice(23))),
     _by_load("the idlest expert of the last tokens is silent", lambda call: _loads(call, slice(-12, None))),
@@ -211,8 +216,8 @@ _OF_SETS = (
     _demand("the demand is a majority's", lambda d, s, _: torch.stack([(torch.bincount(s.topk_TK[:, 0], minlength=d.shape[1]) > 1).long(), d[1]]), _OEA),
     _demand("the demand is for the worst experts", lambda d, s, _: torch.stack([torch.bincount(s.score_TE.argmin(dim=1), minlength=d.shape[1]), d[1]]), _OEA),
     _demand("the demand is for a token's last choice", lambda d, s, _: torch.stack([torch.bincount(s.topk_TK[:, -1], minlength=d.shape[1]), d[1]]), _OEA),
-    knobs("k0 is one too many", lambda method: {"k0": method.k0 + 1}, chooses_a_set),
-    knobs("k0 is two too many", lambda method: {"k0": method.k0 + 2}, chooses_a_set),
+    knobs("k0 is one too many", lambda method: {"k0": method.k0 + 1}, lambda s: s.method.name == "oea" or s.method.granularity == "device" and s.method.name == "xshare"),
+    knobs("k0 is two too many", lambda method: {"k0": method.k0 + 2}, _OEA),
     _within("no expert is added", lambda usable, ranked, s: _first(usable, 8) & (torch.arange(8) < s.topk_TK.shape[1])),
     _within("a token has K + 1 experts", lambda usable, _, s: _first(usable, s.topk_TK.shape[1] + 1)),
     _within("a token has K - 1 experts", lambda usable, _, s: _first(usable, s.topk_TK.shape[1] - 1)),
@@ -230,7 +235,7 @@ _OF_XSHARE = (
     Mutation("the budget is rounded down", "routing.activation:activation_budget", lambda _: lambda method, n: int(method.expert_budget * n / method.ep_size), _XSHARE),
     _worth("an expert is worth its tokens", lambda s: torch.bincount(s.topk_TK.flatten(), minlength=8)),
     _worth("an expert is worth its best score", lambda s: s.score_TE.amax(dim=0)),
-    _worth("an expert is worth its chosen scores", lambda s: s.score_TE.scatter(1, ranked_experts(s)[:, s.topk_TK.shape[1] :], 0).sum(dim=0)),
+    _worth("an expert is worth its first choices", lambda s: torch.bincount(s.topk_TK[:, 0], minlength=8)),
     _worth("the worst experts come first", lambda s: 10 - s.score_TE.sum(dim=0)),
     _worth("an expert is worth the first token's score", lambda s: s.score_TE[0]),
     _worth("an expert is worth its choice with the bias", lambda s: s.ranking_TE.sum(dim=0), _XSHARE, grouped),
@@ -324,7 +329,7 @@ _OF_SERE = (
         _SERE,
     ),
     _threshold("the threshold is ignored", 0.0),
-    _threshold("the threshold is a tenth too high", 0.5),
+    _threshold("the threshold is too high", 0.75),
     _threshold("the threshold is never reached", 1.1),
     Mutation("the threshold itself is not enough", "routing.activation:substitutes", lambda f: lambda p, s, least: f(p, s, least + 1e-6), _SERE, _coarse),
     _primary("all experts are primary", torch.ones_like),

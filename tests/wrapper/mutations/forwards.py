@@ -11,8 +11,11 @@ from torch import Tensor
 
 from capmoe_eval.routing.scores import Assignment
 from tests.wrapper.mutations.concerns import (
+    both,
     everywhere,
     has_modalities,
+    named,
+    neither,
     text_alone,
     under,
 )
@@ -104,7 +107,7 @@ _IN_FORWARDS = (
     _stock_where("the first layer is stock", lambda call: call["stream"][0] == 0),
     _stock_where("the last layer is stock", lambda call: call["stream"][0] > 0),
     _stock_where("the second forward is stock", lambda call: call["stream"][1] == 1),
-    _stock_where("a large batch is stock", lambda call: len(call["scores"].topk_TK) > 100, text_alone, _large),
+    _stock_where("a large batch is stock", lambda call: len(call["scores"].topk_TK) > 100, both(text_alone, neither(named("oea", "sere"))), _large),
     _stock_where("a batch without pads is stock", lambda call: call["groups"].every_row_counts, text_alone, _full),
     _remembered("decided by the scores of the first forward", lambda call: call["stream"][0]),
     _remembered("decided by the scores of the first layer", lambda call: call["stream"][1]),

@@ -77,9 +77,9 @@ SETTINGS = {
     "score image_first": _of_images("score", modality="image_first"),
     "score text_first": _of_images("score", modality="text_first"),
     "oea": Setting(Method("oea", k0=1), lengths=FEW),
-    "xshare": Setting(Method("xshare", k0=0, expert_budget=0.55)),
+    "xshare": Setting(Method("xshare", k0=0, expert_budget=0.3), lengths=FEW),
     "xshare device": Setting(
-        Method("xshare", k0=1, expert_budget=0.6, granularity="device", ep_size=2), lengths=FEW
+        Method("xshare", k0=0, expert_budget=0.3, granularity="device", ep_size=2), lengths=FEW
     ),
     "sere": Setting(Method("sere", k0=1, min_similarity=0.6), lengths=FEW),
     "macs": _of_images("macs"),
