@@ -11,8 +11,11 @@ from torch import Tensor
 
 from capmoe_eval.routing.scores import Assignment
 from tests.wrapper.mutations.concerns import (
+    adds,
     both,
+    candidates,
     everywhere,
+    grouped,
     has_modalities,
     named,
     neither,
@@ -33,6 +36,7 @@ from tests.wrapper.mutations.settings import Setting
 
 _GROUPS = "routing.groups:group_tokens"
 _MASK = "wrapper.plan:new_columns"
+_SCORES = "wrapper.gates:Gate.scores"
 _FIND = "wrapper.modality:ImageFinder.find"
 
 
@@ -208,4 +212,10 @@ _IN_MODALITIES = (
     _found("a token's parity tells its modality", lambda image, *_: (torch.arange(image.numel()) % 2 > 0).view_as(image)),
 )  # fmt: skip
 
-MUTATIONS: tuple[Mutation, ...] = (*_IN_FORWARDS, *_IN_TOKENS, *_IN_MODALITIES)
+_IN_GATES = (
+    result("a gate has no groups", _SCORES, lambda scores, *_: dataclasses.replace(scores, eligible_TE=None), both(adds, text_alone), grouped),
+    result("a gate has a bias too many", _SCORES, lambda scores, *_: dataclasses.replace(scores, choice_TE=scores.ranking_TE + torch.arange(8) / 8), both(adds, text_alone, neither(candidates("local", "global")))),
+    result("a gate has the scores of the next expert", _SCORES, lambda scores, *_: dataclasses.replace(scores, score_TE=scores.score_TE.roll(1, dims=1)), neither(named("expert_drop", "oea", "sere", "order", "reverse_order", "random"))),
+)  # fmt: skip
+
+MUTATIONS: tuple[Mutation, ...] = (*_IN_FORWARDS, *_IN_GATES, *_IN_TOKENS, *_IN_MODALITIES)

@@ -8,7 +8,7 @@ import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,9 +48,15 @@ class Mutation:
             return
         original = getattr(module, name)
         changed = self.change(original)
-        for key, other in list(sys.modules.items()):
-            if key.startswith("capmoe_eval") and vars(other).get(name) is original:
+        for other in _modules(len(sys.modules)):
+            if vars(other).get(name) is original:
                 monkeypatch.setattr(other, name, changed)
+
+
+@functools.lru_cache(maxsize=1)
+def _modules(_count: int) -> list[ModuleType]:
+    """Return the package's modules, looked for again when there are others."""
+    return [module for name, module in sys.modules.items() if name.startswith("capmoe_eval")]
 
 
 def decision(

@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
 
 from capmoe_eval.errors import EnforcementError
 from capmoe_eval.routing.method import Method
-from capmoe_eval.wrapper.layers import find_moe_layers
-from capmoe_eval.wrapper.session import capacity_aware
+from capmoe_eval.wrapper.layers import MoeLayer, find_moe_layers
+from capmoe_eval.wrapper import session
 from tests.wrapper import images, models
 
 # The real tokens of five sequences in two forwards. Both have 46, but the two ranks, the first
@@ -23,6 +24,8 @@ from tests.wrapper import images, models
 LENGTHS = ((12, 7, 10, 12, 5), (10, 12, 12, 7, 5))
 # Few tokens, whose experts are not all of them; of these both forwards have 8.
 FEW = ((2, 1, 2, 2, 1), (1, 2, 2, 1, 2))
+# More, of which a choice by the whole batch still depends: 16.
+SOME = ((3, 4, 4, 3, 2), (4, 3, 2, 3, 4))
 MODALITY_E = torch.tensor([1, 1, 1, 0, 0, -1, -1, -1])
 """The modality of each expert, for MACS; every other layer has it the other way round."""
 PLACED_2RN = torch.tensor([[[0, 3, 5, 6], [1, 2, 4, 7]], [[0, 1, 4, 7], [2, 3, 5, 6]]])
@@ -77,7 +80,7 @@ SETTINGS = {
     "score image_first": _of_images("score", modality="image_first"),
     "score text_first": _of_images("score", modality="text_first"),
     "oea": Setting(Method("oea", k0=1), lengths=FEW),
-    "xshare": Setting(Method("xshare", k0=0, expert_budget=0.3), lengths=FEW),
+    "xshare": Setting(Method("xshare", k0=0, expert_budget=0.45), lengths=SOME),
     "xshare device": Setting(
         Method("xshare", k0=0, expert_budget=0.3, granularity="device", ep_size=2), lengths=FEW
     ),
@@ -88,30 +91,32 @@ SETTINGS = {
 
 
 @functools.cache
-def _model(family: str, tied: bool) -> Any:
+def _model(family: str, tied: bool) -> tuple[Any, list[MoeLayer]]:
     model = (images if family in images.FAMILIES else models).make(family)
+    layers = find_moe_layers(model)
     if tied:
         with torch.no_grad():
-            find_moe_layers(model)[-1].router.weight.zero_()  # type: ignore[operator, union-attr]
-    return model
+            layers[-1].router.weight.zero_()  # type: ignore[operator, union-attr]
+    return model, layers
 
 
-def _calibrated(setting: Setting, model: Any) -> list[Tensor] | None:
-    layers = range(len(find_moe_layers(model)))
-    of_kind = {
-        "expert_modalities": lambda: [MODALITY_E * (-1) ** layer for layer in layers],
-        "expert_loads": lambda: [PLACED_2RN[layer % 2] for layer in layers],
-        "expert_similarity": lambda: models.similarities(model),
-    }
-    make = of_kind.get(setting.method.calibration or "")
-    calibrated = make() if make else None
-    if setting.coarse:
-        assert calibrated is not None
-        calibrated = [(5 * similarity).round() / 5 for similarity in calibrated]
-    return calibrated
+@functools.cache
+def _calibrated(setting: Setting) -> list[Tensor] | None:
+    model, layers = _model(setting.family, setting.tied)
+    numbers = range(len(layers))
+    match setting.method.calibration:
+        case "expert_modalities":
+            return [MODALITY_E * (-1) ** layer for layer in numbers]
+        case "expert_loads":
+            return [PLACED_2RN[layer % 2] for layer in numbers]
+        case "expert_similarity":
+            similarities = models.similarities(model)
+            return [(5 * s).round() / 5 for s in similarities] if setting.coarse else similarities
+    return None
 
 
 def _batches(setting: Setting) -> Iterator[dict[str, Tensor]]:
+    """Yield the inputs of the forwards, which no forward changes."""
     if setting.has_images:
         inputs = images.batch(setting.family, (1, 2, 1, 0))
         yield inputs
@@ -148,16 +153,23 @@ def _pairs(index_NS: Tensor, weight_NS: Tensor, n_experts: int) -> tuple[Tensor,
 
 def run(setting: Setting) -> Run:
     """Run the forwards of a setting until an invariant refuses one."""
-    model, done = _model(setting.family, setting.tied), Run()
+    model, layers = _model(setting.family, setting.tied)
+    done = Run()
 
     def note(experts: Any, call: tuple[Tensor, ...]) -> None:
         done.calls.append(_pairs(call[1].clone(), call[2].clone(), experts.num_experts))
 
-    given = {"calibrated": _calibrated(setting, model), "verify": False}
-    with capacity_aware(model, setting.method, **given) as meter, ExitStack() as hooks:
-        for layer in meter.layers:
-            handle = layer.layer.experts.register_forward_pre_hook(note, prepend=True)
-            hooks.callback(handle.remove)
+    with ExitStack() as stack:
+        # Of a model that stays the same the layers are looked for once.
+        stack.enter_context(mock.patch.object(session, "find_moe_layers", lambda _: layers))
+        meter = stack.enter_context(
+            session.capacity_aware(
+                model, setting.method, calibrated=_calibrated(setting), verify=False
+            )
+        )
+        for layer in layers:
+            handle = layer.experts.register_forward_pre_hook(note, prepend=True)
+            stack.callback(handle.remove)
         try:
             with torch.no_grad():
                 for inputs in _batches(setting):
