@@ -1,4 +1,4 @@
-"""Hook a model's forwards: route by the method, count loads and check the promises."""
+"""Hook a model's forwards: route by the method, count loads and check the invariants."""
 
 from __future__ import annotations
 
@@ -132,8 +132,9 @@ class _ForwardHooks:
             ranks=meter.ranks,
         )
         if plan.constrained and meter.examines_next:
+            n_sequences, n_new = tokens.shape[:2]
             plan.event = ForwardEvent(
-                plan.number, mask, n_cached, *tokens.shape[:2], plan.image_BS, meter.ranks.idle
+                plan.number, mask, n_cached, n_sequences, n_new, plan.image_BS, meter.ranks.idle
             )
         meter.note_forward(plan, mask)
 

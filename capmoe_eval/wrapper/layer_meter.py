@@ -126,9 +126,7 @@ class LayerMeter:
         if topk_TK is None:
             raise EnforcementError(f"{self.layer.name}: the experts ran without their router")
         index_TS = groups.counted(index_NS)
-        computed_TS = index_TS < n_experts
-        called_TE = topk_TK.new_zeros(len(topk_TK), n_experts + 1, dtype=torch.bool)
-        called_TE = called_TE.scatter_(1, index_TS.clamp(0, n_experts), True)[:, :n_experts]
+        computed_TS, called_TE = index_TS < n_experts, _called_experts(index_TS, n_experts)
         lost_TK = ~called_TE.gather(1, topk_TK)
         cell_T, n_modalities = groups.group_T, 1
         if image_T is not None:
@@ -315,6 +313,12 @@ class LayerMeter:
 
     def _list(self, name: str) -> list[Any]:
         return self._sums[name].tolist() if name in self._sums else []
+
+
+def _called_experts(index_TS: Tensor, n_experts: int) -> Tensor:
+    """Return a mask of the experts that each token's slots call, whatever their order [T, E]."""
+    called_TE = index_TS.new_zeros(len(index_TS), n_experts + 1, dtype=torch.bool)
+    return called_TE.scatter_(1, index_TS.clamp(0, n_experts), True)[:, :n_experts]
 
 
 def _sorted(score_TE: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -126,9 +125,8 @@ class Meter:
                 layer.deviation = worst
         broken = [layer.broken() for layer in self.layers]
         off = self.definition.faults
-        if torch.stack([n.to(broken[0].device) for n in broken]).any() or any(
-            map(Counter.total, off)
-        ):
+        is_off = any(faults.total() for faults in off)
+        if is_off or torch.stack([n.to(broken[0].device) for n in broken]).any():
             details = [
                 f"{layer.layer.name}: {', '.join(breaches)}"
                 for layer, faults in zip(self.layers, off, strict=True)
@@ -141,92 +139,101 @@ class Meter:
         return {name: sum(layer.count(name) for layer in self.layers) for name in names}
 
     def proofs(self) -> dict[str, Any]:
-        """Return the promises of ``docs/methods.md`` with their counts, JSON-ready."""
-        method = self.method
+        """Return the invariants of ``docs/methods.md`` with their counts, JSON-ready."""
+        method, hooked, expected = self.method, len(self.layers), self._expected_layers
+        layers = sum(layer.forwards for layer in self.layers)  # forwards of layers
+        uncounted, all_pads = self._empty.values()
         names = ("violations", "unenforced", "overloaded", "pad_slots")
         violations, unenforced, overloaded, pad_slots = self._totals(*names).values()
-        hooked, expected, empty = len(self.layers), self._expected_layers, self._empty
-        no_bound = method.bound is None and not method.decides_by_batch
-        stock, pads_count = method.is_stock, method.count_padding
+        violations += self.definition.total("bound_holds")
+        pad_slots += self.definition.total("pads_take_no_slot")
+        unbounded = method.bound is None and not method.decides_by_batch
+        no_slots = "without a capacity there are no slots" if method.is_stock else None
+        if method.count_padding and not method.is_stock:
+            no_slots = "count_padding: pads count like tokens"
         return {
-            "bound_holds": self._promise(
-                violations + self.definition.total("bound_holds"),
-                "nothing has a capacity" if no_bound else None,
+            "bound_holds": self._invariant(
+                {"violations": violations},
+                "the method bounds nothing" if unbounded else None,
+                checked=layers,
                 examined=True,
             ),
             "stock_at_infinity": self.stock_at_infinity,
-            "pads_take_no_slot": self._promise(
-                pad_slots + self.definition.total("pads_take_no_slot"),
-                "without a capacity there are no slots"
-                if stock
-                else ("count_padding: pads count like tokens" if pads_count else None),
-                examined=True,
+            "pads_take_no_slot": self._invariant(
+                {"pad_slots": pad_slots}, no_slots, checked=layers, examined=True
             ),
-            "overload_drops": self._promise(
-                unenforced,
+            "overload_drops": self._invariant(
+                {"violations": unenforced},
                 None if overloaded else "no load exceeded its bound",
+                checked=layers,
                 overloaded=overloaded,
             ),
-            "pairs_valid": self._examined("pairs_valid"),
-            "pairs_as_defined": self._examined("pairs_as_defined"),
-            "weights_as_defined": self._examined("weights_as_defined"),
+            **{
+                name: self._invariant({"violations": self.definition.total(name)}, examined=True)
+                for name in ("pairs_valid", "pairs_as_defined", "weights_as_defined")
+            },
             "every_layer_hooked": {
                 "passed": expected in (None, hooked),
                 "hooked": hooked,
                 "expected": expected,
             },
-            "tokens_counted": self._promise(empty["uncounted"], **empty),
+            "tokens_counted": self._invariant(
+                {"uncounted": uncounted}, checked=self._constrained, all_pads=all_pads
+            ),
             "kernel_agrees": self.kernel_agrees,
-            **({"modality_order": self._modality_order()} if self._has_images else {}),
-            **({"best_kept": self._best_kept()} if method.bounds_activation else {}),
+            **({"modality_order": self._modality_order(layers)} if self._has_images else {}),
+            **({"best_kept": self._best_kept(layers)} if method.bounds_activation else {}),
         }
 
-    def _promise(
-        self, violations: int, why: str | None = None, *, examined: bool = False, **counts: int
+    def _invariant(
+        self,
+        faults: dict[str, int],
+        why: str | None = None,
+        *,
+        checked: int | None = None,
+        examined: bool = False,
+        **counts: int,
     ) -> dict[str, Any]:
-        """Return a promise with its counts; it has not passed where nothing was checked."""
-        if violations:
-            why = None
-        elif not self._constrained:
-            why = "no forward was under the method"
-            if self.forwards:
-                why += f": with decode={self.method.decode} it changes none of {self.forwards}"
-        if why is not None:
+        """Return an invariant with its faults and counts; null where nothing was checked.
+
+        Args:
+            faults: The number of faults, by its name.
+            why: The reason why the invariant does not apply, if there is one.
+            checked: How often every forward under the method was checked.
+            examined: Whether some forwards are compared with the definition.
+            **counts: What else was counted.
+        """
+        broken = any(faults.values())
+        if not broken and not self._constrained:
+            why = f"none of {self.forwards} forwards was under the method"
+            why += f" (decode={self.method.decode})" if self.forwards else ""
+        if not broken and why is not None:
             return {"passed": None, "why": why}
-        seen = {"examined": self._share_examined()} if examined else {}
-        checked = sum(layer.forwards for layer in self.layers)
-        return {
-            "passed": not violations,
-            "violations": violations,
-            **counts,
-            "checked": checked,
-            **seen,
-        }
-
-    def _examined(self, name: str) -> dict[str, Any]:
-        """Return a promise that the examined forwards alone can tell of."""
-        outcome = self._promise(self.definition.total(name), examined=True)
-        return {key: value for key, value in outcome.items() if key != "checked"}
-
-    def _share_examined(self) -> dict[str, int]:
-        """Return how many forwards, of those under the method, the definition was compared with."""
-        check = self.definition
-        return {"forwards": check.forwards, "of": self._constrained, "buckets": check.buckets}
+        outcome: dict[str, Any] = {"passed": not broken, **faults, **counts}
+        if checked is not None:
+            outcome["checked"] = checked
+        if examined:
+            check, forwards = self.definition, self._constrained
+            compared = {"forwards": check.forwards, "of": forwards, "buckets": check.buckets}
+            outcome["examined"] = compared
+        return outcome
 
     @property
     def _has_images(self) -> bool:
         """True if a token of an image was counted."""
         return any(layer.has_images for layer in self.layers)
 
-    def _modality_order(self) -> dict[str, Any]:
+    def _modality_order(self, checked: int) -> dict[str, Any]:
         wrong, spared, lost = self._totals("wrong_modality", "spared", "protected_lost").values()
         why = "no modality is dropped first" if self.method.modality == "uniform" else None
-        return self._promise(wrong, why, spared=spared, protected_lost=lost)
+        return self._invariant(
+            {"violations": wrong}, why, checked=checked, spared=spared, protected_lost=lost
+        )
 
-    def _best_kept(self) -> dict[str, Any]:
+    def _best_kept(self, checked: int) -> dict[str, Any]:
         fits, lost = self._totals("best_fits", "best_lost").values()
         why = None if fits else "the tokens' k0 best experts never fitted the budget"
-        return self._promise(lost, why, fits=fits)
+        return self._invariant({"violations": lost}, why, checked=checked, fits=fits)
 
     def _reports(self) -> list[dict[str, Any]]:
         """Return the layers' statistics; the γ of each where the layers have several."""

@@ -96,6 +96,8 @@ def test_every_method_changes_the_logits_and_restores_the_model(name: str, metho
     assert meter.summary()["dropped"] > 0
     proofs = meter.proofs()
     proofs.pop("best_kept", None)  # the k0 best of two tokens may exceed the budget
+    if method == "expert_drop":  # no load has a bound
+        assert proofs.pop("overload_drops")["passed"] is None
     assert all(proof["passed"] for proof in proofs.values())
     assert torch.equal(before, logits(model, tokens))
 

@@ -61,7 +61,7 @@ def test_the_promise_is_held_against_the_layers_own_capacity(
 
     with capacity_aware(model, "score", layer_gammas=(1.5, 0.5)) as meter, torch.no_grad():
         monkeypatch.setattr(forward, "assign", decide)
-        with pytest.raises(EnforcementError, match=r"layers\.1\.\S+: bound exceeded"):
+        with pytest.raises(EnforcementError, match=r"enforced: model\.layers\.1\.\S+: bound_holds"):
             model(tokens_BS, attention_mask=mask_BS)
     assert meter.layers[0].count("violations") == 0
 

@@ -115,7 +115,10 @@ def test_a_decision_that_breaks_the_bound_is_caught(monkeypatch: pytest.MonkeyPa
     model, inputs = images.make("llava"), images.batch("llava")
     with capacity_aware(model, "macs", 0.5, rho=0, verify=False) as meter:
         monkeypatch.setattr(forward, "assign", keep_all)
-        with pytest.raises(EnforcementError, match=r"bound exceeded in \d+ buckets, \d+ overloads"):
+        with pytest.raises(
+            EnforcementError,
+            match=r"bound_holds \(bound exceeded in \d+ buckets\), overload_drops \(\d+ overloads",
+        ):
             logits(model, inputs)
     assert meter.proofs()["bound_holds"]["passed"] is False
     assert meter.proofs()["overload_drops"]["passed"] is False

@@ -6,6 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -202,10 +203,11 @@ def _joined(parts: list[_LayerPart]) -> RoutedTokens:
         return parts[0].tokens
     first = np.cumsum([0, *(part.n_sequences for part in parts)])
     by_sequence = parts[0].tokens.method.scope == "sequence"
-    joined = {
+    names = [field.name for field in dataclasses.fields(RoutedTokens)]
+    joined: dict[str, Any] = {
         name: np.concatenate([getattr(part.tokens, name) for part in parts])
-        for name in [field.name for field in dataclasses.fields(RoutedTokens)]
-        if name.endswith(("_TE", "_TK", "_TH", "_T")) and getattr(parts[0].tokens, name) is not None
+        for name in names
+        if name.endswith(("_T", "_TK", "_TE", "_TH")) and getattr(parts[0].tokens, name) is not None
     }
     if by_sequence:
         groups = [part.tokens.group_T + n for part, n in zip(parts, first[:-1], strict=True)]

@@ -72,7 +72,7 @@ def capacities(method: Method, tokens_G: Array, top_k: int, n_experts: int) -> A
 
 @dataclass(frozen=True)
 class RoutedTokens:
-    """What one layer's decision depends on: the counted tokens of a whole batch, in its order."""
+    """The counted tokens of a whole batch in one layer, with all that a decision depends on."""
 
     method: Method  # with the layer's own γ
     layer: int  # its number
@@ -104,7 +104,7 @@ class RoutedTokens:
     def rank_E(self) -> Array:
         """The rank that holds each expert: contiguous blocks, or a calibrated placement."""
         if not self.method.is_placed:
-            return np.arange(self.n_experts) * self.method.ep_size // self.n_experts
+            return np.arange(self.n_experts) // (self.n_experts // self.method.ep_size)
         assert self.calibrated is not None
         rank_E = np.empty(self.n_experts, dtype=np.int64)
         for rank, experts in enumerate(self.calibrated):
@@ -130,15 +130,19 @@ class RoutedTokens:
         return chosen_TE
 
     def best_of(self, pair_TE: Array, most: int) -> Array:
-        """Return each token's ``most`` best pairs [T, E]: its top-k by ranking, then the others."""
-        ranking_TE = np.where(pair_TE, self.ranking_TE, -np.inf)
-        order_TE = np.argsort(-ranking_TE, axis=1, kind="stable")
-        first_TE = np.argsort(
-            np.take_along_axis(~(pair_TE & self.chosen_TE), order_TE, axis=1), axis=1, kind="stable"
+        """Return each token's ``most`` best of the pairs [T, E].
+
+        The top-k come before other experts, eligible experts before ineligible ones, and then the
+        ranking decides.
+        """
+        order_TE = np.argsort(-self.ranking_TE, axis=1, kind="stable")
+        tier_TE = 2 * ~self.chosen_TE + ~self.eligible_TE + 4 * ~pair_TE
+        by_tier_TE = np.argsort(
+            np.take_along_axis(tier_TE, order_TE, axis=1), axis=1, kind="stable"
         )
-        order_TE = np.take_along_axis(order_TE, first_TE, axis=1)
         best_TE = np.zeros_like(pair_TE)
-        np.put_along_axis(best_TE, order_TE[:, :most], True, axis=1)
+        best = np.take_along_axis(order_TE, by_tier_TE[:, :most], axis=1)
+        np.put_along_axis(best_TE, best, True, axis=1)
         return best_TE & pair_TE
 
 
@@ -166,13 +170,13 @@ def kept_pairs(tokens: RoutedTokens) -> Array:
 
 def _added_candidates(tokens: RoutedTokens) -> Array:
     """Return the candidates beside the tokens' top-k [T, E] (Algorithm 2, Table 11)."""
-    others_TE = tokens.eligible_TE & ~tokens.chosen_TE
+    others_TE: Array = tokens.eligible_TE & ~tokens.chosen_TE
     if tokens.method.name != "expanded_drop":
         return np.zeros_like(others_TE)
     if tokens.method.candidates == "ranked":
         return tokens.best_of(others_TE, tokens.method.m)
     if tokens.method.candidates == "local":
-        return others_TE & (tokens.rank_E == tokens.rank_T[:, None])
+        others_TE = others_TE & (tokens.rank_E == tokens.rank_T[:, None])
     return others_TE
 
 
@@ -186,7 +190,7 @@ def _priority(tokens: RoutedTokens, token_P: Array, expert_P: Array) -> tuple[Ar
     if method.protect_topk:
         is_added_P = ~tokens.chosen_TE[token_P, expert_P]
     if method.name == "order":
-        first_P = token_P
+        first_P: Array = token_P
     elif method.name == "reverse_order":
         first_P = -token_P
     elif method.name == "random":
@@ -201,7 +205,8 @@ def _random_numbers(tokens: RoutedTokens) -> Array:
     name = f"{tokens.method.seed}/{tokens.layer}/{tokens.forward}"
     seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "big")
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(2**31 - 1, tokens.score_TE.shape, generator=generator).numpy()
+    number_TE = torch.randint(2**31 - 1, tokens.score_TE.shape, generator=generator)
+    return np.asarray(number_TE)
 
 
 def _best_in_buckets(tokens: RoutedTokens, pair_TE: Array) -> Array:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RouterCall:
-    """What a layer's router returned for every row, before any decision."""
+    """The output of a layer's router for every row, before any decision."""
 
     logits_NE: Tensor
     weight_NK: Tensor
@@ -22,7 +22,7 @@ class RouterCall:
 
 @dataclass(frozen=True)
 class ExpertsCall:
-    """What a layer's experts were called with for every row."""
+    """The arguments of a layer's experts for every row."""
 
     index_NA: Tensor  # E for a slot without an expert
     weight_NA: Tensor

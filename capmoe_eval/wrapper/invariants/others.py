@@ -36,12 +36,12 @@ def kept_pairs(tokens: RoutedTokens) -> Array:
 def _best_experts(tokens: RoutedTokens) -> Array:
     """Return a mask [E] of the experts that are among the k0 best of some token."""
     best_TE = tokens.best_of(tokens.chosen_TE, tokens.method.k0)
-    is_best_E: Array = best_TE.any(axis=0)
+    is_best_E: Array = np.logical_or.reduce(best_TE, axis=0)
     return is_best_E
 
 
 def _experts_under_budget(tokens: RoutedTokens, best_E: Array) -> Array:
-    """Return XShare's set [E]: the tokens' best experts, then those of the highest sums of scores."""
+    """Return XShare's set [E]: the tokens' best experts, then those with the most score."""
     method, n_experts = tokens.method, tokens.n_experts
     rank_E, units = np.zeros(n_experts, dtype=np.int64), 1
     if method.granularity == "device":

@@ -168,9 +168,9 @@ def test_transformers_own_loading_gives_the_same(
 
 def test_every_rank_proves_the_stock_logits(ranks: list[Results]) -> None:
     for rank in ranks:
-        others = {name: proof["passed"] for name, proof in rank["proof"].items()}
-        assert others.pop("kernel_agrees") is None  # another kernel: a dropped pair is never sent
-        assert all(others.values())
+        outcome = {name: proof["passed"] for name, proof in rank["proof"].items()}
+        assert outcome["kernel_agrees"] is None  # another kernel: a dropped pair is never sent
+        assert outcome["stock_at_infinity"] and outcome["every_layer_hooked"]
 
 
 def test_what_cannot_be_is_refused_in_one_line(ranks: list[Results], size: int) -> None:
