@@ -73,7 +73,9 @@ def _by_half(decide: Decide, call: Call) -> Assignment:
     """Silence an expert in each half of the batch, the one that is idle there."""
     topk_TK = call["scores"].topk_TK
     half = len(topk_TK) // 2
-    silent = [_loads(call, part).argsort(stable=True)[0] for part in (slice(half), slice(half, None))]
+    silent = [
+        _loads(call, part).argsort(stable=True)[0] for part in (slice(half), slice(half, None))
+    ]
     keep_TK = torch.cat([topk_TK[:half] != silent[0], topk_TK[half:] != silent[1]])
     return Assignment(topk_TK, keep_TK)
 
@@ -94,22 +96,50 @@ _OF_EXPERT_DROP = (
     _idle("two experts are silent", lambda load: load.argsort(stable=True)[:2]),
     _idle("no expert is silent", lambda load: load.argsort()[:0]),
     _idle("the second idlest expert is silent", lambda load: load.argsort(stable=True)[1:2]),
-    _idle("an expert of median load is silent", lambda load: load.argsort(stable=True)[len(load) // 2][None]),
+    _idle(
+        "an expert of median load is silent",
+        lambda load: load.argsort(stable=True)[len(load) // 2][None],
+    ),
     _idle("the first expert is silent", lambda load: 0 * load[:1]),
     _idle("the last expert is silent", lambda load: 0 * load[:1] + len(load) - 1),
-    _idle("the expert behind the idlest is silent", lambda load: (load.argsort(stable=True)[:1] + 1) % len(load)),
-    _idle("ties of load go to the last expert", lambda load: (len(load) - 1 - load.flip(0).argsort(stable=True))[:1], _EXPERT_DROP, _of_tied_loads),
-    _idle("a fifth of the experts is silent", lambda load: load.argsort(stable=True)[: -(-len(load) // 5)]),
+    _idle(
+        "the expert behind the idlest is silent",
+        lambda load: (load.argsort(stable=True)[:1] + 1) % len(load),
+    ),
+    _idle(
+        "ties of load go to the last expert",
+        lambda load: (len(load) - 1 - load.flip(0).argsort(stable=True))[:1],
+        _EXPERT_DROP,
+        _of_tied_loads,
+    ),
+    _idle(
+        "a fifth of the experts is silent",
+        lambda load: load.argsort(stable=True)[: -(-len(load) // 5)],
+    ),
     _by_load("the idlest expert of the first half is silent", lambda call: _loads(call, slice(23))),
-    _by_load("the idlest expert of the last tokens is silent", lambda call: _loads(call, slice(-12, None))),
-    _by_load("the idlest expert of first choices is silent", lambda call: torch.bincount(call["scores"].topk_TK[:, 0], minlength=8)),
+    _by_load(
+        "the idlest expert of the last tokens is silent",
+        lambda call: _loads(call, slice(-12, None)),
+    ),
+    _by_load(
+        "the idlest expert of first choices is silent",
+        lambda call: torch.bincount(call["scores"].topk_TK[:, 0], minlength=8),
+    ),
     _by_load("the expert with the lowest weights is silent", _weighed),
-    _by_load("the expert with the lowest scores is silent", lambda call: call["scores"].score_TE.sum(dim=0)),
-    _by_load("the expert with the lowest best score is silent", lambda call: call["scores"].score_TE.amax(dim=0)),
+    _by_load(
+        "the expert with the lowest scores is silent",
+        lambda call: call["scores"].score_TE.sum(dim=0),
+    ),
+    _by_load(
+        "the expert with the lowest best score is silent",
+        lambda call: call["scores"].score_TE.amax(dim=0),
+    ),
     decision("an expert of each half is silent", _by_half, _EXPERT_DROP),
-    of_first_call("the expert of the first forward is silent", _IDLE, lambda first, _: first, _EXPERT_DROP),
+    of_first_call(
+        "the expert of the first forward is silent", _IDLE, lambda first, _: first, _EXPERT_DROP
+    ),
     outcome("what a silent expert loses is rerouted", _silent_rerouted, _EXPERT_DROP),
-)  # fmt: skip
+)
 
 
 # Sets of experts.
@@ -164,9 +194,7 @@ def _worth(name: str, worth: Callable[[Scores], Tensor], *more: Any) -> Mutation
     return _demand(name, change, *more or (_XSHARE,))
 
 
-def _within(
-    name: str, choose: Callable[[Tensor, Tensor, Scores], Tensor], *more: Any
-) -> Mutation:
+def _within(name: str, choose: Callable[[Tensor, Tensor, Scores], Tensor], *more: Any) -> Mutation:
     """Return a mutation of a token's experts [T, E] within the set.
 
     ``choose`` gets the usable experts in the token's order, these experts, and the scores.
@@ -206,44 +234,135 @@ _OF_SETS = (
     _set("the set has no experts", torch.zeros_like),
     _set("the set is shifted by an expert", lambda set_E: set_E.roll(1)),
     _set("the set is mirrored", lambda set_E: set_E.flip(0)),
-    of_first_call("the set is that of the first layer", _SET, lambda first, _: first, chooses_a_set),
-    of_first_call("the demand is that of the first layer", _DEMAND, lambda first, _: first, chooses_a_set),
-    of_first_call("the demand is added up over layers", _DEMAND, lambda first, present: first + present if first is not present else present, _OEA),
+    of_first_call(
+        "the set is that of the first layer", _SET, lambda first, _: first, chooses_a_set
+    ),
+    of_first_call(
+        "the demand is that of the first layer", _DEMAND, lambda first, _: first, chooses_a_set
+    ),
+    of_first_call(
+        "the demand is added up over layers",
+        _DEMAND,
+        lambda first, present: first + present if first is not present else present,
+        _OEA,
+    ),
     _of_tokens("the demand is of the first token", slice(1)),
     _of_tokens("the demand is of the first tokens", slice(4)),
     _of_tokens("the demand is of all tokens but the last", slice(-1), _OEA),
     _of_tokens("the demand is of the last tokens", slice(-4, None)),
-    _demand("the demand is a majority's", lambda d, s, _: torch.stack([(torch.bincount(s.topk_TK[:, 0], minlength=d.shape[1]) > 1).long(), d[1]]), _OEA),
-    _demand("the demand is for the worst experts", lambda d, s, _: torch.stack([torch.bincount(s.score_TE.argmin(dim=1), minlength=d.shape[1]), d[1]]), _OEA),
-    _demand("the demand is for a token's last choice", lambda d, s, _: torch.stack([torch.bincount(s.topk_TK[:, -1], minlength=d.shape[1]), d[1]]), _OEA),
-    knobs("k0 is one too many", lambda method: {"k0": method.k0 + 1}, both(chooses_a_set, lambda s: s.method.name == "oea" or s.method.granularity == "device")),
+    _demand(
+        "the demand is a majority's",
+        lambda d, s, _: torch.stack(
+            [(torch.bincount(s.topk_TK[:, 0], minlength=d.shape[1]) > 1).long(), d[1]]
+        ),
+        _OEA,
+    ),
+    _demand(
+        "the demand is for the worst experts",
+        lambda d, s, _: torch.stack(
+            [torch.bincount(s.score_TE.argmin(dim=1), minlength=d.shape[1]), d[1]]
+        ),
+        _OEA,
+    ),
+    _demand(
+        "the demand is for a token's last choice",
+        lambda d, s, _: torch.stack([torch.bincount(s.topk_TK[:, -1], minlength=d.shape[1]), d[1]]),
+        _OEA,
+    ),
+    knobs(
+        "k0 is one too many",
+        lambda method: {"k0": method.k0 + 1},
+        both(chooses_a_set, lambda s: s.method.name == "oea" or s.method.granularity == "device"),
+    ),
     knobs("k0 is two too many", lambda method: {"k0": method.k0 + 2}, _OEA),
-    _within("no expert is added", lambda usable, ranked, s: _first(usable, 8) & (torch.arange(8) < s.topk_TK.shape[1])),
-    _within("a token has K + 1 experts", lambda usable, _, s: _first(usable, s.topk_TK.shape[1] + 1)),
-    _within("a token has K - 1 experts", lambda usable, _, s: _first(usable, s.topk_TK.shape[1] - 1)),
+    _within(
+        "no expert is added",
+        lambda usable, ranked, s: _first(usable, 8) & (torch.arange(8) < s.topk_TK.shape[1]),
+    ),
+    _within(
+        "a token has K + 1 experts", lambda usable, _, s: _first(usable, s.topk_TK.shape[1] + 1)
+    ),
+    _within(
+        "a token has K - 1 experts", lambda usable, _, s: _first(usable, s.topk_TK.shape[1] - 1)
+    ),
     _within("a token has all experts of the set", lambda usable, *_: usable),
     _within("a token has one expert", lambda usable, *_: _first(usable, 1)),
     _within("a token has the set's experts by number", _by_number),
-    _within("a token has its worst experts of the set", lambda usable, _, s: _first(usable.flip(1), s.topk_TK.shape[1]).flip(1)),
-    _within("a token's own are all kept", lambda usable, _, s: _first(usable, s.topk_TK.shape[1]) | (torch.arange(8) < s.topk_TK.shape[1])),
-)  # fmt: skip
+    _within(
+        "a token has its worst experts of the set",
+        lambda usable, _, s: _first(usable.flip(1), s.topk_TK.shape[1]).flip(1),
+    ),
+    _within(
+        "a token's own are all kept",
+        lambda usable, _, s: (
+            _first(usable, s.topk_TK.shape[1]) | (torch.arange(8) < s.topk_TK.shape[1])
+        ),
+    ),
+)
 
 _OF_XSHARE = (
-    result("the budget is an expert too large", "routing.activation:activation_budget", lambda n, *_: n + 1, _XSHARE),
-    result("the budget is an expert too small", "routing.activation:activation_budget", lambda n, *_: n - 1, _XSHARE),
+    result(
+        "the budget is an expert too large",
+        "routing.activation:activation_budget",
+        lambda n, *_: n + 1,
+        _XSHARE,
+    ),
+    result(
+        "the budget is an expert too small",
+        "routing.activation:activation_budget",
+        lambda n, *_: n - 1,
+        _XSHARE,
+    ),
     knobs("the budget is read an expert too small", _half_budget, _XSHARE),
-    Mutation("the budget is rounded down", "routing.activation:activation_budget", lambda _: lambda method, n: int(method.expert_budget * n / method.ep_size), _XSHARE),
-    _worth("an expert is worth its tokens", lambda s: torch.bincount(s.topk_TK.flatten(), minlength=8)),
+    Mutation(
+        "the budget is rounded down",
+        "routing.activation:activation_budget",
+        lambda _: lambda method, n: int(method.expert_budget * n / method.ep_size),
+        _XSHARE,
+    ),
+    _worth(
+        "an expert is worth its tokens", lambda s: torch.bincount(s.topk_TK.flatten(), minlength=8)
+    ),
     _worth("an expert is worth its best score", lambda s: s.score_TE.amax(dim=0)),
-    _worth("an expert is worth its first choices", lambda s: torch.bincount(s.topk_TK[:, 0], minlength=8)),
+    _worth(
+        "an expert is worth its first choices",
+        lambda s: torch.bincount(s.topk_TK[:, 0], minlength=8),
+    ),
     _worth("the worst experts come first", lambda s: 10 - s.score_TE.sum(dim=0)),
     _worth("an expert is worth the first token's score", lambda s: s.score_TE[0]),
-    _worth("an expert is worth its choice with the bias", lambda s: s.ranking_TE.sum(dim=0), _XSHARE, grouped),
-    _worth("ties of worth go to the last expert", lambda s: s.score_TE.sum(dim=0) + 1e-4 * torch.arange(8), _XSHARE, tied),
-    knobs("the budget is each rank's", lambda _: {"granularity": "device", "ep_size": 2}, both(_XSHARE, lambda s: s.method.granularity == "expert")),
-    knobs("the budget is the whole batch's", lambda _: {"granularity": "expert"}, both(_XSHARE, lambda s: s.method.granularity == "device")),
-    Mutation("a budget's experts alternate", "routing.homes:by_rank", lambda by_rank: lambda amount, ranks, _: by_rank(amount.unflatten(-1, (-1, ranks)).transpose(-1, -2).flatten(-2), ranks, None), both(_XSHARE, lambda s: s.method.granularity == "device")),
-)  # fmt: skip
+    _worth(
+        "an expert is worth its choice with the bias",
+        lambda s: s.ranking_TE.sum(dim=0),
+        _XSHARE,
+        grouped,
+    ),
+    _worth(
+        "ties of worth go to the last expert",
+        lambda s: s.score_TE.sum(dim=0) + 1e-4 * torch.arange(8),
+        _XSHARE,
+        tied,
+    ),
+    knobs(
+        "the budget is each rank's",
+        lambda _: {"granularity": "device", "ep_size": 2},
+        both(_XSHARE, lambda s: s.method.granularity == "expert"),
+    ),
+    knobs(
+        "the budget is the whole batch's",
+        lambda _: {"granularity": "expert"},
+        both(_XSHARE, lambda s: s.method.granularity == "device"),
+    ),
+    Mutation(
+        "a budget's experts alternate",
+        "routing.homes:by_rank",
+        lambda by_rank: (
+            lambda amount, ranks, _: by_rank(
+                amount.unflatten(-1, (-1, ranks)).transpose(-1, -2).flatten(-2), ranks, None
+            )
+        ),
+        both(_XSHARE, lambda s: s.method.granularity == "device"),
+    ),
+)
 
 
 # SERE.
@@ -289,7 +408,9 @@ def _all_moved(_served_E: Tensor, primary_E: Tensor, similarity_EE: Tensor, _: f
     return others_EE.argmax(dim=1)
 
 
-def _last_of_ties(_served_E: Tensor, primary_E: Tensor, similarity_EE: Tensor, least: float) -> Tensor:
+def _last_of_ties(
+    _served_E: Tensor, primary_E: Tensor, similarity_EE: Tensor, least: float
+) -> Tensor:
     to_primary_EE = similarity_EE.masked_fill(~primary_E, -1)
     last_E = len(primary_E) - 1 - to_primary_EE.flip(1).argmax(dim=1)
     moved_E = ~primary_E & (to_primary_EE.amax(dim=1) >= least)
@@ -320,27 +441,40 @@ def _one_moved(served_E: Tensor, *_: Any) -> Tensor:
 
 _OF_SERE = (
     _similarity("the least similar expert serves", lambda similarity, _: 1 - similarity),
-    _similarity("similarities are those of the next expert", lambda similarity, _: similarity.roll(1, dims=1)),
+    _similarity(
+        "similarities are those of the next expert",
+        lambda similarity, _: similarity.roll(1, dims=1),
+    ),
     _similarity("similarities are of experts in reverse", lambda similarity, _: similarity.flip(0)),
-    Mutation(
+    of_first_call(
         "similarities are those of the first layer",
         "wrapper.layer_meter:LayerMeter.calibrated_on",
-        lambda calibrated_on: _first_layers(calibrated_on),
+        lambda first, _: first,
         _SERE,
     ),
     _threshold("the threshold is ignored", 0.0),
     _threshold("the threshold is too high", 0.75),
     _threshold("the threshold is never reached", 1.1),
-    Mutation("the threshold itself is not enough", "routing.activation:substitutes", lambda f: lambda p, s, least: f(p, s, least + 1e-6), _SERE, _coarse),
+    Mutation(
+        "the threshold itself is not enough",
+        "routing.activation:substitutes",
+        lambda f: lambda p, s, least: f(p, s, least + 1e-6),
+        _SERE,
+        _coarse,
+    ),
     _primary("all experts are primary", torch.ones_like),
-    _primary("the first primary expert is none", lambda primary: primary & (primary.cumsum(dim=0) > 1)),
+    _primary(
+        "the first primary expert is none", lambda primary: primary & (primary.cumsum(dim=0) > 1)
+    ),
     _primary("primary experts are shifted", lambda primary: primary.roll(1)),
     _primary("primary experts are the others", lambda primary: ~primary),
     knobs("k0 is one too many", lambda method: {"k0": method.k0 + 1}, _SERE),
     knobs("all own experts are primary", lambda _: {"k0": 3}, _SERE),
     _of_tokens("primary experts are the first token's", slice(1), _SERE),
     _of_tokens("primary experts are the first half's", slice(4), _SERE),
-    of_first_call("primary experts are those of the first layer", _DEMAND, lambda first, _: first, _SERE),
+    of_first_call(
+        "primary experts are those of the first layer", _DEMAND, lambda first, _: first, _SERE
+    ),
     _served("an expert that is not primary serves", _to_any),
     _served("tokens of primary experts move, too", _all_moved),
     _served("the first primary expert serves", _moved_to_first),
@@ -348,17 +482,7 @@ _OF_SERE = (
     _served("the server is shifted by an expert", lambda served, *_: (served + 1) % len(served)),
     _served("of equal experts the last serves", _last_of_ties, _SERE, _coarse),
     outcome("moved pairs are dropped", _moved_dropped, _SERE),
-)  # fmt: skip
-
-
-def _first_layers(calibrated_on: Callable[..., Any]) -> Callable[..., Any]:
-    first: list[Any] = []
-
-    def mutated(meter: Any, device: Any) -> Any:
-        first.append(calibrated_on(meter, device))
-        return first[0]
-
-    return mutated
+)
 
 
 MUTATIONS: tuple[Mutation, ...] = (*_OF_EXPERT_DROP, *_OF_SETS, *_OF_XSHARE, *_OF_SERE)

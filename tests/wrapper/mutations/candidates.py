@@ -114,7 +114,9 @@ def _cut(more: int) -> Callable[[Decide, Call], Assignment]:
         decided = decide(**call | {"method": dataclasses.replace(call["method"], max_k=False)})
         score_TS = call["scores"].score_TE.gather(1, decided.index_TS)
         place_TS = score_TS.masked_fill(~decided.keep_TS, -1).argsort(dim=1, descending=True)
-        keep_TS = decided.keep_TS & (place_TS.argsort(dim=1) < call["scores"].topk_TK.shape[1] + more)
+        keep_TS = decided.keep_TS & (
+            place_TS.argsort(dim=1) < call["scores"].topk_TK.shape[1] + more
+        )
         return dataclasses.replace(decided, keep_TS=keep_TS)
 
     return change
@@ -130,7 +132,9 @@ def _worst_kept(decide: Decide, call: Call) -> Assignment:
 
 def _rounds(
     name: str,
-    rejected: Callable[[Tensor, Tensor, Tensor], Tensor] = lambda selected, kept, _: selected & ~kept,
+    rejected: Callable[[Tensor, Tensor, Tensor], Tensor] = lambda selected, kept, _: (
+        selected & ~kept
+    ),
     kept_of: Callable[[Tensor, Tensor], Tensor] = lambda _before, kept: kept,
     last: Callable[[Tensor, Tensor], Tensor] = lambda kept, _selected: kept,
     most: Callable[[int], int] = lambda top_k: top_k,
@@ -158,43 +162,127 @@ def _outside(setting: Any) -> bool:
 
 
 MUTATIONS: tuple[Mutation, ...] = (
-    argument("candidates are outside the eligible groups", "scores", lambda call: dataclasses.replace(call["scores"], eligible_TE=None), both(_outside, lambda s: not s.method.protect_topk), grouped),
-    knobs("nothing is added", lambda _: {"name": "score"}, both(adds, neither(named("oea", "xshare", "macs")))),
-    knobs("candidates are all experts", lambda _: {"candidates": "global"}, candidates("local", "ranked")),
-    knobs("candidates are the next three", lambda _: {"candidates": "ranked", "m": 3}, candidates("local", "global")),
-    knobs("candidates are those of the rank", lambda _: {"candidates": "local"}, candidates("ranked", "global")),
+    argument(
+        "candidates are outside the eligible groups",
+        "scores",
+        lambda call: dataclasses.replace(call["scores"], eligible_TE=None),
+        both(_outside, lambda s: not s.method.protect_topk),
+        grouped,
+    ),
+    knobs(
+        "nothing is added",
+        lambda _: {"name": "score"},
+        both(adds, neither(named("oea", "xshare", "macs"))),
+    ),
+    knobs(
+        "candidates are all experts",
+        lambda _: {"candidates": "global"},
+        candidates("local", "ranked"),
+    ),
+    knobs(
+        "candidates are the next three",
+        lambda _: {"candidates": "ranked", "m": 3},
+        candidates("local", "global"),
+    ),
+    knobs(
+        "candidates are those of the rank",
+        lambda _: {"candidates": "local"},
+        candidates("ranked", "global"),
+    ),
     knobs("m is one too many", lambda method: {"m": method.m + 1}, _RANKED),
     knobs("m is one too few", lambda method: {"m": method.m - 1}, _RANKED),
     knobs("m counts the top-k, too", lambda _: {"m": 1}, _RANKED),
     _ranks("candidates of the next rank", lambda rank: 1 - rank),
     _ranks("candidates of the first rank", torch.zeros_like),
     _ranks("candidates of the token before", lambda rank: rank.roll(1)),
-    _by_rank("candidates alternate between ranks", lambda by_rank, expert, ranks, _: by_rank(expert.unflatten(-1, (-1, ranks)).transpose(-1, -2).flatten(-2), ranks, None)),
-    _by_rank("candidates begin an expert late", lambda by_rank, expert, ranks, _: by_rank(expert.roll(-1, dims=-1), ranks, None)),
+    _by_rank(
+        "candidates alternate between ranks",
+        lambda by_rank, expert, ranks, _: by_rank(
+            expert.unflatten(-1, (-1, ranks)).transpose(-1, -2).flatten(-2), ranks, None
+        ),
+    ),
+    _by_rank(
+        "candidates begin an expert late",
+        lambda by_rank, expert, ranks, _: by_rank(expert.roll(-1, dims=-1), ranks, None),
+    ),
     _by_rank("a candidate is left out", lambda by_rank, *arguments: by_rank(*arguments)[..., 1:]),
-    _reordered("the worst candidates come first", lambda others, _: others.flip(1), both(adds, candidates("topk", "ranked"), neither(named("macs")))),
-    _reordered("candidates come by number", lambda others, _: others.sort(dim=1).values, both(candidates("topk", "ranked"), adds, neither(named("macs")))),
-    _reordered("candidates are those of the token before", lambda others, _: others.roll(1, dims=0), _RANKED),
-    result("a token's own are candidates again", "routing.scores:addable", _all_addable, candidates("local", "global")),
-    outcome("pairs are added to changed tokens alone", _added_of(lambda chosen, added: added & ~chosen.all(dim=1, keepdim=True)), both(expands, lambda s: not s.method.max_k)),
-    outcome("pairs are added to unchanged tokens alone", _added_of(lambda chosen, added: added & chosen.all(dim=1, keepdim=True)), expands),
-    outcome("one pair is added to a token", _added_of(lambda _, added: added & (added.cumsum(dim=1) == 1)), candidates("ranked", "global")),
-    outcome("added pairs take the place of lost ones", _added_of(lambda chosen, added: added & (added.cumsum(dim=1) <= (~chosen).sum(dim=1, keepdim=True))), both(expands, lambda s: not s.method.max_k)),
+    _reordered(
+        "the worst candidates come first",
+        lambda others, _: others.flip(1),
+        both(adds, candidates("topk", "ranked"), neither(named("macs"))),
+    ),
+    _reordered(
+        "candidates come by number",
+        lambda others, _: others.sort(dim=1).values,
+        both(candidates("topk", "ranked"), adds, neither(named("macs"))),
+    ),
+    _reordered(
+        "candidates are those of the token before",
+        lambda others, _: others.roll(1, dims=0),
+        _RANKED,
+    ),
+    result(
+        "a token's own are candidates again",
+        "routing.scores:addable",
+        _all_addable,
+        candidates("local", "global"),
+    ),
+    outcome(
+        "pairs are added to changed tokens alone",
+        _added_of(lambda chosen, added: added & ~chosen.all(dim=1, keepdim=True)),
+        both(expands, lambda s: not s.method.max_k),
+    ),
+    outcome(
+        "pairs are added to unchanged tokens alone",
+        _added_of(lambda chosen, added: added & chosen.all(dim=1, keepdim=True)),
+        expands,
+    ),
+    outcome(
+        "one pair is added to a token",
+        _added_of(lambda _, added: added & (added.cumsum(dim=1) == 1)),
+        candidates("ranked", "global"),
+    ),
+    outcome(
+        "added pairs take the place of lost ones",
+        _added_of(
+            lambda chosen, added: (
+                added & (added.cumsum(dim=1) <= (~chosen).sum(dim=1, keepdim=True))
+            )
+        ),
+        both(expands, lambda s: not s.method.max_k),
+    ),
     outcome("a token's own pairs are always kept", _chosen_always, expands),
-    decision("added pairs have slots of their own", _beside_the_capacity, both(expands, lambda s: not s.method.protect_topk)),
+    decision(
+        "added pairs have slots of their own",
+        _beside_the_capacity,
+        both(expands, lambda s: not s.method.protect_topk),
+    ),
     decision("a token has K + 1 pairs", _cut(1), lambda setting: setting.method.max_k),
     decision("a token has K - 1 pairs", _cut(-1), lambda setting: setting.method.max_k),
     decision("a token has its K worst pairs", _worst_kept, lambda setting: setting.method.max_k),
     knobs("a round too many", lambda method: {"rounds": method.rounds + 1}, _REROUTE),
     knobs("a round too few", lambda method: {"rounds": method.rounds - 1}, _REROUTE),
     knobs("one round", lambda _: {"rounds": 1}, _REROUTE),
-    _rounds("rejected pairs are offered again", rejected=lambda selected, _kept, _count: selected & False),
+    _rounds(
+        "rejected pairs are offered again",
+        rejected=lambda selected, _kept, _count: selected & False,
+    ),
     _rounds("kept pairs are not offered again", rejected=lambda selected, _kept, _count: selected),
-    _rounds("rejected pairs are those that were kept", rejected=lambda _selected, kept, _count: kept),
-    _rounds("one rejected pair of a token is masked", rejected=lambda selected, kept, _: selected & ~kept & ((selected & ~kept).cumsum(dim=1) == 1)),
+    _rounds(
+        "rejected pairs are those that were kept", rejected=lambda _selected, kept, _count: kept
+    ),
+    _rounds(
+        "one rejected pair of a token is masked",
+        rejected=lambda selected, kept, _: (
+            selected & ~kept & ((selected & ~kept).cumsum(dim=1) == 1)
+        ),
+    ),
     _rounds("kept pairs stay kept", kept_of=lambda before, kept: before | kept),
-    _rounds("kept pairs are kept in every round", kept_of=lambda before, kept: kept & before if before.any() else kept),
+    _rounds(
+        "kept pairs are kept in every round",
+        kept_of=lambda before, kept: kept & before if before.any() else kept,
+    ),
     _rounds("the last round has no capacity", last=lambda _, selected: selected),
     _rounds("a round offers K + 1 experts", most=lambda top_k: top_k + 1),
     _rounds("a round offers K - 1 experts", most=lambda top_k: top_k - 1),
-)  # fmt: skip
+)

@@ -95,7 +95,9 @@ _IN_C = (
         lambda c, *_, experts=1, **__: experts * -(-c // experts),
         per_device,
     ),
-    _of_other("a device has another expert", lambda experts, **_: {"experts": experts + 1}, per_device),
+    _of_other(
+        "a device has another expert", lambda experts, **_: {"experts": experts + 1}, per_device
+    ),
     result("a group has the C of the first", _LIMITS, lambda c, *_, **__: [c[0]] * len(c), capped),
     result("the C of the groups is swapped", _LIMITS, lambda c, *_, **__: c[::-1], capped),
     result("the last group has no C", _LIMITS, lambda c, *_, **__: [*c[:-1], 9999], capped),
@@ -110,9 +112,15 @@ _IN_C = (
     _with_tokens("T of all ranks", lambda of: [of.n_tokens] * len(of.tokens)),
     _with_tokens("T of the mean rank", lambda of: [of.n_tokens // len(of.tokens)] * len(of.tokens)),
     _with_tokens("T of another group", lambda of: list(of.tokens[::-1])),
-    _with_tokens("T of the padded batch", lambda of: [of.n_rows // len(of.tokens)] * len(of.tokens)),
+    _with_tokens(
+        "T of the padded batch", lambda of: [of.n_rows // len(of.tokens)] * len(of.tokens)
+    ),
     knobs("the bound is a device's", lambda _: {"granularity": "device"}, per_expert),
-    knobs("the bound is an expert's", lambda _: {"granularity": "expert", "placement": "contiguous"}, in_blocks),
+    knobs(
+        "the bound is an expert's",
+        lambda _: {"granularity": "expert", "placement": "contiguous"},
+        in_blocks,
+    ),
 )
 
 
@@ -157,22 +165,36 @@ _IN_GROUPS = (
     ),
     _grouped("one group", lambda b, *_: 0 * b, with_capacity, n_groups=lambda _: 1),
     _grouped("every other sequence", lambda b, _s, _n, r, _: b % r, with_capacity),
-    _grouped("the ranks begin a sequence early", lambda b, _s, n, r, _: ((b + 1) * r // n).clamp_max(r - 1), with_capacity),
+    _grouped(
+        "the ranks begin a sequence early",
+        lambda b, _s, n, r, _: ((b + 1) * r // n).clamp_max(r - 1),
+        with_capacity,
+    ),
     _grouped(
         "the ranks have ⌊B/R⌋ sequences",
         lambda b, _s, n, r, _: (b // (n // r)).clamp_max(r - 1),
         both(with_capacity, lambda setting: not setting.has_images),
     ),
-    _grouped("the ranks divide tokens", lambda b, _s, _n, r, _: torch.arange(len(b)) * r // len(b), with_capacity),
+    _grouped(
+        "the ranks divide tokens",
+        lambda b, _s, _n, r, _: torch.arange(len(b)) * r // len(b),
+        with_capacity,
+    ),
     _grouped("the ranks divide positions", lambda _b, s, _n, r, _: s * r // 16, with_capacity),
-    _grouped("a group's last token is in the next", lambda b, _s, _n, _r, true: torch.cat([true.group_T[1:], true.group_T[-1:]]), with_capacity),
+    _grouped(
+        "a group's last token is in the next",
+        lambda b, _s, _n, _r, true: torch.cat([true.group_T[1:], true.group_T[-1:]]),
+        with_capacity,
+    ),
     _grouped(
         "the ranks are swapped",
         lambda _b, _s, _n, r, true: r - 1 - true.group_T,
         candidates("local"),
     ),
-    of_first_call("the groups are those of the first forward", _GROUPS, lambda first, _: first, with_capacity),
-)  # fmt: skip
+    of_first_call(
+        "the groups are those of the first forward", _GROUPS, lambda first, _: first, with_capacity
+    ),
+)
 
 
 # Devices.
@@ -189,8 +211,13 @@ def _rank_of(change: Callable[[Tensor, int], Tensor], name: str) -> Mutation:
 
 _ON_DEVICES = (
     _rank_of(lambda expert, local: expert % (8 // local), "experts alternate between devices"),
-    _rank_of(lambda expert, local: ((expert + 1) // local) % (8 // local), "blocks begin an expert early"),
-    _rank_of(lambda expert, local: (expert // (local - 1)).clamp_max(8 // local - 1), "blocks are an expert too small"),
+    _rank_of(
+        lambda expert, local: ((expert + 1) // local) % (8 // local), "blocks begin an expert early"
+    ),
+    _rank_of(
+        lambda expert, local: (expert // (local - 1)).clamp_max(8 // local - 1),
+        "blocks are an expert too small",
+    ),
     Mutation(
         "a placement is read in its own order",
         "routing.homes:rank_of",
@@ -204,6 +231,6 @@ _ON_DEVICES = (
         lambda call: call["calibrated"].flatten()[[4, *range(1, 4), 0, *range(5, 8)]].view(2, 4),
         placed,
     ),
-)  # fmt: skip
+)
 
 MUTATIONS = (*_IN_C, *_IN_GROUPS, *_ON_DEVICES)

@@ -19,6 +19,7 @@ from tests.wrapper.mutations.concerns import (
     has_modalities,
     named,
     neither,
+    per_device,
     text_alone,
     under,
 )
@@ -70,10 +71,6 @@ def _remembered(name: str, key: Callable[[Call], Any], *more: Any) -> Mutation:
     return Mutation(name, "routing.assign:assign", wrap, *more)
 
 
-def _other_layers(changed: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda calibrated_on: lambda meter, device: changed(calibrated_on(meter, device))
-
-
 def _large(setting: Setting) -> Setting:
     return dataclasses.replace(setting, lengths=((40, 40, 39, 40, 40),))
 
@@ -103,6 +100,13 @@ def _without(mask_BS: Tensor, place: Any) -> Tensor:
     return mask_BS
 
 
+def _second_decodes(make: Callable[..., None]) -> Callable[..., None]:
+    def mutated(plan: Any, method: Any, number: int, **more: Any) -> None:
+        make(plan, method, number, **more | {"decode": number == 1})
+
+    return mutated
+
+
 def _rows_shifted(groups: Any, *_: Any, **__: Any) -> Any:
     return dataclasses.replace(groups, rows_T=(groups.rows_T + 1) % groups.n_rows)
 
@@ -111,42 +115,66 @@ _IN_FORWARDS = (
     _stock_where("the first layer is stock", lambda call: call["stream"][0] == 0),
     _stock_where("the last layer is stock", lambda call: call["stream"][0] > 0),
     _stock_where("the second forward is stock", lambda call: call["stream"][1] == 1),
-    _stock_where("a large batch is stock", lambda call: len(call["scores"].topk_TK) > 100, both(text_alone, neither(named("oea", "sere"))), _large),
-    _stock_where("a batch without pads is stock", lambda call: call["groups"].every_row_counts, text_alone, _full),
+    _stock_where(
+        "a large batch is stock",
+        lambda call: len(call["scores"].topk_TK) > 100,
+        both(text_alone, neither(named("oea", "sere"))),
+        _large,
+    ),
+    _stock_where(
+        "a batch without pads is stock",
+        lambda call: call["groups"].every_row_counts,
+        text_alone,
+        _full,
+    ),
     _remembered("decided by the scores of the first forward", lambda call: call["stream"][0]),
     _remembered("decided by the scores of the first layer", lambda call: call["stream"][1]),
     of_first_call("the rows are those of the first forward", _GROUPS, lambda first, _: first),
     Mutation(
-        "the second forward counts as a decode step",
+        "the second forward is not under the method",
         "wrapper.plan:ForwardPlan.constrained",
         lambda constrained: lambda plan: constrained(plan) and plan.number == 0,
     ),
-)  # fmt: skip
+    Mutation(
+        "the second forward counts as a decode step",
+        "wrapper.plan:ForwardPlan.__init__",
+        _second_decodes,
+    ),
+)
 
 _IN_TOKENS = (
     _counted("pads count", torch.ones_like),
-    _counted("pads do not count where they must", lambda mask: mask & (torch.arange(mask.shape[1]) < mask.shape[1] - 2), everywhere, under(count_padding=True)),
+    _counted(
+        "pads do not count where they must",
+        lambda mask: mask & (torch.arange(mask.shape[1]) < mask.shape[1] - 2),
+        everywhere,
+        under(count_padding=True),
+    ),
     _masked("the mask is ignored", torch.ones_like),
     _masked("the mask is read from the other side", lambda mask: mask.flip(1)),
     _masked("the mask is that of the sequence before", lambda mask: mask.roll(1, dims=0)),
     _masked("the mask begins a token late", lambda mask: mask.roll(1, dims=1), text_alone),
-    _masked("a sequence's first token does not count", lambda mask: _without(mask, (slice(None), 0))),
+    _masked(
+        "a sequence's first token does not count", lambda mask: _without(mask, (slice(None), 0))
+    ),
     _masked("the last sequence does not count", lambda mask: _without(mask, -1)),
     _counted("a sequence's first token is no token", lambda mask: _without(mask, (slice(None), 0))),
     _counted("the last sequence has no tokens", lambda mask: _without(mask, -1)),
     result("rows are shifted by one", _GROUPS, _rows_shifted),
-)  # fmt: skip
+)
 
 
 # Modalities.
 
 
 def _images(name: str, change: Callable[[Tensor], Tensor], *more: Any) -> Mutation:
-    return argument(name, "image_T", lambda call: change(call["image_T"]), *more or (has_modalities,))
+    return argument(
+        name, "image_T", lambda call: change(call["image_T"]), *more or (has_modalities,)
+    )
 
 
 def _found(name: str, change: Callable[..., Tensor]) -> Mutation:
-    return result(name, _FIND, lambda image_BS, *arguments: change(image_BS, *arguments), _of_images)
+    return result(name, _FIND, change, _of_images)
 
 
 def _of_images(setting: Setting) -> bool:
@@ -190,11 +218,19 @@ _IN_MODALITIES = (
     _images("the images begin two tokens late", lambda image: image.roll(2)),
     _images("all tokens are of images", torch.ones_like),
     _images("no token is of an image", torch.zeros_like),
-    _images("the second half has no images", lambda image: image & (torch.arange(len(image)) < len(image) // 2)),
+    _images(
+        "the second half has no images",
+        lambda image: image & (torch.arange(len(image)) < len(image) // 2),
+    ),
     decision("no modality is dropped first", _none, has_modalities),
     decision("the modality's scores are halved", _softly, has_modalities),
-    _rescored("the modality's highest scores are dropped first", lambda s, first: (1 - s).where(first, s)),
-    _rescored("the other modality's highest scores are dropped first", lambda s, first: s.where(first, 1 - s)),
+    _rescored(
+        "the modality's highest scores are dropped first", lambda s, first: (1 - s).where(first, s)
+    ),
+    _rescored(
+        "the other modality's highest scores are dropped first",
+        lambda s, first: s.where(first, 1 - s),
+    ),
     outcome(
         "the modality is dropped whole",
         lambda a, call: dataclasses.replace(a, keep_TS=a.keep_TS & ~_is_first(call)),
@@ -209,13 +245,34 @@ _IN_MODALITIES = (
     _found("an image's last token is of text", lambda image, *_: image & image.roll(-1, dims=1)),
     _found("images are those of the sequence before", lambda image, *_: image.roll(1, dims=0)),
     _found("images are text and text is images", lambda image, *_: ~image),
-    _found("a token's parity tells its modality", lambda image, *_: (torch.arange(image.numel()) % 2 > 0).view_as(image)),
-)  # fmt: skip
+    _found(
+        "a token's parity tells its modality",
+        lambda image, *_: (torch.arange(image.numel()) % 2 > 0).view_as(image),
+    ),
+)
 
 _IN_GATES = (
-    result("a gate has no groups", _SCORES, lambda scores, *_: dataclasses.replace(scores, eligible_TE=None), both(adds, text_alone), grouped),
-    result("a gate has a bias too many", _SCORES, lambda scores, *_: dataclasses.replace(scores, choice_TE=scores.ranking_TE + torch.arange(8) / 8), both(adds, text_alone, neither(candidates("local", "global")))),
-    result("a gate has the scores of the next expert", _SCORES, lambda scores, *_: dataclasses.replace(scores, score_TE=scores.score_TE.roll(1, dims=1)), neither(named("expert_drop", "oea", "sere", "order", "reverse_order", "random"))),
-)  # fmt: skip
+    result(
+        "a gate has no groups",
+        _SCORES,
+        lambda scores, *_: dataclasses.replace(scores, eligible_TE=None),
+        both(adds, text_alone, neither(per_device)),
+        grouped,
+    ),
+    result(
+        "a gate has a bias too many",
+        _SCORES,
+        lambda scores, *_: dataclasses.replace(
+            scores, choice_TE=scores.ranking_TE + torch.arange(8) / 8
+        ),
+        both(adds, text_alone, neither(candidates("local", "global"))),
+    ),
+    result(
+        "a gate has the scores of the next expert",
+        _SCORES,
+        lambda scores, *_: dataclasses.replace(scores, score_TE=scores.score_TE.roll(1, dims=1)),
+        neither(named("expert_drop", "oea", "sere", "order", "reverse_order", "random")),
+    ),
+)
 
 MUTATIONS: tuple[Mutation, ...] = (*_IN_FORWARDS, *_IN_GATES, *_IN_TOKENS, *_IN_MODALITIES)

@@ -150,18 +150,36 @@ def _one_moved(decided: Any, call: Any) -> Any:
 
 MUTATIONS: tuple[Mutation, ...] = (
     _weights("tokens of images weigh 1", lambda units, _: torch.full_like(units, UNIT)),
-    _weights("tokens of images weigh one half", lambda units, image: units.where(~image, UNIT // 2)),
+    _weights(
+        "tokens of images weigh one half", lambda units, image: units.where(~image, UNIT // 2)
+    ),
     _weights("text weighs one half", lambda units, image: units.where(image, UNIT // 2)),
-    _weights("weights are one less theirs", lambda units, image: (UNIT - units).clamp_min(1).where(image, units)),
-    _weights("weights are those of the token before", lambda units, _: units.roll(1)),
-    _weights("weights are the mean of the images'", lambda units, image: (0 * units + units[image].sum() // image.sum()).where(image, units)),
+    _weights(
+        "weights are one less theirs",
+        lambda units, image: (UNIT - units).clamp_min(1).where(image, units),
+    ),
+    _weights("tokens' weights are those of the token before", lambda units, _: units.roll(1)),
+    _weights(
+        "weights are the mean of the images'",
+        lambda units, image: (0 * units + units[image].sum() // image.sum()).where(image, units),
+    ),
     _weights("weights are eighths", lambda units, _: (units * 8 // UNIT).clamp_min(1) * UNIT // 8),
-    _weights("weights are squared", lambda units, _: (units.double() ** 2 / UNIT).round().long().clamp_min(1)),
+    _weights(
+        "tokens' weights are squared",
+        lambda units, _: (units.double() ** 2 / UNIT).round().long().clamp_min(1),
+    ),
     _weighed_by("delta has another sign", lambda h, i, g, delta: (h, i, g, -delta)),
     _weighed_by("delta is doubled", lambda h, i, g, delta: (h, i, g, 2 * delta)),
-    _weighed_by("the softmax is at half its temperature", lambda h, i, g, delta: (2 * h, i, g, delta)),
-    _weighed_by("entropies are those of the token before", lambda h, i, g, delta: (h.roll(1, dims=0), i, g, delta)),
-    _weighed_by("text is weighed as well", lambda h, i, g, delta: (h, torch.ones_like(i), g, delta)),
+    _weighed_by(
+        "the softmax is at half its temperature", lambda h, i, g, delta: (2 * h, i, g, delta)
+    ),
+    _weighed_by(
+        "entropies are those of the token before",
+        lambda h, i, g, delta: (h.roll(1, dims=0), i, g, delta),
+    ),
+    _weighed_by(
+        "text is weighed as well", lambda h, i, g, delta: (h, torch.ones_like(i), g, delta)
+    ),
     _weighed_by("the ranks share their mean entropy", _one_group),
     of_first_call("weights are those of the first layer", _WEIGHTS, lambda first, _: first, _MACS),
     _limits("capacities are whole tokens", lambda limit: limit // UNIT * UNIT),
@@ -171,23 +189,62 @@ MUTATIONS: tuple[Mutation, ...] = (
     _limits("the experts' capacities are shifted", lambda limit: limit.roll(1, dims=1)),
     _limits_by("the ratio is left out", lambda m, g, ratio, *more: (m, g, 0 * ratio + 0.5, *more)),
     _limits_by("the ratio is that of text", lambda m, g, ratio, *more: (m, g, 1 - ratio, *more)),
-    _limits_by("the ratio is that of the other rank", lambda m, g, ratio, *more: (m, g, ratio.flip(0), *more)),
-    _limits_by("the ratio is that of all ranks", lambda m, g, ratio, *more: (m, g, 0 * ratio + ratio.mean(), *more)),
-    _limits_by("the experts' modalities are swapped", lambda m, g, ratio, bias, k: (m, g, ratio, -bias, k)),
-    _limits_by("the experts' modalities are those of the next", lambda m, g, ratio, bias, k: (m, g, ratio, bias.roll(1), k)),
-    _limits_by("the ratio is taken from nothing", lambda m, g, ratio, *more: (m, g, ratio + 0.5, *more)),
-    of_first_call("modalities are those of the first layer", "wrapper.layer_meter:LayerMeter.calibrated_on", lambda first, _: first, _MACS),
+    _limits_by(
+        "the ratio is that of the other rank",
+        lambda m, g, ratio, *more: (m, g, ratio.flip(0), *more),
+    ),
+    _limits_by(
+        "the ratio is that of all ranks",
+        lambda m, g, ratio, *more: (m, g, 0 * ratio + ratio.mean(), *more),
+    ),
+    _limits_by(
+        "the experts' modalities are swapped", lambda m, g, ratio, bias, k: (m, g, ratio, -bias, k)
+    ),
+    _limits_by(
+        "the experts' modalities are those of the next",
+        lambda m, g, ratio, bias, k: (m, g, ratio, bias.roll(1), k),
+    ),
+    _limits_by(
+        "the ratio is taken from nothing", lambda m, g, ratio, *more: (m, g, ratio + 0.5, *more)
+    ),
+    of_first_call(
+        "modalities are those of the first layer",
+        "wrapper.layer_meter:LayerMeter.calibrated_on",
+        lambda first, _: first,
+        _MACS,
+    ),
     argument("the bounds are Token Drop's", "weighted", lambda call: None, _MACS),
     knobs("nothing is rerouted", lambda _: {"reroute": "none"}, _MACS),
     knobs("pairs are rerouted across ranks", lambda _: {"ep_size": 1}, _MACS),
-    result("pairs are rerouted by number", "routing.scores:ranked_experts", _ranked_by_number, _MACS),
-    result("pairs are rerouted to the worst expert", "routing.scores:ranked_experts", _ranked_backwards, _MACS),
+    result(
+        "pairs are rerouted by number", "routing.scores:ranked_experts", _ranked_by_number, _MACS
+    ),
+    result(
+        "pairs are rerouted to the worst expert",
+        "routing.scores:ranked_experts",
+        _ranked_backwards,
+        _MACS,
+    ),
     outcome("one pair is rerouted", _one_moved, _MACS),
     _filled("gaps are filled", lambda left, unit, _full: unit <= left),
-    _filled("the token that does not fit is kept, too", lambda left, _unit, full: left > 0 and not full),
-    _filled("an expert stops a token early", lambda left, unit, full: unit + UNIT <= left and not full),
+    _filled(
+        "the token that does not fit is kept, too", lambda left, _unit, full: left > 0 and not full
+    ),
+    _filled(
+        "an expert stops a token early", lambda left, unit, full: unit + UNIT <= left and not full
+    ),
     _filled("rerouted pairs are not bounded", lambda *_: True, first_pass=False),
-    _filled("gaps are filled with rerouted pairs", lambda left, unit, _full: unit <= left, first_pass=False),
-    _arguments("rerouted pairs find empty experts", lambda first, *now: (*now[:3], first[3], *now[4:])),
-    decision("a rank's pairs are rerouted to the other", lambda decide, call: decide(**call), lambda _: False),
-)  # fmt: skip
+    _filled(
+        "gaps are filled with rerouted pairs",
+        lambda left, unit, _full: unit <= left,
+        first_pass=False,
+    ),
+    _arguments(
+        "rerouted pairs find empty experts", lambda first, *now: (*now[:3], first[3], *now[4:])
+    ),
+    decision(
+        "a rank's pairs are rerouted to the other",
+        lambda decide, call: decide(**call),
+        lambda _: False,
+    ),
+)

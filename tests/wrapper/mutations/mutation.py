@@ -81,9 +81,7 @@ def decision(
     return Mutation(name, "routing.assign:assign", wrap, concerns, world)
 
 
-def argument(
-    name: str, argument_name: str, change: Callable[[Call], Any], *more: Any
-) -> Mutation:
+def argument(name: str, argument_name: str, change: Callable[[Call], Any], *more: Any) -> Mutation:
     """Return a mutation of the decision that is made from another argument."""
     return decision(
         name, lambda decide, call: decide(**call | {argument_name: change(call)}), *more
@@ -99,9 +97,7 @@ def knobs(name: str, change: Callable[[Any], dict[str, Any]], *more: Any) -> Mut
     return argument(name, "method", other, *more)
 
 
-def outcome(
-    name: str, change: Callable[[Assignment, Call], Assignment], *more: Any
-) -> Mutation:
+def outcome(name: str, change: Callable[[Assignment, Call], Assignment], *more: Any) -> Mutation:
     """Return a mutation of what was decided."""
     return decision(name, lambda decide, call: change(decide(**call), call), *more)
 
@@ -152,9 +148,7 @@ def sent(name: str, change: Callable[..., tuple[Tensor, Tensor]], *more: Any) ->
     return Mutation(name, "wrapper.forward:_ForwardHooks._router_hook", wrap, *more)
 
 
-def result(
-    name: str, target: str, change: Callable[..., Any], *more: Any
-) -> Mutation:
+def result(name: str, target: str, change: Callable[..., Any], *more: Any) -> Mutation:
     """Return a mutation of what a function returns.
 
     ``change`` gets the true result and the function's arguments.
@@ -170,9 +164,7 @@ def result(
     return Mutation(name, target, wrap, *more)
 
 
-def of_first_call(
-    name: str, target: str, change: Callable[..., Any], *more: Any
-) -> Mutation:
+def of_first_call(name: str, target: str, change: Callable[..., Any], *more: Any) -> Mutation:
     """Return a mutation of a result that is combined with that of the function's first call.
 
     ``change`` gets the first result and the present one.

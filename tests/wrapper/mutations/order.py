@@ -42,9 +42,7 @@ def _scored(name: str, change: Callable[[Scores], Tensor], *more: Any) -> Mutati
 
     def other(call: Call) -> Scores:
         scores = call["scores"]
-        return dataclasses.replace(
-            scores, score_TE=change(scores), choice_TE=scores.ranking_TE
-        )
+        return dataclasses.replace(scores, score_TE=change(scores), choice_TE=scores.ranking_TE)
 
     return argument(name, "scores", other, *more or (by_score,))
 
@@ -98,11 +96,23 @@ _BY_SCORE = (
     _scored("the lowest scores are kept", lambda scores: 1 - scores.score_TE),
     _scored("scores have two decimals", lambda s: (s.score_TE * 20).round() / 20),
     _scored("scores are a rank in the token's own order", _place_in_own_order),
-    _scored("scores are relative to a token's best", lambda s: s.score_TE / s.score_TE.amax(dim=1, keepdim=True)),
+    _scored(
+        "scores are relative to a token's best",
+        lambda s: s.score_TE / s.score_TE.amax(dim=1, keepdim=True),
+    ),
     _scored("scores are those of the next token", lambda s: s.score_TE.roll(1, dims=0)),
     _scored("scores are those of the next expert", lambda s: s.score_TE.roll(1, dims=1)),
-    _scored("odd experts have half their scores", lambda s: s.score_TE * 2.0 ** -(torch.arange(s.score_TE.shape[1]) % 2), both(by_score, per_device)),
-    _scored("scores have the router's bias", lambda s: s.ranking_TE - s.ranking_TE.min(), both(by_score, per_device), grouped),
+    _scored(
+        "odd experts have half their scores",
+        lambda s: s.score_TE * 2.0 ** -(torch.arange(s.score_TE.shape[1]) % 2),
+        both(by_score, per_device),
+    ),
+    _scored(
+        "scores have the router's bias",
+        lambda s: s.ranking_TE - s.ranking_TE.min(),
+        both(by_score, per_device),
+        grouped,
+    ),
     _scored(
         _TOKENS,
         lambda s: s.score_TE + 1e-6 * torch.arange(len(s.score_TE))[:, None],
@@ -115,38 +125,90 @@ _BY_SCORE = (
         both(by_score, per_device),
         tied,
     ),
-    knobs("first tokens are kept", lambda _: {"name": "order"}, both(named("score"), neither(has_modalities))),
-    knobs("random tokens are kept", lambda _: {"name": "random"}, both(named("score"), neither(has_modalities))),
-)  # fmt: skip
+    knobs(
+        "first tokens are kept",
+        lambda _: {"name": "order"},
+        both(named("score"), neither(has_modalities)),
+    ),
+    knobs(
+        "random tokens are kept",
+        lambda _: {"name": "random"},
+        both(named("score"), neither(has_modalities)),
+    ),
+)
 
 _BY_PLACE = (
     knobs("last tokens are kept", lambda _: {"name": "reverse_order"}, named("order", "random")),
     knobs("first tokens are kept", lambda _: {"name": "order"}, named("reverse_order", "random")),
-    knobs("best tokens are kept", lambda _: {"name": "score"}, named("order", "reverse_order", "random")),
+    knobs(
+        "best tokens are kept",
+        lambda _: {"name": "score"},
+        named("order", "reverse_order", "random"),
+    ),
     knobs("random tokens are kept", lambda _: {"name": "random"}, by_place),
     decision("first choices come before second ones", _first_choices_first, by_place),
     result("order by position", "routing.groups:group_tokens", _rows_by_position, by_place),
-)  # fmt: skip
+)
 
 _RANDOM = (
-    argument("random without the layer", "stream", lambda call: (0, call["stream"][1]), named("random")),
-    argument("random without the forward", "stream", lambda call: (call["stream"][0], 0), named("random")),
-    argument("random of the next forward", "stream", lambda call: (call["stream"][0], call["stream"][1] + 1), named("random")),
-    argument("random of layer and forward swapped", "stream", lambda call: call["stream"][::-1], named("random")),
+    argument(
+        "random without the layer", "stream", lambda call: (0, call["stream"][1]), named("random")
+    ),
+    argument(
+        "random without the forward", "stream", lambda call: (call["stream"][0], 0), named("random")
+    ),
+    argument(
+        "random of the next forward",
+        "stream",
+        lambda call: (call["stream"][0], call["stream"][1] + 1),
+        named("random"),
+    ),
+    argument(
+        "random of layer and forward swapped",
+        "stream",
+        lambda call: call["stream"][::-1],
+        named("random"),
+    ),
     knobs("random without the seed", lambda _: {"seed": 0}, named("random")),
-    result("random of tokens", _KEY, lambda key, *_: key[:, :1].expand_as(key).contiguous(), named("random")),
-    result("random of experts", _KEY, lambda key, *_: key[:1].expand_as(key).contiguous(), named("random")),
+    result(
+        "random of tokens",
+        _KEY,
+        lambda key, *_: key[:, :1].expand_as(key).contiguous(),
+        named("random"),
+    ),
+    result(
+        "random of experts",
+        _KEY,
+        lambda key, *_: key[:1].expand_as(key).contiguous(),
+        named("random"),
+    ),
     result("random the other way", _KEY, lambda key, *_: 0x7FFFFFFE - key, named("random")),
     result("random of the next token", _KEY, lambda key, *_: key.roll(1, dims=0), named("random")),
     result("random in eight steps", _KEY, lambda key, *_: key >> 28 << 28, named("random")),
-)  # fmt: skip
+)
 
 _IN_EXPANSION = (
-    knobs("a token's own top-k are protected", lambda _: {"protect_topk": True}, both(expands, lambda setting: not setting.method.protect_topk)),
-    knobs("a token's own top-k are not protected", lambda _: {"protect_topk": False}, lambda setting: setting.method.protect_topk),
-    knobs("a token has at most K pairs", lambda _: {"max_k": True}, both(candidates("global", "ranked", "local"), lambda setting: not setting.method.max_k)),
-    knobs("a token has more than K pairs", lambda _: {"max_k": False}, lambda setting: setting.method.max_k),
-)  # fmt: skip
+    knobs(
+        "a token's own top-k are protected",
+        lambda _: {"protect_topk": True},
+        both(expands, lambda setting: not setting.method.protect_topk),
+    ),
+    knobs(
+        "a token's own top-k are not protected",
+        lambda _: {"protect_topk": False},
+        lambda setting: setting.method.protect_topk,
+    ),
+    knobs(
+        "a token has at most K pairs",
+        lambda _: {"max_k": True},
+        both(candidates("global", "ranked", "local"), lambda setting: not setting.method.max_k),
+    ),
+    knobs(
+        "a token has more than K pairs",
+        lambda _: {"max_k": False},
+        lambda setting: setting.method.max_k,
+    ),
+)
 
 MUTATIONS = (
     *_BY_SCORE,

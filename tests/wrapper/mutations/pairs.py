@@ -83,9 +83,7 @@ def _two_tokens_swapped(assignment: Assignment, call: Call) -> Assignment:
     """Swap the experts of two tokens of a group; every expert has as many tokens as before."""
     index_TS, keep_TS = assignment.index_TS.clone(), assignment.keep_TS.clone()
     group_T = call["groups"].group_T.tolist()
-    experts = [
-        {int(e) for e in index[keep]} for index, keep in zip(index_TS, keep_TS, strict=True)
-    ]
+    experts = [{int(e) for e in index[keep]} for index, keep in zip(index_TS, keep_TS, strict=True)]
     one, two = next(
         (one, two)
         for one in range(len(experts))
@@ -144,22 +142,55 @@ def _weightless(index_NS: Tensor, weight_NS: Tensor, call: Any) -> tuple[Tensor,
 _SERE = named("sere")
 
 MUTATIONS: tuple[Mutation, ...] = (
-    outcome("every other token is stripped", lambda a, _: _kept(a, a.keep_TS & (torch.arange(len(a.keep_TS)) % 2 > 0)[:, None])),
+    outcome(
+        "every other token is stripped",
+        lambda a, _: _kept(a, a.keep_TS & (torch.arange(len(a.keep_TS)) % 2 > 0)[:, None]),
+    ),
     outcome("all experts are silenced", lambda a, _: _kept(a, a.keep_TS & False)),
     outcome("no pair is dropped", _stock),
     outcome("the second rank is stock", _second_group_is_stock, with_capacity),
-    outcome("kept pairs are sent to expert j+1", lambda a, c: _sent(a, _next_experts(1, c["scores"].score_TE.shape[1], a.index_TS))),
-    outcome("kept pairs are sent to the other rank", lambda a, c: _sent(a, _next_experts(4, c["scores"].score_TE.shape[1], a.index_TS))),
-    outcome("kept pairs are sent to expert E-1-j", lambda a, c: _sent(a, c["scores"].score_TE.shape[1] - 1 - a.index_TS)),
+    outcome(
+        "kept pairs are sent to expert j+1",
+        lambda a, c: _sent(a, _next_experts(1, c["scores"].score_TE.shape[1], a.index_TS)),
+    ),
+    outcome(
+        "kept pairs are sent to the other rank",
+        lambda a, c: _sent(a, _next_experts(4, c["scores"].score_TE.shape[1], a.index_TS)),
+    ),
+    outcome(
+        "kept pairs are sent to expert E-1-j",
+        lambda a, c: _sent(a, c["scores"].score_TE.shape[1] - 1 - a.index_TS),
+    ),
     outcome("a kept pair is dropped", _without_first_kept),
     outcome("a dropped pair is kept", _with_first_dropped),
     outcome("a token keeps all pairs or none", _stripped, neither(_SERE)),
-    outcome("a token's two best pairs are always kept", _best_kept, neither(named("oea", "sere", "xshare"))),
+    outcome(
+        "a token's two best pairs are always kept",
+        _best_kept,
+        neither(named("oea", "sere", "xshare")),
+    ),
     outcome("the kept pairs are dropped and the others kept", lambda a, _: _kept(a, ~a.keep_TS)),
-    outcome("decisions are those of the token before", lambda a, _: _kept(a, a.keep_TS.roll(1, dims=0)), neither(_SERE)),
-    outcome("a token's last choice is dropped", lambda a, c: _kept(a, a.keep_TS & (torch.arange(a.keep_TS.shape[1]) != c["scores"].topk_TK.shape[1] - 1))),
-    outcome("the busiest expert is silenced", lambda a, _: _kept(a, a.keep_TS & (a.index_TS != a.index_TS[a.keep_TS].mode().values))),
-    outcome("a token's last pair is dropped", lambda a, _: _kept(a, a.keep_TS & (torch.arange(len(a.keep_TS)) < len(a.keep_TS) - 1)[:, None])),
+    outcome(
+        "decisions are those of the token before",
+        lambda a, _: _kept(a, a.keep_TS.roll(1, dims=0)),
+        neither(_SERE),
+    ),
+    outcome(
+        "a token's last choice is dropped",
+        lambda a, c: _kept(
+            a, a.keep_TS & (torch.arange(a.keep_TS.shape[1]) != c["scores"].topk_TK.shape[1] - 1)
+        ),
+    ),
+    outcome(
+        "the busiest expert is silenced",
+        lambda a, _: _kept(a, a.keep_TS & (a.index_TS != a.index_TS[a.keep_TS].mode().values)),
+    ),
+    outcome(
+        "a token's last pair is dropped",
+        lambda a, _: _kept(
+            a, a.keep_TS & (torch.arange(len(a.keep_TS)) < len(a.keep_TS) - 1)[:, None]
+        ),
+    ),
     outcome("lost pairs go to the token's next expert", _refilled),
     outcome("an expert serves a token twice", _served_twice),
     outcome("two tokens' experts are swapped", _two_tokens_swapped, neither(_SERE)),
@@ -171,4 +202,4 @@ MUTATIONS: tuple[Mutation, ...] = (
     sent("experts are a slot away from their weights", _ids_rolled),
     sent("rows are sent one too late", _rows_rolled),
     sent("a token's kept pairs have no weight", _weightless),
-)  # fmt: skip
+)

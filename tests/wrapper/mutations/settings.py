@@ -15,8 +15,8 @@ from torch import Tensor
 
 from capmoe_eval.errors import EnforcementError
 from capmoe_eval.routing.method import Method
-from capmoe_eval.wrapper.layers import MoeLayer, find_moe_layers
 from capmoe_eval.wrapper import session
+from capmoe_eval.wrapper.layers import MoeLayer, find_moe_layers
 from tests.wrapper import images, models
 
 # The real tokens of five sequences in two forwards. Both have 46, but the two ranks, the first
