@@ -25,7 +25,7 @@ FAMILIES = ("olmoe", "qwen3_moe", "deepseek_v2")  # with softmax scores, normali
 TOKENS = batch(n_sequences=3, n_positions=2)
 
 
-def first_call(model: Any, experts: nn.Module) -> tuple[list[Any], Tensor]:
+def first_call(model: Any, experts: nn.Module, **call: Any) -> tuple[list[Any], Tensor]:
     """Return the arguments and the output of the experts of a layer."""
     calls: list[tuple[list[Any], Tensor]] = []
 
@@ -34,7 +34,7 @@ def first_call(model: Any, experts: nn.Module) -> tuple[list[Any], Tensor]:
 
     handle = experts.register_forward_hook(note, with_kwargs=True)
     with torch.no_grad():
-        model(TOKENS)
+        model(TOKENS, **call)
     handle.remove()
     return calls[0]
 
@@ -102,7 +102,7 @@ def test_the_first_tokens_are_compared_on_all_experts(monkeypatch: pytest.Monkey
     assert observer.tokens == [7] * len(layers)
     for layer, similarity_EE in zip(layers, found, strict=True):
         experts: Any = layer.experts
-        (hidden_NH, *_), _ = first_call(model, experts)
+        (hidden_NH, *_), _ = first_call(model, experts, attention_mask=mask)
         # Of three sequences of two tokens the fourth token is a pad; two of the second forward,
         # which are fewer than are compared at once, wait until the end.
         counted_TH = hidden_NH[[0, 1, 2, 4, 5, 0, 1]]

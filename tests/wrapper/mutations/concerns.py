@@ -44,7 +44,7 @@ def by_place(setting: Setting) -> bool:
     return setting.method.keep in ("order", "reverse_order")
 
 
-def named(*names: str):  # type: ignore[no-untyped-def]
+def named(*names: str):
     """The method has one of these names."""
     return lambda setting: setting.method.name in names
 
@@ -53,7 +53,7 @@ def expands(setting: Setting) -> bool:
     return setting.method.candidate_rule != "topk"
 
 
-def candidates(*rules: str):  # type: ignore[no-untyped-def]
+def candidates(*rules: str):
     """The added candidates are chosen by one of these rules."""
     return lambda setting: setting.method.candidate_rule in rules
 
@@ -76,11 +76,11 @@ def text_alone(setting: Setting) -> bool:
     return not setting.has_images
 
 
-def both(*conditions):  # type: ignore[no-untyped-def]
+def both(*conditions):
     return lambda setting: all(condition(setting) for condition in conditions)
 
 
-def neither(*conditions):  # type: ignore[no-untyped-def]
+def neither(*conditions):
     return lambda setting: not any(condition(setting) for condition in conditions)
 
 
@@ -96,12 +96,12 @@ def tied(setting: Setting) -> Setting:
     return dataclasses.replace(setting, tied=True)
 
 
-def of(family: str, **knobs):  # type: ignore[no-untyped-def]
+def of(family: str, **knobs):
     """Make a world of another family of models, under other knobs of the method."""
     return lambda setting: dataclasses.replace(setting, family=family).under(**knobs)
 
 
-def under(**knobs):  # type: ignore[no-untyped-def]
+def under(**knobs):
     """Make a world of other knobs of the method."""
     return lambda setting: setting.under(**knobs)
 

@@ -184,7 +184,7 @@ def _of_images(setting: Setting) -> bool:
 def _is_first(call: Call) -> Tensor:
     """Return a mask [T, 1] of the tokens that are dropped first."""
     image_T1 = call["image_T"][:, None]
-    return image_T1 if call["method"].modality == "image_first" else ~image_T1  # type: ignore[no-any-return]
+    return image_T1 if call["method"].modality == "image_first" else ~image_T1
 
 
 def _rescored(name: str, change: Callable[[Tensor, Tensor], Tensor]) -> Mutation:

@@ -63,7 +63,7 @@ def _first_choices_first(decide: Any, call: Call) -> Assignment:
     )
     scores = Scores(key_TE, topk_TK)
     method = dataclasses.replace(call["method"], name="score")
-    return decide(**call | {"scores": scores, "method": method})  # type: ignore[no-any-return]
+    return decide(**call | {"scores": scores, "method": method})
 
 
 def _swapped(assignment: Assignment, call: Call) -> Assignment:

@@ -96,7 +96,7 @@ def _model(family: str, tied: bool) -> tuple[Any, list[MoeLayer]]:
     layers = find_moe_layers(model)
     if tied:
         with torch.no_grad():
-            layers[-1].router.weight.zero_()  # type: ignore[operator, union-attr]
+            layers[-1].router.weight.zero_()
     return model, layers
 
 

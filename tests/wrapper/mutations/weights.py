@@ -30,7 +30,7 @@ def _over_kept(weight_TS: Tensor, call: Any) -> Tensor:
 
 def _over_topk(weight_TS: Tensor, call: Any) -> Tensor:
     index_TS = call.assignment.index_TS
-    return call.layer.gate.weights(call.scores, index_TS)  # type: ignore[no-any-return]
+    return call.layer.gate.weights(call.scores, index_TS)
 
 
 def _shuffled(weight_TS: Tensor, call: Any) -> Tensor:
