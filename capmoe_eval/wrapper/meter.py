@@ -51,9 +51,9 @@ class Meter:
             for n, of in enumerate(layers)
         ]
         # Forwards that are compared with the definition; the probes of a proof on entry are not.
-        self.definition = DefinitionCheck(
-            layers, [layer.method for layer in self.layers], calibrated
-        )
+        factors = method.layer_gammas  # read here, and not as the decision reads them
+        methods = [method] * len(layers) if factors is None else map(method.at, factors)
+        self.definition = DefinitionCheck(layers, list(methods), calibrated)
         self._examines = examines
         self.forwards = 0  # of the model so far
         self.decode_forwards = 0  # those of them that were decode steps

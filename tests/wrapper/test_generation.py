@@ -255,6 +255,29 @@ def test_beams_are_sequences() -> None:
     assert meter.decode_forwards == without_cache.decode_forwards == 4
 
 
+def test_under_constrained_decoding_every_beam_is_live() -> None:
+    """A beam that finishes leaves the search, so that none of the computed ones has finished."""
+    model = make("olmoe")
+    _, meter = generate(model, num_beams=2, decode="constrained")
+    assert meter.summary()["tokens"] == 36 + 4 * 8
+    # A token that only some of the candidates end in, and that ends their search.
+    free, _ = generate(model, num_beams=2, num_return_sequences=2, decode="constrained")
+    tokens, mask = padded_prompt()
+    with capacity_aware(model, "score", gamma=0.5, decode="constrained") as meter:
+        model.generate(
+            tokens,
+            attention_mask=mask,
+            max_new_tokens=5,
+            do_sample=False,
+            num_beams=2,
+            eos_token_id=int(free[0, 7]),
+            length_penalty=5.0,  # longer answers are better: the search goes on
+        )
+    steps = meter.decode_forwards
+    assert steps > 1
+    assert meter.summary()["tokens"] == 36 + 8 * steps
+
+
 def test_forwards_of_a_generation_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where transformers would: with a static cache on a GPU; the caller's options stay."""
     model, asked = make("olmoe"), []

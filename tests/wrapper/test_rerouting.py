@@ -28,7 +28,7 @@ FAMILIES = ("olmoe", "qwen3_moe", "deepseek_v2")  # with softmax scores, normali
 TOKENS = batch(n_sequences=3, n_positions=2)
 
 
-def first_call(model: Any, experts: nn.Module) -> tuple[list[Any], Tensor]:
+def first_call(model: Any, experts: nn.Module, **call: Any) -> tuple[list[Any], Tensor]:
     """Return the arguments and the output of the experts of a layer."""
     calls: list[tuple[list[Any], Tensor]] = []
 
@@ -37,7 +37,7 @@ def first_call(model: Any, experts: nn.Module) -> tuple[list[Any], Tensor]:
 
     handle = experts.register_forward_hook(note, with_kwargs=True)
     with torch.no_grad():
-        model(TOKENS)
+        model(TOKENS, **call)
     handle.remove()
     return calls[0]
 
@@ -99,23 +99,27 @@ def test_the_first_tokens_are_compared_on_all_experts(monkeypatch: pytest.Monkey
     mask = torch.ones_like(TOKENS)
     mask[1, 1] = 0
     layers = find_moe_layers(model)
-    experts: Any = layers[0].experts
-    (hidden_NH, *_), _ = first_call(model, experts)
     with capacity_aware(model, "score", float("inf"), verify=False) as meter, torch.no_grad():
-        observer = meter.recorder = SimilarityMeter(layers, 4)
+        observer = meter.recorder = SimilarityMeter(layers, 7)
         for _ in range(2):
             model(TOKENS, attention_mask=mask)
         found = observer.similarities()
-    assert observer.tokens == [4] * len(layers)
-    counted_TH = hidden_NH[[0, 1, 2, 4]]  # of three sequences of two tokens the fourth is a pad
-    outputs = []
-    for expert in range(8):
-        index_T1 = torch.full((4, 1), expert)
-        with torch.no_grad():
-            outputs.append(experts(counted_TH, index_T1, torch.ones(4, 1)).tolist())
-    wanted = frobenius_similarity_reference(outputs)
-    assert torch.allclose(found[0], torch.tensor(wanted, dtype=torch.float64), atol=1e-6)
-    assert float(found[0].min()) == 0 and bool((found[0].diagonal() == 1).all())
+    assert observer.tokens == [7] * len(layers)
+    for layer, similarity_EE in zip(layers, found, strict=True):
+        experts: Any = layer.experts
+        (hidden_NH, *_), _ = first_call(model, experts, attention_mask=mask)
+        # Of three sequences of two tokens the fourth token is a pad; two of the second forward,
+        # which are fewer than are compared at once, wait until the end.
+        counted_TH = hidden_NH[[0, 1, 2, 4, 5, 0, 1]]
+        outputs = []
+        for expert in range(8):
+            index_T1 = torch.full((7, 1), expert)
+            with torch.no_grad():
+                outputs.append(experts(counted_TH, index_T1, torch.ones(7, 1)).tolist())
+        expected = torch.tensor(frobenius_similarity_reference(outputs), dtype=torch.float64)
+        assert torch.allclose(similarity_EE, expected, atol=1e-6)
+        assert float(similarity_EE.min()) == 0 and bool((similarity_EE.diagonal() == 1).all())
+    assert not torch.allclose(*found)
 
 
 def test_decode_steps_alone_are_rerouted() -> None:

@@ -191,6 +191,9 @@ def _judge(layer: MoeLayer, parts: list[_LayerPart]) -> tuple[Counter[str], int]
     if tokens.method.weighs_tokens:
         unit_T = np.concatenate([part.unit_T for part in parts if part.unit_T is not None])
         weight_T, error_T = others.token_weights(tokens)
+        if len(unit_T) != len(weight_T):  # other tokens were weighed than count
+            faults["weights_as_defined"] += abs(len(unit_T) - len(weight_T))
+            unit_T = weight_T.round().astype(np.int64)
         faults["weights_as_defined"] += int((abs(unit_T - weight_T) > error_T).sum())
         kept_TE = others.weighted_pairs(tokens, unit_T)
     elif tokens.method.bounds_activation:

@@ -1,0 +1,187 @@
+"""The settings that mutations are applied in: tiny models under every method, and their runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from capmoe_eval.errors import EnforcementError
+from capmoe_eval.routing.method import Method
+from capmoe_eval.wrapper import session
+from capmoe_eval.wrapper.layers import MoeLayer, find_moe_layers
+from tests.wrapper import images, models
+
+# The real tokens of five sequences in two forwards. Both have 46, but the two ranks, the first
+# three sequences and the others, have other numbers of them each time.
+LENGTHS = ((12, 7, 10, 12, 5), (10, 12, 12, 7, 5))
+# Few tokens, whose experts are not all of them; of these both forwards have 8.
+FEW = ((2, 1, 2, 2, 1), (1, 2, 2, 1, 2))
+# More, of which a choice by the whole batch still depends: 16.
+SOME = ((3, 4, 4, 3, 2), (4, 3, 2, 3, 4))
+MODALITY_E = torch.tensor([1, 1, 1, 0, 0, -1, -1, -1])
+"""The modality of each expert, for MACS; every other layer has it the other way round."""
+PLACED_2RN = torch.tensor([[[0, 3, 5, 6], [1, 2, 4, 7]], [[0, 1, 4, 7], [2, 3, 5, 6]]])
+"""The experts of each rank under a placement, of even and of odd layers."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A tiny model under a method, and the batches of two forwards."""
+
+    method: Method
+    family: str = "olmoe"
+    lengths: tuple[tuple[int, ...], ...] = LENGTHS
+    tied: bool = False  # the last router gives all experts of all tokens the same score
+    coarse: bool = False  # the calibrated similarities have few values
+
+    @property
+    def has_images(self) -> bool:
+        return self.family in images.FAMILIES
+
+    def under(self, **knobs: Any) -> Setting:
+        """Return the setting with other knobs of its method."""
+        return dataclasses.replace(self, method=dataclasses.replace(self.method, **knobs))
+
+
+_RANKS: dict[str, Any] = {"ep_size": 2}
+
+
+def _capped(name: str, gamma: float = 0.7, **knobs: Any) -> Setting:
+    return Setting(Method(name, gamma, **_RANKS | knobs))
+
+
+def _of_images(name: str, **knobs: Any) -> Setting:
+    return Setting(Method(name, 0.7, **_RANKS | knobs), "llava")
+
+
+SETTINGS = {
+    "order": _capped("order"),
+    "reverse_order": _capped("reverse_order"),
+    "random": _capped("random", seed=3),
+    "score": _capped("score"),
+    "expert_drop": Setting(Method("expert_drop")),
+    "expanded_drop local": _capped("expanded_drop"),
+    "expanded_drop ranked": _capped("expanded_drop", candidates="ranked", m=3),
+    "expanded_drop global": _capped("expanded_drop", candidates="global"),
+    "expanded_drop protect_topk": _capped("expanded_drop", protect_topk=True),
+    "expanded_drop max_k": _capped("expanded_drop", 0.9, candidates="global", max_k=True),
+    "expanded_drop device": _capped("expanded_drop", granularity="device"),
+    "token_reroute": _capped("token_reroute"),
+    "device_drop": _capped("score", granularity="device"),
+    "device_drop eplb": _capped("score", granularity="device", placement="eplb"),
+    "score image_first": _of_images("score", modality="image_first"),
+    "score text_first": _of_images("score", modality="text_first"),
+    "oea": Setting(Method("oea", k0=1), lengths=FEW),
+    "xshare": Setting(Method("xshare", k0=0, expert_budget=0.45), lengths=SOME),
+    "xshare device": Setting(
+        Method("xshare", k0=0, expert_budget=0.3, granularity="device", ep_size=2), lengths=FEW
+    ),
+    "sere": Setting(Method("sere", k0=1, min_similarity=0.6), lengths=FEW),
+    "macs": _of_images("macs"),
+}
+"""Every method, by a name."""
+
+
+@functools.cache
+def _model(family: str, tied: bool) -> tuple[Any, list[MoeLayer]]:
+    model = (images if family in images.FAMILIES else models).make(family)
+    layers = find_moe_layers(model)
+    if tied:
+        with torch.no_grad():
+            layers[-1].router.weight.zero_()
+    return model, layers
+
+
+@functools.cache
+def _calibrated(setting: Setting) -> list[Tensor] | None:
+    model, layers = _model(setting.family, setting.tied)
+    numbers = range(len(layers))
+    match setting.method.calibration:
+        case "expert_modalities":
+            return [MODALITY_E * (-1) ** layer for layer in numbers]
+        case "expert_loads":
+            return [PLACED_2RN[layer % 2] for layer in numbers]
+        case "expert_similarity":
+            similarities = models.similarities(model)
+            return [(5 * s).round() / 5 for s in similarities] if setting.coarse else similarities
+    return None
+
+
+def _batches(setting: Setting) -> Iterator[dict[str, Tensor]]:
+    """Yield the inputs of the forwards, which no forward changes."""
+    if setting.has_images:
+        inputs = images.batch(setting.family, (1, 2, 1, 0))
+        yield inputs
+        yield {name: value.flip(0) for name, value in inputs.items()}
+        return
+    for number, lengths in enumerate(setting.lengths):
+        tokens = models.batch(number, len(lengths), max(lengths))
+        mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+        yield {"input_ids": tokens, "attention_mask": mask.long()}
+
+
+@dataclass
+class Run:
+    """What the experts were called with and what came out, and what refused the run."""
+
+    calls: list[tuple[Tensor, ...]] = dataclasses.field(default_factory=list)
+    refused_by: set[str] = dataclasses.field(default_factory=set)
+
+    def is_part_of(self, other: Run) -> bool:
+        """Return whether all that was computed is what the other run computed."""
+        return all(
+            len(one) == len(two) and all(map(torch.equal, one, two))
+            for one, two in zip(self.calls, other.calls, strict=False)
+        )
+
+
+def _pairs(index_NS: Tensor, weight_NS: Tensor, n_experts: int) -> tuple[Tensor, ...]:
+    """Return the number and the weight of each pair [N, E], and the weight of no pair [N]."""
+    zero_NE = weight_NS.new_zeros(len(index_NS), n_experts + 1)
+    count_NE = zero_NE.scatter_add(1, index_NS, torch.ones_like(weight_NS))
+    weight_NE = zero_NE.scatter_add(1, index_NS, weight_NS)
+    return count_NE[:, :n_experts], weight_NE
+
+
+def run(setting: Setting) -> Run:
+    """Run the forwards of a setting until an invariant refuses one."""
+    model, layers = _model(setting.family, setting.tied)
+    done = Run()
+
+    def note(experts: Any, call: tuple[Tensor, ...]) -> None:
+        done.calls.append(_pairs(call[1].clone(), call[2].clone(), experts.num_experts))
+
+    with ExitStack() as stack:
+        # Of a model that stays the same the layers are looked for once.
+        stack.enter_context(mock.patch.object(session, "find_moe_layers", lambda _: layers))
+        meter = stack.enter_context(
+            session.capacity_aware(
+                model, setting.method, calibrated=_calibrated(setting), verify=False
+            )
+        )
+        for layer in layers:
+            handle = layer.experts.register_forward_pre_hook(note, prepend=True)
+            stack.callback(handle.remove)
+        try:
+            with torch.no_grad():
+                for inputs in _batches(setting):
+                    done.calls.append((model(**inputs).logits,))
+        except EnforcementError as error:
+            done.refused_by.add(str(error))
+    failed = {name for name, proof in meter.proofs().items() if proof["passed"] is False}
+    done.refused_by = failed or done.refused_by
+    return done
+
+
+@functools.cache
+def true_run(setting: Setting) -> Run:
+    """Return the run of the code as it is."""
+    return run(setting)
