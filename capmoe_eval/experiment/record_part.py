@@ -268,6 +268,10 @@ class Proofs(Part):
     """The experts compute the pairs that the method's definition keeps, and no other."""
     weights_as_defined: Promise | None = None
     """Each pair reaches its expert with the combine weight of the definition."""
+    gate_as_read: Promise | None = None
+    """The weights and the top-k that follow from a router's logits are the router's own."""
+    forwards_planned: Promise | None = None
+    """The forwards that the method concerns are under it, and no others."""
     every_layer_hooked: Promise
     """Every MoE layer was under the method, once in every forward."""
     tokens_counted: Promise

@@ -16,8 +16,9 @@ from capmoe_eval.routing.assign import assign, batch_counts
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import Assignment, Scores
 from capmoe_eval.routing.weighted import weigh
-from capmoe_eval.wrapper.generation import Generation
+from capmoe_eval.wrapper.generation import Decoding, Generation
 from capmoe_eval.wrapper.guard import guarded
+from capmoe_eval.wrapper.invariants.definition import is_under_method
 from capmoe_eval.wrapper.invariants.event import ExpertsCall, ForwardEvent, RouterCall
 from capmoe_eval.wrapper.kernel import kept_pairs_kernel
 from capmoe_eval.wrapper.layer_meter import LayerMeter
@@ -115,25 +116,25 @@ class _ForwardHooks:
             step.prompt_length = n_cached + tokens.shape[1]
         elif decode:
             prompt_length = max(0, step.prompt_length - n_cached) if step else 0
-        mask = arguments.get("attention_mask")
-        if step and getattr(mask, "ndim", None) != 2:
-            mask = None if step.mask is None else meter.ranks.own(step.mask)
-        if step and step.finished_B is not None:  # sequences that have finished are pads
-            if mask is None:
-                mask = torch.ones(len(tokens), n_cached + tokens.shape[1], device=tokens.device)
-            finished_B1 = meter.ranks.own(step.finished_B)[:, None]
-            mask = mask.masked_fill(finished_B1.to(mask.device), 0)
-        if meter.real_tokens_BS is not None:
-            mask, n_cached = meter.ranks.own(meter.real_tokens_BS), 0
-            if mask.shape != tokens.shape[:2]:
-                raise UsageError(
-                    f"real_tokens: the mask's shape {tuple(mask.shape)} is not that of the batch, "
-                    f"{tuple(tokens.shape[:2])}"
-                )
+        mask, first_column = self._mask(arguments, tokens, step, n_cached)
+        event = ForwardEvent(
+            meter.forwards,
+            mask,
+            first_column,
+            n_sequences=tokens.shape[0],
+            n_new=tokens.shape[1],
+            n_cached=n_cached,
+            is_prompt=step.first if step else None,
+            is_idle=meter.ranks.idle,
+            config=self._model.config,
+            input_ids_BS=arguments.get("input_ids"),
+            token_types_BS=arguments.get("mm_token_type_ids"),
+            prompt_length=prompt_length,
+        )
         plan = self._plan = ForwardPlan(
             meter.method,
             meter.forwards,
-            counted_BS=self._counted(mask, tokens, n_cached),
+            counted_BS=self._counted(mask, tokens, first_column),
             decode=decode,
             image_BS=self._images.find(
                 arguments, tokens, meter.method.modality_setting, prompt_length=prompt_length
@@ -142,14 +143,37 @@ class _ForwardHooks:
             ranks=meter.ranks,
         )
         if plan.constrained and meter.examines_next:
-            n_sequences, n_new = tokens.shape[:2]
-            plan.event = ForwardEvent(
-                plan.number, mask, n_cached, n_sequences, n_new, plan.image_BS, meter.ranks.idle
-            )
-        meter.note_forward(plan, mask)
+            plan.event = event
+        meter.note_forward(plan, mask, is_under_method(meter.method, event))
         return plan
 
-    def _counted(self, mask: Any, tokens: Tensor, n_cached: int) -> Tensor:
+    def _mask(
+        self, arguments: dict[str, Any], tokens: Tensor, step: Decoding | None, n_cached: int
+    ) -> tuple[Any, int]:
+        """Return a forward's mask of real tokens, and its first column of a new token.
+
+        The mask is None if all tokens are real.
+        """
+        ranks, real_BS = self._meter.ranks, self._meter.real_tokens_BS
+        if real_BS is not None:
+            real_BS = ranks.own(real_BS)
+            if real_BS.shape != tokens.shape[:2]:
+                raise UsageError(
+                    f"real_tokens: the mask's shape {tuple(real_BS.shape)} is not that of the "
+                    f"batch, {tuple(tokens.shape[:2])}"
+                )
+            return real_BS, 0
+        mask = arguments.get("attention_mask")
+        if step and getattr(mask, "ndim", None) != 2:
+            mask = None if step.mask is None else ranks.own(step.mask)
+        if step and step.finished_B is not None:  # sequences that have finished are pads
+            if mask is None:
+                mask = torch.ones(len(tokens), n_cached + tokens.shape[1], device=tokens.device)
+            finished_B1 = ranks.own(step.finished_B)[:, None]
+            mask = mask.masked_fill(finished_B1.to(mask.device), 0)
+        return mask, n_cached
+
+    def _counted(self, mask: Any, tokens: Tensor, first_column: int) -> Tensor:
         """Return a mask [B, S] of the tokens that count."""
         # One process makes its groups on the host.
         device = CPU if self._meter.ranks is ALONE else tokens.device
@@ -158,7 +182,7 @@ class _ForwardHooks:
             return ~everyone_BS
         if self._meter.method.count_padding or mask is None:
             return everyone_BS
-        return new_columns(mask, tokens, n_cached).to(tokens.device)
+        return new_columns(mask, tokens, first_column).to(tokens.device)
 
     def after_forward(self) -> None:
         """Check that every layer ran once in the forward that ends, and every promise."""
@@ -172,7 +196,8 @@ class _ForwardHooks:
             )
         if plan.event is not None:
             self._meter.definition.examine(plan.event)
-        if plan.constrained:  # else nothing was counted since the last check
+        # Without either nothing was counted since the last check.
+        if plan.constrained or self._meter.misplanned:
             self._meter.check()
         checkpointed = self._model.training and any(
             getattr(module, "gradient_checkpointing", False) for module in self._model.modules()

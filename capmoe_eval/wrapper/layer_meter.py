@@ -260,9 +260,15 @@ class LayerMeter:
 
     def broken(self) -> Tensor:
         """Return the number of broken promises of this layer so far, a scalar on its device."""
-        is_off = (self.faults[1] > 1) | (self.faults[2] > 0)
-        broken: Tensor = is_off + sum(self._sums[name] for name in _BREACHES)
+        broken: Tensor = self._is_off() + sum(self._sums[name] for name in _BREACHES)
         return broken
+
+    def _is_off(self) -> Tensor:
+        return (self.faults[1] > 1) | (self.faults[2] > 0)
+
+    def misreads_gate(self) -> bool:
+        """Return whether a forward showed that the router's gate works in another way."""
+        return bool(self._is_off())
 
     def breaches(self) -> list[str]:
         """Return the broken promises of this layer in words."""
@@ -270,9 +276,9 @@ class LayerMeter:
         _, off, misread = self.faults.tolist()
         if off > 1:
             times = f"weights off by {off:.1e} times what rounding explains"
-            parts.append(times if off < math.inf else "weights are NaN")
+            parts.append(f"gate_as_read ({times if off < math.inf else 'weights are NaN'})")
         if misread:
-            parts.append(f"the top-k of {misread:.0f} tokens is not that of the router's scores")
+            parts.append(f"gate_as_read (the top-k of {misread:.0f} tokens is another)")
         return parts
 
     def count(self, name: str) -> int:

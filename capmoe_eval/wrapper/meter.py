@@ -58,6 +58,7 @@ class Meter:
         self.forwards = 0  # of the model so far
         self.decode_forwards = 0  # those of them that were decode steps
         self._constrained = 0  # those under the capacity
+        self.misplanned = 0  # those under it that should not be, or the other way round
         self._live: Tensor | int = 0  # sequences that counted, summed over constrained decode steps
         # Proofs on entry: γ=∞ gives the stock model; the kept-pairs kernel agrees with the stock's.
         self.stock_at_infinity: dict[str, Any] = {"passed": None, "why": "not run"}
@@ -111,12 +112,14 @@ class Meter:
         finally:
             self._scope.real_tokens_BS = before
 
-    def note_forward(self, plan: ForwardPlan, mask: Tensor | None) -> None:
+    def note_forward(self, plan: ForwardPlan, mask: Tensor | None, under_method: bool) -> None:
         """Count a forward, and whether any of its tokens counts.
 
         ``mask`` marks the real tokens, with all its columns; None if all are real.
+        By the definition the forward is ``under_method``; the plan may say otherwise.
         """
         self.forwards += 1
+        self.misplanned += plan.constrained != under_method
         self.decode_forwards += plan.decode
         if plan.decode and plan.constrained:
             self._live = self._live + self.ranks.total(plan.counted_BS.any(dim=1).sum())
@@ -131,10 +134,15 @@ class Meter:
         Raises:
             EnforcementError: If one is broken; the message names the layers and the promises.
         """
+        if self.misplanned:
+            raise EnforcementError(
+                f"capacity not enforced: forwards_planned ({self.misplanned} forwards are under "
+                "the method that should not be, or the other way round)"
+            )
         if self._empty["uncounted"]:
             raise EnforcementError(
-                "capacity not enforced: no token of a forward counted, though its mask says that "
-                "some are real"
+                "capacity not enforced: tokens_counted (no token of a forward counted, though its "
+                "mask says that some are real)"
             )
         if self.ranks is not ALONE:  # all processes raise by the largest faults of any
             own = torch.stack([layer.faults for layer in self.layers])
@@ -189,10 +197,19 @@ class Meter:
                 name: self._invariant({"violations": self.definition.total(name)}, examined=True)
                 for name in ("pairs_valid", "pairs_as_defined", "weights_as_defined")
             },
+            "gate_as_read": self._invariant(
+                {"violations": sum(map(LayerMeter.misreads_gate, self.layers))}, checked=layers
+            ),
             "every_layer_hooked": {
                 "passed": expected in (None, hooked),
                 "hooked": hooked,
                 "expected": expected,
+            },
+            "forwards_planned": {
+                "passed": not self.misplanned if self.forwards else None,
+                **({} if self.forwards else {"why": "there was no forward"}),
+                "violations": self.misplanned,
+                "checked": self.forwards,
             },
             "tokens_counted": self._invariant(
                 {"uncounted": uncounted}, checked=self._constrained, all_pads=all_pads

@@ -275,7 +275,7 @@ def test_a_recipe_without_the_groups_stops_the_forward_that_shows_it(
 
     monkeypatch.setattr(session, "find_moe_layers", without_groups)
     with (
-        pytest.raises(EnforcementError, match=r"the top-k of \d+ tokens is not that of the router"),
+        pytest.raises(EnforcementError, match=r"gate_as_read \(the top-k of \d+ tokens is another"),
         capacity_aware(model, "score", 1.0, verify=False),
         torch.no_grad(),
     ):

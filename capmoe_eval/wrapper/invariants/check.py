@@ -101,11 +101,11 @@ class DefinitionCheck:
         is_counted_BS = definition.counted_tokens(
             None if event.mask_BM is None else _array(event.mask_BM),
             (event.n_sequences, event.n_new),
-            event.n_cached,
+            event.first_column,
             count_padding=method.count_padding,
         )
         is_counted_N = is_counted_BS.reshape(-1) & (not event.is_idle)
-        row_T = np.flatnonzero(is_counted_N)
+        row_T, is_image_N = np.flatnonzero(is_counted_N), definition.image_tokens(event)
         rows = torch.from_numpy(row_T).to(router.topk_NK.device)
         scores = layer.gate.scores(router.logits_NE[rows], router.topk_NK[rows])
         eligible_TE = np.ones(scores.score_TE.shape, dtype=bool)
@@ -126,7 +126,7 @@ class DefinitionCheck:
             weight_smallest=float(precision.smallest_normal),
             group_T=group_T,
             rank_T=rank_T,
-            image_T=None if event.image_BS is None else _array(event.image_BS).reshape(-1)[row_T],
+            image_T=None if is_image_N is None else is_image_N[row_T],
             hidden_TH=None if router.hidden_NH is None else _array(router.hidden_NH[rows].float()),
             calibrated=None if self._calibrated is None else _array(self._calibrated[number]),
         )

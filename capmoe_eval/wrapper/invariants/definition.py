@@ -17,11 +17,13 @@ import numpy.typing as npt
 import torch
 
 from capmoe_eval.routing.method import Method
+from capmoe_eval.wrapper.invariants.event import ForwardEvent
 
 # Shape suffixes: B sequences, S positions, M columns of a mask over cache and new positions,
 # T counted tokens, E experts, K = top-k, G groups, P pairs.
 
 Array = npt.NDArray[Any]
+_KINDS = ("image", "video", "audio")  # whose placeholders a configuration may name
 
 
 def capacity_groups(
@@ -39,16 +41,50 @@ def capacity_groups(
     return (rank_T if method.scope == "batch" else sequence_T), rank_T
 
 
+def is_under_method(method: Method, event: ForwardEvent) -> bool:
+    """Return whether a forward is under the method: a prompt, a decode step, or both.
+
+    In a generation every forward after the prompt's is a decode step, elsewhere one of one new
+    token per sequence behind a filled cache.
+    """
+    is_decode_step = event.n_new == 1 and event.n_cached > 0
+    if event.is_prompt is not None:
+        is_decode_step = not event.is_prompt
+    if method.decode == "constrained":
+        return True
+    return is_decode_step if method.decode == "only" else not is_decode_step
+
+
+def image_tokens(event: ForwardEvent) -> Array | None:
+    """Return a mask of the tokens of images in the flattened batch [N]; None if nothing tells.
+
+    They are told by the types of tokens, else by the ids that the configuration names. Generated
+    tokens are text.
+    """
+    types_BS, ids_BS = event.token_types_BS, event.input_ids_BS
+    shape = (event.n_sequences, event.n_new)
+    if types_BS is not None and types_BS.shape == shape:
+        is_image_BS = types_BS.cpu().numpy() != 0
+    elif ids_BS is not None:
+        names = (f"{kind}_token_{end}" for kind in _KINDS for end in ("id", "index"))
+        ids = {getattr(event.config, name, None) for name in names}
+        is_image_BS = np.isin(ids_BS.cpu().numpy(), [i for i in ids if isinstance(i, int)])
+    else:
+        return None
+    is_image_BS[:, event.prompt_length :] = False
+    return np.ravel(is_image_BS)
+
+
 def counted_tokens(
-    mask_BM: Array | None, shape: tuple[int, int], n_cached: int, *, count_padding: bool
+    mask_BM: Array | None, shape: tuple[int, int], first_column: int, *, count_padding: bool
 ) -> Array:
     """Return a mask [B, S] of the tokens that count in T and take slots.
 
-    ``mask_BM`` is non-zero where a token is real, cached positions first; None if all are.
+    ``mask_BM`` is non-zero where a token is real; None if all are.
     """
     if mask_BM is None or count_padding:
         return np.ones(shape, dtype=bool)
-    is_real_BS: Array = mask_BM[:, n_cached : n_cached + shape[1]] != 0
+    is_real_BS: Array = mask_BM[:, first_column : first_column + shape[1]] != 0
     return is_real_BS
 
 

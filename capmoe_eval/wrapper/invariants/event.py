@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -34,14 +35,20 @@ class ExpertsCall:
 
 @dataclass(frozen=True)
 class ForwardEvent:
-    """One forward under a method: its call, and what happened in each layer."""
+    """One forward of the model: its call, and what happened in each layer."""
 
     number: int  # forwards of the model before this one
-    mask_BM: Tensor | None  # real tokens, cached positions first; None if all are real
-    n_cached: int
+    mask_BM: Tensor | None  # real tokens; None if all are real
+    first_column: int  # of the mask that is of a new token
     n_sequences: int  # B
     n_new: int  # S
-    image_BS: Tensor | None  # True for a token of an image
+    n_cached: int
+    # In a generation, whether the forward computes the prompt; None outside of any.
+    is_prompt: bool | None
     is_idle: bool  # True for a process without a sequence of the batch
+    config: Any  # of the model, which names the tokens that stand for images
+    input_ids_BS: Tensor | None
+    token_types_BS: Tensor | None  # 0 for text
+    prompt_length: int  # new tokens that are of the prompt; those after them were generated
     routers: dict[int, RouterCall] = field(default_factory=dict)
     experts: dict[int, ExpertsCall] = field(default_factory=dict)

@@ -174,7 +174,7 @@ def _images(name: str, change: Callable[[Tensor], Tensor], *more: Any) -> Mutati
 
 
 def _found(name: str, change: Callable[..., Tensor]) -> Mutation:
-    return result(name, _FIND, change, _of_images)
+    return result(name, _FIND, lambda image_BS, *_, **__: change(image_BS), _of_images)
 
 
 def _of_images(setting: Setting) -> bool:
@@ -241,13 +241,13 @@ _IN_MODALITIES = (
         lambda a, call: dataclasses.replace(a, keep_TS=a.keep_TS | ~_is_first(call)),
         has_modalities,
     ),
-    _found("the token before an image is of it", lambda image, *_: image | image.roll(-1, dims=1)),
-    _found("an image's last token is of text", lambda image, *_: image & image.roll(-1, dims=1)),
-    _found("images are those of the sequence before", lambda image, *_: image.roll(1, dims=0)),
-    _found("images are text and text is images", lambda image, *_: ~image),
+    _found("the token before an image is of it", lambda image: image | image.roll(-1, dims=1)),
+    _found("an image's last token is of text", lambda image: image & image.roll(-1, dims=1)),
+    _found("images are those of the sequence before", lambda image: image.roll(1, dims=0)),
+    _found("images are text and text is images", lambda image: ~image),
     _found(
         "a token's parity tells its modality",
-        lambda image, *_: (torch.arange(image.numel()) % 2 > 0).view_as(image),
+        lambda image: (torch.arange(image.numel()) % 2 > 0).view_as(image),
     ),
 )
 

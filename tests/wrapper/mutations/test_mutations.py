@@ -8,9 +8,9 @@ import pytest
 
 from tests.wrapper.mutations.settings import SETTINGS
 from tests.wrapper.mutations.survey import survey
-from tests.wrapper.mutations.table import HOLES, mutations_of
+from tests.wrapper.mutations.table import mutations_of
 
-LEAST = 30
+LEAST = 80
 """Wrong decisions of every method that are refused."""
 
 
@@ -18,8 +18,7 @@ LEAST = 30
 def test_every_wrong_decision_is_refused(method: str) -> None:
     names = survey(SETTINGS[method])
     assert not names.without_effect
-    holes = {mutation.name for mutation in mutations_of(SETTINGS[method])} & HOLES.keys()
-    assert set(names.accepted) == holes, "one of HOLES is closed, or another has opened"
+    assert not names.accepted
     assert len(names.refused) >= LEAST
 
 
