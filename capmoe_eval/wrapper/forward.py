@@ -95,9 +95,9 @@ class _ForwardHooks:
 
         def note(index: Tensor) -> None:
             event = None if self._plan is None else self._plan.event
-            computed = None if event is None else event.experts[numbers[layer.name]].computed
-            if computed is not None:
-                computed.append(index)
+            call = None if event is None else event.experts.get(numbers[layer.name])
+            if call is not None and call.computed is not None:
+                call.computed.append(index)
 
         return note
 
@@ -316,15 +316,17 @@ class _ForwardHooks:
             if plan is self._last or not plan.constrained:
                 return
             called = signature.bind(experts, *args, **kwargs).arguments
-            index_NS = called[index_name]
-            if plan.event is not None:
-                unit_T = None if meter.weighted is None else meter.weighted.unit_T
-                computed: list[Tensor] | None = [] if hasattr(experts, "capmoe_stock") else None
-                call = ExpertsCall(index_NS, called[weight_name], unit_T, computed)
-                plan.event.experts[number] = call
+            index_NS, weighted = called[index_name], meter.weighted
             meter.note_experts(index_NS, plan)
-            if self._meter.recorder is not None:
+            if self._meter.recorder is not None:  # which may have the experts compute other tokens
                 self._meter.recorder.note_hidden(number, plan, called[hidden_name])
+            if plan.event is not None:
+                plan.event.experts[number] = ExpertsCall(
+                    index_NS,
+                    called[weight_name],
+                    unit_T=None if weighted is None else weighted.unit_T,
+                    computed=[] if hasattr(experts, "capmoe_stock") else None,
+                )
 
         return hook
 

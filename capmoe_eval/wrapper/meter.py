@@ -50,11 +50,11 @@ class Meter:
             LayerMeter(of, method.of_layer(n), None if calibrated is None else calibrated[n])
             for n, of in enumerate(layers)
         ]
-        # Forwards that are compared with the definition; the probes of a proof on entry are not.
         factors = method.layer_gammas  # read here, and not as the decision reads them
         methods = [method] * len(layers) if factors is None else map(method.at, factors)
         self.definition = DefinitionCheck(layers, list(methods), calibrated)
-        self._examines = examines
+        # Whether forwards are compared with the definition; the probes of a proof on entry are not.
+        self.examines = examines
         self.forwards = 0  # of the model so far
         self.decode_forwards = 0  # those of them that were decode steps
         self._constrained = 0  # those under the capacity
@@ -87,7 +87,7 @@ class Meter:
     @property
     def examines_next(self) -> bool:
         """True if the next forward under the method is compared with the definition."""
-        return self._examines and is_examined(self._constrained)
+        return self.examines and is_examined(self._constrained)
 
     @contextmanager
     def aside(self) -> Iterator[None]:

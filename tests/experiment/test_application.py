@@ -299,7 +299,7 @@ def test_every_command_is_a_program() -> None:
     ("error", "said"),
     [
         ("raise RuntimeError('boom')", "error: RuntimeError: boom; "),
-        ("sys.modules['numpy'] = None; import numpy", "error: numpy: this Python package is not"),
+        ("sys.modules['numpy'] = None; import numpy", "error: numpy: is not installed; "),
         ("raise KeyboardInterrupt", INTERRUPTED),
     ],
 )

@@ -302,7 +302,7 @@ def test_every_reader_refuses_the_same_files_in_the_same_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    root = Path("results/zoo")
+    root = Path("results/local-zoo")
     words = ["profile=zoo", "grid.model=[zoo_olmoe]", "limit=2"]
     plans = planned("experiment=replicate", *words)[::8]
     write_all(plans, lambda _: [1, 0, 1, 1])

@@ -36,7 +36,7 @@ def metered(method: Method, n_experts: int, batches: Batches) -> dict[str, Any]:
         chosen_NK = torch.arange(counted_BS.numel() * TOP_K).view(-1, TOP_K) % n_experts
         topk_TK = chosen_NK[plan.groups.rows_T]
         scores = Scores(torch.ones(len(topk_TK), n_experts), topk_TK)
-        meter.note_router(scores, torch.ones_like(topk_TK, dtype=torch.float32))
+        meter.note_router(scores, torch.ones_like(topk_TK, dtype=torch.float32), chosen_NK)
         meter.note_experts(chosen_NK, plan)
     return meter.report()
 
