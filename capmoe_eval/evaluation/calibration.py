@@ -55,13 +55,13 @@ def apply_calibration(
             with writing("results_dir", plan.root):
                 held.enter_context(hold(path, warn))
         place = stored(plan.root, path) if first else None
-        found = None if place is None else kind.read(place[0], cell, weights)
-        found = worlds[0].tell(found) if worlds else found
-        if found is None:
-            found = calibrate(kind, cell, lm, plan.source, weights)
+        measured = None if place is None else kind.read(place[0], cell, weights)
+        measured = worlds[0].tell(measured) if worlds else measured
+        if measured is None:
+            measured = calibrate(kind, cell, lm, plan.source, weights)
             if first:
-                found.write(path)
-    return found.applied(cell.method, path.relative_to(plan.root).as_posix())
+                measured.write(path)
+    return measured.applied(cell.method, path.relative_to(plan.root).as_posix())
 
 
 def calibrate(

@@ -270,10 +270,12 @@ def _absent_package(error: Exception) -> str | None:
         return None
     project = _PROJECTS.get(name, name.replace("_", "-"))
     try:
-        wanted = metadata.requires("capmoe-eval") or []
+        requirements = metadata.requires("capmoe-eval") or []
     except metadata.PackageNotFoundError:
-        wanted = []
-    version = next((w for w in wanted if re.match(rf"{re.escape(project)}(?![\w.-])", w)), project)
+        requirements = []
+    version = next(
+        (r for r in requirements if re.match(rf"{re.escape(project)}(?![\w.-])", r)), project
+    )
     return f"{name}: is not installed; pip install {shlex.quote(version.partition(';')[0].strip())}"
 
 

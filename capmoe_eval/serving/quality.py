@@ -35,8 +35,8 @@ def read_records(root: Path, model: str, reader: Reader | None = None) -> tuple[
         models.setdefault(path.parent.parent.name, []).append((path, directory))
     records = (reader or Reader()).all(models.get(model, ())).records
     if not records:
-        known = sorted(models)
-        there = f"it has {', '.join(known)}" if known else "it has none of any model"
+        names = sorted(models)
+        there = f"it has {', '.join(names)}" if names else "it has none of any model"
         raise UsageError(f"results={shown(root)}: no whole record of model {model}; {there}")
     return records
 

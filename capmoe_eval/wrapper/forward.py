@@ -185,7 +185,7 @@ class _ForwardHooks:
         return new_columns(mask, tokens, first_column).to(tokens.device)
 
     def after_forward(self) -> None:
-        """Check that every layer ran once in the forward that ends, and every promise."""
+        """Check that every layer ran once in the forward that ends, and every invariant."""
         plan = self._plan
         assert plan is not None
         if plan.seen != self._expected:

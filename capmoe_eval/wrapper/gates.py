@@ -116,8 +116,8 @@ class Gate:
         grouped = ranking_TE.view(len(ranking_TE), int(router.num_group), -1)
         n_best = 1 if self.recipe.groups == "max" else min(2, grouped.shape[-1])
         worth = grouped.topk(n_best, dim=-1).values.sum(dim=-1)
-        own = torch.zeros_like(worth).scatter_(1, topk_TK // grouped.shape[-1], _TIE)
-        best = (worth + own * worth.abs()).topk(int(router.topk_group), dim=-1).indices
+        chosen = torch.zeros_like(worth).scatter_(1, topk_TK // grouped.shape[-1], _TIE)
+        best = (worth + chosen * worth.abs()).topk(int(router.topk_group), dim=-1).indices
         allowed = torch.zeros_like(worth, dtype=torch.bool).scatter_(1, best, True)
         return allowed.repeat_interleave(grouped.shape[-1], dim=1)
 

@@ -112,7 +112,7 @@ class _GuardedForward:
                 undo.append(remembered(*self._meter.layers))
             output = self._stock(*args, **kwargs)
             self._watcher.after_forward()
-        except EnforcementError:  # what a broken promise counted stays: the proofs tell of it
+        except EnforcementError:  # what a broken invariant counted stays: the proofs tell of it
             raise
         except BaseException:
             for take_back in undo:

@@ -259,7 +259,7 @@ class LayerMeter:
         return "modality_counts" in self._sums and bool(self._sums["modality_counts"][0, 1] > 0)
 
     def broken(self) -> Tensor:
-        """Return the number of broken promises of this layer so far, a scalar on its device."""
+        """Return the number of broken invariants of this layer so far, a scalar on its device."""
         broken: Tensor = self._is_off() + sum(self._sums[name] for name in _BREACHES)
         return broken
 
@@ -271,7 +271,7 @@ class LayerMeter:
         return bool(self._is_off())
 
     def breaches(self) -> list[str]:
-        """Return the broken promises of this layer in words."""
+        """Return the broken invariants of this layer in words."""
         parts = [text.format(n) for name, text in _BREACHES.items() if (n := self.count(name))]
         _, off, misread = self.faults.tolist()
         if off > 1:

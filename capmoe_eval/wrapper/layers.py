@@ -92,10 +92,12 @@ def _settled(readings: list[_Reading]) -> list[MoeLayer]:
 
     worst: dict[tuple[object, ...], dict[GateRecipe, float]] = {}
     for reading in readings:
-        own = {gate.recipe: off for gate, off in reversed(reading.gates)}
-        shared = worst.setdefault(kind(reading), own)
+        deviations = {gate.recipe: off for gate, off in reversed(reading.gates)}
+        shared = worst.setdefault(kind(reading), deviations)
         worst[kind(reading)] = {
-            recipe: max(off, own[recipe]) for recipe, off in shared.items() if recipe in own
+            recipe: max(off, deviations[recipe])
+            for recipe, off in shared.items()
+            if recipe in deviations
         }
     layers = []
     for reading in readings:
@@ -185,14 +187,14 @@ def _probes_elsewhere(
     if other in (top_k, n_experts):
         return []
     for name in [name for name, value in vars(router).items() if value == top_k]:
-        own = getattr(router, name)
+        setting = getattr(router, name)
         try:
             setattr(router, name, other)
             elsewhere = _probe(router, experts, stand_ins)
         except Exception:  # another number of the router's
             continue
         finally:
-            setattr(router, name, own)
+            setattr(router, name, setting)
         if elsewhere.topk_TK.shape[-1] == other:
             return [elsewhere]
     return []

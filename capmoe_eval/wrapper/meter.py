@@ -129,10 +129,10 @@ class Meter:
             self._empty["uncounted" if int(self.ranks.total(real)) else "all_pads"] += 1
 
     def check(self) -> None:
-        """Check every promise; this waits for the device once.
+        """Check every invariant; this waits for the device once.
 
         Raises:
-            EnforcementError: If one is broken; the message names the layers and the promises.
+            EnforcementError: If one is broken; the message names the layers and the invariants.
         """
         if self.misplanned:
             raise EnforcementError(
@@ -145,8 +145,8 @@ class Meter:
                 "mask says that some are real)"
             )
         if self.ranks is not ALONE:  # all processes raise by the largest faults of any
-            own = torch.stack([layer.faults for layer in self.layers])
-            for layer, worst in zip(self.layers, self.ranks.highest(own), strict=True):
+            faults = torch.stack([layer.faults for layer in self.layers])
+            for layer, worst in zip(self.layers, self.ranks.highest(faults), strict=True):
                 layer.faults = worst
         broken = [layer.broken() for layer in self.layers]
         off = self.definition.faults

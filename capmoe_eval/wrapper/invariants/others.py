@@ -118,11 +118,11 @@ def weighted_limits(tokens: RoutedTokens, unit_T: Array) -> Array:
 
 def weighted_pairs(tokens: RoutedTokens, unit_T: Array) -> Array:
     """Return the pairs that MACS keeps [T, E], given the tokens' weights in units."""
-    room_GE = weighted_limits(tokens, unit_T)
-    kept_TE = _until_full(tokens, unit_T, tokens.chosen_TE, room_GE)
+    free_GE = weighted_limits(tokens, unit_T)
+    kept_TE = _until_full(tokens, unit_T, tokens.chosen_TE, free_GE)
     if tokens.method.reroute == "none":
         return kept_TE
-    fits_TE = unit_T[:, None] <= room_GE[tokens.group_T]
+    fits_TE = unit_T[:, None] <= free_GE[tokens.group_T]
     free_TE = tokens.eligible_TE & ~tokens.chosen_TE & fits_TE
     lost_TE = tokens.chosen_TE & ~kept_TE
     offered_TE = np.zeros_like(kept_TE)
@@ -132,19 +132,19 @@ def weighted_pairs(tokens: RoutedTokens, unit_T: Array) -> Array:
             free = np.flatnonzero(free_TE[token] & is_local_E)
             best = free[np.argsort(-tokens.ranking_TE[token, free], kind="stable")]
             offered_TE[token, best[: int((lost_TE[token] & is_local_E).sum())]] = True
-    return kept_TE | _until_full(tokens, unit_T, offered_TE, room_GE)
+    return kept_TE | _until_full(tokens, unit_T, offered_TE, free_GE)
 
 
-def _until_full(tokens: RoutedTokens, unit_T: Array, pair_TE: Array, room_GE: Array) -> Array:
-    """Keep an expert's best pairs until the next does not fit; take their weights off its room."""
+def _until_full(tokens: RoutedTokens, unit_T: Array, pair_TE: Array, free_GE: Array) -> Array:
+    """Keep an expert's best pairs until the next does not fit, and lessen what is free."""
     kept_TE = np.zeros_like(pair_TE)
-    full = np.zeros(room_GE.shape, dtype=bool)
+    full = np.zeros(free_GE.shape, dtype=bool)
     token_P, expert_P = np.nonzero(pair_TE)
     for place in np.argsort(-tokens.score_TE[token_P, expert_P], kind="stable"):
         token, expert = token_P[place], expert_P[place]
         bucket = tokens.group_T[token], expert
-        full[bucket] |= unit_T[token] > room_GE[bucket]
+        full[bucket] |= unit_T[token] > free_GE[bucket]
         if not full[bucket]:
-            room_GE[bucket] -= unit_T[token]
+            free_GE[bucket] -= unit_T[token]
             kept_TE[token, expert] = True
     return kept_TE
