@@ -2,7 +2,8 @@
 
 Words are split as a shell does. They run in a directory that has an empty ``file``, a directory
 ``truncated`` and one ``columns`` in hub layout whose OpenBookQA is cut off or lacks a column,
-``record.json``, which is no record, and ``traces`` (``bad_traces.py``).
+``record.json``, which is no record, ``pipes``, a results directory whose files are pipes, and
+``traces`` (``bad_traces.py``).
 """
 
 from __future__ import annotations
@@ -217,6 +218,7 @@ MAIN: Mapping[str, str] = {
     "results_dir=file": WRITE,
     "results_dir=file/below": WRITE,
     "results_dir=/proc/nothing": WRITE,
+    "results_dir=pipes data.root=synthetic tasks=obqa": "pipes/inputs.json: cannot be read",
     f"results_dir={'a' * 300}": "File name too long",
     "device_map=42": "device_map=42",
     "device_map=true": "device_map=true",
@@ -294,6 +296,17 @@ MAIN: Mapping[str, str] = {
     "=1": "=1",
     "--nope": "--nope",
     "--config-name nope": "nope",
+    # What Hydra takes: a new key by force, and the last of two values.
+    "+gama=1.0": "key=gama: did you mean 'gamma'",
+    "++model.nam=x": "model=nam: did you mean 'name'",
+    "+data.rot=x": "data=rot: did you mean 'root'",
+    "tasks=obqa ++tasks.obqa.fewshots=3": "tasks.obqa=fewshots: did you mean 'fewshot'",
+    "gamma=1.0 gamma=2.0": "gamma=2.0: gamma is set before, by gamma=1.0; leave one out",
+    "tasks=obqa tasks=piqa": "tasks is set before",
+    "-m seed=0 gamma=1.0,2.0 gamma=abc": "gamma is set before",
+    f"gamma={'[' * 500}{']' * 500}": "maximum recursion depth exceeded",
+    f"gamma={'{a:' * 300}1{'}' * 300}": "maximum recursion depth exceeded",
+    "x" * 10_000: f"error: {'x' * 100}…: Error parsing override '{'x' * 100}…'",
     # Grids.
     "grid=null": "grid=null: must be keys with lists of values",
     "grid=42": "grid=42: must be keys",
@@ -332,6 +345,7 @@ MAIN: Mapping[str, str] = {
     # Shares.
     **{f"shard={word}": f"shard={word}: must be i/n" for word in ("0/2", "3/2", "x", "1", "1/0")},
     "shard=true": "shard=true: must be i/n",
+    "'shard=\"1/\u0663\"'": "must be i/n",  # a digit of another script
     # Forecasts.
     "plan=maybe": "plan=maybe: must be false, true or calibrate",
     "plan=1": "plan=1: must be false, true or calibrate",
@@ -367,6 +381,8 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "table2 --published v3": "--published=v3",
         "nosuch --published v1": "table=nosuch",
         "table2 --nope": "--nope",
+        "table2 --bench nowhere": "--bench=nowhere: no such directory",
+        "table2 profile=tiny profile=zoo": "profile is set before",
         "table2 experiment=table1": "experiment=table1",
         "table2 ++experiment=table1": "experiment=table1",
         "table5 experiment=table1": "experiment=table1",
@@ -422,6 +438,8 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "profile=tinny": "did you mean 'tiny'",
         "profile=../evil": "profile=../evil",
         "profile=": "expected KEY=VALUE",
+        "profile=tiny profile=zoo": "profile is set before",
+        "results_dir=pipes": "results_dir=pipes: no whole record there",
         "gamma=1.0": "key=gamma",
         "results_dir=nowhere": "no such directory",
         "results_dir=file": "no such directory",
@@ -490,6 +508,8 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "example --ranks 8 --at-most-points 1 --experts-per-rank 33": "needs one of each at most",
         "traces/fifo.npz --at-most-points 1": "no regular file",
         ". --at-most-points 1": "manifest.json",
+        "pipes/zoo_olmoe --at-most-points 1 --ranks 8": "no whole record of model",
+        "pipes/zoo_olmoe --at-most-points 1 --ranks 8 --gammas 1": "--gammas: is of a trace",
         "example --nope": "--nope",
     },
     "loads": {
@@ -572,6 +592,8 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "train": "required",
         "train olmo": "did you mean 'olmoe'",
         "train ../evil": "name=../evil",
+        "train olmoe_s٣": "name=olmoe_s٣",
+        "train olmoe_s01": "name=olmoe_s01",
         "card ../evil": "name=../evil",
         **{
             f"train olmoe --steps {word}": f"--steps={word}: {WHOLE}"
@@ -607,6 +629,9 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         },
         **{f"forward --peak {word}": "peak=" for word in ("nan", "inf", "-1", "0", "100", "x")},
         "forward --warmup -1": "--warmup=-1",
+        "forward --layers 5000": "--layers=5000: must be a whole number from 1 to 4096",
+        f"decision --rounds 1{'0' * 22}": "--rounds=1",
+        f"cells --repeats 1{'0' * 22}": "--repeats=1",
         "forward --batch 7": "batch=7: must be a multiple",
         "forward --shape olmo": "did you mean 'olmoe'",
         "forward --device qpu": "device=qpu",

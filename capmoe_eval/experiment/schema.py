@@ -17,6 +17,7 @@ from capmoe_eval.errors import (
     TEXT,
     Check,
     UsageError,
+    bad_choice,
     choice,
     shown,
     whole,
@@ -28,7 +29,7 @@ from capmoe_eval.routing.method import METHODS
 
 DTYPES: Final = ("float32", "bfloat16", "float16")
 CALIBRATE: Final = "calibrate"
-_SHARD: Final = re.compile(r"([1-9]\d{0,8})/([1-9]\d{0,8})")
+_SHARD: Final = re.compile(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8})")
 
 _DATA_NAME = Check(
     f"{NAME.rule}, and not {', '.join((HUB, *EMBEDDED))}, which stand for other documents",
@@ -92,6 +93,7 @@ SCHEMA: Final[dict[str, Check | dict[str, Check]]] = {
     "shard": SHARD,
     "model": _MODEL,
     "profile": {"name": NAME},
+    "variant": {},
 }
 """Key → rule, or the rules of its fields. ``tasks`` has the names of tasks for keys."""
 
@@ -115,7 +117,9 @@ def check_key(key: str, value: object) -> None:
         for name, task in value.items():
             NAME("tasks", name)
             _check_section(f"tasks.{name}", task, _TASK)
-    elif isinstance(rule := SCHEMA.get(key, {}), Check):
+    elif key not in SCHEMA:  # ``+gama=1`` forces it on Hydra
+        raise bad_choice("key", key, sorted((*SCHEMA, "tasks")))
+    elif isinstance(rule := SCHEMA[key], Check):
         rule(key, value)
     elif rule:
         _check_section(key, value, rule)
@@ -127,6 +131,9 @@ def _check_section(name: str, section: object, rules: Mapping[str, Check]) -> No
         raise UsageError(
             f"{name}={shown(section)}: must have at least one field, such as {example}"
         )
+    for field in section:
+        if field not in rules and name != "profile":  # a profile has lists of its own
+            raise bad_choice(name, field, rules)
     for field, rule in rules.items():
         if field in section:
             rule(f"{name}.{field}", section[field])
