@@ -144,6 +144,9 @@ MAIN: Mapping[str, str] = {
             ("{}", "{}"),
         )
     },
+    "'gamma=\"\u0663\"'": "the capacity factor must be a number",
+    "'gamma=\"1_0\"'": "gamma=1_0: the capacity factor must be a number",
+    "'gamma=\" 1\"'": "gamma= 1: the capacity factor must be a number",
     "gamma=-2": "gamma=-2: the capacity factor must be a number of at least 0",
     "gamma=null": "gamma: method 'score' needs a capacity factor",
     "gamma=adaptive": "gamma=adaptive: needs the share that may be dropped, for example budget",
@@ -222,6 +225,7 @@ MAIN: Mapping[str, str] = {
     f"results_dir={'a' * 300}": "File name too long",
     "device_map=42": "device_map=42",
     "device_map=true": "device_map=true",
+    "device_map=nope": "device_map=nope: must be auto, balanced",
     "data.root=42": "data.root=42",
     "data.root=true": "data.root=true",
     "data.root=[]": "data.root=[]",
@@ -263,6 +267,8 @@ MAIN: Mapping[str, str] = {
     "tasks=obqa ~tasks.obqa.metric": "field 'metric' is missing",
     "device=qpu tasks=obqa": "device=qpu: not usable here",
     "device=cuda:99 tasks=obqa": "device=cuda:99: not usable here",
+    "attention=flash_attention_2 tasks=obqa": "flash_attention_2: this model cannot use it here",
+    "tasks.obqa.fewshot=5000 tasks=obqa": "tasks.obqa.fewshot=5000: openbookqa has ",
     "ep_size=7 tasks=obqa": "ep_size=7: 32 experts cannot be spread evenly over 7 ranks",
     # Groups and keys.
     "tasks=[]": "tasks=",
@@ -364,6 +370,10 @@ MAIN: Mapping[str, str] = {
     "-m limit=0,1": "limit=0",
     "-m shard=3/2 gamma=1.0,2.0": "shard=3/2",
     "-m gama=1,2": "did you mean 'gamma'",
+    **{
+        f"-m '{word}'": f"{word}: must be a range of 1 to 100000 values"
+        for word in ("gamma=range(1,0)", "gamma=range(0,3,-1)", "limit=range(0,1000000000)")
+    },
     "-m batch_size=0,4": "batch_size=0",
 }
 REPORTS: Mapping[str, Mapping[str, str]] = {
@@ -704,6 +714,7 @@ LM_EVAL: Mapping[str, str] = {
     f"{_RUN} pretrained=x,method=score,gamma=1,max_k=no": f"max_k=no: {FLAG}",
     f"{_RUN} pretrained=x,method=score,gamma=1,scope=bach": "did you mean 'batch'",
     f"{_RUN} pretrained=x,method=random,gamma=1,seed=-1": "seed=-1",
+    f"{_RUN} pretrained=/no/such,batch_size=4": "batch_size=4: is an option of lm-eval",
     f"{_RUN} pretrained=/no/such": "/no/such",
     f"{_RUN} pretrained=file": "file",
     f"{_RUN} method=baseline": "pretrained",

@@ -38,7 +38,10 @@ COMMANDS: dict[str, Callable[[], object]] = {
 }
 ROWS = list(rows())
 # Only the model can say these.
-OF_THE_MODEL = ("model.pretrained=", "model.tokenizer=", "device=", "ep_size=7")
+OF_THE_MODEL = (
+    *("model.pretrained=", "model.tokenizer=", "device=", "attention=flash_attention_2"),
+    *("ep_size=7", "tasks.obqa.fewshot=5000"),
+)
 OBQA = "allenai/openbookqa"
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from capmoe_eval.errors import CAPACITY, LARGEST, Check, UsageError, shown, whole
+from capmoe_eval.errors import CAPACITY, LARGEST, PLAIN, Check, UsageError, shown, whole
 from capmoe_eval.experiment.timings.names import FOLDER
 
 
@@ -84,15 +83,12 @@ def _path(word: str) -> Path:
     return Path(word)
 
 
-_PLAIN = re.compile(r"[!-^`-~]*")  # what Python reads beside: 1_0, spaces, digits of other scripts
-
-
 def _typed(parse: Callable[[str], Any], check: Check) -> Callable[[str], Any]:
     """Return a type of an option: the value of a word that keeps the rule."""
 
     def convert(word: str) -> Any:
         try:
-            value = parse(word) if _PLAIN.fullmatch(word) else math.nan
+            value = parse(word) if PLAIN.fullmatch(word) else math.nan
         except ValueError:
             value = math.nan
         if not check.holds(value):

@@ -46,13 +46,25 @@ SHARD: Final = Check("must be i/n with 1 ≤ i ≤ n, for example shard=1/2", _i
     "null for all"
 )
 
+_DEVICE_MAP: Final = Check(
+    "must be auto, balanced, balanced_low_0, sequential or a device such as cuda:1",
+    lambda value: (
+        isinstance(value, str)
+        and bool(
+            re.fullmatch(
+                r"auto|balanced(_low_0)?|sequential|(cpu|cuda|mps|xpu|npu)(:[0-9]{1,3})?", value
+            )
+        )
+    ),
+)
+
 _MODEL: Final[dict[str, Check]] = {
     **checks(ModelId),
     "title": TEXT,
     "note": TEXT.or_null("null for none"),
     "profile": NAME,
     "dtype": choice(*DTYPES),
-    "device_map": TEXT.or_null("null for one device"),
+    "device_map": _DEVICE_MAP.or_null("null for one device"),
     "threads": whole(1, 1024).or_null("null for torch's own choice"),
     "ep_size": KNOBS["ep_size"],
     "gamma": CAPACITY.or_null("null where the method has none"),
