@@ -355,6 +355,7 @@ MAIN: Mapping[str, str] = {
     # Forecasts.
     "plan=maybe": "plan=maybe: must be false, true or calibrate",
     "plan=1": "plan=1: must be false, true or calibrate",
+    "-m hydra.sweeper.params=5 gamma=1.0,2.0": "hydra.sweeper.params=5",
     "-m plan=yes gamma=1.0,2.0": "plan=yes: must be false",
     "grid.plan=[true]": "key=plan",
     "shard=-1/2": "shard=-1/2: must be i/n",
@@ -391,6 +392,7 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "table2 --published v3": "--published=v3",
         "nosuch --published v1": "table=nosuch",
         "table2 --nope": "--nope",
+        "table2 profile.seeds=5": "profile.seeds=5: must be a list of seeds",
         "table2 --bench nowhere": "--bench=nowhere: no such directory",
         "table2 profile=tiny profile=zoo": "profile is set before",
         "table2 experiment=table1": "experiment=table1",

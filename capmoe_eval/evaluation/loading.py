@@ -219,6 +219,6 @@ def quiet_libraries() -> None:
     for name in ("lm_eval", "huggingface_hub", "httpx"):
         logging.getLogger(name).setLevel(logging.ERROR)
     datasets.disable_progress_bars()
-    datasets.logging.set_verbosity_error()
+    datasets.logging.set_verbosity(logging.CRITICAL)  # it raises its errors, too
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

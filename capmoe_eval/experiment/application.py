@@ -232,7 +232,7 @@ def _hydra_line(error: Exception) -> str | None:
         return str(bad_choice(group, option, known) if group and known else error)
     if isinstance(error, (HydraException, OmegaConfBaseException)):
         return _refused(error)
-    wrong = (TypeError, ValueError, RecursionError)
+    wrong = (TypeError, ValueError, AttributeError, AssertionError, RecursionError)
     if isinstance(error, wrong) and _raised_in(error) & {"hydra", "omegaconf"}:
         return f"{shown(_unreadable_word())}: {first_line(error)}; --help says what there is"
     return None

@@ -58,6 +58,11 @@ _DEVICE_MAP: Final = Check(
     ),
 )
 
+_SEEDS: Final = Check(
+    "must be a list of seeds, for example [0,1,2]",
+    lambda value: isinstance(value, list) and all(map(KNOBS["seed"].holds, value)),
+)
+
 _MODEL: Final[dict[str, Check]] = {
     **checks(ModelId),
     "title": TEXT,
@@ -104,7 +109,7 @@ SCHEMA: Final[dict[str, Check | dict[str, Check]]] = {
     "trace_tokens": whole(1, LARGEST),
     "shard": SHARD,
     "model": _MODEL,
-    "profile": {"name": NAME},
+    "profile": {"name": NAME, "seeds": _SEEDS},
     "variant": {},
 }
 """Key → rule, or the rules of its fields. ``tasks`` has the names of tasks for keys."""

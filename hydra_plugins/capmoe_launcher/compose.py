@@ -22,7 +22,6 @@ from capmoe_eval.evaluation.command import report
 from capmoe_eval.experiment.configuration import plans, share
 from capmoe_eval.experiment.processes import of_submitit
 
-
 _MOST = 100_000
 
 
