@@ -7,6 +7,7 @@ false, ``true`` is not 1, and 1.0 is not 1.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -179,7 +180,13 @@ def _is_name(value: object) -> bool:
     )
 
 
+PLAIN = re.compile(r"[!-^`-~]*")
+"""The text of a number, without what Python reads beside: 1_0, spaces, digits of other scripts."""
+
+
 def _is_capacity(value: object) -> bool:
+    if isinstance(value, str) and not PLAIN.fullmatch(value):
+        return False
     try:
         return not isinstance(value, bool) and float(value) >= 0  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):

@@ -2,7 +2,8 @@
 
 Words are split as a shell does. They run in a directory that has an empty ``file``, a directory
 ``truncated`` and one ``columns`` in hub layout whose OpenBookQA is cut off or lacks a column,
-``record.json``, which is no record, and ``traces`` (``bad_traces.py``).
+``record.json``, which is no record, ``pipes``, a results directory whose files are pipes, and
+``traces`` (``bad_traces.py``).
 """
 
 from __future__ import annotations
@@ -143,6 +144,9 @@ MAIN: Mapping[str, str] = {
             ("{}", "{}"),
         )
     },
+    "'gamma=\"\u0663\"'": "the capacity factor must be a number",
+    "'gamma=\"1_0\"'": "gamma=1_0: the capacity factor must be a number",
+    "'gamma=\" 1\"'": "gamma= 1: the capacity factor must be a number",
     "gamma=-2": "gamma=-2: the capacity factor must be a number of at least 0",
     "gamma=null": "gamma: method 'score' needs a capacity factor",
     "gamma=adaptive": "gamma=adaptive: needs the share that may be dropped, for example budget",
@@ -217,9 +221,11 @@ MAIN: Mapping[str, str] = {
     "results_dir=file": WRITE,
     "results_dir=file/below": WRITE,
     "results_dir=/proc/nothing": WRITE,
+    "results_dir=pipes data.root=synthetic tasks=obqa": "pipes/inputs.json: cannot be read",
     f"results_dir={'a' * 300}": "File name too long",
     "device_map=42": "device_map=42",
     "device_map=true": "device_map=true",
+    "device_map=nope": "device_map=nope: must be auto, balanced",
     "data.root=42": "data.root=42",
     "data.root=true": "data.root=true",
     "data.root=[]": "data.root=[]",
@@ -261,6 +267,8 @@ MAIN: Mapping[str, str] = {
     "tasks=obqa ~tasks.obqa.metric": "field 'metric' is missing",
     "device=qpu tasks=obqa": "device=qpu: not usable here",
     "device=cuda:99 tasks=obqa": "device=cuda:99: not usable here",
+    "attention=flash_attention_2 tasks=obqa": "flash_attention_2: this model cannot use it here",
+    "tasks.obqa.fewshot=5000 tasks=obqa": "tasks.obqa.fewshot=5000: openbookqa has ",
     "ep_size=7 tasks=obqa": "ep_size=7: 32 experts cannot be spread evenly over 7 ranks",
     # Groups and keys.
     "tasks=[]": "tasks=",
@@ -294,6 +302,17 @@ MAIN: Mapping[str, str] = {
     "=1": "=1",
     "--nope": "--nope",
     "--config-name nope": "nope",
+    # What Hydra takes: a new key by force, and the last of two values.
+    "+gama=1.0": "key=gama: did you mean 'gamma'",
+    "++model.nam=x": "model=nam: did you mean 'name'",
+    "+data.rot=x": "data=rot: did you mean 'root'",
+    "tasks=obqa ++tasks.obqa.fewshots=3": "tasks.obqa=fewshots: did you mean 'fewshot'",
+    "gamma=1.0 gamma=2.0": "gamma=2.0: gamma is set before, by gamma=1.0; leave one out",
+    "tasks=obqa tasks=piqa": "tasks is set before",
+    "-m seed=0 gamma=1.0,2.0 gamma=abc": "gamma is set before",
+    f"gamma={'[' * 500}{']' * 500}": "maximum recursion depth exceeded",
+    f"gamma={'{a:' * 300}1{'}' * 300}": "maximum recursion depth exceeded",
+    "x" * 10_000: f"error: {'x' * 100}…: Error parsing override '{'x' * 100}…'",
     # Grids.
     "grid=null": "grid=null: must be keys with lists of values",
     "grid=42": "grid=42: must be keys",
@@ -332,9 +351,11 @@ MAIN: Mapping[str, str] = {
     # Shares.
     **{f"shard={word}": f"shard={word}: must be i/n" for word in ("0/2", "3/2", "x", "1", "1/0")},
     "shard=true": "shard=true: must be i/n",
+    "'shard=\"1/\u0663\"'": "must be i/n",  # a digit of another script
     # Forecasts.
     "plan=maybe": "plan=maybe: must be false, true or calibrate",
     "plan=1": "plan=1: must be false, true or calibrate",
+    "-m hydra.sweeper.params=5 gamma=1.0,2.0": "hydra.sweeper.params=5",
     "-m plan=yes gamma=1.0,2.0": "plan=yes: must be false",
     "grid.plan=[true]": "key=plan",
     "shard=-1/2": "shard=-1/2: must be i/n",
@@ -350,6 +371,10 @@ MAIN: Mapping[str, str] = {
     "-m limit=0,1": "limit=0",
     "-m shard=3/2 gamma=1.0,2.0": "shard=3/2",
     "-m gama=1,2": "did you mean 'gamma'",
+    **{
+        f"-m '{word}'": f"{word}: must be a range of 1 to 100000 values"
+        for word in ("gamma=range(1,0)", "gamma=range(0,3,-1)", "limit=range(0,1000000000)")
+    },
     "-m batch_size=0,4": "batch_size=0",
 }
 REPORTS: Mapping[str, Mapping[str, str]] = {
@@ -367,6 +392,9 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "table2 --published v3": "--published=v3",
         "nosuch --published v1": "table=nosuch",
         "table2 --nope": "--nope",
+        "table2 profile.seeds=5": "profile.seeds=5: must be a list of seeds",
+        "table2 --bench nowhere": "--bench=nowhere: no such directory",
+        "table2 profile=tiny profile=zoo": "profile is set before",
         "table2 experiment=table1": "experiment=table1",
         "table2 ++experiment=table1": "experiment=table1",
         "table5 experiment=table1": "experiment=table1",
@@ -422,6 +450,8 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "profile=tinny": "did you mean 'tiny'",
         "profile=../evil": "profile=../evil",
         "profile=": "expected KEY=VALUE",
+        "profile=tiny profile=zoo": "profile is set before",
+        "results_dir=pipes": "results_dir=pipes: no whole record there",
         "gamma=1.0": "key=gamma",
         "results_dir=nowhere": "no such directory",
         "results_dir=file": "no such directory",
@@ -490,6 +520,8 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "example --ranks 8 --at-most-points 1 --experts-per-rank 33": "needs one of each at most",
         "traces/fifo.npz --at-most-points 1": "no regular file",
         ". --at-most-points 1": "manifest.json",
+        "pipes/zoo_olmoe --at-most-points 1 --ranks 8": "no whole record of model",
+        "pipes/zoo_olmoe --at-most-points 1 --ranks 8 --gammas 1": "--gammas: is of a trace",
         "example --nope": "--nope",
     },
     "loads": {
@@ -572,6 +604,8 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         "train": "required",
         "train olmo": "did you mean 'olmoe'",
         "train ../evil": "name=../evil",
+        "train olmoe_s٣": "name=olmoe_s٣",
+        "train olmoe_s01": "name=olmoe_s01",
         "card ../evil": "name=../evil",
         **{
             f"train olmoe --steps {word}": f"--steps={word}: {WHOLE}"
@@ -607,6 +641,9 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         },
         **{f"forward --peak {word}": "peak=" for word in ("nan", "inf", "-1", "0", "100", "x")},
         "forward --warmup -1": "--warmup=-1",
+        "forward --layers 5000": "--layers=5000: must be a whole number from 1 to 4096",
+        f"decision --rounds 1{'0' * 22}": "--rounds=1",
+        f"cells --repeats 1{'0' * 22}": "--repeats=1",
         "forward --batch 7": "batch=7: must be a multiple",
         "forward --shape olmo": "did you mean 'olmoe'",
         "forward --device qpu": "device=qpu",
@@ -679,6 +716,7 @@ LM_EVAL: Mapping[str, str] = {
     f"{_RUN} pretrained=x,method=score,gamma=1,max_k=no": f"max_k=no: {FLAG}",
     f"{_RUN} pretrained=x,method=score,gamma=1,scope=bach": "did you mean 'batch'",
     f"{_RUN} pretrained=x,method=random,gamma=1,seed=-1": "seed=-1",
+    f"{_RUN} pretrained=/no/such,batch_size=4": "batch_size=4: is an option of lm-eval",
     f"{_RUN} pretrained=/no/such": "/no/such",
     f"{_RUN} pretrained=file": "file",
     f"{_RUN} method=baseline": "pretrained",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import shlex
 import shutil
@@ -37,7 +38,10 @@ COMMANDS: dict[str, Callable[[], object]] = {
 }
 ROWS = list(rows())
 # Only the model can say these.
-OF_THE_MODEL = ("model.pretrained=", "model.tokenizer=", "device=", "ep_size=7")
+OF_THE_MODEL = (
+    *("model.pretrained=", "model.tokenizer=", "device=", "attention=flash_attention_2"),
+    *("ep_size=7", "tasks.obqa.fewshot=5000"),
+)
 OBQA = "allenai/openbookqa"
 
 
@@ -48,6 +52,9 @@ def place(tmp_path_factory: pytest.TempPathFactory, hub: Path) -> Path:
     (place / "file").write_text("")
     (place / "record.json").write_text("{}")
     write_traces(place / "traces")
+    (place / "pipes/zoo_olmoe/obqa").mkdir(parents=True)
+    for name in ("inputs.json", "zoo_olmoe/obqa/score.json"):
+        os.mkfifo(place / "pipes" / name)
     for name in ("truncated", "columns", "unlisted"):
         shutil.copytree(hub / OBQA, place / name / OBQA)
     for path in (place / "truncated").rglob("*.parquet"):
@@ -93,6 +100,7 @@ def test_bad_input_is_one_line_and_status_2(
     else:
         assert out == ""
     assert len(lines) == 1, err
+    assert len(lines[0]) < 2_000
     assert lines[0].startswith("error: ") and row.said in lines[0], err
     assert done.value.code == 2
     assert snapshot(place) == before

@@ -134,6 +134,13 @@ def _check_task(tasks: dict[str, Any], cell: Cell, lm: CapmoeLM) -> None:
             f"decode=only: {cell.task.name} generates nothing, so that it has no decode step; "
             "choose decode=unconstrained"
         )
+    for name, task in tasks["tasks"].items():
+        shots, examples = cell.task.fewshot or 0, getattr(task.sampler, "df", None)
+        if examples is not None and shots > len(examples):
+            raise UsageError(
+                f"tasks.{cell.task.name}.fewshot={shots}: {name} has {len(examples)} examples; "
+                "choose at most as many"
+            )
 
 
 def prepare(tasks: dict[str, Any], cell: Cell) -> None:

@@ -23,7 +23,7 @@ from lm_eval.models import hf_vlms, huggingface
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 
-from capmoe_eval.errors import UsageError
+from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.cell import check_batch_size
 from capmoe_eval.experiment.processes import process_count
 from capmoe_eval.routing.method import Method
@@ -56,6 +56,19 @@ class CapmoeLM(HFLM):
     """
 
     AUTO_MODEL_CLASS: Any  # of transformers; None until lm-eval has chosen it
+
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
+    ) -> CapmoeLM:
+        """Make a model of lm-eval's arguments; refuse those that lm-eval's options set, too."""
+        for name, value in (additional_config or {}).items():
+            if name in arg_dict and value is not None:
+                raise UsageError(
+                    f"{name}={shown(arg_dict[name])}: is an option of lm-eval; write it as --{name}"
+                )
+        made: CapmoeLM = super().create_from_arg_obj(arg_dict, additional_config)
+        return made
 
     def __init__(
         self,

@@ -51,8 +51,13 @@ def load_lm(model: ModelId, placement: Placement, batch_size: int = 1) -> Capmoe
     load = _spread if placement.parallel == "ep" else _whole
     loaded = load(model, placement, reader, device)
     if model.attention is not None:
-        with one_line("attention", model.attention):
+        try:
             loaded.set_attn_implementation(model.attention)
+        except (ImportError, ValueError) as error:
+            raise UsageError(
+                f"attention={model.attention}: this model cannot use it here "
+                f"({first_line(error)}); choose another, or null for the model's own"
+            ) from error
     return without_capacity(loaded, reader, batch_size, model.max_length)
 
 
@@ -214,6 +219,6 @@ def quiet_libraries() -> None:
     for name in ("lm_eval", "huggingface_hub", "httpx"):
         logging.getLogger(name).setLevel(logging.ERROR)
     datasets.disable_progress_bars()
-    datasets.logging.set_verbosity_error()
+    datasets.logging.set_verbosity(logging.CRITICAL)  # it raises its errors, too
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

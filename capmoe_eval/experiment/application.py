@@ -232,15 +232,20 @@ def _hydra_line(error: Exception) -> str | None:
         return str(bad_choice(group, option, known) if group and known else error)
     if isinstance(error, (HydraException, OmegaConfBaseException)):
         return _refused(error)
-    if isinstance(error, (TypeError, ValueError)) and _raised_in(error) in ("hydra", "omegaconf"):
+    wrong = (TypeError, ValueError, AttributeError, AssertionError, RecursionError)
+    if isinstance(error, wrong) and _raised_in(error) & {"hydra", "omegaconf"}:
         return f"{shown(_unreadable_word())}: {first_line(error)}; --help says what there is"
     return None
 
 
-def _raised_in(error: Exception) -> str:
-    """Return the name of the top-level package whose code raised an exception."""
+def _raised_in(error: Exception) -> set[str]:
+    """Return the top-level package whose code raised an exception; of a recursion, its packages."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return str(frames[-1].f_globals.get("__name__")).partition(".")[0] if frames else ""
+    last = frames[-_OF_RECURSION:] if isinstance(error, RecursionError) else frames[-1:]
+    return {str(frame.f_globals.get("__name__")).partition(".")[0] for frame in last}
+
+
+_OF_RECURSION: Final = 100  # frames that say what recurs
 
 
 def _unreadable_word() -> str:
@@ -294,7 +299,7 @@ def _refused(error: Exception) -> str:
     unknown = re.search(r"Key '([^']+)' is not in struct", told)
     if unknown is None:
         word = getattr(error, "override", None)  # an override that cannot be parsed
-        return f"{word}: {error}" if word else str(error)
+        return f"{shown(word)}: {str(error).replace(word, shown(word))}" if word else str(error)
     section = re.search(r"full_key: (\w+)\.", told)
     if section and fields(section[1]):
         return str(bad_choice(section[1], unknown[1], fields(section[1])))

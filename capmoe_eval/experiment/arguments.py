@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from capmoe_eval.errors import CAPACITY, Check, shown, whole
+from capmoe_eval.errors import CAPACITY, LARGEST, PLAIN, Check, UsageError, shown, whole
 from capmoe_eval.experiment.timings.names import FOLDER
 
 
@@ -32,6 +31,17 @@ class Parser(argparse.ArgumentParser):
             if "=" in word and option in self._option_string_actions:
                 self.error(f"{shown(word)}: is an option; write {shown('--' + word)}")
         return parsed, others
+
+
+def check_once(words: Iterable[str]) -> None:
+    """Refuse a key that words set to two values, of which Hydra takes the last (UsageError)."""
+    before: dict[str, str] = {}
+    for word in words:
+        key, equals, _ = word.lstrip("+").partition("=")
+        if equals and not key.startswith("-") and before.setdefault(key, word) != word:
+            raise UsageError(
+                f"{shown(word)}: {shown(key)} is set before, by {shown(before[key])}; leave one out"
+            )
 
 
 def report_options(
@@ -73,15 +83,12 @@ def _path(word: str) -> Path:
     return Path(word)
 
 
-_PLAIN = re.compile(r"[!-^`-~]*")  # what Python reads beside: 1_0, spaces, digits of other scripts
-
-
 def _typed(parse: Callable[[str], Any], check: Check) -> Callable[[str], Any]:
     """Return a type of an option: the value of a word that keeps the rule."""
 
     def convert(word: str) -> Any:
         try:
-            value = parse(word) if _PLAIN.fullmatch(word) else math.nan
+            value = parse(word) if PLAIN.fullmatch(word) else math.nan
         except ValueError:
             value = math.nan
         if not check.holds(value):
@@ -91,11 +98,11 @@ def _typed(parse: Callable[[str], Any], check: Check) -> Callable[[str], Any]:
     return convert
 
 
-COUNT = _typed(int, whole(1))
+COUNT = _typed(int, whole(1, LARGEST))
 EXPERTS = _typed(int, whole(1, 2**12))  # those of a layer, and what there are at most as many of
 TOKENS = _typed(int, whole(1, 2**40))
 BYTES = _typed(int, whole(1, 2**50))
-INDEX = _typed(int, whole(0))
+INDEX = _typed(int, whole(0, LARGEST))
 SEED = _typed(int, whole(0, 2**32 - 1))
 THREADS = _typed(int, whole(1, 1024))
 POSITIVE = _typed(

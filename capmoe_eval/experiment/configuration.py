@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
 from capmoe_eval.errors import NAME, NoModelError, UsageError, bad_choice, choice, shown
+from capmoe_eval.experiment.arguments import check_once
 from capmoe_eval.experiment.cell import MODEL_FIELDS, TASK_FIELDS, Cell, ModelId, TaskId
 from capmoe_eval.experiment.datasource import DataSource, cache_directory, data_source
 from capmoe_eval.experiment.results import stored
@@ -108,8 +109,10 @@ def for_hydra(words: Sequence[str]) -> list[str]:
     """Return the words of a command line, new keys of grids forced on Hydra, which refuses them.
 
     They are checked on expansion. A model that is chosen takes the place of those of an
-    experiment's grid. A number, null, true or false in place of a group's option is a UsageError.
+    experiment's grid. A number, null, true or false in place of a group's option is a UsageError,
+    and so is a key with two values.
     """
+    check_once(words)
     for word in words:
         group, _, option = word.partition("=")
         if _NO_NAME.fullmatch(option) and options(group):

@@ -135,6 +135,22 @@ def _sync(directory: Path) -> None:
             os.close(number)
 
 
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a regular file; a pipe may never end, and a device never does.
+
+    Raises:
+        OSError: Also for whatever else is there.
+    """
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # waits for no writer of a pipe
+    try:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise OSError(errno.EINVAL, "no regular file", str(path))
+        with os.fdopen(number, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(number)
+
+
 def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Replace ``path`` by ``data``; a reader always finds the whole old or the whole new file.
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from capmoe_eval.errors import UsageError, reading, writing
 from capmoe_eval.experiment.cell import Cell
-from capmoe_eval.experiment.files import remove_temporaries, write_text
+from capmoe_eval.experiment.files import read_bytes, remove_temporaries, write_text
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.reservations import hold, print_warning
 from capmoe_eval.experiment.results import directories, each_record, record_paths
@@ -145,7 +145,7 @@ def _known(root: Path) -> _Inputs:
     if not path.exists():
         return {}
     with reading(path, "cannot be read", "delete it, it is made again from the records"):
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_bytes(path))
         if content["schema"] != _SCHEMA:
             raise ValueError(f"schema {content['schema']}, this version reads {_SCHEMA}")
         return _by_identity([*content["models"], *content["datasets"]])

@@ -76,7 +76,7 @@ def gamma_label(gamma: Factor) -> str:
     return "ginf" if gamma == math.inf else f"g{gamma:g}"
 
 
-_SEEDED: Final = re.compile(r"(.+)_s(?:eed)?(\d{1,9})")
+_SEEDED: Final = re.compile(r"(.+)_s(?:eed)?(0|[1-9][0-9]{0,8})")
 
 
 def split_seed(model: str) -> tuple[str, int | None]:

@@ -16,7 +16,7 @@ from pydantic_core import from_json
 
 from capmoe_eval.errors import UsageError, field_problem, writing
 from capmoe_eval.experiment.cell import Cell
-from capmoe_eval.experiment.files import write_bytes
+from capmoe_eval.experiment.files import read_bytes, write_bytes
 from capmoe_eval.experiment.record_part import (
     Amount,
     Calibrated,
@@ -289,7 +289,7 @@ def read_record(path: Path, root: Path | None = None) -> Record:
         UsageError: If the file is truncated, changed, no record, of another schema or cell.
     """
     try:
-        return _parsed(path.read_bytes(), path, root)
+        return _parsed(read_bytes(path), path, root)
     except OSError as error:
         wrong = f"not a whole record ({error})"
     except ValueError as error:

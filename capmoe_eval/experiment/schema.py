@@ -17,6 +17,7 @@ from capmoe_eval.errors import (
     TEXT,
     Check,
     UsageError,
+    bad_choice,
     choice,
     shown,
     whole,
@@ -28,7 +29,7 @@ from capmoe_eval.routing.method import METHODS
 
 DTYPES: Final = ("float32", "bfloat16", "float16")
 CALIBRATE: Final = "calibrate"
-_SHARD: Final = re.compile(r"([1-9]\d{0,8})/([1-9]\d{0,8})")
+_SHARD: Final = re.compile(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8})")
 
 _DATA_NAME = Check(
     f"{NAME.rule}, and not {', '.join((HUB, *EMBEDDED))}, which stand for other documents",
@@ -45,13 +46,30 @@ SHARD: Final = Check("must be i/n with 1 ≤ i ≤ n, for example shard=1/2", _i
     "null for all"
 )
 
+_DEVICE_MAP: Final = Check(
+    "must be auto, balanced, balanced_low_0, sequential or a device such as cuda:1",
+    lambda value: (
+        isinstance(value, str)
+        and bool(
+            re.fullmatch(
+                r"auto|balanced(_low_0)?|sequential|(cpu|cuda|mps|xpu|npu)(:[0-9]{1,3})?", value
+            )
+        )
+    ),
+)
+
+_SEEDS: Final = Check(
+    "must be a list of seeds, for example [0,1,2]",
+    lambda value: isinstance(value, list) and all(map(KNOBS["seed"].holds, value)),
+)
+
 _MODEL: Final[dict[str, Check]] = {
     **checks(ModelId),
     "title": TEXT,
     "note": TEXT.or_null("null for none"),
     "profile": NAME,
     "dtype": choice(*DTYPES),
-    "device_map": TEXT.or_null("null for one device"),
+    "device_map": _DEVICE_MAP.or_null("null for one device"),
     "threads": whole(1, 1024).or_null("null for torch's own choice"),
     "ep_size": KNOBS["ep_size"],
     "gamma": CAPACITY.or_null("null where the method has none"),
@@ -91,7 +109,8 @@ SCHEMA: Final[dict[str, Check | dict[str, Check]]] = {
     "trace_tokens": whole(1, LARGEST),
     "shard": SHARD,
     "model": _MODEL,
-    "profile": {"name": NAME},
+    "profile": {"name": NAME, "seeds": _SEEDS},
+    "variant": {},
 }
 """Key → rule, or the rules of its fields. ``tasks`` has the names of tasks for keys."""
 
@@ -115,7 +134,9 @@ def check_key(key: str, value: object) -> None:
         for name, task in value.items():
             NAME("tasks", name)
             _check_section(f"tasks.{name}", task, _TASK)
-    elif isinstance(rule := SCHEMA.get(key, {}), Check):
+    elif key not in SCHEMA:  # ``+gama=1`` forces it on Hydra
+        raise bad_choice("key", key, sorted((*SCHEMA, "tasks")))
+    elif isinstance(rule := SCHEMA[key], Check):
         rule(key, value)
     elif rule:
         _check_section(key, value, rule)
@@ -127,6 +148,9 @@ def _check_section(name: str, section: object, rules: Mapping[str, Check]) -> No
         raise UsageError(
             f"{name}={shown(section)}: must have at least one field, such as {example}"
         )
+    for field in section:
+        if field not in rules and name != "profile":  # a profile has lists of its own
+            raise bad_choice(name, field, rules)
     for field, rule in rules.items():
         if field in section:
             rule(f"{name}.{field}", section[field])

@@ -23,7 +23,7 @@ from typing import Final, TypeAlias
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.files import write_text
+from capmoe_eval.experiment.files import read_bytes, write_text
 from capmoe_eval.experiment.names import family
 from capmoe_eval.experiment.record import Record, Scored
 from capmoe_eval.paper.statistics import Effect, contrast
@@ -139,7 +139,7 @@ def _digest(found: Mapping[str, tuple[Records, Records]]) -> str | None:
 def _read(path: Path) -> dict[str, Effect]:
     """Return the effects of a file by their digests; none if damaged or of other code."""
     try:
-        kept = _File.model_validate_json(path.read_bytes())
+        kept = _File.model_validate_json(read_bytes(path))
     except (OSError, ValidationError):
         return {}
     return kept.effects if kept.code == code() else {}

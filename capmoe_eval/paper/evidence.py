@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from capmoe_eval.errors import UsageError, field_problem
 from capmoe_eval.experiment.configuration import load_option, options
+from capmoe_eval.experiment.files import read_bytes
 from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.benchmarks import Bench
@@ -282,13 +283,14 @@ def read_trainings(path: Path | None, profile: str) -> tuple[Training, ...]:
     """Return the trainings of several seeds, none where there is no file.
 
     Where no path is given it is :data:`TRAININGS` in profile zoo, and none in the others: trained
-    tiny models say nothing of them. A damaged file is a UsageError.
+    tiny models say nothing of them. A damaged file is a UsageError, and so is a path that was named
+    and is no file.
     """
-    path = path or (TRAININGS if profile == "zoo" else None)
-    if path is None or not path.is_file():
+    if path is None and (profile != "zoo" or not TRAININGS.is_file()):
         return ()
+    path = path or TRAININGS
     try:
-        return _TrainingFile.model_validate_json(path.read_bytes()).trainings
+        return _TrainingFile.model_validate_json(read_bytes(path)).trainings
     except (OSError, ValidationError) as error:
         reason = field_problem(error) if isinstance(error, ValidationError) else error
         raise UsageError(

@@ -300,13 +300,13 @@ def _reroute(scores: Scores, method: Method, keeper: _Keeper) -> Assignment:
     top_k = scores.topk_TK.shape[1]
     ranked_TE = ranked_experts(scores)
     kept_TE = remains_TE = usable(scores).gather(1, ranked_TE)  # in ranked order
-    for _ in range(method.rounds):
+    for number in range(1, method.rounds + 1):
         selected_TE = remains_TE & (remains_TE.cumsum(dim=1) <= top_k)
         kept_TE = keeper.keep(ranked_TE, selected_TE)
         rejected_TE = selected_TE & ~kept_TE
-        # Another round would choose and keep the same pairs. A GPU computes it sooner than it says
-        # whether it need not.
-        if rejected_TE.device.type == "cpu" and not rejected_TE.any():
+        # Another round would choose and keep the same pairs. A GPU computes some sooner than it
+        # says whether it need not.
+        if (rejected_TE.device.type == "cpu" or number % 64 == 0) and not rejected_TE.any():
             break
         remains_TE = remains_TE & ~rejected_TE
     by_expert_TE = torch.empty_like(kept_TE).scatter_(1, ranked_TE, kept_TE)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from capmoe_eval.errors import UsageError, field_problem, writing
 from capmoe_eval.experiment.cell import Cell
-from capmoe_eval.experiment.files import write_text
+from capmoe_eval.experiment.files import read_bytes, write_text
 from capmoe_eval.experiment.record_part import Calibrated, Count, Part, Positive
 from capmoe_eval.experiment.results import CALIBRATIONS
 from capmoe_eval.routing.method import Method
@@ -126,7 +126,7 @@ class Calibration(Part, ABC):
             UsageError: If it is not whole, of something else, or of a model with other weights.
         """
         try:
-            content = from_json(path.read_bytes(), allow_inf_nan=False)
+            content = from_json(read_bytes(path), allow_inf_nan=False)
             checksum = content.pop("checksum", None)
             calibration = cls(**content)
             if calibration.checksum != checksum:

@@ -17,10 +17,25 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from capmoe_eval.errors import UsageError, first_line
+from capmoe_eval.errors import UsageError, first_line, shown
 from capmoe_eval.evaluation.command import report
 from capmoe_eval.experiment.configuration import plans, share
 from capmoe_eval.experiment.processes import of_submitit
+
+_MOST = 100_000
+
+
+def _check_ranges(words: Sequence[str]) -> None:
+    """Refuse a range without a value, whose sweep has no job, and one that never ends."""
+    for override in OverridesParser.create().parse_overrides(list(words)):
+        if not override.is_range_sweep():
+            continue
+        values: Any = override.value()
+        if values.step and not 0 < (values.stop - values.start) / values.step <= _MOST:
+            raise UsageError(
+                f"{shown(override.input_line)}: must be a range of 1 to {_MOST} values, for "
+                "example range(0,3)"
+            )
 
 
 class CellSweeper(BasicSweeper):
@@ -41,6 +56,7 @@ class CellSweeper(BasicSweeper):
             SystemExit: With the highest status of a job, or 1 if a record is missing.
             UsageError: If a job of SLURM was lost, or reached its time limit too often.
         """
+        _check_ranges(arguments)
         with self._one_line():
             returns = super().sweep(arguments)
         if not self._is_ours():

@@ -223,6 +223,18 @@ def test_what_is_neither_a_file_nor_a_device_is_refused(
     assert {each: each.lstat().st_ino for each in tmp_path.iterdir()} == before
 
 
+@pytest.mark.parametrize("kind", ["directory", "loop", "fifo", "socket"])
+def test_only_regular_files_are_read(kind: str, tmp_path: Path) -> None:
+    """And nothing is waited for, as the writer of a pipe would be."""
+    special(kind, tmp_path / "here")
+    for path in (tmp_path / "here", Path("/dev/zero")):
+        with pytest.raises(OSError):
+            atomic.read_bytes(path)
+    (tmp_path / "file").write_bytes(b"a")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    assert atomic.read_bytes(tmp_path / "link") == b"a"
+
+
 def writing_text(field: str, path: Path) -> None:
     with writing(field, path):
         atomic.write_text(path, "new")

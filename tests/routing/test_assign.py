@@ -287,6 +287,8 @@ def test_reroute_sends_overflow_to_the_next_best_expert() -> None:
     assert kept_pairs(two.index_TS, two.keep_TS) == [(0, 1), (2, 0)]
     three = assign(scores, Method("token_reroute", gamma=1.0, rounds=3), groups)
     assert kept_pairs(three.index_TS, three.keep_TS) == [(0, 1), (1, 2), (2, 0)]
+    most = assign(scores, Method("token_reroute", gamma=1.0, rounds=10**9), groups)  # it ends
+    assert kept_pairs(most.index_TS, most.keep_TS) == kept_pairs(three.index_TS, three.keep_TS)
 
 
 def test_local_candidates_are_those_of_the_rank_also_per_sequence() -> None:

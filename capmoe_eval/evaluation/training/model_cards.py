@@ -24,7 +24,7 @@ from capmoe_eval.evaluation.tasks import TaskLibrary
 from capmoe_eval.experiment.cell import TASK_FIELDS, Cell, ModelId, TaskId
 from capmoe_eval.experiment.configuration import load_option
 from capmoe_eval.experiment.datasource import DataSource
-from capmoe_eval.experiment.files import write_text
+from capmoe_eval.experiment.files import read_bytes, write_text
 from capmoe_eval.experiment.schema import TASK_DEFAULTS
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.checkpoint import load_checkpoint
@@ -103,7 +103,7 @@ def write(
     recipe, file = recipes.recipe(name), directory / "card.json"
     before: dict[str, Any] = {}
     if training is None or file.is_file():
-        before = json.loads(file.read_text(encoding="utf-8"))
+        before = json.loads(read_bytes(file))
     model = load_checkpoint(directory, kind=recipes.model_class(recipe), dtype=torch.float32)
     card = {
         "name": name,

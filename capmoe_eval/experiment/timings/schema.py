@@ -25,7 +25,7 @@ from capmoe_eval.experiment.checked import (
     field_validator,
     from_json,
 )
-from capmoe_eval.experiment.files import write_text
+from capmoe_eval.experiment.files import read_bytes, write_text
 from capmoe_eval.experiment.record_part import Amount, Count, Part, Positive
 from capmoe_eval.experiment.timings.findings import Balance, Faults
 from capmoe_eval.experiment.timings.names import DROPLESS, bench_command, evaluation_command
@@ -346,7 +346,7 @@ _FileT = TypeVar("_FileT", bound=File)
 
 def _read(kind: type[_FileT], path: Path, again: str) -> _FileT:
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
         content: Any = from_json(data)
         said = content.get("schema", "none") if isinstance(content, dict) else kind.SCHEMA
         if said == kind.SCHEMA:

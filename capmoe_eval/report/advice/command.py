@@ -38,6 +38,8 @@ EXAMPLE: Final = "example"
 """Stands on the command line for the trace in the package."""
 EXAMPLE_MODEL: Final = "zoo_olmoe"
 """The model of that trace."""
+_OF_TRACES = ("results", "model", "gammas", "experts", "top_k", "step_tokens", "only")
+"""The options that records have no use for."""
 ReadTrace = Callable[[Path, int | None, int | None], "Trace"]
 
 
@@ -129,6 +131,12 @@ def _advised(given: argparse.Namespace, read_trace: ReadTrace, reader: Reader | 
         raise UsageError("ranks: is not known; give the expert-parallel ranks, such as --ranks 8")
     deployment = Deployment(ranks, given.experts_per_rank, given.link_share, given.expert_bytes)
     if trace is None:
+        for name in _OF_TRACES:
+            if getattr(given, name) is not None:
+                raise UsageError(
+                    f"--{name.replace('_', '-')}: is of a trace, and {given.source} are records; "
+                    "leave it out"
+                )
         source = given.source.resolve()
         records = read_records(source.parent, source.name, reader)
         return advise_on_records(Quality(records, ranks), deployment, budget)

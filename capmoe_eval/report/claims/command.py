@@ -8,10 +8,16 @@ from pathlib import Path
 
 from capmoe_eval.errors import UsageError, bad_choice, writing
 from capmoe_eval.experiment.application import run_command
-from capmoe_eval.experiment.arguments import Parser, recompute_option, report_options
+from capmoe_eval.experiment.arguments import Parser, check_once, recompute_option, report_options
 from capmoe_eval.experiment.configuration import options
 from capmoe_eval.experiment.files import check_writable, write_text
-from capmoe_eval.experiment.results import LOCAL, Reader, directories, read_results
+from capmoe_eval.experiment.results import (
+    LOCAL,
+    Reader,
+    directories,
+    read_results,
+    record_places,
+)
 from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.paper.benchmarks import read_bench
 from capmoe_eval.paper.claims.entries import paper_claims
@@ -51,6 +57,10 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
         kept = (directory / FILE.format("claims") for directory in directories(results))
         effects = Effects(*kept, recompute=given.recompute)
         report = build(results, profile, folder, given.bench, reader, effects)
+        if not report.evidence.records and ("results_dir" in settings or record_places(results)):
+            raise UsageError(
+                f"results_dir={results}: no whole record there; name one that has records"
+            )
         effects.write()
         for line in report.evidence.broken:
             print(f"left out: {line}", file=sys.stderr)
@@ -89,6 +99,7 @@ def build(
 
 def _settings(overrides: Sequence[str]) -> Mapping[str, str]:
     settings = {}
+    check_once(overrides)
     for word in overrides:
         key, equals, value = word.partition("=")
         if not equals or not value:

@@ -10,7 +10,7 @@ from capmoe_eval.experiment.application import run_all, run_command
 from capmoe_eval.experiment.arguments import Parser, report_options
 from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.results import Reader
-from capmoe_eval.paper.benchmarks import read_bench
+from capmoe_eval.paper.benchmarks import check_folder, read_bench
 from capmoe_eval.report.figures.catalogue import FIGURES, Sources, Spec, get_figure
 from capmoe_eval.report.figures.evidence import FigurePlans, gather
 from capmoe_eval.report.figures.studies import gather_study
@@ -65,6 +65,7 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
                 print(f"{spec.name}: {line}", file=sys.stderr)
 
         check_writable("--out", given.out)
+        check_folder(given.bench)
         formats = [word for word in given.formats.split(",") if word]
         if given.missing:
             for line in dict.fromkeys(line for spec in chosen for line in sources(spec).absent):

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from capmoe_eval.errors import UsageError, field_problem
 from capmoe_eval.experiment.configuration import Plan, model_notes, options, profile_name
+from capmoe_eval.experiment.files import read_bytes
 from capmoe_eval.experiment.record import VERDICTS, Record
 from capmoe_eval.experiment.results import LOCAL, Reader, directories, record_places
 from capmoe_eval.experiment.selection import Finished, finished, planned
@@ -45,7 +46,7 @@ def attempt(make: Callable[[], Made]) -> Made | str:
 def read(kind: type[File], path: Path) -> File | str:
     """Return a JSON file of a kind, or why it cannot be read."""
     try:
-        return kind.model_validate_json(path.read_bytes())
+        return kind.model_validate_json(read_bytes(path))
     except OSError as error:
         return f"{path}: cannot be read ({error})"
     except ValidationError as error:

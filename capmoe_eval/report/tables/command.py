@@ -18,6 +18,7 @@ from capmoe_eval.experiment.arguments import Parser, report_options
 from capmoe_eval.experiment.files import check_writable
 from capmoe_eval.experiment.results import Reader, directories
 from capmoe_eval.experiment.selection import LEFT_OUT
+from capmoe_eval.paper.benchmarks import check_folder
 from capmoe_eval.paper.tables import PAPER_TABLES, TABLES
 from capmoe_eval.report.tables.measured import cell_config, measured_table
 from capmoe_eval.report.tables.published import VERSIONS, published_table
@@ -68,6 +69,7 @@ def main(arguments: Sequence[str] | None = None, reader: Reader | None = None) -
         # One table that cannot be rendered takes no other with it.
         check_writable("--out", given.out)
         if not given.published:
+            check_folder(given.bench)
             _check_results(given.overrides)
         wanted = _wanted(given.name, given.published)
         return run_all([functools.partial(render, *table) for table in wanted])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from capmoe_eval.errors import UsageError, reading
+from capmoe_eval.experiment.files import read_bytes
 from capmoe_eval.serving.readers.tensor_file import array, load_tensors
 from capmoe_eval.serving.trace import Array, Trace, unsigned
 from capmoe_eval.serving.trace_file import check_regular
@@ -31,7 +32,7 @@ def read_megatron(path: Path) -> Trace:
     """
     fix = "give the directory of a workload that its benchmark.py --write-trace wrote"
     with reading(path, "no trace of Megatron-LM", fix):
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads(read_bytes(path / MANIFEST))
         if not isinstance(manifest, dict):
             raise ValueError("manifest.json: must be a JSON object")
         if manifest["schema_version"] != _SCHEMA:

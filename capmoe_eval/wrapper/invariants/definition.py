@@ -198,7 +198,10 @@ def kept_pairs(tokens: RoutedTokens) -> Array:
         for _ in range(method.rounds):
             selected_TE = tokens.best_of(remaining_TE, tokens.top_k)
             kept_TE = _best_in_buckets(tokens, selected_TE)
-            remaining_TE = remaining_TE & ~(selected_TE & ~kept_TE)
+            rejected_TE = selected_TE & ~kept_TE
+            if not rejected_TE.any():  # another round would keep the same pairs
+                break
+            remaining_TE = remaining_TE & ~rejected_TE
         return kept_TE
     kept_TE = _best_in_buckets(tokens, chosen_TE | _added_candidates(tokens))
     return _at_most_k(tokens, kept_TE) if method.max_k else kept_TE
