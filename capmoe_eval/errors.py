@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 LARGEST = 10**9
 """The largest count that a setting may have; what lies beyond would overflow or never end."""
 _SHOWN = 100  # characters of a value
+_LISTED = 100  # names that a line lists; lm-eval has 14,000 tasks
 _LONGEST_NAME = 100  # bytes; a file system takes 255 for a name, and the suite adds endings
 
 
@@ -68,7 +69,8 @@ def bad_choice(field: str, value: object, choices: Iterable[str]) -> UsageError:
     names = list(choices)
     close = difflib.get_close_matches(str(value), names, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
-    return UsageError(f"{field}={shown(value)}: {hint}choose one of {', '.join(names)}")
+    listed = ", ".join(names) if len(names) <= _LISTED else f"{len(names)} names"
+    return UsageError(f"{field}={shown(value)}: {hint}choose one of {listed}")
 
 
 def unwritable(field: str, path: Path, error: OSError) -> UnwritableError:

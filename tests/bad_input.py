@@ -519,7 +519,7 @@ REPORTS: Mapping[str, Mapping[str, str]] = {
         },
         "example --ranks 8 --at-most-points 1 --experts-per-rank 33": "needs one of each at most",
         "traces/fifo.npz --at-most-points 1": "no regular file",
-        ". --at-most-points 1": "manifest.json",
+        "columns --at-most-points 1": "manifest.json",
         "pipes/zoo_olmoe --at-most-points 1 --ranks 8": "no whole record of model",
         "pipes/zoo_olmoe --at-most-points 1 --ranks 8 --gammas 1": "--gammas: is of a trace",
         "example --nope": "--nope",

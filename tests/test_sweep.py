@@ -51,6 +51,7 @@ class Counting:
 @pytest.fixture
 def sweep() -> Any:
     """The loader, and the configuration of a sweep."""
+    HydraConfig.instance().cfg = None  # a command that another test ran here leaves its own
     with initialize_config_dir(str(config_directory()), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
         master = loader.load_configuration("config", [], RunMode.MULTIRUN)

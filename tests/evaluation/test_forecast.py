@@ -107,7 +107,7 @@ def test_a_measured_rate_is_a_line_through_two_sizes(
         return SimpleNamespace(n=cell.limit, provenance=SimpleNamespace(seconds=seconds))
 
     monkeypatch.setattr(forecast_module, "evaluate", evaluate)
-    (plan,) = small("tasks=obqa", "limit=null")
+    (plan,) = records.planned("model=tiny_olmoe", "batch_size=4", "tasks=obqa", "limit=null")
     plan = dataclasses.replace(plan, source=ready(plan.source))
     lm: Any = None
     rate = measured_rate(plan, lm, TaskLibrary(), 100)
