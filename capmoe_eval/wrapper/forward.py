@@ -40,10 +40,10 @@ def hooked(model: nn.Module, meter: Meter) -> Iterator[None]:
     """Install hooks and kernels, and remove them on exit, also on an exception."""
     hooks = _ForwardHooks(model, meter)
     with ExitStack() as stack:
-        for layer in (of_layer.layer for of_layer in meter.layers):
+        for number, layer in enumerate(of_layer.layer for of_layer in meter.layers):
             # Experts that are spread over processes never get a dropped slot: it is not sent.
             if not meter.method.is_stock and layer.ranks is ALONE:
-                stack.enter_context(kept_pairs_kernel(layer.experts, hooks.watch(layer)))
+                stack.enter_context(kept_pairs_kernel(layer.experts, hooks.watch(number)))
         for handle in hooks.install():
             stack.callback(handle.remove)
         stack.enter_context(guarded(model, meter, hooks))
@@ -89,13 +89,12 @@ class _ForwardHooks:
                 of(experts, self._experts_hook(number, meter)), with_kwargs=True
             )
 
-    def watch(self, layer: MoeLayer) -> Callable[[Tensor], None]:
+    def watch(self, number: int) -> Callable[[Tensor], None]:
         """Return a function that notes the experts that a layer's stock kernel computes."""
-        numbers = {meter.layer.name: number for number, meter in enumerate(self._meter.layers)}
 
         def note(index: Tensor) -> None:
             event = None if self._plan is None else self._plan.event
-            call = None if event is None else event.experts.get(numbers[layer.name])
+            call = None if event is None else event.experts.get(number)
             if call is not None and call.computed is not None:
                 call.computed.append(index)
 

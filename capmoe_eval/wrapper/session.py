@@ -37,7 +37,7 @@ def capacity_aware(
 
     Inside the block every forward of ``model`` routes by the method. The token mask is the
     ``attention_mask`` that the model is called with (or :meth:`Meter.real_tokens`); without one all
-    tokens are real. After every forward the promises of ``docs/methods.md`` are checked.
+    tokens are real. After every forward the invariants of ``docs/methods.md`` are checked.
     ``generate`` works with any cache: the prompt is computed under the capacity, and with
     ``decode="constrained"`` the other forwards are, too; with ``decode="only"`` they alone are.
 
@@ -60,7 +60,7 @@ def capacity_aware(
     Raises:
         UsageError: For an invalid knob, a model whose routers cannot be identified, a model that
             is under a capacity already, and in the block for a forward beside another one.
-        EnforcementError: If a promise is broken.
+        EnforcementError: If an invariant is broken.
     """
     for knob in knobs:
         choice(*sorted(KNOBS))("knob", knob)

@@ -76,10 +76,11 @@ class DefinitionCheck:
 
     def examine(self, event: ForwardEvent) -> None:
         """Check every layer of a forward; processes that share the model do so together."""
-        ranks = self._layers[0].ranks
-        counts = []
+        ranks, is_counted_N = self._layers[0].ranks, self._counted(event)
+        is_image_N, counts = definition.image_tokens(event), []
         for number, layer in enumerate(self._layers):
-            parts = ranks.collect(self._part(number, event))  # in the first process alone
+            part = self._part(number, event, is_counted_N, is_image_N)
+            parts = ranks.collect(part)  # in the first process alone
             faults, buckets = _judge(layer, parts) if parts else (Counter[str](), 0)
             count = torch.tensor([buckets, *(faults[name] for name in _FAULTS)])
             device = event.experts[number].index_NA.device  # where processes exchange tensors
@@ -94,18 +95,24 @@ class DefinitionCheck:
         """Return the number of faults of an invariant in all layers."""
         return sum(faults[invariant] for faults in self.faults)
 
-    def _part(self, number: int, event: ForwardEvent) -> _LayerPart:
-        """Return this process's part of a layer's forward."""
-        layer, method = self._layers[number], self._methods[number]
-        router, experts = event.routers[number], event.experts[number]
+    def _counted(self, event: ForwardEvent) -> Array:
+        """Return a mask of the tokens of the flattened batch that count [N]."""
         is_counted_BS = definition.counted_tokens(
             None if event.mask_BM is None else _array(event.mask_BM),
             (event.n_sequences, event.n_new),
             event.first_column,
-            count_padding=method.count_padding,
+            count_padding=self._methods[0].count_padding,  # layers differ in γ alone
         )
-        is_counted_N = is_counted_BS.reshape(-1) & (not event.is_idle)
-        row_T, is_image_N = np.flatnonzero(is_counted_N), definition.image_tokens(event)
+        is_counted_N: Array = is_counted_BS.reshape(-1) & (not event.is_idle)
+        return is_counted_N
+
+    def _part(
+        self, number: int, event: ForwardEvent, is_counted_N: Array, is_image_N: Array | None
+    ) -> _LayerPart:
+        """Return this process's part of a layer's forward."""
+        layer, method = self._layers[number], self._methods[number]
+        router, experts = event.routers[number], event.experts[number]
+        row_T = np.flatnonzero(is_counted_N)
         rows = torch.from_numpy(row_T).to(router.topk_NK.device)
         scores = layer.gate.scores(router.logits_NE[rows], router.topk_NK[rows])
         eligible_TE = np.ones(scores.score_TE.shape, dtype=bool)
