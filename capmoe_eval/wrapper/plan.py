@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -15,7 +16,6 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.assign import bucket_limits
 from capmoe_eval.routing.groups import TokenGroups, group_tokens, moved
 from capmoe_eval.routing.method import Method
-from capmoe_eval.wrapper.invariants.event import ForwardEvent
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.modality import image_bands
 from capmoe_eval.wrapper.ranks import ALONE, Ranks
@@ -83,6 +83,25 @@ class Tokens(NamedTuple):
     band_T: Tensor | None  # its part of the image, see :func:`image_bands`
 
 
+@dataclass(frozen=True)
+class ForwardStart:
+    """What a forward of the model is called with."""
+
+    number: int  # forwards of the model before this one
+    mask_BM: Tensor | None  # real tokens; None if all are real
+    first_column: int  # of the mask that is of a new token
+    n_sequences: int  # B
+    n_new: int  # S
+    n_cached: int
+    # In a generation, whether the forward computes the prompt; None outside of any.
+    is_prompt: bool | None
+    is_idle: bool  # True for a process without a sequence of the batch
+    config: Any  # of the model, which names the tokens that stand for images
+    input_ids_BS: Tensor | None
+    token_types_BS: Tensor | None  # 0 for text
+    prompt_length: int  # new tokens that are of the prompt; those after them were generated
+
+
 @dataclass(eq=False)
 class ForwardPlan:
     """The tokens, groups and capacities of one forward, shared by its layers."""
@@ -99,7 +118,9 @@ class ForwardPlan:
     # (layer, "router" or "experts") of each module that ran so far
     seen: list[tuple[int, str]] = field(default_factory=list)
     choices: dict[int, Tensor] = field(default_factory=dict)  # counted tokens' top-k, by layer
-    event: ForwardEvent | None = None  # what happens in a forward that is examined
+    start: ForwardStart | None = None  # its call; None in tests of the capacities alone
+    observers: Sequence[Any] = ()  # those that see its layers
+    routed: dict[int, Any] = field(default_factory=dict)  # layers whose experts are still to run
     _on: dict[torch.device, Tokens] = field(default_factory=dict)
     _capacities: dict[object, Tensor] = field(default_factory=dict)
 
