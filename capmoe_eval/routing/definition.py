@@ -68,6 +68,13 @@ class RoutedTokens:
         np.put_along_axis(chosen_TE, self.topk_TK, True, axis=1)
         return chosen_TE
 
+    @property
+    def router_weight_TE(self) -> Array:
+        """The router's own combine weights of its choice, 0 for other pairs."""
+        weight_TE = np.zeros(self.score_TE.shape)
+        np.put_along_axis(weight_TE, self.topk_TK, self.weight_TK, axis=1)
+        return weight_TE
+
     def best_of(self, pair_TE: Array, most: int) -> Array:
         """Return each token's ``most`` best of the pairs [T, E].
 

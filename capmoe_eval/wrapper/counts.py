@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from capmoe_eval.routing.homes import by_rank
+from capmoe_eval.routing.placement import by_rank
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import bucket_loads
 from capmoe_eval.wrapper.layers import MoeLayer
@@ -145,7 +145,7 @@ class PairCounts:
         taken_NA = pads_N1 & (self._index_NA < self._layer.n_experts)
         # A forward that drops and adds nothing is the model's own, pads included, where a capacity
         # decides and one process has all experts.
-        may_be_stock = self._layer.ranks is ALONE and self._method.bound is not None
+        may_be_stock = self._layer.ranks is ALONE and self._method.unit is not None
         if may_be_stock and self._topk_NK.shape == self._index_NA.shape:
             taken_NA = taken_NA & (self.lost_TK.any() | (self._index_NA != self._topk_NK))
         return taken_NA.sum()

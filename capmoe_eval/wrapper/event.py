@@ -24,7 +24,7 @@ from capmoe_eval.wrapper.plan import ForwardPlan
 class RouterCall:
     """The call of a layer's router, for every row of the batch."""
 
-    hidden_NH: Tensor
+    hidden_NH: Tensor | None  # None where the router is called by the names of its arguments
     logits_NE: Tensor
     weight_NK: Tensor  # its combine weights
     topk_NK: Tensor  # its choice
@@ -65,6 +65,6 @@ class LayerForward:
     @cached_property
     def limit_G(self) -> Tensor:
         """The capacity of an expert, or of a device, in each group [G]."""
-        assert self.method.gamma is not None
-        gammas, device = (self.method.gamma,), self.experts.index_NA.device
-        return self.plan.capacities(gammas, self.layer, device)[0]
+        limit_G = self.plan.limit_G(self.method, self.layer, self.experts.index_NA.device)
+        assert limit_G is not None
+        return limit_G

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing.assign import bucket_limits
-from capmoe_eval.routing.groups import TokenGroups, group_tokens, moved
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.method import Method, unit_limits
+from capmoe_eval.routing.tokens import TokenGroups, group_tokens, moved
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.modality import image_bands
 from capmoe_eval.wrapper.ranks import ALONE, Ranks
@@ -163,6 +162,14 @@ class ForwardPlan:
         sizes = {"top_k": layer.top_k, "n_experts": layer.n_experts}
         key = (gammas, *sizes.values(), device)
         if key not in self._capacities:
-            limits = [bucket_limits(self.method, self.groups, **sizes, gamma=g) for g in gammas]
+            tokens = self.groups.tokens
+            limits = [unit_limits(self.method, gamma, tokens, **sizes) for gamma in gammas]
             self._capacities[key] = moved(torch.tensor(limits), device)
         return self._capacities[key]
+
+    def limit_G(self, method: Method, layer: MoeLayer, device: torch.device) -> Tensor | None:
+        """Return the capacity of each group [G] at the γ of a layer's method; None without."""
+        if method.factor is None:
+            return None
+        assert method.factor.uniform is not None
+        return self.capacities((method.factor.uniform,), layer, device)[0]

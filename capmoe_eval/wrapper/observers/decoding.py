@@ -44,7 +44,7 @@ class DecodeSteps(CountingObserver):
             activated_before=(counts.demand_E > 0).sum(),
             activated_after=(counts.kept_E > 0).sum(),
         )
-        if event.method.gamma is not None:
+        if event.method.factor is not None:
             units = by_unit(counts.kept_GE, event.method, event.calibrated).shape[1]
             sums.add(slots=event.limit_G.sum() * units)
 

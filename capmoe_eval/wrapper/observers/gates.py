@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from capmoe_eval.routing.groups import moved
+from capmoe_eval.routing.tokens import moved
 from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.observers.loads import finite
@@ -49,7 +49,7 @@ class GateCheck(Observer):
 
     def end(self, plan: ForwardPlan) -> None:
         """Have all processes know the largest faults of any, so that all raise."""
-        if self._ranks is not ALONE:
+        if plan.constrained and self._ranks is not ALONE:
             faults = torch.stack([gate.faults for gate in self.sums])
             for gate, worst in zip(self.sums, self._ranks.highest(faults), strict=True):
                 gate.faults = worst

@@ -147,14 +147,13 @@ class Loads(CountingObserver):
         """Return the invariants of bounds and of pads, with the faults of other observers."""
         method, counts = self._method, tally.counts
         checked = sum(sums.forwards for sums in self.sums)
-        bounds_nothing = method.bound is None and not method.decides_by_batch
         no_slots = "without a capacity there are no slots" if method.is_stock else None
         if method.count_padding and not method.is_stock:
             no_slots = "count_padding: pads count like tokens"
         return {
             "bound_holds": tally.proof(
                 {"violations": counts["violations"]},
-                "the method bounds nothing" if bounds_nothing else None,
+                None if tally.bounds else "the method bounds nothing",
                 checked=checked,
                 examined=True,
             ),
@@ -198,7 +197,7 @@ def _add_bounds(sums: Sums, event: LayerForward) -> None:
     computed = method.wrongly_computed(counts.demand_E, counts.kept_E)
     if computed is not None:
         sums.add(violations=computed)
-    if method.gamma is None:  # without a capacity
+    if method.factor is None:  # without a capacity
         return
     limit_GU = event.limit_G[:, None].expand_as(kept_GU)
     sums.add(slots=limit_GU.sum(), unused_slots=(limit_GU - kept_GU).clamp_min(0).sum())

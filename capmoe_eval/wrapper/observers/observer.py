@@ -23,7 +23,8 @@ class Tally:
     forwards: int  # of the model
     constrained: int  # those under the method
     decode: str  # the knob, which says why no forward was
-    counts: Mapping[str, int]  # sums over the layers and the observers: see Observer.breaking
+    counts: Mapping[str, int]  # of faults that several observers count, by the sum's name
+    bounds: bool  # whether any observer compared loads with a bound
     examined: Mapping[str, int] = field(default_factory=dict)  # compared with the definition
 
     def proof(
@@ -80,7 +81,7 @@ class Observer:
         """See a layer."""
 
     def end(self, plan: ForwardPlan) -> None:
-        """See the end of a forward whose layers it has seen."""
+        """See the end of a forward, also of one whose layers it did not ask for."""
 
     # What it found out.
 
