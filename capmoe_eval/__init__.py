@@ -1,8 +1,9 @@
 """Reproduction suite for Capacity-Aware Inference in Mixture-of-Experts models.
 
-``with capacity_aware(model, method="score", gamma=1.0) as meter:`` runs a loaded transformers model
-under a capacity; ``Method`` names every knob; ``load_frame`` reads results. They are loaded when
-first used, so that commands which need no torch start without it.
+``with capacity_aware(model, TokenDrop(gamma=1.0)) as meter:`` runs a loaded transformers model under
+a capacity; a method is a class such as ``TokenDrop``, or what ``create_method("score", 1.0)`` makes;
+``load_frame`` reads results. They are loaded when first used, so that commands which need no torch
+start without it.
 """
 
 from __future__ import annotations
@@ -18,18 +19,26 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["METHODS", "Meter", "Method", "__version__", "capacity_aware", "load_frame"]
-
-_HOMES = {
-    "METHODS": "capmoe_eval.routing.method",
+_MODULES = {
+    "Baseline": "capmoe_eval.routing.methods.baseline",
+    "Bounded": "capmoe_eval.routing.method",
+    "ExpandedDrop": "capmoe_eval.routing.methods.expanded_drop",
+    "ExpertDrop": "capmoe_eval.routing.methods.expert_drop",
     "Meter": "capmoe_eval.wrapper.meter",
     "Method": "capmoe_eval.routing.method",
+    "TokenDrop": "capmoe_eval.routing.methods.token_drop",
+    "TokenReroute": "capmoe_eval.routing.methods.token_reroute",
     "capacity_aware": "capmoe_eval.wrapper.session",
+    "create_method": "capmoe_eval.routing.registry",
     "load_frame": "capmoe_eval.experiment.results",
+    "method_names": "capmoe_eval.routing.registry",
+    "register": "capmoe_eval.routing.registry",
 }
+
+__all__ = [*_MODULES, "__version__"]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
