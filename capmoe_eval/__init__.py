@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from capmoe_eval.experiment.results import load_frame
-    from capmoe_eval.routing.method import METHODS, Method
+    from capmoe_eval.routing.method import Bounded, Method
+    from capmoe_eval.routing.methods.baseline import Baseline
+    from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
+    from capmoe_eval.routing.methods.expert_drop import ExpertDrop
+    from capmoe_eval.routing.methods.token_drop import TokenDrop
+    from capmoe_eval.routing.methods.token_reroute import TokenReroute
+    from capmoe_eval.routing.registry import create_method, method_names, register
     from capmoe_eval.wrapper.meter import Meter
     from capmoe_eval.wrapper.session import capacity_aware
 
@@ -35,7 +41,39 @@ _MODULES = {
     "register": "capmoe_eval.routing.registry",
 }
 
-__all__ = [*_MODULES, "__version__"]  # noqa: PLE0604
+__all__ = [
+    "Baseline",
+    "Bounded",
+    "ExpandedDrop",
+    "ExpertDrop",
+    "Meter",
+    "Method",
+    "TokenDrop",
+    "TokenReroute",
+    "__version__",
+    "capacity_aware",
+    "create_method",
+    "load_frame",
+    "method_names",
+    "register",
+]
+
+_ROUTING = "capmoe_eval.routing"
+_MODULES = {
+    "Baseline": f"{_ROUTING}.methods.baseline",
+    "Bounded": f"{_ROUTING}.method",
+    "ExpandedDrop": f"{_ROUTING}.methods.expanded_drop",
+    "ExpertDrop": f"{_ROUTING}.methods.expert_drop",
+    "Meter": "capmoe_eval.wrapper.meter",
+    "Method": f"{_ROUTING}.method",
+    "TokenDrop": f"{_ROUTING}.methods.token_drop",
+    "TokenReroute": f"{_ROUTING}.methods.token_reroute",
+    "capacity_aware": "capmoe_eval.wrapper.session",
+    "create_method": f"{_ROUTING}.registry",
+    "load_frame": "capmoe_eval.experiment.results",
+    "method_names": f"{_ROUTING}.registry",
+    "register": f"{_ROUTING}.registry",
+}
 
 
 def __getattr__(name: str) -> Any:
