@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import Field
 
 from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.routing.calibrated import CalibratedRule, placement_rule
 from capmoe_eval.routing.capacity import (
     CapacityFactor,
     capacity,
     experts_per_rank,
     parse_factor,
 )
-from capmoe_eval.routing.calibrated import CalibratedRule, placement_rule
 from capmoe_eval.routing.knobs import LARGEST, OMIT_DEFAULT, check, declared_knobs
 from capmoe_eval.routing.registry import CONTIGUOUS, placements
 

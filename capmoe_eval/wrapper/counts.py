@@ -7,8 +7,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from capmoe_eval.routing.placement import by_rank
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.placement import by_rank
 from capmoe_eval.routing.scores import bucket_loads
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.plan import ForwardPlan

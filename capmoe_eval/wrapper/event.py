@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+
 from torch import Tensor
 
 from capmoe_eval.routing.method import Method

@@ -194,6 +194,9 @@ class Meter:
         """Return the statistics of a layer; with its γ where the layers have several."""
         factor = self.method.factor
         report = {key: value for of in self._observers for key, value in of.layer(number).items()}
+        sums = [of.sums[number] for of in self._observers if len(of.sums) > number]
+        for name in _SHARED:
+            report[name] = sum(part.count(name) for part in sums if isinstance(part, Sums))
         if factor is not None and factor.uniform is None:
             report["gamma"] = gamma_json(factor.of_layer(number))
         return report

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing.method import Method, unit_limits
+from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.tokens import TokenGroups, group_tokens, moved
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.modality import image_bands
@@ -163,7 +163,7 @@ class ForwardPlan:
         key = (gammas, *sizes.values(), device)
         if key not in self._capacities:
             tokens = self.groups.tokens
-            limits = [unit_limits(self.method, gamma, tokens, **sizes) for gamma in gammas]
+            limits = [self.method.limits(tokens, gamma=gamma, **sizes) for gamma in gammas]
             self._capacities[key] = moved(torch.tensor(limits), device)
         return self._capacities[key]
 

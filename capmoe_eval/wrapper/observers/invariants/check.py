@@ -142,7 +142,9 @@ class DefinitionCheck(Observer):
         why = None
         if not self._is_defined:
             why = "the method has no definition to compare with (kept_pairs)"
-        proofs = {"pairs_valid": tally.proof({"violations": self._total("pairs_valid")}, examined=True)}
+        proofs = {
+            "pairs_valid": tally.proof({"violations": self._total("pairs_valid")}, examined=True)
+        }
         for name in ("pairs_as_defined", "weights_as_defined"):
             proofs[name] = tally.proof({"violations": self._total(name)}, why, examined=True)
         return proofs
