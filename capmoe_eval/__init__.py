@@ -2,8 +2,8 @@
 
 ``with capacity_aware(model, TokenDrop(gamma=1.0)) as meter:`` runs a loaded transformers model
 under a capacity. A method is a class such as ``TokenDrop``; ``create_method("score", 1.0)`` makes
-one by its name. ``load_frame`` reads results. All are loaded when first used, so that commands which
-need no torch start without it.
+one by its name. ``load_frame`` reads results. They are loaded when first used, so that commands
+which need no torch start without it.
 """
 
 from __future__ import annotations
