@@ -20,7 +20,7 @@ from capmoe_eval.routing.scores import Scores, addable
 from capmoe_eval.routing.tokens import TokenGroups
 
 if TYPE_CHECKING:
-    from capmoe_eval.routing.method import Bounded
+    from capmoe_eval.routing.mixins import Bounded
 
 # Shape suffixes: T counted tokens, E routed experts, K = top-k, S candidate slots per token,
 # G capacity groups, D devices (ranks).
