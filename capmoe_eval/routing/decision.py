@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def score_keys(scores: Scores, index_TS: Tensor) -> Tensor:
-    """Return keys [T, S] by which a unit keeps its best-scoring pairs (paper, Equation 10)."""
+    """Return keys [T, S] by which a unit keeps its best-scoring pairs (Equations 7 to 10)."""
     return score_key(scores.score_TE.gather(1, index_TS))
 
 
