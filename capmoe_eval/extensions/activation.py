@@ -15,7 +15,8 @@ from pydantic import Field
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.knobs import LARGEST
-from capmoe_eval.routing.method import Counting, LabelPart
+from capmoe_eval.routing.method import LabelPart
+from capmoe_eval.routing.mixins import Counting
 
 if TYPE_CHECKING:
     from torch import Tensor

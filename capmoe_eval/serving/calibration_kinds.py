@@ -271,7 +271,8 @@ class ExpertSimilarity(Calibration):
     def measured(cls, observer: Similarities, layers: Counted) -> dict[str, Any]:
         """Return the similarities of every layer."""
         similarities = []
-        for layer, similarity_EE in zip(observer.sums, observer.similarities(), strict=True):
+        for outputs, similarity_EE in zip(observer.sums, observer.similarities(), strict=True):
+            layer = outputs.layer
             one, other = torch.triu_indices(layer.n_experts, layer.n_experts, offset=1)
             pairs = rounded_shares(similarity_EE.cpu()[one, other].tolist())
             similarities.append(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from capmoe_eval.errors import EnforcementError
-from capmoe_eval.routing.capacity import gamma_json
+from capmoe_eval.routing.factor import gamma_json
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.layers import MoeLayer
 from capmoe_eval.wrapper.observers.decoding import DecodeSteps
