@@ -449,7 +449,7 @@ def test_statistics_of_decode_steps_are_those_of_decode_steps_alone() -> None:
     _, without = generate_until(Ends([11] * 4), knobs={"decode": "unconstrained"})
     assert "decode" not in without.summary() and "decode" not in prompt.summary()
     # Both computed the same prompt.
-    first = [layer.report() for layer in without.layers]
+    first = without.report()["layers"]
 
     def more(name: str) -> int:
         return sum(a[name] - b[name] for a, b in zip(layers, first, strict=True))

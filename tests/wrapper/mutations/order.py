@@ -33,9 +33,9 @@ from tests.wrapper.mutations.mutation import (
     outcome,
     result,
 )
+from tests.wrapper.mutations.settings import with_knobs
 
 _KEY = "routing.methods.token_drop:RandomDrop.random_numbers"
-from tests.wrapper.mutations.settings import with_knobs
 
 
 def _scored(name: str, change: Callable[[Scores], Tensor], *more: Any) -> Mutation:
