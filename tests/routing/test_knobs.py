@@ -70,7 +70,7 @@ def small(number: int) -> int:
         (None, SCOPE, "choose one of batch, sequence"),
         (7, SCOPE | ALL, "choose one of batch, sequence, or null for all"),
         ("no", bool | Literal["calibrate"], "must be true or false, or calibrate"),
-        ([0, -1], list[Count], "must be a list, each item of which is a whole number of at least 1"),
+        ([0, 1.0], list[int], "must be a list, each item of which is a whole number"),
         ([], FACTORS, "must be a list, each item of which is a number of at least 0"),
         ([1.0, True], FACTORS, "must be a list, each item of which is a number of at least 0"),
         (3, Annotated[int, AfterValidator(even)], "must be even"),
