@@ -1,0 +1,96 @@
+"""The one routine that keeps the best pairs of every bucket, against a loop; it compiles."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+import torch
+from torch import Tensor
+
+from capmoe_eval.routing.buckets import ADDED, DROPPED_FIRST, KEY_BITS, keep_best, score_key
+
+N_CASES = 300
+
+
+def draw(seed: int) -> dict[str, Tensor | None]:
+    """Return random arguments: many ties, empty buckets, buckets of several slots of a token."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def below(high: int, *shape: int) -> Tensor:
+        return torch.randint(high, shape, generator=generator)
+
+    n_tokens, n_slots, n_buckets = (int(below(high, 1)) for high in (40, 7, 9))
+    n_slots, n_buckets = n_slots + 1, n_buckets + 1
+    shape = (n_tokens, n_slots)
+    levels = [1, 3, 1 << 31][seed % 3]
+    key_TS = below(levels, *shape)
+    if seed % 2:
+        key_TS = key_TS.int()
+    else:
+        key_TS = key_TS + below(2, *shape) * ADDED + below(2, n_tokens, 1) * DROPPED_FIRST
+    expert_TS = torch.rand(n_tokens, 12, generator=generator).argsort(dim=1)[:, :n_slots]
+    return {
+        "bucket_TS": below(n_buckets, *shape),
+        "key_TS": key_TS,
+        "limit_B": below(12, n_buckets),
+        "valid_TS": None if seed % 5 == 0 else below(4, *shape) > 0,
+        "expert_TS": expert_TS,
+    }
+
+
+def by_loop(
+    bucket_TS: Tensor, key_TS: Tensor, limit_B: Tensor, valid_TS: Tensor, expert_TS: Tensor
+) -> Tensor:
+    """Keep the first pairs of every bucket, ordered by key, then token, then expert."""
+    pairs = defaultdict(list)
+    for token, slots in enumerate(bucket_TS.tolist()):
+        for slot, bucket in enumerate(slots):
+            if valid_TS is None or valid_TS[token, slot]:
+                expert = int(expert_TS[token, slot])
+                pairs[bucket].append((int(key_TS[token, slot]), token, expert, slot))
+    keep_TS = torch.zeros(bucket_TS.shape, dtype=torch.bool)
+    for bucket, members in pairs.items():
+        for _, token, _, slot in sorted(members)[: int(limit_B[bucket])]:
+            keep_TS[token, slot] = True
+    return keep_TS
+
+
+def test_keeps_what_a_loop_keeps() -> None:
+    kept = dropped = 0
+    for seed in range(N_CASES):
+        case = draw(seed)
+        keep_TS = keep_best(**case)
+        assert torch.equal(keep_TS, by_loop(**case)), f"seed {seed}"
+        kept, dropped = kept + int(keep_TS.sum()), dropped + int((~keep_TS).sum())
+    assert kept > 1000 < dropped  # the cases decide something
+
+
+def test_ties_of_many_pairs_go_to_the_first_tokens() -> None:
+    """Beyond 32,768 elements torch sorts by another algorithm."""
+    n_tokens, limit = 50_000, 12_345
+    bucket_TS = torch.arange(2).repeat(n_tokens, 1)
+    keep_TS = keep_best(bucket_TS, torch.zeros_like(bucket_TS), torch.tensor([limit, 0]))
+    assert keep_TS[:, 0].nonzero().flatten().tolist() == list(range(limit))
+    assert not keep_TS[:, 1].any()
+
+
+def test_the_highest_key_of_a_bucket_comes_before_the_next_bucket() -> None:
+    bucket_TS = torch.tensor([[1], [0], [0]])
+    key_TS = torch.tensor([[0], [(1 << KEY_BITS) - 1], [(1 << KEY_BITS) - 2]])
+    keep_TS = keep_best(bucket_TS, key_TS, torch.tensor([1, 1]))
+    assert keep_TS.flatten().tolist() == [True, False, True]
+
+
+def test_keys_of_scores_fall_as_scores_rise() -> None:
+    score_S = torch.tensor([1.0, 0.5, 1e-30, 1e-45, 0.0, -0.0])
+    key_S = score_key(score_S)
+    assert (key_S.diff()[:-1] > 0).all()
+    assert key_S[-1] == key_S[-2] == 0x7FFFFFFF
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_compiles_into_one_graph_with_equal_bits(seed: int) -> None:
+    case = draw(seed + 3)
+    compiled = torch.compile(keep_best, fullgraph=True, dynamic=False)
+    assert torch.equal(compiled(**case), keep_best(**case))
