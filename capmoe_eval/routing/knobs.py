@@ -80,14 +80,10 @@ def check(field: str, value: object, annotation: Any) -> Any:
 
 @functools.cache
 def field_types(kind: type) -> dict[str, Any]:
-    """Return name → annotation of a dataclass's fields, without those that hold other objects."""
+    """Return name → annotation of a dataclass's fields, without those that are dataclasses."""
     hints = get_type_hints(kind, include_extras=True)
     names = [field.name for field in dataclasses.fields(kind) if field.init]
-    return {name: hints[name] for name in names if not _is_class(hints[name])}
-
-
-def _is_class(hint: Any) -> bool:
-    return isinstance(hint, type) and hint.__module__ != "builtins"
+    return {name: hints[name] for name in names if not dataclasses.is_dataclass(hints[name])}
 
 
 def check_fields(settings: Any, prefix: str = "") -> None:
