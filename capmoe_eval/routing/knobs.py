@@ -140,9 +140,13 @@ class Knob:
         return self.default == other.default and schemas[0] == schemas[1]
 
 
-@functools.cache
 def declared_knobs(kind: type) -> dict[str, Knob]:
     """Return the knobs that a method's class has, its own and those of its bases."""
+    return _declared_knobs(kind)
+
+
+@functools.cache
+def _declared_knobs(kind: Any) -> dict[str, Knob]:
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
     return {name: Knob(name, defaults[name], hint) for name, hint in field_types(kind).items()}
 
