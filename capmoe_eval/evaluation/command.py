@@ -26,7 +26,7 @@ from capmoe_eval.experiment.configuration import (
 )
 from capmoe_eval.experiment.processes import process_rank
 from capmoe_eval.experiment.results import Reader
-from capmoe_eval.experiment.schema import CALIBRATE
+from capmoe_eval.experiment.settings import CALIBRATE
 
 
 def execute(plans: Sequence[Plan], ask: bool | str = False) -> int:

@@ -17,14 +17,15 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
-from capmoe_eval.errors import NAME, NoModelError, UsageError, bad_choice, choice, shown
+from capmoe_eval.errors import NoModelError, UsageError, bad_choice, check_choice, shown
 from capmoe_eval.experiment.arguments import check_once
 from capmoe_eval.experiment.cell import MODEL_FIELDS, TASK_FIELDS, Cell, ModelId, TaskId
 from capmoe_eval.experiment.datasource import DataSource, cache_directory, data_source
 from capmoe_eval.experiment.results import stored
-from capmoe_eval.experiment.schema import SHARD, TASK_DEFAULTS, check_key
-from capmoe_eval.routing.knobs import KNOBS
-from capmoe_eval.routing.method import Method
+from capmoe_eval.experiment.settings import TASK_DEFAULTS, check_key
+from capmoe_eval.experiment.values import Name
+from capmoe_eval.routing.knobs import check
+from capmoe_eval.routing.registry import create_method, knobs
 
 if TYPE_CHECKING:
     from hydra._internal.hydra import Hydra
@@ -126,8 +127,7 @@ def for_hydra(words: Sequence[str]) -> list[str]:
 def profile_name(config: DictConfig) -> str:
     """Return the profile's name, or raise UsageError if it cannot be a directory of reports."""
     name = (config.get("profile") or {}).get("name")
-    NAME("profile.name", name)
-    return str(name)
+    return str(check("profile.name", name, Name))
 
 
 def options(group: str) -> list[str]:
@@ -137,7 +137,7 @@ def options(group: str) -> list[str]:
 
 def load_option(group: str, name: str) -> DictConfig:
     """Return one option of a group, composed, or raise UsageError if there is none."""
-    choice(*options(group))(group, name)
+    check_choice(group, name, options(group))
     load_options(group, [name])
     return _composed[group, name].copy()
 
@@ -262,7 +262,7 @@ def _check_grid(config: DictConfig, name: str, grid: Mapping[str, Any]) -> None:
             )
         for value in values:
             if key == "model":
-                choice(*options(key))(key, value)
+                check_choice(key, value, options(key))
             elif key != "tasks":  # looked up at each point
                 check_key(key, value)
 
@@ -329,7 +329,7 @@ def share(planned: Sequence[Plan], shard: str | None) -> list[Plan]:
     ``shard`` is ``i/n`` for the i-th of n processes, from 1, or None for all plans; anything else
     is a UsageError.
     """
-    SHARD("shard", shard)
+    check_key("shard", shard)
     if shard is None:
         return list(planned)
     number, _, count = shard.partition("/")
@@ -346,7 +346,9 @@ def _plan(config: Mapping[str, Any], task_name: str) -> Plan:
             dtype=config["dtype"],
             attention=config["attention"],
         ),
-        method=Method(config["method"], config["gamma"], **{knob: config[knob] for knob in KNOBS}),
+        method=create_method(
+            config["method"], config["gamma"], **{knob: config[knob] for knob in knobs()}
+        ),
         task=TaskId(task_name, **{field: task[field] for field in TASK_FIELDS}),
         batch_size=task["batch_size"] or config["batch_size"],
         limit=config["limit"],

@@ -11,6 +11,7 @@ from capmoe_eval.bench.ep.layer import SHAPES, find_shape
 from capmoe_eval.bench.ep.skew import Routing, Skew, Trace
 from capmoe_eval.bench.rounds import say
 from capmoe_eval.errors import UsageError
+from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.timings.schema import Shape
 from capmoe_eval.experiment.timings.studies import FIGURE_1, Plan, Workload
 from capmoe_eval.paper.printed import figure
@@ -166,8 +167,6 @@ def recorded(results: Path, model: str, task: str) -> list[Trace]:
 
 def _record_layers(path: Path, root: Path | None = None) -> list[Trace]:
     """Return every MoE layer of a record; each trace goes on with the layers after its own."""
-    from capmoe_eval.experiment.record import read_record  # needs pydantic
-
     record = read_record(path, root)
     loads = tuple(tuple(layer.load_before) for layer in record.layers)
     return [

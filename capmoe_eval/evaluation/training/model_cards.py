@@ -25,7 +25,7 @@ from capmoe_eval.experiment.cell import TASK_FIELDS, Cell, ModelId, TaskId
 from capmoe_eval.experiment.configuration import load_option
 from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.experiment.files import read_bytes, write_text
-from capmoe_eval.experiment.schema import TASK_DEFAULTS
+from capmoe_eval.experiment.settings import TASK_DEFAULTS
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.checkpoint import load_checkpoint
 from capmoe_eval.zoo import recipes

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from capmoe_eval.experiment.cell import Cell, checks
+from capmoe_eval.experiment.cell import CELL_FIELDS, Cell
 from capmoe_eval.experiment.commands import DIRECTORY, cell_command, override
 from capmoe_eval.experiment.names import gamma_label, gamma_number, gamma_suffix, gamma_text
 from capmoe_eval.experiment.record import Record
@@ -135,7 +135,7 @@ def relatives(records: Sequence[Record]) -> dict[Path, Relatives]:
 def _home(record: Record) -> tuple[object, ...]:
     """Return all of a record's cell but its method."""
     cell = record.cell
-    return cell.model, cell.task, *(getattr(cell, field) for field in checks(Cell))
+    return cell.model, cell.task, *(getattr(cell, field) for field in CELL_FIELDS)
 
 
 def record_page(record: Record, profile: str, others: Relatives, address: Address) -> str:
