@@ -37,6 +37,7 @@ from capmoe_eval.experiment.queue import loads
 from capmoe_eval.experiment.results import Reader, directories, stored
 from capmoe_eval.routing.knobs import CONTIGUOUS
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.serving.calibration import DOCUMENTS
 from capmoe_eval.serving.calibration_kinds import KINDS
 
@@ -167,7 +168,7 @@ def _timed(method: Method) -> Method:
         return dataclasses.replace(method, gamma=1.0, budget=None)
     if method.is_placed:
         return dataclasses.replace(method, placement=CONTIGUOUS)
-    return method if method.calibration is None else Method("baseline")
+    return method if method.calibration is None else create_method("baseline")
 
 
 def _calibration_notes(missing: Sequence[Plan]) -> list[str]:

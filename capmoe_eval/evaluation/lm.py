@@ -27,6 +27,7 @@ from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.cell import check_batch_size
 from capmoe_eval.experiment.processes import process_count
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.checkpoint import load_checkpoint, one_line
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.ranks import ranks_in
@@ -78,7 +79,7 @@ class CapmoeLM(HFLM):
         **kwargs: Any,
     ) -> None:
         knobs = {knob: kwargs.pop(knob) for knob in _KNOBS & kwargs.keys()}
-        chosen = method if isinstance(method, Method) else Method(method, gamma, **knobs)
+        chosen = method if isinstance(method, Method) else create_method(method, gamma, **knobs)
         size = kwargs.get("batch_size") or 1
         check_batch_size(int(size) if str(size).isdecimal() else size, chosen)
         self._tokens = functools.lru_cache(_REMEMBERED)(self._encoded)

@@ -23,6 +23,7 @@ from capmoe_eval.paper.effects import MIX, Effects
 from capmoe_eval.paper.statistics import Effect
 from capmoe_eval.paper.tables import ALL_TASKS
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 
 _LANGUAGE: Final = {MIX, *(column.task for column in ALL_TASKS)}
 
@@ -93,7 +94,7 @@ class Side(BaseModel):
         if isinstance(m, str):
             knobs["m"] = int(m.removesuffix("k") or 1) * top_k
         gamma = home.gamma if isinstance(self.gamma, str) else self.gamma
-        return Method(self.method, gamma, **knobs)
+        return create_method(self.method, gamma, **knobs)
 
     def __str__(self) -> str:
         """Return the side in a few words."""

@@ -15,6 +15,7 @@ from capmoe_eval.experiment.results import Reader, record_places
 from capmoe_eval.paper.evidence import Evidence, Side
 from capmoe_eval.routing.knobs import CONTIGUOUS, EPLB
 from capmoe_eval.routing.method import DEFAULTS, Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.serving.pairs import KEEPERS
 from capmoe_eval.serving.settings import Change, Setting, speedup
 
@@ -101,7 +102,7 @@ class Quality:
         if setting.kind != "capacity" or setting.gamma is None or placement is None:
             return setting
         knobs = {"granularity": setting.granularity, "placement": placement}
-        method = Method(setting.method, setting.gamma, ep_size=self._ranks, **knobs)  # type: ignore[arg-type]
+        method = create_method(setting.method, setting.gamma, ep_size=self._ranks, **knobs)  # type: ignore[arg-type]
         return setting.model_copy(update={"change": self.change(method)})
 
     def _of_prompts(self, setting: Setting) -> Setting:

@@ -19,11 +19,12 @@ from capmoe_eval.paper.layout import Layout, ModelSlot, RowSpec, TaskColumn
 from capmoe_eval.report.tables.published import printed_row
 from capmoe_eval.report.tables.table import Entry, Missing, PairedTest, Published
 from capmoe_eval.routing.method import DEFAULTS, Method
+from capmoe_eval.routing.registry import create_method
 
 if TYPE_CHECKING:
     from capmoe_eval.paper.pairing import Floats
 
-_BASELINE = Method("baseline")
+_BASELINE = create_method("baseline")
 
 
 class Measured:
