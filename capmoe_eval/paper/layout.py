@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import BeforeValidator
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.names import TITLES
+from capmoe_eval.experiment.names import is_stock, method_title
 from capmoe_eval.paper.printed import PrintedRow, find_row
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
@@ -78,7 +78,7 @@ class RowSpec:
 
 def _named(row: Any) -> Any:
     """Return a row of the file, with the method's printed name where it has none."""
-    return {"name": TITLES[row["method"]], **row} if isinstance(row, dict) else row
+    return {"name": method_title(row["method"]), **row} if isinstance(row, dict) else row
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Layout(PaperTable):
         if not spec.in_print:
             raise LookupError(f"{self.name} has no row {spec.name} in print")
         where = {"version": self.version, "table": self.number, "model": slot.title}
-        gamma = math.inf if spec.method == "baseline" else spec.gamma_on(slot)
+        gamma = math.inf if is_stock(spec.method) else spec.gamma_on(slot)
         named = {"method": spec.name, "variant": spec.printed_variant, "gamma": [gamma, None]}
         return find_row(where | named)
 
