@@ -95,8 +95,8 @@ class EmulatedLayer:
         topk_TK = score_TE.topk(self.setting.shape.top_k, dim=1).indices
         counted = torch.ones(size, len(score_TE) // size, dtype=torch.bool)
         groups = group_tokens(counted, ep_size=size)
-        sizes = {"top_k": topk_TK.shape[1], "n_experts": score_TE.shape[1]}
-        context = LayerContext.of(method, groups, total=total, **sizes)
+        top_k, n_experts = topk_TK.shape[1], score_TE.shape[1]
+        context = LayerContext.of(method, groups, top_k=top_k, n_experts=n_experts, total=total)
         method.decide(Scores(score_TE, topk_TK), groups, context)
         return totals
 
