@@ -22,6 +22,7 @@ from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import IDENTITY, directories, load_frame, read_results
 from capmoe_eval.report.figures import loads
 from capmoe_eval.routing.method import METHODS, Method
+from capmoe_eval.routing.registry import create_method
 from tests import records as made
 
 
@@ -30,7 +31,11 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
     root = tmp_path_factory.mktemp("results")
     task = TaskId("obqa", "openbookqa", "allenai/openbookqa", "acc_norm", 0)
     model = ModelId("tiny_olmoe", "tiny:olmoe", dtype="float32")
-    methods = [Method("baseline"), Method("score", 1.0, ep_size=2), Method("random", 0.5, seed=1)]
+    methods = [
+        create_method("baseline"),
+        create_method("score", 1.0, ep_size=2),
+        create_method("random", 0.5, seed=1),
+    ]
     plans = [
         Plan(Cell(model, method, task, 4, 2, "synthetic"), data_source("synthetic"), root)
         for method in methods
@@ -57,7 +62,7 @@ def both(tmp_path: Path) -> tuple[Path, Path]:
     shipped, mine = tmp_path / "results/zoo", tmp_path / "results/local-zoo"
     for root, methods in ((shipped, ("baseline", "expert_drop")), (mine, ("baseline", "sere"))):
         for method in methods:
-            made.record_of(Method(method), [1.0] * 4, root=root).write()
+            made.record_of(create_method(method), [1.0] * 4, root=root).write()
     return shipped, mine
 
 
@@ -87,11 +92,11 @@ def values_of(identity: Mapping[str, object], prefix: str = "") -> Iterator[tupl
 
 
 METHODS_IN_EVERY_FORM = [
-    *(Method(name, 1.0) for name in METHODS),
-    Method("expanded_drop", 1.0, ep_size=2, candidates="ranked", protect_topk=True),
-    Method("score", 1.0, ep_size=2, placement="eplb", granularity="device"),
-    Method("score", layer_gammas=(0.5, 1.0)),
-    Method("score", "adaptive", budget=0.1),  # type: ignore[arg-type]
+    *(create_method(name, 1.0) for name in METHODS),
+    create_method("expanded_drop", 1.0, ep_size=2, candidates="ranked", protect_topk=True),
+    create_method("score", 1.0, ep_size=2, placement="eplb", granularity="device"),
+    create_method("score", layer_gammas=(0.5, 1.0)),
+    create_method("score", "adaptive", budget=0.1),  # type: ignore[arg-type]
 ]
 
 
@@ -115,14 +120,14 @@ def test_every_field_of_an_identity_is_a_column(method: Method, tmp_path: Path) 
 
 
 def test_rows_of_cells_that_differ_differ_in_the_identity(tmp_path: Path) -> None:
-    base = made.cell(Method("score", 1.0))
+    base = made.cell(create_method("score", 1.0))
     changes: list[dict[str, Any]] = [
         {"batch_size": 4},
         {"limit": 10},
         {"data": "other"},
         {"eval_seed": 1},
         {"shuffle": 0},
-        {"method": Method("score", 1.0, scope="sequence")},
+        {"method": create_method("score", 1.0, scope="sequence")},
         {"model": dataclasses.replace(base.model, revision="other")},
         {"model": dataclasses.replace(base.model, max_length=64)},
         {"task": dataclasses.replace(base.task, fewshot=5)},
