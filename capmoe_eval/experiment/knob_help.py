@@ -1,13 +1,13 @@
-"""Describe every method and every knob of the registry: for ``--help`` and for the documentation."""
+"""Describe every method and every knob of the registry, as ``--help`` prints them."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from capmoe_eval.errors import shown
 from capmoe_eval.routing.capacity import factor_forms
-from capmoe_eval.routing.knobs import Knob, declared_knobs
+from capmoe_eval.routing.knobs import declared_knobs
 from capmoe_eval.routing.registry import knobs, method_class, method_names
 
 _INDENT = " " * 4
@@ -19,6 +19,13 @@ def methods_with(knob: str) -> tuple[str, ...]:
     return tuple(name for name in method_names() if field in declared_knobs(method_class(name)))
 
 
+def methods_in_words(knob: str) -> str:
+    """Return the methods that have a knob, or all but those that lack it if these are fewer."""
+    having = methods_with(knob)
+    lacking = [name for name in method_names() if name not in having]
+    return f"all but {', '.join(lacking)}" if len(lacking) < len(having) else ", ".join(having)
+
+
 def help_text() -> str:
     """Return a paragraph for each method and each knob, as ``--help`` prints them."""
     lines = ["== Methods (method=name) =="]
@@ -27,22 +34,8 @@ def help_text() -> str:
     lines += ["", "== Knobs of methods (knob=value; a knob that a method lacks has no effect) =="]
     for knob in knobs().values():
         heading = f"{knob.name}={shown(knob.default)}"
-        lines += _paragraph(heading, knob.help, f"{knob.values} [{_of(knob.name)}]")
+        lines += _paragraph(heading, knob.help, f"{knob.values} [{methods_in_words(knob.name)}]")
     return "\n".join(lines)
-
-
-def knob_table() -> str:
-    """Return every knob as a row of a Markdown table."""
-    rows = ["| knob | default | values | meaning | methods |", "|---|---|---|---|---|"]
-    for knob in knobs().values():
-        cells = (f"`{knob.name}`", f"`{shown(knob.default)}`", *_columns(knob), _of(knob.name))
-        rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
-    return "\n".join(rows)
-
-
-def _columns(knob: Knob) -> tuple[str, str]:
-    names = knob.choices
-    return ", ".join(f"`{name}`" for name in names) if names else knob.values, knob.help
 
 
 def _paragraph(heading: str, *parts: str) -> Iterator[str]:
@@ -53,14 +46,3 @@ def _paragraph(heading: str, *parts: str) -> Iterator[str]:
 
 def _first_line(kind: type) -> str:
     return (kind.__doc__ or "").strip().splitlines()[0]
-
-
-def _of(knob: str) -> str:
-    """Return the methods that have a knob, in words: the fewer of those that have it or lack it."""
-    names, having = method_names(), methods_with(knob)
-    lacking = [name for name in names if name not in having]
-    return f"all but {_listed(lacking)}" if len(lacking) < len(having) else _listed(having)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names)
