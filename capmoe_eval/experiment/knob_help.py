@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator
 
 from capmoe_eval.errors import shown
-from capmoe_eval.routing.capacity import factor_forms
+from capmoe_eval.routing.factor import factor_forms
 from capmoe_eval.routing.knobs import declared_knobs
 from capmoe_eval.routing.registry import knobs, method_class, method_names
 

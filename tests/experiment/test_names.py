@@ -7,7 +7,7 @@ import math
 from capmoe_eval.experiment import names
 from capmoe_eval.experiment.names import TITLES, gamma_number, gamma_suffix, gamma_text
 from capmoe_eval.paper.printed import printed_rows
-from capmoe_eval.routing.capacity import UniformFactor
+from capmoe_eval.routing.factor import UniformFactor
 from capmoe_eval.routing.registry import method_names
 
 
