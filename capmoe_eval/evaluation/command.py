@@ -23,6 +23,7 @@ from capmoe_eval.experiment.configuration import (
     model_notes,
     plans,
     share,
+    store_knobs,
 )
 from capmoe_eval.experiment.processes import process_rank
 from capmoe_eval.experiment.results import Reader
@@ -121,6 +122,7 @@ def main() -> None:
             raise UsageError(
                 "--experimental-rerun: would run what is pickled in a file; repeat the command line"
             )
+        store_knobs()
         sys.argv[1:] = for_hydra(sys.argv[1:])
         return command()
 

@@ -14,7 +14,7 @@ from pydantic import Field
 from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.timings.names import FOLDER
 from capmoe_eval.experiment.values import NumpySeed, Threads
-from capmoe_eval.routing.capacity import parse_factor
+from capmoe_eval.routing.factor import parse_factor
 from capmoe_eval.routing.knobs import LARGEST, Count, check
 
 PLAIN = re.compile(r"[!-^`-~]*")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
@@ -21,6 +22,7 @@ from capmoe_eval.errors import NoModelError, UsageError, bad_choice, check_choic
 from capmoe_eval.experiment.arguments import check_once
 from capmoe_eval.experiment.cell import MODEL_FIELDS, TASK_FIELDS, Cell, ModelId, TaskId
 from capmoe_eval.experiment.datasource import DataSource, cache_directory, data_source
+from capmoe_eval.experiment.knob_help import help_text
 from capmoe_eval.experiment.results import stored
 from capmoe_eval.experiment.settings import TASK_DEFAULTS, check_key
 from capmoe_eval.experiment.values import Name
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 OmegaConf.register_new_resolver("capmoe.cache", lambda name: str(cache_directory() / name))
 # ${capmoe.beside:path}, the directory that a path is in.
 OmegaConf.register_new_resolver("capmoe.beside", lambda path: str(Path(path).absolute().parent))
+
+# ${capmoe.knobs:}, the help of every method and knob.
+OmegaConf.register_new_resolver("capmoe.knobs", help_text)
 
 # The options that were composed, by group and name.
 _composed: dict[tuple[str, str], DictConfig] = {}
@@ -156,14 +161,24 @@ def composing() -> Iterator[None]:
     """Have Hydra's ``compose`` read ``conf/``, also inside a job that Hydra runs."""
     running = GlobalHydra.instance().hydra
     try:
-        GlobalHydra.instance().hydra = _hydra(config_directory())
+        GlobalHydra.instance().hydra = _hydra(config_directory(), store_knobs())
         yield
     finally:
         GlobalHydra.instance().hydra = running
 
 
+def store_knobs() -> tuple[str, ...]:
+    """Store the knobs of all methods and their defaults as Hydra's ``knobs``; return their names.
+
+    ``conf/config.yaml`` begins with them, so that a method that a user registers brings its own.
+    """
+    defaults = {name: knob.default for name, knob in knobs().items()}
+    ConfigStore.instance().store("knobs", defaults)
+    return tuple(defaults)
+
+
 @functools.cache
-def _hydra(directory: Path) -> Hydra | None:
+def _hydra(directory: Path, _knobs: tuple[str, ...]) -> Hydra | None:
     """Return a Hydra that parses a file of a directory once; by itself, it does at each compose."""
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(directory), version_base="1.3"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from capmoe_eval.routing.capacity import NO_LIMIT, CapacityFactor, UniformFactor
+from capmoe_eval.routing.factor import NO_LIMIT, CapacityFactor, UniformFactor
 from capmoe_eval.routing.registry import method_class, method_names, method_title
 
 __all__ = ["NO_LIMIT", "method_title"]  # names of others, beside those of this module

@@ -29,7 +29,7 @@ from capmoe_eval.experiment.record_part import (
     Proofs,
     Provenance,
 )
-from capmoe_eval.routing.capacity import CapacityFactor, gamma_json
+from capmoe_eval.routing.factor import CapacityFactor, gamma_json
 
 if TYPE_CHECKING:
     import numpy as np

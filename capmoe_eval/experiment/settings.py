@@ -36,7 +36,7 @@ from capmoe_eval.experiment.values import (
     Text,
     Threads,
 )
-from capmoe_eval.routing.capacity import factor_forms, parse_factor
+from capmoe_eval.routing.factor import factor_forms, parse_factor
 from capmoe_eval.routing.knobs import Count, Seed, check, field_types
 from capmoe_eval.routing.registry import knobs, method_class
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Final, TypeVar, get_args
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -68,10 +69,18 @@ def check(field: str, value: object, annotation: Any) -> Any:
 
 @functools.cache
 def field_types(kind: type) -> dict[str, Any]:
-    """Return name → annotation of a dataclass's fields, without those that hold other objects."""
-    hints = get_type_hints(kind, include_extras=True)
+    """Return name → annotation of a dataclass's fields, without those that hold other objects.
+
+    An inherited field has the base's annotation, the same object.
+    """
+    hints = {n: hint for base in reversed(kind.__mro__) for n, hint in _annotations(base).items()}
     names = [field.name for field in dataclasses.fields(kind) if field.init]
     return {name: hints[name] for name in names if not _is_class(hints[name])}
+
+
+@functools.cache
+def _annotations(kind: Any) -> dict[str, Any]:
+    return inspect.get_annotations(kind, eval_str=True)
 
 
 def _is_class(hint: Any) -> bool:
@@ -136,8 +145,9 @@ class Knob:
 
     def agrees(self, other: Knob) -> bool:
         """Return whether two methods declare a knob alike."""
-        schemas = _schema(self.annotation), _schema(other.annotation)
-        return self.default == other.default and schemas[0] == schemas[1]
+        same = self.annotation is other.annotation
+        same = same or _schema(self.annotation) == _schema(other.annotation)
+        return same and self.default == other.default
 
 
 def declared_knobs(kind: type) -> dict[str, Knob]:
@@ -207,8 +217,11 @@ def _words(schema: dict[str, Any]) -> str:
         case "number":
             return f"a number{_bounds(schema)}"
         case "array":
-            return f"a list, each item of which is {_words(schema['items'])}"
-    return "text"
+            items = _words(schema["items"])
+            return f"a list, each item of which is {items}" if items else "a list"
+        case "string":
+            return "text"
+    return ""
 
 
 def _bounds(schema: dict[str, Any]) -> str:

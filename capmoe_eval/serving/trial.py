@@ -24,7 +24,7 @@ import numpy as np
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.pairing import Paired, Unpaired, pair, pool
 from capmoe_eval.paper.statistics import Interval, interval
-from capmoe_eval.routing.capacity import CapacityFactor
+from capmoe_eval.routing.factor import CapacityFactor
 from capmoe_eval.routing.method import Method
 
 

@@ -75,8 +75,8 @@ def test_a_task_without_images_has_no_modality() -> None:
     assert first == CELL and first.digest == CELL.digest
     images = dataclasses.replace(TASK, images=True)
     seen = [
-        dataclasses.replace(CELL, task=images, method=create_method("score", 1.0, modality=modality))
-        for modality in ("uniform", "image_first", "text_first")
+        dataclasses.replace(CELL, task=images, method=create_method("score", 1.0, modality=name))
+        for name in ("uniform", "image_first", "text_first")
     ]
     assert len({cell.digest for cell in (CELL, *seen)}) == 4
     assert seen[1].label == f"{CELL.label}-image_first"

@@ -42,7 +42,7 @@ def grid(root: Path, models: str = "ab", seeds: int = 3, **changes: object) -> l
 
 
 def name(turn: Turn) -> str:
-    return f"{turn.plan.cell.model.name}{turn.plan.cell.method.seed}"
+    return f"{turn.plan.cell.model.name}{turn.plan.cell.method.setting('seed')}"
 
 
 def drain(queue: Queue) -> list[str]:

@@ -25,7 +25,7 @@ from capmoe_eval.paper.layout import Layout
 from capmoe_eval.paper.tables import TABLES
 from capmoe_eval.paper.verdict_file import VerdictFile
 from capmoe_eval.report.tables.measured import cell_config
-from capmoe_eval.routing.capacity import CapacityFactor
+from capmoe_eval.routing.factor import CapacityFactor
 
 File = TypeVar("File", bound=BaseModel)
 Made = TypeVar("Made")

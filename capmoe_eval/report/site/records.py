@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from capmoe_eval.experiment.cell import CELL_FIELDS, Cell
+from capmoe_eval.experiment.cell import CELL_FIELDS
 from capmoe_eval.experiment.commands import DIRECTORY, cell_command, override
 from capmoe_eval.experiment.names import gamma_column, gamma_suffix, gamma_text
 from capmoe_eval.experiment.record import Record
