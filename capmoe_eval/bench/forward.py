@@ -46,7 +46,9 @@ class Side(NamedTuple):
 
 SIDES = {
     "baseline": Side(create_method("baseline"), "meter and proofs alone", 0.98),
-    "score, γ=1000": Side(create_method("score", 1000.0), "a whole decision that drops nothing", 0.98),
+    "score, γ=1000": Side(
+        create_method("score", 1000.0), "a whole decision that drops nothing", 0.98
+    ),
     "score, γ=1": Side(create_method("score", 1.0), "dropped pairs are not computed", 1.05),
     "score, γ=1, examined": Side(
         create_method("score", 1.0), "the same, compared with the definition", examined=True

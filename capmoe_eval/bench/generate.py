@@ -24,13 +24,17 @@ from capmoe_eval.zoo.recipes import trained_model
 
 SIDES = {
     "baseline": Side(create_method("baseline"), "meter and proofs alone"),
-    "score, γ=1000": Side(create_method("score", 1000.0), "a decision for the prompt that drops nothing"),
+    "score, γ=1000": Side(
+        create_method("score", 1000.0), "a decision for the prompt that drops nothing"
+    ),
     "score, γ=1": Side(create_method("score", 1.0), "the prompt is under a capacity"),
     f"expanded_drop local, γ=1, {RANKS} ranks": Side(
-        create_method("expanded_drop", 1.0, ep_size=RANKS), "the same, and free slots are filled again"
+        create_method("expanded_drop", 1.0, ep_size=RANKS),
+        "the same, and free slots are filled again",
     ),
     "score, γ=1, every step": Side(
-        create_method("score", 1.0, decode="constrained"), "every step is decided, counted and checked"
+        create_method("score", 1.0, decode="constrained"),
+        "every step is decided, counted and checked",
     ),
 }
 EMBEDDED = "zoo:"

@@ -7,7 +7,6 @@ log-likelihood batch are known, so that pads never count. The inputs of the mode
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import random
 from array import array

@@ -73,7 +73,9 @@ class RowSpec:
 
     def method_on(self, slot: ModelSlot) -> Method:
         """Return the method on a model; UsageError for a value that a knob cannot have."""
-        return create_method(self.method, self.gamma_on(slot), **{**slot.knobs, **self.knobs_on(slot)})
+        return create_method(
+            self.method, self.gamma_on(slot), **{**slot.knobs, **self.knobs_on(slot)}
+        )
 
 
 def _named(row: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -110,7 +109,9 @@ class Quality:
         Weights after it (``renormalize``) change no expert: the first such record is taken.
         """
         for method in self._methods():
-            is_same = method.name == setting.method and f"k0={method.setting('k0')}" == setting.knobs
+            is_same = (
+                method.name == setting.method and f"k0={method.setting('k0')}" == setting.knobs
+            )
             of_all = method.decode == knobs()["decode"].default
             if is_same and of_all and (change := self.change(method)) is not None:
                 return setting.model_copy(update={"change": change, "knobs": _knobs(method)})
@@ -215,5 +216,7 @@ def _knobs(method: Method) -> str:
     others = {k: v for k, v in method.identity().items() if k not in capacity}
     named = {k: v for k, v in others.items() if method.unit is None and k not in _SHARED}
     return " ".join(
-        f"{k}={shown(v)}" for k, v in (named | others).items() if k in named or v != knobs()[k].default
+        f"{k}={shown(v)}"
+        for k, v in (named | others).items()
+        if k in named or v != knobs()[k].default
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from capmoe_eval.routing.reference import Problem, assign_reference
 
 from capmoe_eval.bench.decision import paper_map, peak_bytes
 from capmoe_eval.bench.ep.layer import LayerSetting
@@ -12,7 +13,6 @@ from capmoe_eval.bench.forward import skewed_model
 from capmoe_eval.bench.rounds import CPU
 from capmoe_eval.experiment.timings.schema import Shape
 from capmoe_eval.routing.registry import create_method
-from capmoe_eval.routing.reference import Problem, assign_reference
 from capmoe_eval.wrapper.session import capacity_aware
 
 

@@ -27,7 +27,9 @@ TINY = ModelId("tiny", "tiny:olmoe", dtype="float32")
 
 
 def plan(root: Path, parallel: str = "none", **knobs: Any) -> Plan:
-    method = create_method("score", **{"gamma": 0.5, "ep_size": 4, "granularity": "device", **knobs})
+    method = create_method(
+        "score", **{"gamma": 0.5, "ep_size": 4, "granularity": "device", **knobs}
+    )
     cell = Cell(TINY, method, OBQA, 4, 8, "synthetic")
     return Plan(cell, data_source("synthetic"), root, Placement("cpu", parallel=parallel))
 

@@ -130,7 +130,9 @@ def test_a_model_is_gone_before_the_next_is_loaded(
     families = ("olmoe", "mixtral", "qwen3_moe")
     gc.disable()  # what frees the model is no chance
     try:
-        outcome = run([plan(tmp_path, create_method("score", 1.0), model=f"tiny:{f}") for f in families])
+        outcome = run(
+            [plan(tmp_path, create_method("score", 1.0), model=f"tiny:{f}") for f in families]
+        )
     finally:
         gc.enable()
     assert (outcome.computed, len(outcome.failures), len(loaded)) == (2, 1, 3)
@@ -173,7 +175,8 @@ def test_a_failed_cell_does_not_stop_the_others(
 
 def test_a_model_that_cannot_be_loaded_fails_its_cells_once(tmp_path: Path) -> None:
     absent = [
-        plan(tmp_path, m, model="/no/model") for m in (create_method("baseline"), create_method("score", 1))
+        plan(tmp_path, m, model="/no/model")
+        for m in (create_method("baseline"), create_method("score", 1))
     ]
     outcome = run([*absent, *grid(tmp_path)[:1]])
     assert [record.method for record in outcome.records] == ["baseline"]

@@ -19,9 +19,13 @@ from tests.records import layer, record_of
 def test_the_share_that_expert_drop_removes_is_held_against_token_drops() -> None:
     records = [
         record_of(create_method("score", 1.0), [1.0], parts={"load": {"drop_rate": 0.3}}),
-        record_of(create_method("score", 1.0), [1.0], task="rte", parts={"load": {"drop_rate": 0.5}}),
+        record_of(
+            create_method("score", 1.0), [1.0], task="rte", parts={"load": {"drop_rate": 0.5}}
+        ),
         record_of(create_method("expert_drop"), [1.0], parts={"load": {"drop_rate": 0.1}}),
-        record_of(create_method("expert_drop"), [1.0], task="rte", parts={"load": {"drop_rate": 0.1}}),
+        record_of(
+            create_method("expert_drop"), [1.0], task="rte", parts={"load": {"drop_rate": 0.1}}
+        ),
     ]
     (one,) = removed(Evidence("zoo", tuple(records)))
     assert (one.outcome, one.effect) == (Outcome.HOLDS, pytest.approx(30.0))
@@ -104,7 +108,11 @@ def test_flips_of_other_documents_are_not_counted() -> None:
     records = [
         record_of(create_method("order", 1.0), {"piqa": [1.0, 0.0]}, shuffle=0, **mix),
         record_of(
-            create_method("order", 1.0), {"piqa": [1.0, 1.0]}, shuffle=1, parts={"documents": "x"}, **mix
+            create_method("order", 1.0),
+            {"piqa": [1.0, 1.0]},
+            shuffle=1,
+            parts={"documents": "x"},
+            **mix,
         ),
     ]
     with pytest.raises(UsageError, match="task=piqa: records do not pair"):

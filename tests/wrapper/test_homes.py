@@ -8,10 +8,10 @@ from unittest import mock
 
 import pytest
 import torch
+from capmoe_eval.routing.assign import assign
 from torch import Tensor
 
 from capmoe_eval.errors import EnforcementError, UsageError
-from capmoe_eval.routing.assign import assign
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper import forward, session
 from capmoe_eval.wrapper.layers import find_moe_layers

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from capmoe_eval.routing.reference import assign_reference, weights_reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capmoe_eval.routing.method import METHODS, Method
-from capmoe_eval.routing.reference import assign_reference, weights_reference
 from capmoe_eval.wrapper import invariants
 from capmoe_eval.wrapper.invariants import definition, others
 from capmoe_eval.wrapper.invariants.check import EVERY, is_examined

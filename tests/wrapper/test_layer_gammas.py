@@ -8,10 +8,10 @@ from unittest import mock
 
 import pytest
 import torch
-
-from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.routing.assign import Assignment, Scores
 from capmoe_eval.routing.groups import TokenGroups
+
+from capmoe_eval.errors import EnforcementError, UsageError
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper import forward
 from capmoe_eval.wrapper.curve_meter import CurveMeter, curve_reference

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from capmoe_eval.routing.assign import assign
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LogitsProcessor, PreTrainedModel
 
 from capmoe_eval.errors import EnforcementError, UsageError
-from capmoe_eval.routing.assign import assign
 from capmoe_eval.routing.scores import Assignment
 from capmoe_eval.wrapper import forward
 from capmoe_eval.wrapper.modality import BANDS, ImageFinder, image_bands, placeholder_ids

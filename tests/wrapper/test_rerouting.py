@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from capmoe_eval.routing.reference import Problem, sere_weights_reference
 from torch import Tensor, nn
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.reference import Problem, sere_weights_reference
 from capmoe_eval.wrapper import similarity_meter
 from capmoe_eval.wrapper.layers import find_moe_layers
 from capmoe_eval.wrapper.proof import KERNEL_TOLERANCE, _deviation

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from capmoe_eval.routing.groups import group_tokens
+from capmoe_eval.routing.reference import weights_reference
 from torch import nn
 
 from capmoe_eval.errors import EnforcementError, UsageError
-from capmoe_eval.routing.groups import group_tokens
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.reference import weights_reference
 from capmoe_eval.routing.scores import Assignment, Scores
 from capmoe_eval.wrapper import forward
 from capmoe_eval.wrapper.layers import find_moe_layers

@@ -117,7 +117,9 @@ def free_job(given: argparse.Namespace, processes: int | None) -> Job:
         routings=routings,
         batches=batches,
         methods=[
-            create_method(name, gamma, ep_size=ranks, granularity=granularity, candidates=candidates)
+            create_method(
+                name, gamma, ep_size=ranks, granularity=granularity, candidates=candidates
+            )
             for name in given.methods
             for gamma in given.gammas
             for granularity in given.granularities

@@ -17,8 +17,8 @@ from capmoe_eval.bench.rounds import dtype_name, say, target_of
 from capmoe_eval.errors import EnforcementError, first_line
 from capmoe_eval.experiment.timings.spread import Target
 from capmoe_eval.routing.context import LayerContext
-from capmoe_eval.routing.methods.token_drop import TokenDrop
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.methods.token_drop import TokenDrop
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.routing.scores import Assignment, Scores
 from capmoe_eval.routing.tokens import TokenGroups, group_tokens
@@ -30,7 +30,10 @@ from capmoe_eval.zoo.synthetic.models import TINY_FAMILIES, tiny_model
 
 _RANKS = 2
 _METHODS = (
-    *(create_method(name, 1.0, ep_size=_RANKS) for name in ("order", "reverse_order", "random", "score")),
+    *(
+        create_method(name, 1.0, ep_size=_RANKS)
+        for name in ("order", "reverse_order", "random", "score")
+    ),
     create_method("expert_drop"),
     *(
         create_method("expanded_drop", 1.0, ep_size=_RANKS, candidates=candidates)
@@ -41,7 +44,10 @@ _METHODS = (
     create_method("device_drop", 1.0, ep_size=_RANKS),
 )
 _KERNELS = ("grouped_mm", "batched_mm", "eager")
-_STOCK = (create_method("baseline"), create_method("score", 1000.0))  # no capacity, and one that never binds
+_STOCK = (
+    create_method("baseline"),
+    create_method("score", 1000.0),
+)  # no capacity, and one that never binds
 _VOCABULARY = 97
 _BATCH, _PROMPT, _REAL = 8, 24, 17  # every other sequence has pads behind its real tokens
 

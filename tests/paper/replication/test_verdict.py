@@ -222,7 +222,9 @@ def test_the_matched_gamma_removes_the_share_nearest_to_expert_drops() -> None:
     matched = Side(method="score", gamma="matched")
     records = [
         record_of(
-            create_method("score", gamma, ep_size=8), [right] * 12, parts={"load": {"drop_rate": drop}}
+            create_method("score", gamma, ep_size=8),
+            [right] * 12,
+            parts={"load": {"drop_rate": drop}},
         )
         for gamma, drop, right in ((1.0, 0.30, 0.0), (2.0, 0.05, 1.0), (3.0, 0.0, 0.0))
     ]

@@ -42,7 +42,10 @@ def balance(method: str, straggler: float, on: str = "piqa", judged: str = "piqa
 
 def evidence(balances: tuple[Balance, ...] = ()) -> FigureRecords:
     drop, ranks = create_method("score", 1.0, ep_size=1), create_method("score", 1.0, ep_size=8)
-    oea, steps = create_method("oea", k0=2), create_method("xshare", expert_budget=0.25, decode="only")
+    oea, steps = (
+        create_method("oea", k0=2),
+        create_method("xshare", expert_budget=0.25, decode="only"),
+    )
     records = {
         "stock": [found(STOCK, task, 0) for task in ("obqa", "piqa", "gsm8k")],
         "drop": [found(drop, "obqa", 4, 1.0, 20.0), found(drop, "piqa", 8, 1.5, 19.0)],

@@ -230,7 +230,11 @@ def test_figures_13_to_16_average_over_tasks_within_experts() -> None:
 def test_rounds_begin_with_token_drop_and_count_what_nobody_computes() -> None:
     before = [10, 1, 2, 3]
     drop = record(
-        cell(create_method("score", 1.0)), ROOT, [layer(before, [4, 1, 2, 3])], value=0.5, drop_rate=0.375
+        cell(create_method("score", 1.0)),
+        ROOT,
+        [layer(before, [4, 1, 2, 3])],
+        value=0.5,
+        drop_rate=0.375,
     )
     two = record(
         cell(create_method("token_reroute", 1.0, rounds=2)),
@@ -361,7 +365,10 @@ def test_flips_are_counted_over_pairs_of_settings() -> None:
 
 
 def test_a_curve_that_reaches_infinity_leaves_it_to_the_baseline() -> None:
-    curve = [record(cell(method, "a"), ROOT, [EVEN]) for method in (create_method("score", 1.0), BASELINE)]
+    curve = [
+        record(cell(method, "a"), ROOT, [EVEN])
+        for method in (create_method("score", 1.0), BASELINE)
+    ]
     found = scores.measure_curve(evidence(curve=curve, unlimited=curve[1:]))
     (model,) = found.numbers["models"]
     assert [point["gamma"] for points in model["tasks"].values() for point in points] == [1.0]
@@ -378,7 +385,9 @@ def test_a_mean_needs_every_task_and_averages_seeds_first() -> None:
         record(cell(create_method("random", 1.0, seed=s), "a"), ROOT, [EVEN], value=v, stderr=0.04)
         for s, v in ((0, 0.2), (1, 0.4))
     ]
-    other = record(cell(create_method("random", 1.0, seed=0), "b"), ROOT, [EVEN], value=0.9, stderr=0.03)
+    other = record(
+        cell(create_method("random", 1.0, seed=0), "b"), ROOT, [EVEN], value=0.9, stderr=0.03
+    )
     score = mean_score([*seeds, other], ["a", "b"])
     assert score == {"value": pytest.approx(60), "stderr": pytest.approx(2.5)}
     assert mean_score(seeds, ["a", "b"]) is None
