@@ -23,7 +23,7 @@ from capmoe_eval.experiment.record import read_record
 from capmoe_eval.experiment.results import record_paths
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.report.tables import command as tables
-from capmoe_eval.routing.method import METHODS
+from capmoe_eval.routing.registry import method_names
 from capmoe_eval.serving import calibration
 from capmoe_eval.zoo import recipes
 from capmoe_eval.zoo.hub import ready
@@ -121,7 +121,7 @@ def test_a_grid_of_models_is_composed_inside_hydras_job(
 
 
 def test_every_method_name_works(shell: Shell) -> None:
-    named = [method for method in METHODS if method != "macs"]  # which needs images
+    named = [method for method in method_names() if method != "macs"]  # which needs images
     status, out, _ = shell("-m", f"method={','.join(named)}", "gamma=1.0", "tasks=obqa", "limit=2")
     assert status == 0
     assert f"{len(named)} computed" in out
@@ -477,7 +477,9 @@ def test_paper_profiles_plan_the_papers_grids() -> None:
     two = plans(composed(["experiment=table2", "profile=paper"]))
     assert len(two) == 9 * 4 * 4
     gammas = {
-        plan.cell.model.name: plan.cell.method.gamma for plan in two if plan.cell.method.gamma
+        plan.cell.model.name: plan.cell.method.uniform_gamma
+        for plan in two
+        if plan.cell.method.uniform_gamma
     }
     assert gammas == {
         "olmoe_instruct": 2.0,
@@ -486,7 +488,9 @@ def test_paper_profiles_plan_the_papers_grids() -> None:
         "mixtral_8x7b_instruct": 1.5,
     }
     ranks = {
-        plan.cell.model.name: plan.cell.method.ep_size for plan in two if plan.cell.method.gamma
+        plan.cell.model.name: plan.cell.method.ep_size
+        for plan in two
+        if plan.cell.method.uniform_gamma
     }
     assert set(ranks.values()) == {6, 8} and ranks["qwen1_5_moe_chat"] == 6
 

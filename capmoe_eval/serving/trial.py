@@ -89,15 +89,23 @@ class Outcome(NamedTuple):
 
     model: str
     task: str
-    factor: CapacityFactor  # which a calibration chooses under a budget
-    budget: float
-    budget_of: str  # pairs, or scores
+    factor: CapacityFactor  # whose calibration has a budget
     drop_rate: float
     straggler: float
     static_straggler: float | None  # of the static γ with as many drops; None beyond the curve
     static_least: float | None  # the same, if the curve between its points were lowest
     apart: float | None  # how much the two static γ around it differ in drops
     scores: Paired | None  # against the static γ with the same straggler factor
+
+    @property
+    def budget(self) -> float:
+        """The share that may be dropped."""
+        return float(self.factor.identity()["budget"])
+
+    @property
+    def budget_of(self) -> str:
+        """What it is a share of: pairs, or scores."""
+        return str(self.factor.identity()["budget_of"])
 
     @property
     def gain(self) -> float | None:
@@ -180,7 +188,6 @@ def budget_in(method: Method) -> tuple[float | None, str | None]:
 
 
 def _outcome(record: Record, factor: CapacityFactor, static: Sequence[Record]) -> Outcome:
-    settings = factor.identity()
     stragglers = [straggler(one) for one in static]
     drops = [one.load.drop_rate for one in static]
     by_drops = between(record.load.drop_rate, drops)
@@ -189,8 +196,6 @@ def _outcome(record: Record, factor: CapacityFactor, static: Sequence[Record]) -
         record.model,
         record.task,
         factor,
-        settings["budget"],
-        settings["budget_of"],
         record.load.drop_rate,
         straggler(record),
         None if by_drops is None else by_drops.mix(stragglers),

@@ -68,7 +68,7 @@ def test_the_trial_sets_them_beside_the_static_ones(records: list[Record], tmp_p
     ]
     beside = run(static).records
     found = outcomes([*records, *beside])
-    assert [outcome.rule for outcome in found] == [record.factor for record in records]
+    assert [outcome.factor for outcome in found] == [record.factor for record in records]
     low, high = (next(one for one in beside if one.gamma == gamma) for gamma in (0.5, 1.5))
     for record, outcome in zip(records, found, strict=True):
         assert outcome.straggler == pytest.approx(record.load.mean_peak_after)

@@ -303,8 +303,8 @@ def written(root: Path) -> None:
         layer = records.layer([16, 8, 4, 4, 0, 0, 0, 0], peak=peak)
         if method.is_placed:  # which says nothing of blocks
             peak["device_before"] = dict.fromkeys(("mean", "max", "last"), 1.3)
-        load: dict[str, float] = {"drop_rate": 0.0 if method.gamma is None else 0.25}
-        if method.bounds_activation:
+        load: dict[str, float] = {"drop_rate": 0.0 if method.uniform_gamma is None else 0.25}
+        if "k0" in method.identity():  # the activated experts are bounded
             load |= {"activated_before": 8.0, "activated_after": 6.0}
         correct = [1] * right + [0] * (40 - right)
         records.record(cell(method), root, correct, load=load, layers=[layer]).write()
