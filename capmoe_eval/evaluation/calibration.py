@@ -82,8 +82,8 @@ def calibrate(
     # Not in its canonical form, the baseline, which has no groups.
     meter = lm.route(TokenDrop(gamma=math.inf, **knobs))
     try:
-        layers = [of_layer.layer for of_layer in meter.layers]
-        observer = meter.recorder = kind.observer(layers, cell.method)
+        observer = kind.observer(meter.layers, cell.method)
+        meter.observe(observer)
         for request_type, alike in itertools.groupby(asked, attrgetter("request_type")):
             getattr(lm, request_type)(list(alike))
     finally:
