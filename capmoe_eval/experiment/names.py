@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 from capmoe_eval.routing.factor import NO_LIMIT, CapacityFactor, parse_factor
+from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import method_class, method_names, method_title
 
 __all__ = ["NO_LIMIT", "method_title"]  # names of others, beside those of this module
@@ -35,6 +36,11 @@ def gamma_text(method: str, gamma: float | CapacityFactor | None, *, decimal: bo
     if method_class(method).is_stock:
         return NO_LIMIT
     return NO_GAMMA if gamma is None else gamma_number(gamma, decimal=decimal)
+
+
+def uniform_gamma(method: Method) -> float | None:
+    """Return a method's γ; None where it has none, or one for each layer."""
+    return None if method.factor is None else method.factor.uniform
 
 
 def gamma_suffix(gamma: float | CapacityFactor | None, lead: str = " γ=") -> str:

@@ -17,6 +17,7 @@ from pydantic_core import from_json
 from capmoe_eval.errors import UsageError, field_problem, writing
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.files import read_bytes, write_bytes
+from capmoe_eval.experiment.names import uniform_gamma
 from capmoe_eval.experiment.record_part import (
     Amount,
     Calibrated,
@@ -161,7 +162,7 @@ class Record(Part):
     @property
     def gamma(self) -> float | None:
         """Capacity factor, or None where the method has none, or one for each layer."""
-        return None if self.factor is None else self.factor.uniform
+        return uniform_gamma(self.cell.method)
 
     @property
     def factor(self) -> CapacityFactor | None:
