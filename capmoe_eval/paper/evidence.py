@@ -22,6 +22,7 @@ from capmoe_eval.paper.benchmarks import Bench
 from capmoe_eval.paper.effects import MIX, Effects
 from capmoe_eval.paper.statistics import Effect
 from capmoe_eval.paper.tables import ALL_TASKS
+from capmoe_eval.routing.knobs import declared_knobs
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 
@@ -261,7 +262,7 @@ class Evidence:
                 if is_mix or cell.shuffle is None:
                     mixed = "sized" if cell.shuffle is None else "mixed"
                     batches = (mixed, None) if is_mix else ("single", cell.batch_size)
-                    tasks = found.setdefault((model, *batches, _unseeded(cell.method)), {})
+                    tasks = found.setdefault((model, *batches, unseeded(cell.method)), {})
                     tasks.setdefault(record.task, []).append(record)
         return found
 
@@ -301,8 +302,11 @@ def read_trainings(path: Path | None, profile: str) -> tuple[Training, ...]:
 
 
 @cache  # a method has many records, and is checked when it is made
-def _unseeded(method: Method) -> Method:
-    return dataclasses.replace(method, seed=0)
+def unseeded(method: Method) -> Method:
+    """Return a method with its first seed, if it has one."""
+    if "seed" not in declared_knobs(type(method)):
+        return method
+    return dataclasses.replace(method, seed=0)  # type: ignore[type-var]
 
 
 def _most(values: Sequence[Any], default: Any) -> Any:

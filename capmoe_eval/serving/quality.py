@@ -11,7 +11,7 @@ from capmoe_eval.errors import UsageError, shown
 from capmoe_eval.experiment.names import uniform_gamma
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import Reader, record_places
-from capmoe_eval.paper.evidence import Evidence, Side
+from capmoe_eval.paper.evidence import Evidence, Side, unseeded
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import CONTIGUOUS, create_method, knobs
 from capmoe_eval.serving.pairs import KEEPERS
@@ -155,7 +155,7 @@ class Quality:
 
         They are on blocks; the loads of records tell nothing of placements. Seeds are one.
         """
-        methods = {_first_seed(record.cell.method) for record in self.records}
+        methods = {unseeded(record.cell.method) for record in self.records}
         return sorted(filter(self._is_served, methods), key=lambda one: repr(one.identity()))
 
     def _is_served(self, method: Method) -> bool:
@@ -197,12 +197,6 @@ class Quality:
             sent = 1 - drop_rate + added / sum(layer.assignments for layer in layers)
             fields |= {"straggler": after, "speedup": speedup(after, before, sent, link_share)}
         return Setting.model_validate(fields)
-
-
-def _first_seed(method: Method) -> Method:
-    settings = method.identity()
-    name, gamma = settings.pop("method"), settings.pop("gamma", None)
-    return create_method(name, gamma, **settings | ({"seed": 0} if "seed" in settings else {}))
 
 
 def _side(method: Method) -> Side:
