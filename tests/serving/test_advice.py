@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.cell import Cell
+from capmoe_eval.experiment.names import uniform_gamma
 from capmoe_eval.report.advice.page import about
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
@@ -303,7 +304,7 @@ def written(root: Path) -> None:
         layer = records.layer([16, 8, 4, 4, 0, 0, 0, 0], peak=peak)
         if method.is_placed:  # which says nothing of blocks
             peak["device_before"] = dict.fromkeys(("mean", "max", "last"), 1.3)
-        load: dict[str, float] = {"drop_rate": 0.0 if method.gamma is None else 0.25}
+        load: dict[str, float] = {"drop_rate": 0.0 if uniform_gamma(method) is None else 0.25}
         if method.bounds_activation:
             load |= {"activated_before": 8.0, "activated_after": 6.0}
         correct = [1] * right + [0] * (40 - right)
