@@ -144,8 +144,9 @@ def _drop_label(record: Record) -> str:
         return method.title
     if method.candidates == "global":
         return "Expanded, all experts"
-    times, rest = divmod(method.m, record.layers[0].top_k)
-    return f"Expanded, m = {method.m}" + (f" ({times}k)" if not rest else "")
+    m = method.setting("m")
+    times, rest = divmod(m, record.layers[0].top_k)
+    return f"Expanded, m = {m}" + (f" ({times}k)" if not rest else "")
 
 
 def draw_after_drop(numbers: Numbers) -> Figure:

@@ -77,7 +77,7 @@ def test_every_knob_is_said(
     method = create_method(
         "expanded_drop",
         gamma,
-        ep_size,
+        ep_size=ep_size,
         scope=scope,
         candidates=candidates,
         m=m,
