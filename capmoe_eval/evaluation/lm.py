@@ -132,9 +132,7 @@ class CapmoeLM(HFLM):
         check_batch_size(self.batch_size, method)
         self.release()
         self._n_batches, self.batches = 0, {}
-        self.meter = self._routing.enter_context(
-            routed(self.model, method, calibrated=calibrated)
-        )
+        self.meter = self._routing.enter_context(routed(self.model, method, calibrated=calibrated))
         return self.meter
 
     def release(self) -> None:

@@ -17,7 +17,6 @@ from pydantic_core import from_json
 from capmoe_eval.errors import UsageError, field_problem, shown, writing
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.files import read_bytes, write_bytes
-from capmoe_eval.experiment.names import uniform_gamma
 from capmoe_eval.experiment.record_part import (
     Amount,
     Calibrated,

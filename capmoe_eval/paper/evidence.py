@@ -16,13 +16,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from capmoe_eval.errors import UsageError, field_problem
 from capmoe_eval.experiment.configuration import load_option, options
 from capmoe_eval.experiment.files import read_bytes
-from capmoe_eval.experiment.names import gamma_suffix, uniform_gamma
+from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.benchmarks import Bench
 from capmoe_eval.paper.effects import MIX, Effects
 from capmoe_eval.paper.statistics import Effect
 from capmoe_eval.paper.tables import ALL_TASKS
-from capmoe_eval.routing.knobs import declared_knobs
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 

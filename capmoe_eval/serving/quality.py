@@ -9,7 +9,6 @@ from statistics import fmean
 from typing import Final
 
 from capmoe_eval.errors import UsageError, shown
-from capmoe_eval.experiment.names import uniform_gamma
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import Reader, record_places
 from capmoe_eval.paper.evidence import Evidence, Side, unseeded

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from capmoe_eval.experiment.record import Record
-from capmoe_eval.extensions.adaptive_gamma.factor import AdaptiveFactor
 from capmoe_eval.paper.pairing import Paired, Unpaired, pair, pool
 from capmoe_eval.paper.statistics import Interval, interval
 from capmoe_eval.routing.factor import CapacityFactor

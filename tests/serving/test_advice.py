@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.cell import Cell
-from capmoe_eval.experiment.names import uniform_gamma
 from capmoe_eval.report.advice.page import about
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method

@@ -10,7 +10,6 @@ from typing import Final
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from capmoe_eval.experiment.names import uniform_gamma
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.catalogue import Measured, Numbers

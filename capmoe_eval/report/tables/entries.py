@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.commands import override, row_command
 from capmoe_eval.experiment.datasource import EMBEDDED
-from capmoe_eval.experiment.names import uniform_gamma
 from capmoe_eval.experiment.record import Record, Score
 from capmoe_eval.paper.layout import Layout, ModelSlot, RowSpec, TaskColumn
 from capmoe_eval.report.tables.published import printed_row

@@ -10,7 +10,6 @@ import pytest
 
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.configuration import plans
-from capmoe_eval.experiment.names import uniform_gamma
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.paper.tables import TABLES

@@ -10,7 +10,6 @@ import pytest
 from omegaconf import OmegaConf
 
 from capmoe_eval.experiment.cell import Cell
-from capmoe_eval.experiment.names import uniform_gamma
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.paper.tables import TABLES, find_layout
 from capmoe_eval.report.tables import command as tables

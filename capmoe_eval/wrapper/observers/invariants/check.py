@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from capmoe_eval.routing import definition
-from capmoe_eval.routing.factor import FactorByLayer
 from capmoe_eval.routing.definition import Array, RoutedTokens
+from capmoe_eval.routing.factor import FactorByLayer
 from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.event import LayerForward
 from capmoe_eval.wrapper.layers import MoeLayer
