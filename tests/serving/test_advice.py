@@ -353,7 +353,8 @@ def test_records_give_paired_quality_to_the_settings_that_they_are_of(tmp_path: 
     assert quality.change(create_method("score", 1.0, **of_devices)) is None
     placed = create_method("score", 1.0, **of_devices, placement="eplb")
     assert quality.change(placed) == changes["score γ=1 per device on EPLB"]
-    assert quality.change(dataclasses.replace(placed, name="order")) is None
+    by_order = create_method("order", 1.0, **of_devices, placement="eplb")
+    assert quality.change(by_order) is None
     settings = {setting.title: setting for setting in advice.settings}
     for title in ("score γ=1 per device", "score γ=1 per device on EPLB+4"):
         assert settings[title].change is None
