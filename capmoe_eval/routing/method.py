@@ -1,269 +1,171 @@
-"""Define a routing method: its knobs, checked once and brought to a canonical form.
+"""Define what a method of routing is, and the knobs that methods share.
 
-Every method has three independent parts: the *candidates* of a token (its top-k, plus nothing, its
-rank's experts, the next ``m`` by score, or all experts), the *bound* (what has a capacity in each
-group of tokens: nothing, each expert, or each device), and the order in which a unit that exceeds
-its bound *keeps* pairs, where one modality may come behind the other. Expert Drop has no bound and
-drops all pairs of some experts; Token Reroute repeats the three parts in rounds; OEA, XShare and
-SERE bound the experts that a batch activates, whatever their load; MACS weighs tokens, and bounds
-the sum of an expert's weights.
+A method is a frozen dataclass in a module of its own, registered by its name. Its fields are its
+knobs, and no others. The mixins of this module carry the knobs that several methods have.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
-from capmoe_eval.errors import CAPACITY, UsageError, choice, shown
-from capmoe_eval.routing.knobs import ADAPTIVE, CONTIGUOUS, EPLB, KNOBS
+from pydantic import Field
 
-# The knobs beside gamma that have an effect on each method. The others are no part of its identity.
-_GROUPING = ("ep_size", "scope", "granularity", "rounding")
-_COMMON = ("count_padding", "decode", "renormalize")
-_BY_LAYER = ("layer_gammas", "budget", "budget_of")
-_BOUNDED = (*_GROUPING, "placement", *_COMMON, *_BY_LAYER, "modality")
-_EFFECTIVE: dict[str, tuple[str, ...]] = {
-    "baseline": (),
-    "order": _BOUNDED,
-    "reverse_order": _BOUNDED,
-    "random": (*_BOUNDED, "seed"),
-    "score": _BOUNDED,
-    "expert_drop": _COMMON,
-    "expanded_drop": (*_BOUNDED, "candidates", "m", "protect_topk", "max_k"),
-    "token_reroute": (*_BOUNDED, "rounds"),
-    "oea": (*_COMMON, "k0"),
-    "xshare": ("ep_size", "granularity", "placement", *_COMMON, "k0", "expert_budget"),
-    "sere": ("count_padding", "decode", "k0", "min_similarity"),
-    "macs": (
-        *("ep_size", "scope", "rounding", *_COMMON, "layer_gammas"),
-        *("delta", "rho", "modality_threshold", "reroute"),
-    ),
-}
-_BOUNDS_ACTIVATION = ("oea", "xshare", "sere")
-_BY_BATCH = ("expert_drop", *_BOUNDS_ACTIVATION)
-_WITHOUT_GAMMA = ("baseline", *_BY_BATCH)
-# The knobs that still have an effect at γ=0, where no expert computes anything (a record's loads of
-# devices and counts of tokens depend on the first two), and at γ=∞, where nothing is bounded.
-_AT_ZERO = ("ep_size", "count_padding", "decode")
-_AT_INFINITY = ("ep_size", "placement", *_COMMON, "candidates", "m", "max_k")
-# At their defaults no part of an identity: cells from before these knobs keep theirs.
-_LATER = ("layer_gammas", "budget", "modality", "placement")
+from capmoe_eval.errors import UsageError, bad_choice
+from capmoe_eval.routing.capacity import (
+    CapacityFactor,
+    capacity,
+    experts_per_rank,
+    parse_factor,
+)
+from capmoe_eval.routing.knobs import LARGEST, OMIT_DEFAULT, check, declared_knobs
+from capmoe_eval.routing.registry import (
+    CONTIGUOUS,
+    STOCK,
+    TOKEN_DROP,
+    knobs,
+    method_class,
+    placements,
+)
 
-METHODS: tuple[str, ...] = (*_EFFECTIVE, "device_drop")
-"""Every name that ``method=`` accepts."""
+if TYPE_CHECKING:
+    from torch import Tensor
 
+    from capmoe_eval.routing.context import LayerContext
+    from capmoe_eval.routing.scores import Assignment, Scores
+    from capmoe_eval.routing.tokens import TokenGroups
 
-class Adaptive(NamedTuple):
-    """A capacity factor that is chosen for every layer."""
+_M = TypeVar("_M", bound="Method")
 
-    budget: float  # the share that may be dropped, as a mean over the layers
-    budget_of: str  # of the pairs, or of their gate scores
-
-
-Factor: TypeAlias = float | tuple[float, ...] | Adaptive
-"""One γ, the γ of every layer, or the rule that chooses them."""
+# The knobs that come first in an identity, whatever class has them: file names depend on the order.
+_FIRST = (
+    *("ep_size", "scope", "granularity", "rounding", "placement", "count_padding", "decode"),
+    *("renormalize", "layer_gammas", "budget", "budget_of", "modality"),
+)
+_AT_ZERO = frozenset({"gamma", "ep_size", "count_padding", "decode"})
+"""The knobs that have an effect at γ=0, where no expert computes anything: on loads and counts."""
 
 
 @dataclass(frozen=True)
-class Method:
-    """A routing method with its knobs, as ``docs/methods.md`` defines them.
+class LabelPart:
+    """Mark how a knob stands in a file name: by a short name, and also at its default if asked."""
 
-    Construction checks every knob and brings the method to its canonical form, so that methods with
-    the same behaviour on every model and input are equal, and a cell is computed once:
-    ``Method("baseline", gamma=1.0) == Method("baseline")``, ``Method("token_reroute", 1.0,
-    rounds=1) == Method("score", 1.0)``. Settings that coincide on some models only stay different:
-    ``candidates="ranked"`` with m ≥ E-K does not equal ``"global"``.
+    short: str
+    always: bool = False
+
+
+class Method:
+    """A way to decide which (token, expert) pairs are computed.
+
+    A subclass is a frozen, keyword-only dataclass, whose fields are its knobs. It says its name,
+    title and source, its decision, its canonical form, and what it must know before it runs. The
+    attributes below that are no class variables are what every method answers: a mixin makes each
+    of them a knob.
 
     Raises:
-        UsageError: If a knob has an invalid value.
+        UsageError: On construction, if a knob has an invalid value.
     """
 
-    name: str  # one of METHODS
-    # γ of C = γ·T·K/E; inf means no capacity; None where the method has none, or one for each
-    # layer. "adaptive" becomes None: what is chosen then is layer_gammas.
-    gamma: float | None = None
-    ep_size: int = 1  # emulated expert-parallel ranks R, each with its own tokens and capacity
-    scope: str = "batch"  # batch: one capacity group per rank; sequence: one per sequence
-    # Expanded Drop adds the local experts of the token's rank, the next m by score (ranked), or all
-    # (global; expert-choice routing).
-    candidates: str = "local"
-    m: int = 4  # number of ranked candidates (Table 11 uses 2k and 3k)
-    protect_topk: bool = False  # a token's own top-k are kept before added candidates
-    max_k: bool = False  # a token keeps at most K experts in the end (Table 11, "w/ max")
-    rounds: int = 3  # of Token Reroute (v1, Algorithm 1); with 1 the method is score
-    granularity: str = "expert"  # each expert has a capacity, or the experts of a device share one
-    # The experts of a rank: contiguous blocks, or as EPLB spreads them by a calibration's loads.
+    name: ClassVar[str]  # by which users choose the method
+    title: ClassVar[str]  # in tables and figures
+    source: ClassVar[str]  # paper, section, equation
+    row: ClassVar[int] = 1000  # the place among the methods, in tables and lists
+    is_stock: ClassVar[bool] = False  # True if the method changes no decision of the router
+    reads_hidden: ClassVar[bool] = False  # True if a decision depends on the router's input
+
+    ep_size: int = 1
+    scope: str = "batch"
+    granularity: str = "expert"
+    rounding: str = "ceil"
     placement: str = CONTIGUOUS
-    rounding: str = "ceil"  # of C; floor in Algorithms 1 and 2
-    count_padding: bool = False  # pads count in T and take slots (released code)
-    # constrained: decode steps are under the capacity, too; only: they are, and prompts are not
+    count_padding: bool = False
     decode: str = "unconstrained"
-    # Where the family normalises over its top-k, weights are normalised over the dropless model's
-    # top-k (before) or over the kept pairs (after).
     renormalize: str = "before"
-    modality: str = "uniform"  # image_first, text_first: these tokens are dropped first (§5.3)
-    seed: int = 0  # of random
-    # Each token's best experts that OEA and XShare put into the batch's set first; SERE's primary.
-    k0: int = 1
-    # XShare: the most experts that a batch activates, as a share of all, or of each rank's.
-    expert_budget: float = 0.5
-    min_similarity: float = 0.3  # SERE: below it an expert keeps its own tokens (ρ)
-    delta: float = 1.0  # MACS: how much an image token's weight depends on its entropy
-    rho: float = 1.0  # MACS: how much an expert's capacity depends on the batch's modalities
-    # MACS: an expert is of the modality that has at least this share of its activation frequencies
-    modality_threshold: float = 0.6
-    reroute: str = "local"  # MACS: what overflows goes to experts of the same rank, or to none
-    layer_gammas: tuple[float, ...] | None = None  # γ of each MoE layer; None for one gamma
-    budget: float | None = None  # of gamma=adaptive: the share that may be dropped
-    budget_of: str = "pairs"  # of what it is a share: pairs, or scores, their gate scores
+    modality: str = "uniform"
+    max_k: bool = False
 
     def __post_init__(self) -> None:
-        choice(*METHODS)("method", self.name)
-        for knob, check in KNOBS.items():
-            check(knob, getattr(self, knob))
-        if self.name == "device_drop":  # Token Drop under a device-level capacity
-            self._set("granularity", "device")
-            self._set("name", "score")
-        for number in ("expert_budget", "min_similarity", "delta", "rho", "modality_threshold"):
-            self._set(number, float(getattr(self, number)) + 0.0)
-        if self.name in ("oea", "sere") and self.k0 == 0:
-            raise UsageError(
-                f"k0=0: with {self.name.upper()} every token keeps its best expert; set k0=1 or "
-                "more"
-            )
-        if self.weighs_tokens and self.is_placed:
-            raise UsageError(
-                f"placement={self.placement}: {self.name} reroutes within the blocks of ranks; "
-                "leave placement out"
-            )
-        one_rank = self.ep_size == 1 and self.name == "xshare"  # which has all experts
-        if one_rank or self.weighs_tokens:
-            self._set("granularity", "expert")
-        self._check_factor()
-        if self.candidates == "local" and self.ep_size == 1:
-            self._set("candidates", "global")  # the one rank has all experts
-        self._set("name", self._canonical_name())
-        if self.name == "baseline":
-            self._set("gamma", None)
-        for knob in DEFAULTS.keys() - self._effective():
-            self._set(knob, DEFAULTS[knob])
-        if self.is_placed and self.budget is not None:
-            raise UsageError(
-                f"placement={self.placement}: gamma={ADAPTIVE} chooses by the loads of blocks; "
-                "give gamma a number, or leave placement out"
-            )
+        for name, knob in declared_knobs(type(self)).items():
+            if name != "gamma":
+                self._set(name, check(name, getattr(self, name), knob.annotation))
 
-    def _check_factor(self) -> None:
-        """Check γ in each of its three forms, and bring it to the simplest."""
-        gamma: Any = self.gamma
-        adaptive = gamma == ADAPTIVE
-        if self.name == "macs" and (adaptive or self.budget is not None):
-            raise UsageError(
-                f"gamma={ADAPTIVE}: chooses by numbers of tokens, and macs bounds their weights; "
-                "give gamma a number"
-            )
-        if self.name in _WITHOUT_GAMMA:
-            by_layer = {knob: getattr(self, knob) for knob in ("layer_gammas", "budget")}
-            for knob, said in {"gamma": gamma if adaptive else None, **by_layer}.items():
-                if said is not None:
-                    raise UsageError(
-                        f"{knob}={shown(said)}: method {self.name!r} has no capacity factor; "
-                        f"leave {knob} out, or choose another method"
-                    )
-            self._set("gamma", None)
-            return
-        if adaptive and self.budget is None:
-            raise UsageError(
-                f"gamma={ADAPTIVE}: needs the share that may be dropped, for example budget=0.05"
-            )
-        if not adaptive and self.budget is not None and gamma is not None:
-            raise UsageError(
-                f"budget={shown(self.budget)}: is of gamma={ADAPTIVE}; set that, or leave it out"
-            )
-        if self.layer_gammas is not None:
-            if self.budget is not None:
-                raise UsageError(
-                    f"layer_gammas={shown(list(self.layer_gammas))}: gamma={ADAPTIVE} chooses "
-                    "them; leave one of the two out"
-                )
-            factors = tuple(float(factor) + 0.0 for factor in self.layer_gammas)
-            same = len(set(factors)) == 1
-            self._set("gamma", factors[0] if same else None)
-            self._set("layer_gammas", None if same else factors)
-        elif self.budget is not None:
-            self._set("gamma", None)
-            self._set("budget", float(self.budget))
-        elif gamma is None:
-            raise UsageError(
-                f"gamma: method {self.name!r} needs a capacity factor, for example gamma=1.0"
-            )
-        else:
-            CAPACITY("gamma", gamma)
-            self._set("gamma", float(gamma) + 0.0)  # turns -0.0 into 0.0
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
 
-    def _set(self, knob: str, value: Any) -> None:
-        object.__setattr__(self, knob, value)
+    # The decision.
 
-    def _canonical_name(self) -> str:
-        """Return the simplest method with the same decisions on every model and every input."""
-        if self.name == "xshare" and self.expert_budget == 1:
-            return "baseline"
-        if self.name == "sere" and self.min_similarity > 1:  # which no similarity is
-            return "baseline"
-        one_round = self.name == "token_reroute" and self.rounds == 1
-        if self.gamma is None:
-            return "score" if one_round else self.name
-        # A device's C is γ·T·K/R: with γ ≥ R all T·K pairs of the tokens' top-k fit into one.
-        never_binds = self.gamma == math.inf or (
-            self.granularity == "device" and self.gamma >= self.ep_size
-        )
-        # With protect_topk nothing is added if the top-k fill the token's K slots or the device,
-        # unless what is added goes before the top-k of another modality.
-        fills_device = self.granularity == "device" and self.ep_size == 1 and self.gamma <= 1
-        no_room = self.protect_topk and (fills_device or (never_binds and self.max_k))
-        no_room = no_room and (self.modality == "uniform" or self.gamma == math.inf)
-        expands = self.name == "expanded_drop" and not no_room
-        if never_binds and not expands:
-            return "baseline"
-        if self.gamma == 0 or one_round or (self.name == "expanded_drop" and not expands):
-            return "score"
-        return self.name
+    def decide(self, scores: Scores, tokens: TokenGroups, layer: LayerContext) -> Assignment:
+        """Return which pairs of the T counted tokens are computed.
 
-    def _effective(self) -> set[str]:
-        """Return the knobs that have an effect on the canonical method's decisions or records."""
-        effective = set(_EFFECTIVE[self.name])
-        if self.budget is None:
-            effective.discard("budget_of")
-        if self.gamma == 0:
-            return effective.intersection(_AT_ZERO)
-        device = self.granularity == "device"
-        if self.gamma == math.inf:
-            effective.intersection_update(_AT_INFINITY)
-        groups_by_rank = self.gamma != math.inf and (self.scope == "batch" or device)
-        if self.bounds_activation:
-            groups_by_rank = device  # a batch activates experts for all of its ranks together
-        reroutes = self.weighs_tokens and self.reroute == "local"
-        if self.candidate_rule != "local" and not groups_by_rank and not reroutes:
-            effective.discard("ep_size")
-        # The experts that are on one rank must share something: a bound, or candidates.
-        bounds_ranks = device and self.gamma != math.inf and self.ep_size > 1
-        if self.candidate_rule != "local" and not bounds_ranks:
-            effective.discard("placement")
-        if self.rho == 0:
-            effective.discard("modality_threshold")
-        if self.candidate_rule != "ranked":
-            effective.discard("m")
-        if device and self.gamma is not None and self.gamma % self.ep_size == 0:
-            effective.discard("rounding")  # γ·T·K/R is a whole number
-        return effective
+        Shapes depend on T, E, K and the method alone, and the host waits for nothing.
+        """
+        raise NotImplementedError
+
+    def limits(
+        self, tokens: Sequence[int], *, top_k: int, n_experts: int, gamma: float | None = None
+    ) -> list[int]:
+        """Return the capacity of a unit in each group [G]: of an expert, or of a device.
+
+        Args:
+            tokens: Counted tokens T of each group.
+            top_k: Experts K per token.
+            n_experts: Routed experts E.
+            gamma: A capacity factor in place of the method's, which must be uniform.
+        """
+        if gamma is None and self.factor is not None:
+            gamma = self.factor.uniform
+        assert gamma is not None
+        by_device = self.granularity == "device"
+        sharing = experts_per_rank(n_experts, self.ep_size) if by_device else 1
+        sizes = {"top_k": top_k, "n_experts": n_experts, "experts": sharing}
+        return [capacity(gamma, group, rounding=self.rounding, **sizes) for group in tokens]
+
+    def random_numbers(
+        self, tokens: TokenGroups, n_experts: int, layer: int, forward: int
+    ) -> Tensor | None:
+        """Return random numbers [T, E] that a decision needs, drawn on the host; None for none."""
+
+    # What the decision needs, and what is bounded.
+
+    @property
+    def factor(self) -> CapacityFactor | None:
+        """The capacity factor γ; None for a method that has none."""
+        return None
+
+    @property
+    def unit(self) -> str | None:
+        """The unit that has a capacity, ``expert`` or ``device``; None without a capacity."""
+        return None
+
+    @property
+    def is_capped(self) -> bool:
+        """True if a capacity may bind: not where γ is ∞ in every layer."""
+        return self.factor is not None and self.factor.uniform != math.inf
+
+    @property
+    def is_placed(self) -> bool:
+        """True if the experts of a rank are not a contiguous block."""
+        return self.placement != CONTIGUOUS
+
+    @property
+    def calibration(self) -> str | None:
+        """The kind of calibration that the method needs before it runs; None if it needs none."""
+        if self.factor is not None and self.factor.calibration is not None:
+            return self.factor.calibration
+        return placements()[self.placement]
+
+    @property
+    def modality_setting(self) -> str | None:
+        """The setting by which a decision depends on which tokens are an image's, or None."""
+        return None
 
     @property
     def uses_ranks(self) -> bool:
         """True if the method depends on the number of ranks."""
-        return "ep_size" in self._effective()
+        return "ep_size" in self.effective()
 
     def check_processes(self, processes: int) -> None:
         """Raise a UsageError if processes that have blocks of experts cannot compute the method."""
@@ -272,128 +174,271 @@ class Method:
                 f"placement={self.placement}: under parallel=ep every process has a block of "
                 "experts; leave one of the two out"
             )
-        if self.weighs_tokens:
-            raise UsageError(
-                f"method={self.name}: weighs the tokens of a batch in one process; run it without "
-                "parallel=ep, on emulated ranks (ep_size)"
-            )
         if self.uses_ranks and self.ep_size != processes:
             raise UsageError(
                 f"ep_size={self.ep_size}: {processes} processes were started, and under "
                 f"parallel=ep each is a rank; set ep_size={processes}, or start {self.ep_size}"
             )
 
-    # The three parts.
+    def check_layers(self, layers: int, n_experts: int, top_k: int) -> None:
+        """Raise a UsageError if the method does not fit a model with such MoE layers."""
+        experts_per_rank(n_experts, self.ep_size)
+        if self.factor is not None:
+            self.factor.check_layers(layers)
+
+    # The identity.
+
+    def simplest(self) -> Method:
+        """Return the simplest method with the same decisions on every model and every input."""
+        return self
+
+    def effective(self) -> set[str]:
+        """Return the knobs that have an effect on the method's decisions or records."""
+        return set(declared_knobs(type(self)))
+
+    def canonical(self) -> Method:
+        """Return the canonical form: methods with the same behaviour on every model are equal.
+
+        ``TokenReroute(gamma=1.0, rounds=1).canonical() == TokenDrop(gamma=1.0)``. Settings that
+        coincide on some models only stay different: ``candidates="ranked"`` with m ≥ E-K does not
+        equal ``"global"``. Knobs without an effect have their defaults.
+        """
+        method: Method = self
+        while (simpler := method.simplest()) != method:
+            method = simpler
+        declared = declared_knobs(type(method))
+        idle = {name: declared[name].default for name in declared.keys() - method.effective()}
+        return dataclasses.replace(method, **idle)  # type: ignore[type-var]
+
+    def converted(self, method: type[_M], **settings: Any) -> _M:
+        """Return a method of another class with the knobs that both classes have."""
+        shared = declared_knobs(method).keys() & declared_knobs(type(self)).keys()
+        return method(**{name: getattr(self, name) for name in shared} | settings)
+
+    def of_layer(self, number: int) -> Method:
+        """Return the method of one MoE layer, by its number from 0, with its own γ."""
+        if self.factor is None or self.factor.uniform is not None:
+            return self
+        return self.at(self.factor.of_layer(number))
+
+    def at(self, gamma: object) -> Method:
+        """Return the method at another γ; it must have a capacity."""
+        return dataclasses.replace(self, gamma=gamma)  # type: ignore[type-var]
+
+    def setting(self, knob: str) -> Any:
+        """Return the value of any knob: its default where the method does not have it."""
+        if knob in declared_knobs(type(self)):
+            return getattr(self, knob)
+        values = {} if self.factor is None else self.factor.identity()
+        return values.get(knob, knobs()[knob].default)
+
+    def identity(self) -> dict[str, Any]:
+        """Return the name and the knobs, in a fixed order, JSON-ready.
+
+        ``gamma`` is a number, or the string ``"inf"``, or the keyword of a form of γ; with
+        ``layer_gammas`` there is none. Knobs that were added later are left out at their default,
+        so that the digests of cells from before them stay.
+        """
+        values: dict[str, Any] = {} if self.factor is None else self.factor.identity()
+        for name, knob in declared_knobs(type(self)).items():
+            value = getattr(self, name)
+            if name != "gamma" and not (knob.omits_default and value == knob.default):
+                values[name] = value
+        first = [name for name in ("gamma", *_FIRST) if name in values]
+        return {"method": self.name} | {
+            name: values[name] for name in dict.fromkeys((*first, *values))
+        }
 
     @property
-    def candidate_rule(self) -> str:
-        """The candidates of a token: its top-k (``topk``), or with those of :attr:`candidates`."""
-        return self.candidates if self.name == "expanded_drop" else "topk"
+    def label(self) -> str:
+        """The method and the knobs that differ from their defaults, fit for a file name."""
+        parts = [self.name] + ([self.factor.label] if self.factor is not None else [])
+        declared = dict(declared_knobs(type(self)))
+        declared |= {} if self.factor is None else self.factor.knobs
+        for name, value in self.identity().items():
+            knob = declared.get(name)
+            if knob is None or name in ("gamma", "layer_gammas", "budget"):
+                continue
+            part = knob.marker(LabelPart) or LabelPart(name)
+            if value == knob.default and not part.always:
+                continue
+            if value is True:
+                parts.append(name)
+            else:
+                parts.append(value if isinstance(value, str) else f"{part.short}{value}")
+        return "-".join(parts)
+
+    # The invariants.
+
+    def never_binding(self, n_experts: int, top_k: int) -> Method:
+        """Return a method that decides as this one does, with a bound that is never reached."""
+        token_drop = method_class(TOKEN_DROP)
+        return self.converted(token_drop, gamma=float(n_experts), decode="unconstrained")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counting(Method):
+    """Knobs that say which tokens and which forwards are under the method."""
+
+    count_padding: Annotated[
+        bool, Field(description="pads count in T and take slots (released code)")
+    ] = False
+    decode: Annotated[
+        Literal["unconstrained", "constrained", "only"],
+        Field(description="decode steps: not under the method, under it too, or they alone"),
+    ] = "unconstrained"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Combining(Counting):
+    """The knob of the combine weights."""
+
+    renormalize: Annotated[
+        Literal["before", "after"],
+        Field(
+            description="weights are normalised over the dropless model's top-k, or over the kept "
+            "pairs, where the family normalises"
+        ),
+    ] = "before"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnRanks(Method):
+    """The knob of expert parallelism."""
+
+    ep_size: Annotated[
+        int,
+        Field(ge=1, le=LARGEST, description="emulated expert-parallel ranks R"),
+        LabelPart("ep"),
+    ] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capped(OnRanks):
+    """Knobs of the capacity C = γ·T·K/E."""
+
+    gamma: Any = None  # what parse_factor takes; a CapacityFactor after construction
+    scope: Annotated[
+        Literal["batch", "sequence"],
+        Field(description="tokens that share a capacity: those of a rank, or of a sequence"),
+    ] = "batch"
+    rounding: Annotated[
+        Literal["ceil", "floor"], Field(description="of the capacity; floor in Algorithms 1 and 2")
+    ] = "ceil"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        factor = parse_factor(self.gamma)
+        if factor is None:
+            raise UsageError(
+                f"gamma: method {self.name!r} needs a capacity factor, for example gamma=1.0"
+            )
+        self._set("gamma", factor)
 
     @property
-    def bound(self) -> str | None:
-        """The unit that has a capacity, ``expert`` or ``device``, or None."""
-        return None if self.name in _WITHOUT_GAMMA else self.granularity
+    def factor(self) -> CapacityFactor:
+        """The capacity factor γ."""
+        factor: CapacityFactor = self.gamma
+        return factor
 
     @property
-    def keep(self) -> str:
-        """The order in which an overloaded expert (or device) keeps pairs."""
-        return self.name if self.name in ("order", "reverse_order", "random") else "score"
+    def unit(self) -> str:
+        """The unit that has a capacity, ``expert`` or ``device``."""
+        return self.granularity
 
-    @property
-    def bounds_activation(self) -> bool:
-        """True if the method bounds the experts that a batch activates, and not their load."""
-        return self.name in _BOUNDS_ACTIVATION
 
-    @property
-    def weighs_tokens(self) -> bool:
-        """True if the method bounds the sum of its tokens' weights, and not their number."""
-        return self.name == "macs"
+@dataclass(frozen=True, kw_only=True)
+class ByUnit(OnRanks):
+    """Knobs of what is bounded, and of which experts share a device."""
+
+    granularity: Annotated[
+        Literal["expert", "device"],
+        Field(description="each expert has a bound, or the experts of a device share one"),
+    ] = "expert"
+    placement: Annotated[
+        str,
+        Field(
+            description="the experts of a rank, on which granularity=device and candidates=local "
+            "depend: contiguous blocks, or eplb, as EPLB spreads them by a calibration's loads"
+        ),
+        OMIT_DEFAULT,
+    ] = CONTIGUOUS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.placement not in placements():
+            raise bad_choice("placement", self.placement, placements())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounded(Capped, ByUnit, Combining):
+    """A method under which every expert, or every device, has a capacity in each group of tokens.
+
+    A subclass says in :meth:`decide` which pairs are candidates and in which order a unit keeps
+    them.
+    """
+
+    modality: Annotated[
+        Literal["uniform", "image_first", "text_first"],
+        Field(description="the tokens of this modality are dropped first (§5.3)"),
+        OMIT_DEFAULT,
+    ] = "uniform"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        by_loads = self.factor.calibration is not None
+        if self.is_placed and by_loads and "placement" in self.effective():
+            raise UsageError(
+                f"placement={self.placement}: gamma={self.factor.keyword} chooses by the loads of "
+                f"blocks; give gamma a number, or leave placement out"
+            )
 
     @property
     def modality_setting(self) -> str | None:
         """The setting by which a decision depends on which tokens are an image's, or None."""
-        if self.weighs_tokens:
-            return f"method={self.name}"
         return None if self.modality == "uniform" else f"modality={self.modality}"
 
     @property
-    def is_placed(self) -> bool:
-        """True if the experts of a rank are not a contiguous block."""
-        return self.placement != CONTIGUOUS
+    def uses_local_candidates(self) -> bool:
+        """True if a token's candidates depend on the experts of its rank."""
+        return False
 
     @property
-    def decides_by_batch(self) -> bool:
-        """True if a decision needs to know the whole batch, whatever the capacity groups."""
-        return self.name in _BY_BATCH
+    def never_binds(self) -> bool:
+        """True if no unit can exceed its capacity, when no candidates are added.
 
-    @property
-    def is_stock(self) -> bool:
-        """True if the method changes no decision of the router."""
-        return self.name == "baseline"
-
-    @property
-    def factor(self) -> Factor | None:
-        """The capacity factor: one, that of each layer, or the rule; None without a capacity."""
-        if self.budget is not None:
-            return Adaptive(self.budget, self.budget_of)
-        return self.gamma if self.layer_gammas is None else self.layer_gammas
-
-    @property
-    def calibration(self) -> str | None:
-        """The kind of calibration that the method needs before it runs; None if it needs none."""
-        if self.budget is not None:
-            return "factor_curves"
-        if self.weighs_tokens and self.rho > 0:
-            return "expert_modalities"
-        if self.placement == EPLB:
-            return "expert_loads"
-        return "expert_similarity" if self.name == "sere" else None
-
-    @property
-    def is_capped(self) -> bool:
-        """True if a capacity may bind: not where γ is ∞ in every layer."""
-        return self.bound is not None and self.gamma != math.inf
-
-    def at(self, gamma: float | None, layer_gammas: tuple[float, ...] | None = None) -> Method:
-        """Return the method at another γ, or at that of each layer, in no canonical form.
-
-        So all layers of a model have the same capacity groups and statistics, whatever γ each has.
+        A device's C is γ·T·K/R: with γ ≥ R all T·K pairs of the tokens' top-k fit into one.
         """
-        other = copy.copy(self)
-        for knob, value in (("gamma", gamma), ("layer_gammas", layer_gammas), ("budget", None)):
-            other._set(knob, value)
-        return other
+        gamma = self.factor.uniform
+        by_device = self.granularity == "device"
+        return gamma is not None and (gamma == math.inf or (by_device and gamma >= self.ep_size))
 
-    def of_layer(self, number: int) -> Method:
-        """Return the method of one MoE layer, by its number from 0, with its own γ."""
-        return self if self.layer_gammas is None else self.at(self.layer_gammas[number])
+    def simplest(self) -> Method:
+        """Return the baseline where nothing binds, and Token Drop where nothing is kept."""
+        if self.never_binds:
+            return method_class(STOCK)()
+        return self.converted(method_class(TOKEN_DROP)) if self.factor.uniform == 0 else self
 
-    def identity(self) -> dict[str, Any]:
-        """Return the name and the knobs that have an effect, in a fixed order, JSON-ready.
+    def effective(self) -> set[str]:
+        """Return the knobs that have an effect on the method's decisions or records."""
+        names, gamma = super().effective(), self.factor.uniform
+        if gamma == 0:
+            return names & _AT_ZERO
+        if gamma == math.inf:
+            names -= {"scope", "granularity", "rounding", "modality", "protect_topk"}
+        by_device = self.granularity == "device" and gamma != math.inf
+        by_rank = gamma != math.inf and (self.scope == "batch" or by_device)
+        if not self.uses_local_candidates and not by_rank:
+            names -= {"ep_size"}
+        # The experts that are on one rank must share something: a bound, or candidates.
+        if not self.uses_local_candidates and not (by_device and self.ep_size > 1):
+            names -= {"placement"}
+        if self.granularity == "device" and gamma is not None and gamma % self.ep_size == 0:
+            names -= {"rounding"}  # γ·T·K/R is a whole number
+        return names
 
-        ``gamma`` is a number, or the string ``"inf"``, or ``"adaptive"``; with ``layer_gammas``
-        there is none.
-        """
-        knobs: dict[str, Any] = {"method": self.name}
-        if self.budget is not None:
-            knobs["gamma"] = ADAPTIVE
-        elif self.gamma is not None:
-            knobs["gamma"] = as_json(self.gamma)
-        said = set(_EFFECTIVE[self.name])
-        said -= {knob for knob in _LATER if getattr(self, knob) == DEFAULTS[knob]}
-        said -= {"m"} if self.candidates != "ranked" else set()
-        said -= {"budget_of"} if self.budget is None else set()
-        knobs |= {knob: getattr(self, knob) for knob in _EFFECTIVE[self.name] if knob in said}
-        if self.layer_gammas:
-            knobs["layer_gammas"] = [as_json(gamma) for gamma in self.layer_gammas]
-        return knobs
-
-
-def as_json(gamma: float | None) -> float | str | None:
-    """Return γ as JSON has it: ∞ as a string."""
-    return "inf" if gamma == math.inf else gamma
-
-
-DEFAULTS: dict[str, Any] = {knob.name: knob.default for knob in dataclasses.fields(Method)[2:]}
-"""The default of every knob beside gamma."""
+    def never_binding(self, n_experts: int, top_k: int) -> Method:
+        """Return the method at γ=E, in prompts, on contiguous blocks."""
+        return dataclasses.replace(
+            self, gamma=float(n_experts), decode="unconstrained", placement=CONTIGUOUS
+        )

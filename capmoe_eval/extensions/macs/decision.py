@@ -13,13 +13,12 @@ Weights are whole multiples of 2⁻²⁴, so that sums of them depend on no orde
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from capmoe_eval.routing.capacity import capacity, experts_per_rank
-from capmoe_eval.routing.groups import TokenGroups, moved
-from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import (
     Assignment,
     Scores,
@@ -29,7 +28,14 @@ from capmoe_eval.routing.scores import (
     bucket_loads,
     ranked_experts,
 )
+from capmoe_eval.routing.tokens import TokenGroups, moved
 
+<<<<<<< HEAD:capmoe_eval/routing/weighted.py
+=======
+if TYPE_CHECKING:
+    from capmoe_eval.extensions.macs.method import MACS
+
+>>>>>>> core:capmoe_eval/extensions/macs/decision.py
 # Shape suffixes: T counted tokens, H hidden size, E routed experts, K = top-k,
 # G capacity groups, R ranks, L experts of a rank, S slots per token, P pairs, B buckets.
 
@@ -62,7 +68,7 @@ def modality_bias(visual_E: Tensor, text_E: Tensor, threshold: float) -> Tensor:
 
 
 def weigh(
-    method: Method,
+    method: MACS,
     groups: TokenGroups,
     *,
     bias_E: Tensor,
@@ -113,23 +119,24 @@ def token_weights(hidden_TH: Tensor, image_T: Tensor, groups: TokenGroups, delta
 
 
 def weighted_limits(
-    method: Method, groups: TokenGroups, ratio_G: Tensor, bias_E: Tensor, top_k: int
+    method: MACS, groups: TokenGroups, ratio_G: Tensor, bias_E: Tensor, top_k: int
 ) -> Tensor:
     """Return the capacity of each expert in each group, in units of 2⁻²⁴ [G, E].
 
     It is ``C·(1 + ρ·m·(r - 0.5))`` with the C of Token Drop, which here may exceed T, the expert's
     modality m and the group's ``ratio_G`` r.
     """
-    assert method.gamma is not None
+    gamma = method.factor.uniform
+    assert gamma is not None
     size = {"top_k": top_k, "n_experts": len(bias_E), "rounding": method.rounding}
-    bases = [capacity(method.gamma, tokens, clamped=False, **size) for tokens in groups.tokens]
+    bases = [capacity(gamma, tokens, clamped=False, **size) for tokens in groups.tokens]
     base_G = torch.tensor(bases, dtype=torch.float64)
     scale_GE = 1 + method.rho * bias_E * (ratio_G[:, None] - 0.5)
     return (moved(base_G, bias_E.device)[:, None] * scale_GE * UNIT).floor().long()
 
 
 def assign_weighted(
-    scores: Scores, method: Method, groups: TokenGroups, weighted: Weighted
+    scores: Scores, method: MACS, groups: TokenGroups, weighted: Weighted
 ) -> Assignment:
     """Keep the best-scoring tokens of every expert up to its capacity, and reroute the others.
 
@@ -149,7 +156,7 @@ def assign_weighted(
     local = experts_per_rank(n_experts, method.ep_size)
     by_rank_TE = ranked_TE.gather(1, (ranked_TE // local).argsort(dim=1, stable=True))
     free_TE = addable(scores) & (room_GE[groups.group_T] >= weighted.unit_T[:, None])
-    free_TRL = free_TE.gather(1, by_rank_TE).view(len(topk_TK), -1, local)
+    free_TRL = free_TE.gather(1, by_rank_TE).view(len(topk_TK), method.ep_size, local)
     lost_TR = topk_TK.new_zeros(free_TRL.shape[:2]).scatter_add_(
         1, topk_TK // local, (~keep_TK).long()
     )

@@ -1,8 +1,8 @@
-"""Tell which experts each emulated rank holds: those of its block, or those of a placement.
+"""Say which experts each emulated rank holds: a contiguous block, or those of a placement.
 
 A placement [R, E/R] has the experts of every rank, in rising order, each expert once; None stands
-for contiguous blocks. It says which experts share a device, and nothing of an expert: its number,
-and with it every tie, stays its own.
+for contiguous blocks. It says which experts share a device. The numbers of experts, and with them
+all ties, stay.
 """
 
 from __future__ import annotations

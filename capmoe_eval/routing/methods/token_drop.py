@@ -1,0 +1,152 @@
+"""Token Drop: an overloaded expert keeps C of its tokens (paper §4).
+
+The four classes differ in whom an expert keeps: its first tokens, its last, some at random, or
+those with the highest gate scores. The last is the paper's Token Drop.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field
+
+from capmoe_eval.routing.method import Bounded, LabelPart, Method
+from capmoe_eval.routing.registry import register
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from capmoe_eval.routing.context import LayerContext
+    from capmoe_eval.routing.scores import Assignment, Scores
+    from capmoe_eval.routing.tokens import TokenGroups
+
+# Shape suffixes: T counted tokens, E routed experts, K = top-k.
+
+
+def drop_beyond_capacity(
+    method: Bounded, scores: Scores, tokens: TokenGroups, layer: LayerContext, key_TK: Tensor
+) -> Assignment:
+    """Return the router's own choice without the pairs beyond a unit's capacity, by their keys."""
+    from capmoe_eval.routing.decision import keep_within_capacity
+    from capmoe_eval.routing.scores import Assignment
+
+    keep_TK = keep_within_capacity(
+        method,
+        tokens,
+        layer,
+        index_TS=scores.topk_TK,
+        key_TS=key_TK,
+        n_experts=scores.score_TE.shape[1],
+    )
+    return Assignment(scores.topk_TK, keep_TK)
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class OrderDrop(Bounded):
+    """An overloaded expert keeps its first C tokens, in the order of the batch."""
+
+    name: ClassVar[str] = "order"
+    title: ClassVar[str] = "Order"
+    source: ClassVar[str] = "paper §4, Equation 7 (Switch Transformer)"
+    row: ClassVar[int] = 1
+
+    def decide(self, scores: Scores, tokens: TokenGroups, layer: LayerContext) -> Assignment:
+        """Return the first C pairs of every unit."""
+        import torch
+
+        topk_TK = scores.topk_TK
+        key_T1 = torch.arange(len(topk_TK), device=topk_TK.device)[:, None]
+        return drop_beyond_capacity(self, scores, tokens, layer, key_T1.expand_as(topk_TK))
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class ReverseOrderDrop(Bounded):
+    """An overloaded expert keeps its last C tokens, in the order of the batch."""
+
+    name: ClassVar[str] = "reverse_order"
+    title: ClassVar[str] = "Reverse Order"
+    source: ClassVar[str] = "paper §4, Equation 8"
+    row: ClassVar[int] = 2
+
+    def decide(self, scores: Scores, tokens: TokenGroups, layer: LayerContext) -> Assignment:
+        """Return the last C pairs of every unit."""
+        import torch
+
+        topk_TK = scores.topk_TK
+        key_T1 = torch.arange(len(topk_TK) - 1, -1, -1, device=topk_TK.device)[:, None]
+        return drop_beyond_capacity(self, scores, tokens, layer, key_T1.expand_as(topk_TK))
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class RandomDrop(Bounded):
+    """An overloaded expert keeps C of its tokens at random."""
+
+    name: ClassVar[str] = "random"
+    title: ClassVar[str] = "Random"
+    source: ClassVar[str] = "paper §4, Equation 9"
+    row: ClassVar[int] = 3
+
+    seed: Annotated[
+        int,
+        Field(ge=0, lt=2**63, description="of the random numbers; the paper averages several"),
+        LabelPart("s"),
+    ] = 0
+
+    def random_numbers(
+        self, tokens: TokenGroups, n_experts: int, layer: int, forward: int
+    ) -> Tensor:
+        """Return integers [T, E] in [0, 2³¹), equal on every device.
+
+        They are drawn for the whole batch, so that processes which share it draw the same.
+        """
+        import torch
+
+        digest = hashlib.blake2b(f"{self.seed}/{layer}/{forward}".encode(), digest_size=7).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "big"))
+        shape = (tokens.n_tokens, n_experts)
+        drawn_TE = torch.randint(0x7FFFFFFF, shape, generator=generator)
+        return drawn_TE[tokens.first : tokens.first + len(tokens.rows_T)]
+
+    def decide(self, scores: Scores, tokens: TokenGroups, layer: LayerContext) -> Assignment:
+        """Return the C pairs of every unit with the smallest random numbers."""
+        assert layer.random_TE is not None
+        key_TK = layer.random_TE.gather(1, scores.topk_TK)
+        return drop_beyond_capacity(self, scores, tokens, layer, key_TK)
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class TokenDrop(Bounded):
+    """An overloaded expert keeps the C tokens with the highest gate scores."""
+
+    name: ClassVar[str] = "score"
+    title: ClassVar[str] = "Token Drop"
+    source: ClassVar[str] = "paper §4, Equation 10 (*Score* in Table 1)"
+    row: ClassVar[int] = 4
+
+    def decide(self, scores: Scores, tokens: TokenGroups, layer: LayerContext) -> Assignment:
+        """Return the C best-scoring pairs of every unit; ties keep the lower token."""
+        from capmoe_eval.routing.decision import score_keys
+
+        key_TK = score_keys(scores, scores.topk_TK)
+        return drop_beyond_capacity(self, scores, tokens, layer, key_TK)
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class DeviceDrop(TokenDrop):
+    """Token Drop where the experts of a device share one capacity: another name for it."""
+
+    name: ClassVar[str] = "device_drop"
+    title: ClassVar[str] = "device-level Token Drop"
+    source: ClassVar[str] = "paper §5.2"
+    row: ClassVar[int] = 8
+
+    def simplest(self) -> Method:
+        """Return Token Drop with ``granularity="device"``."""
+        return self.converted(TokenDrop, granularity="device")

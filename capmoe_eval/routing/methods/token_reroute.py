@@ -1,0 +1,73 @@
+"""Token Reroute: dropped pairs choose again among the experts that are left (v1, Algorithm 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field
+
+from capmoe_eval.routing.knobs import LARGEST
+from capmoe_eval.routing.method import Bounded, LabelPart, Method
+from capmoe_eval.routing.methods.token_drop import TokenDrop
+from capmoe_eval.routing.registry import register
+
+if TYPE_CHECKING:
+    from capmoe_eval.routing.context import LayerContext
+    from capmoe_eval.routing.scores import Assignment, Scores
+    from capmoe_eval.routing.tokens import TokenGroups
+
+# Shape suffixes: T counted tokens, E routed experts, K = top-k.
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class TokenReroute(Bounded):
+    """Repeat: choose the top-k of the remaining pairs, drop the overflow by score, mask it."""
+
+    name: ClassVar[str] = "token_reroute"
+    title: ClassVar[str] = "Token Reroute"
+    source: ClassVar[str] = "paper v1, Algorithm 1"
+    row: ClassVar[int] = 7
+
+    rounds: Annotated[
+        int,
+        Field(ge=1, le=LARGEST, description="how often a token chooses; with 1 it is Token Drop"),
+        LabelPart("r"),
+    ] = 3
+
+    def decide(self, scores: Scores, tokens: TokenGroups, layer: LayerContext) -> Assignment:
+        """Return the pairs that are kept in the last round."""
+        import torch
+
+        from capmoe_eval.routing.decision import keep_within_capacity, score_keys
+        from capmoe_eval.routing.scores import assignment, ranked_experts, usable
+
+        top_k, n_experts = scores.topk_TK.shape[1], scores.score_TE.shape[1]
+        ranked_TE = ranked_experts(scores)
+        key_TE = score_keys(scores, ranked_TE)
+        kept_TE = remains_TE = usable(scores).gather(1, ranked_TE)  # in ranked order
+        for number in range(1, self.rounds + 1):
+            selected_TE = remains_TE & (remains_TE.cumsum(dim=1) <= top_k)
+            kept_TE = keep_within_capacity(
+                self,
+                tokens,
+                layer,
+                index_TS=ranked_TE,
+                valid_TS=selected_TE,
+                key_TS=key_TE,
+                n_experts=n_experts,
+            )
+            rejected_TE = selected_TE & ~kept_TE
+            # Another round would choose and keep the same pairs. A GPU computes some sooner than
+            # it says whether it need not.
+            may_ask = rejected_TE.device.type == "cpu" or number % 64 == 0
+            if may_ask and not torch.compiler.is_compiling() and not rejected_TE.any():
+                break
+            remains_TE = remains_TE & ~rejected_TE
+        by_expert_TE = torch.empty_like(kept_TE).scatter_(1, ranked_TE, kept_TE)
+        return assignment(scores, by_expert_TE)
+
+    def simplest(self) -> Method:
+        """Return Token Drop for one round."""
+        return self.converted(TokenDrop) if self.rounds == 1 else super().simplest()

@@ -1,0 +1,166 @@
+"""Register methods by name, find them, and make one from a name and its knobs.
+
+The methods of the paper are the modules of :mod:`capmoe_eval.routing.methods`, those of other
+papers the packages in ``capmoe_eval/extensions/``. A method of one's own is registered by an entry
+point of the group :data:`ENTRY_POINTS`, or by importing its module. All are imported when a name is
+first asked for; none of ours imports torch at its top.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from capmoe_eval.errors import UsageError, bad_choice, first_line, shown
+from capmoe_eval.routing.capacity import factor_forms, parse_factor
+from capmoe_eval.routing.knobs import Knob, check, declared_knobs
+
+if TYPE_CHECKING:
+    from capmoe_eval.routing.method import Method
+
+ENTRY_POINTS: Final = "capmoe_eval.methods"
+"""The group of entry points, each a module that registers methods."""
+STOCK: Final = "baseline"
+"""The method that changes nothing."""
+TOKEN_DROP: Final = "score"
+"""Token Drop, which other methods are where their additions have no effect."""
+CONTIGUOUS: Final = "contiguous"
+"""The placement in which rank r holds the experts r·E/R, r·E/R + 1, …"""
+
+# The packages whose parts register methods: modules of the first, folders of the second.
+_CORE, _EXTENSIONS = "capmoe_eval.routing.methods", "capmoe_eval.extensions"
+_METHODS: dict[str, type[Method]] = {}
+_PLACEMENTS: dict[str, str | None] = {CONTIGUOUS: None}
+_Class = TypeVar("_Class", bound="type[Method]")
+
+
+def register(method: _Class) -> _Class:
+    """Register a class of methods by its ``name``; use it as a decorator.
+
+    Raises:
+        ValueError: If another class has the name, or the class has none.
+    """
+    name = getattr(method, "name", None)
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ValueError(f"{method.__qualname__}: name={name!r} must be a name such as 'my_method'")
+    other = _METHODS.get(name, method)
+    if (other.__module__, other.__qualname__) != (method.__module__, method.__qualname__):
+        raise ValueError(
+            f"{method.__qualname__}: {other.__qualname__} has the name {name!r} already"
+        )
+    _METHODS[name] = method
+    knobs.cache_clear()
+    return method
+
+
+def register_placement(name: str, calibration: str) -> None:
+    """Register a placement of experts on ranks by its name and the calibration that it needs."""
+    _PLACEMENTS[name] = calibration
+
+
+@functools.cache
+def _import_all() -> None:
+    """Import every module that registers a method."""
+    for name in (_CORE, _EXTENSIONS):
+        for part in pkgutil.iter_modules(importlib.import_module(name).__path__):
+            if part.ispkg == (name == _EXTENSIONS):
+                importlib.import_module(f"{name}.{part.name}")
+    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
+        try:
+            entry.load()
+        except Exception as error:  # of a package that is not ours
+            raise UsageError(
+                f"{ENTRY_POINTS}: the entry point {entry.name}={entry.value} cannot be loaded "
+                f"({first_line(error)}); mend that package, or uninstall it"
+            ) from error
+
+
+def method_names() -> tuple[str, ...]:
+    """Return every name that ``method=`` accepts, in the order of the tables."""
+    _import_all()
+    return tuple(sorted(_METHODS, key=lambda name: _METHODS[name].row))
+
+
+def method_class(name: object) -> type[Method]:
+    """Return the class of a method by its name.
+
+    Raises:
+        UsageError: If no method has the name.
+    """
+    names = method_names()
+    if not isinstance(name, str) or name not in names:
+        raise bad_choice("method", name, names)
+    return _METHODS[name]
+
+
+def method_title(name: str) -> str:
+    """Return a method's printed name, or the name itself where no method has it."""
+    return _METHODS[name].title if name in method_names() else name
+
+
+def placements() -> Mapping[str, str | None]:
+    """Return the calibration that each placement of experts needs, by the placement's name."""
+    _import_all()
+    return _PLACEMENTS
+
+
+@functools.cache
+def knobs() -> Mapping[str, Knob]:
+    """Return every knob of every method beside gamma, by its name.
+
+    Raises:
+        ValueError: If two methods declare one name differently.
+    """
+    methods = [_METHODS[name] for name in method_names()]
+    declared = {name: knob for form in factor_forms() for name, knob in form.knobs.items()}
+    for method in methods:
+        for name, knob in declared_knobs(method).items():
+            if name != "gamma" and not declared.setdefault(name, knob).agrees(knob):
+                raise ValueError(f"{method.__qualname__}: {name} is declared differently elsewhere")
+    return declared
+
+
+def create_method(name: str, gamma: object = None, **settings: Any) -> Method:
+    """Return the method of a name with its knobs, in its canonical form.
+
+    Knobs of other methods are checked and have no effect, so that one configuration serves a sweep
+    over methods.
+
+    Args:
+        name: One of :func:`method_names`.
+        gamma: Capacity factor γ: a number, one for each MoE layer, or the keyword of a form;
+            a number is without effect where the method has no capacity.
+        **settings: Knobs by their names.
+
+    Raises:
+        UsageError: For an unknown name or knob, or an invalid value.
+    """
+    method, declared = method_class(name), knobs()
+    values = {}
+    for knob, value in settings.items():
+        if knob not in declared:
+            raise bad_choice("knob", knob, sorted(declared))
+        values[knob] = check(knob, value, declared[knob].annotation)
+    method_knobs = declared_knobs(method)
+    fields = {knob: value for knob, value in values.items() if knob in method_knobs}
+    if "gamma" in method_knobs:
+        fields["gamma"] = parse_factor(gamma, values)
+    else:
+        _refuse_forms(name, gamma, values)
+    return method(**fields).canonical()
+
+
+def _refuse_forms(name: str, gamma: object, settings: Mapping[str, Any]) -> None:
+    """Refuse a form of γ for a method that has no capacity; a number has no effect."""
+    for form in factor_forms():
+        keyword = gamma if gamma == form.keyword is not None else None
+        for knob, value in (("gamma", keyword), (form.selector, settings.get(form.selector))):
+            if value is not None:
+                raise UsageError(
+                    f"{knob}={shown(value)}: method {name!r} has no capacity factor; leave {knob} "
+                    "out, or choose another method"
+                )

@@ -1,0 +1,159 @@
+"""Values are checked by the types that declare them, in one line of field, value and rule."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import AfterValidator, Field
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.routing.knobs import (
+    LARGEST,
+    OMIT_DEFAULT,
+    Count,
+    Seed,
+    check,
+    check_fields,
+    declared_knobs,
+    rule,
+    says,
+)
+
+ALL = Annotated[None, Field(description="null for all")]
+SHARE = Annotated[float, Field(gt=0, le=1, examples=[0.5])]
+FACTORS = Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(strict=False, min_length=1)]
+SCOPE = Literal["batch", "sequence"]
+
+
+def even(number: int) -> int:
+    """Refuse an odd number."""
+    if number % 2:
+        raise ValueError("must be even")
+    return number
+
+
+def small(number: int) -> int:
+    """Refuse a large number, by a line that is whole."""
+    if number > 9:
+        raise UsageError(f"size={number}: is too large")
+    return number
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation", "said"),
+    [
+        (0, Count, "must be a whole number of at least 1"),
+        (True, Count, "must be a whole number of at least 1"),
+        (1.0, Count, "must be a whole number of at least 1"),
+        ("1", Count, "must be a whole number of at least 1"),
+        (LARGEST + 1, Count, f"must be a whole number of at least 1; {LARGEST} is the largest"),
+        (-1, Seed, f"must be a whole number from 0 to {2**63 - 1}"),
+        (0, Count | ALL, "must be a whole number of at least 1, or null for all"),
+        ([], Count | None, "must be a whole number of at least 1, or null"),
+        (
+            "aut",
+            Count | Literal["auto"],
+            "must be a whole number of at least 1, or auto",
+        ),
+        (0, SHARE, "must be a number above 0 and at most 1, for example key=0.5"),
+        (True, SHARE, "must be a number above 0 and at most 1, for example key=0.5"),
+        (math.inf, Annotated[float, Field(ge=0)], "must be a finite number of at least 0"),
+        (math.nan, Annotated[float, Field(ge=0)], "must be a finite number of at least 0"),
+        (3, Annotated[float, Field(ge=0, le=2)], "must be a number from 0 to 2"),
+        (1, bool, "must be true or false"),
+        (None, bool, "must be true or false"),
+        ("bach", SCOPE, "did you mean 'batch'? choose one of batch, sequence"),
+        (None, SCOPE, "choose one of batch, sequence"),
+        (7, SCOPE | ALL, "choose one of batch, sequence, or null for all"),
+        ("no", bool | Literal["calibrate"], "must be true or false, or calibrate"),
+        ([0, -1], list[Count], "must be a list, each item of which is a whole number of at least 1"),
+        ([], FACTORS, "must be a list, each item of which is a number of at least 0"),
+        ([1.0, True], FACTORS, "must be a list, each item of which is a number of at least 0"),
+        (3, Annotated[int, AfterValidator(even)], "must be even"),
+        ("x", Annotated[str, Field(pattern="^a+$"), says("some a")], "must be some a"),
+    ],
+)  # fmt: skip
+def test_a_refusal_says_the_rule_in_one_line(value: Any, annotation: Any, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        check("key", value, annotation)
+    start, _, line = str(refused.value).partition(": ")
+    assert start.startswith("key=") and line == said
+
+
+def test_a_usage_error_of_a_validator_is_raised_as_it_is() -> None:
+    with pytest.raises(UsageError, match=r"^size=10: is too large$"):
+        check("key", 10, Annotated[int, AfterValidator(small)])
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation", "expected"),
+    [
+        (1, Count, 1),
+        (LARGEST, Count, LARGEST),
+        (None, Count | ALL, None),
+        ("auto", Count | Literal["auto"], "auto"),
+        (1, SHARE, 1.0),
+        (-0.0, Annotated[float, Field(ge=0)], 0.0),
+        ([1, 2.5], FACTORS, (1.0, 2.5)),
+        ("batch", SCOPE, "batch"),
+        (False, bool, False),
+    ],
+)
+def test_a_value_is_as_its_type_has_it(value: Any, annotation: Any, expected: Any) -> None:
+    checked = check("key", value, annotation)
+    assert repr(checked) == repr(expected)
+
+
+@dataclass(frozen=True)
+class Base:
+    """Knobs that methods share."""
+
+    scope: Annotated[SCOPE, Field(description="what a group is"), OMIT_DEFAULT] = "batch"
+
+
+@dataclass(frozen=True)
+class Ranked(Base):
+    """A method with knobs of two kinds, and a part that is no knob."""
+
+    share: Annotated[float, Field(gt=0, description="of the experts")] = 0.5
+    m: Annotated[Count, Field(description="candidates of a token", examples=[4])] = 4
+    base: Base = Base()
+
+    def __post_init__(self) -> None:
+        check_fields(self, "ranked.")
+
+
+def test_the_knobs_of_a_class_are_its_fields() -> None:
+    knobs = declared_knobs(Ranked)
+    assert list(knobs) == ["scope", "share", "m"]
+    scope, m = knobs["scope"], knobs["m"]
+    assert (scope.default, scope.choices, scope.values) == (
+        "batch",
+        ("batch", "sequence"),
+        "batch or sequence",
+    )
+    assert scope.help == "what a group is" and scope.omits_default and not m.omits_default
+    assert (m.default, m.choices, m.help) == (4, (), "candidates of a token")
+    assert m.rule == "must be a whole number of at least 1, for example m=4"
+    assert scope.rule == "must be batch or sequence"
+    with pytest.raises(
+        UsageError, match=r"^m=0: must be a whole number of at least 1, for example"
+    ):
+        m.check(0)
+
+
+def test_the_fields_of_an_instance_are_checked_and_converted() -> None:
+    assert repr(Ranked(share=1).share) == "1.0"
+    with pytest.raises(UsageError, match=r"^ranked.share=0: must be a number above 0$"):
+        Ranked(share=0)
+    with pytest.raises(UsageError, match=r"^ranked.m=0: .*, for example ranked.m=4$"):
+        dataclasses.replace(Ranked(), m=0)
+
+
+def test_a_rule_can_be_asked_for_without_a_value() -> None:
+    assert rule(Count | ALL, "limit") == "must be a whole number of at least 1, or null for all"
+    assert rule(SHARE, "part") == "must be a number above 0 and at most 1, for example part=0.5"
