@@ -33,6 +33,8 @@ DROPPED_FIRST = 1 << 32
 _FEW = 4096  # pairs that are sorted as they are
 _PAIRS_PER_CELL = 4  # so that counting cells takes less time than counting pairs
 
+_KEPT, _AT_EDGE = 1, 2  # what becomes of the pairs of a cell; 0: they are dropped
+
 _Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
 
 
@@ -57,12 +59,7 @@ def keep_best(
     """
     if torch.compiler.is_compiling() or key_TS.device.type != "cpu" or key_TS.numel() < _FEW:
         return _keep_by_sort(bucket_TS, key_TS, valid_TS, limit_B)
-    bucket_P, limit = bucket_TS.numpy().reshape(-1), limit_B.numpy()
-    if valid_TS is not None:  # one more bucket, which keeps nothing, holds the invalid slots
-        bucket_P = np.where(valid_TS.numpy().reshape(-1), bucket_P, len(limit))
-        limit = np.append(limit, 0)
-    keep_P = _keep_by_histogram(bucket_P, key_TS.numpy().reshape(-1), limit)
-    return torch.from_numpy(keep_P).view(key_TS.shape)
+    return _keep_by_histogram(bucket_TS, key_TS, valid_TS, limit_B)
 
 
 def _keep_by_sort(
@@ -84,35 +81,45 @@ def _keep_by_sort(
     return torch.empty_like(kept_P).scatter_(0, order_P, kept_P).view_as(bucket_TS)
 
 
-def _keep_by_histogram(bucket_P: _Array, key_P: _Array, limit_B: _Array) -> _Array:
-    """Return the mask [P] of the pairs that are kept, with NumPy, which starts no threads.
+def _keep_by_histogram(
+    bucket_TS: Tensor, key_TS: Tensor, valid_TS: Tensor | None, limit_B: Tensor
+) -> Tensor:
+    """Return the mask of :func:`keep_best`, by NumPy, which starts no threads and writes in place.
 
-    A digit, the upper bits of a key, decides the pairs of every bucket but those with the digit
-    that crosses the limit. These few are sorted by their lower bits.
+    A digit, the upper bits of a key, decides all pairs of a bucket but those with the digit that
+    crosses the limit. These few are sorted by their lower bits.
     """
-    n_buckets, least = len(limit_B), int(key_P.min())
+    bucket_P, key_P = bucket_TS.numpy().reshape(-1), key_TS.numpy().reshape(-1)
+    limit_B1, n_buckets, least = limit_B.numpy()[:, None], len(limit_B), int(key_P.min())
     n_bits = (int(key_P.max()) - least).bit_length()
     most_digits = int(len(key_P) / _PAIRS_PER_CELL / n_buckets)
     digit_bits = min(max(most_digits, 1).bit_length() - 1, n_bits)
     n_digits, shift = 1 << digit_bits, n_bits - digit_bits
-    offset_P = key_P - least
+    digit_P = key_P - least
+    digit_P >>= shift
     cell_P = bucket_P * n_digits
-    cell_P += offset_P >> shift
-    count_BD = np.bincount(cell_P, minlength=n_buckets * n_digits).reshape(n_buckets, n_digits)
+    cell_P += digit_P
+    n_cells = n_buckets * n_digits
+    if valid_TS is not None:  # one more cell, which keeps nothing, holds the invalid slots
+        np.copyto(cell_P, n_cells, where=~valid_TS.numpy().reshape(-1))
+    count_BD = np.bincount(cell_P, minlength=n_cells)[:n_cells].reshape(n_buckets, n_digits)
     upto_BD = count_BD.cumsum(axis=1)
-    cut_B = (upto_BD <= limit_B[:, None]).sum(axis=1)  # the first digit that is not wholly kept
-    edge_B = np.arange(n_buckets) * n_digits + cut_B
-    edge_P = edge_B.take(bucket_P)
-    keep_P: _Array = cell_P < edge_P
-    rest_R = np.flatnonzero(cell_P == edge_P)
-    left_B = limit_B - np.where(cut_B > 0, upto_BD.reshape(-1).take(edge_B - 1), 0)
-    bucket_R, low_R = bucket_P.take(rest_R), offset_P.take(rest_R) & ((1 << shift) - 1)
+    fate_C = np.zeros(n_cells + 1, np.int8)
+    fate_BD = fate_C[:n_cells].reshape(n_buckets, n_digits)
+    fate_BD[upto_BD <= limit_B1] = _KEPT
+    fate_BD[(upto_BD > limit_B1) & (upto_BD - count_BD < limit_B1)] = _AT_EDGE
+    fate_P = fate_C.take(cell_P)
+    keep_P = fate_P == _KEPT
+    rest_R = np.flatnonzero(fate_P == _AT_EDGE)
+    bucket_R = cell_P.take(rest_R) >> digit_bits
+    low_R = (key_P.take(rest_R) - least) & ((1 << shift) - 1)
     order_R = _order((bucket_R << shift) + low_R, shift + n_buckets.bit_length())
     bucket_R = bucket_R.take(order_R)
-    count_B = np.bincount(bucket_R, minlength=n_buckets)
-    end_B = count_B.cumsum() - count_B + left_B
+    left_B = limit_B1[:, 0] - count_BD.sum(axis=1, where=fate_BD == _KEPT)
+    rest_B = np.bincount(bucket_R, minlength=n_buckets)
+    end_B = rest_B.cumsum() - rest_B + left_B
     keep_P[rest_R.take(order_R)] = np.arange(len(rest_R)) < end_B.take(bucket_R)
-    return keep_P
+    return torch.from_numpy(keep_P).view(key_TS.shape)
 
 
 def _order(value_P: _Array, n_bits: int) -> _Array:
