@@ -30,7 +30,7 @@ ADDED = 1 << 31
 DROPPED_FIRST = 1 << 32
 """The bit of a key for tokens of the modality that is dropped first."""
 
-_FEW = 4096  # pairs that are sorted as they are
+_FEW = 2048  # pairs that are sorted as they are
 _PAIRS_PER_CELL = 4  # so that counting cells takes less time than counting pairs
 
 _KEPT, _AT_EDGE = 1, 2  # what becomes of the pairs of a cell; 0: they are dropped
@@ -57,9 +57,18 @@ def keep_best(
         valid_TS: False for the slots that are never kept and take no place; None if all are valid.
         limit_B: The most slots that each bucket keeps, int64.
     """
-    if torch.compiler.is_compiling() or key_TS.device.type != "cpu" or key_TS.numel() < _FEW:
+    if torch.compiler.is_compiling() or key_TS.device.type != "cpu":
         return _keep_by_sort(bucket_TS, key_TS, valid_TS, limit_B)
-    return _keep_by_histogram(bucket_TS, key_TS, valid_TS, limit_B)
+    bucket_P, key_P, limit_B1 = (part.numpy().reshape(-1) for part in (bucket_TS, key_TS, limit_B))
+    limit_B1 = np.append(limit_B1, 0)
+    valid_P = None if valid_TS is None else valid_TS.numpy().reshape(-1)
+    if len(key_P) < _FEW:
+        if valid_P is not None:
+            bucket_P = np.where(valid_P, bucket_P, len(limit_B1) - 1)
+        keep_P = _first_of_buckets(bucket_P, key_P, KEY_BITS, limit_B1)
+    else:
+        keep_P = _keep_by_histogram(bucket_P, key_P, valid_P, limit_B1)
+    return torch.from_numpy(keep_P).view(key_TS.shape)
 
 
 def _keep_by_sort(
@@ -81,16 +90,18 @@ def _keep_by_sort(
     return torch.empty_like(kept_P).scatter_(0, order_P, kept_P).view_as(bucket_TS)
 
 
+# On a CPU, with NumPy: it starts no threads, and its calls take a fraction of torch's time.
+
+
 def _keep_by_histogram(
-    bucket_TS: Tensor, key_TS: Tensor, valid_TS: Tensor | None, limit_B: Tensor
-) -> Tensor:
-    """Return the mask of :func:`keep_best`, by NumPy, which starts no threads and writes in place.
+    bucket_P: _Array, key_P: _Array, valid_P: _Array | None, limit_B1: _Array
+) -> _Array:
+    """Return the mask [P] of the pairs that are kept; the last bucket is that of invalid pairs.
 
     A digit, the upper bits of a key, decides all pairs of a bucket but those with the digit that
     crosses the limit. These few are sorted by their lower bits.
     """
-    bucket_P, key_P = bucket_TS.numpy().reshape(-1), key_TS.numpy().reshape(-1)
-    limit_B1, n_buckets, least = limit_B.numpy()[:, None], len(limit_B), int(key_P.min())
+    n_buckets, least = len(limit_B1) - 1, int(key_P.min())
     n_bits = (int(key_P.max()) - least).bit_length()
     most_digits = int(len(key_P) / _PAIRS_PER_CELL / n_buckets)
     digit_bits = min(max(most_digits, 1).bit_length() - 1, n_bits)
@@ -100,33 +111,43 @@ def _keep_by_histogram(
     cell_P = bucket_P * n_digits
     cell_P += digit_P
     n_cells = n_buckets * n_digits
-    if valid_TS is not None:  # one more cell, which keeps nothing, holds the invalid slots
-        np.copyto(cell_P, n_cells, where=~valid_TS.numpy().reshape(-1))
+    if valid_P is not None:
+        np.copyto(cell_P, n_cells, where=~valid_P)
     count_BD = np.bincount(cell_P, minlength=n_cells)[:n_cells].reshape(n_buckets, n_digits)
-    upto_BD = count_BD.cumsum(axis=1)
+    upto_BD, limit_BD = count_BD.cumsum(axis=1), limit_B1[:-1, None]
     fate_C = np.zeros(n_cells + 1, np.int8)
     fate_BD = fate_C[:n_cells].reshape(n_buckets, n_digits)
-    fate_BD[upto_BD <= limit_B1] = _KEPT
-    fate_BD[(upto_BD > limit_B1) & (upto_BD - count_BD < limit_B1)] = _AT_EDGE
+    fate_BD[upto_BD <= limit_BD] = _KEPT
+    fate_BD[(upto_BD > limit_BD) & (upto_BD - count_BD < limit_BD)] = _AT_EDGE
     fate_P = fate_C.take(cell_P)
-    keep_P = fate_P == _KEPT
+    keep_P: _Array = fate_P == _KEPT
     rest_R = np.flatnonzero(fate_P == _AT_EDGE)
-    bucket_R = cell_P.take(rest_R) >> digit_bits
     low_R = (key_P.take(rest_R) - least) & ((1 << shift) - 1)
-    order_R = _order((bucket_R << shift) + low_R, shift + n_buckets.bit_length())
-    bucket_R = bucket_R.take(order_R)
-    left_B = limit_B1[:, 0] - count_BD.sum(axis=1, where=fate_BD == _KEPT)
-    rest_B = np.bincount(bucket_R, minlength=n_buckets)
-    end_B = rest_B.cumsum() - rest_B + left_B
-    keep_P[rest_R.take(order_R)] = np.arange(len(rest_R)) < end_B.take(bucket_R)
-    return torch.from_numpy(keep_P).view(key_TS.shape)
+    left_B = limit_B1[:-1] - count_BD.sum(axis=1, where=fate_BD == _KEPT)
+    bucket_R = cell_P.take(rest_R) >> digit_bits
+    keep_P[rest_R] = _first_of_buckets(bucket_R, low_R, shift, left_B)
+    return keep_P
+
+
+def _first_of_buckets(bucket_P: _Array, key_P: _Array, key_bits: int, limit_B: _Array) -> _Array:
+    """Return the mask [P] of the first pairs of every bucket, by keys below ``2**key_bits``."""
+    place_P = (bucket_P << key_bits) + key_P
+    order_P = _order(place_P, key_bits + len(limit_B).bit_length())
+    bucket_P = bucket_P.take(order_P)
+    count_B = np.bincount(bucket_P, minlength=len(limit_B))
+    end_B = count_B.cumsum() - count_B + limit_B
+    keep_P = np.empty(len(order_P), np.bool_)
+    keep_P[order_P] = np.arange(len(order_P)) < end_B.take(bucket_P)
+    return keep_P
 
 
 def _order(value_P: _Array, n_bits: int) -> _Array:
     """Return the order [P] of values below ``2**n_bits``; equal ones keep theirs.
 
-    NumPy sorts 16-bit numbers by radix, which takes a tenth of the time of wider ones.
+    Many are sorted by 16 bits at a time: NumPy has a radix sort for these alone.
     """
+    if len(value_P) < _FEW:
+        return value_P.argsort(kind="stable")
     order_P = np.arange(len(value_P))
     for shift in range(0, n_bits, 16):
         digit_P = (value_P.take(order_P) >> shift).astype(np.uint16)
