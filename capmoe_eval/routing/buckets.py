@@ -55,10 +55,10 @@ def keep_best(
         bucket_TS: The bucket of each slot, from 0 to B - 1, int64.
         key_TS: The key of each slot, from 0 to ``2**KEY_BITS - 1``, int32 or int64.
         valid_TS: False for the slots that are never kept and take no place; None if all are valid.
-        limit_B: The most slots that each bucket keeps, int64.
+        limit_B: The most slots that each bucket keeps, int64; also in a shape such as [G, E].
     """
     if torch.compiler.is_compiling() or key_TS.device.type != "cpu":
-        return _keep_by_sort(bucket_TS, key_TS, valid_TS, limit_B)
+        return _keep_by_sort(bucket_TS, key_TS, valid_TS, limit_B.reshape(-1))
     bucket_P, key_P, limit_B1 = (part.numpy().reshape(-1) for part in (bucket_TS, key_TS, limit_B))
     limit_B1 = np.append(limit_B1, 0)
     valid_P = None if valid_TS is None else valid_TS.numpy().reshape(-1)
