@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from capmoe_eval.routing.scores import HIGHEST, score_bits
+from capmoe_eval.routing.scores import HIGHEST
 
 # Shape suffixes: T counted tokens, S slots per token, B buckets, P = T·S pairs, D digits.
 
@@ -40,7 +40,8 @@ _Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
 
 def score_key(score_TS: Tensor) -> Tensor:
     """Return keys in [0, 2^31) that order non-negative float32 scores from the highest down."""
-    return HIGHEST - score_bits(score_TS)
+    bits_TS = score_TS.float().contiguous().view(torch.int32)
+    return (~bits_TS).bitwise_and_(HIGHEST)  # without the sign bit, so that -0.0 equals 0.0
 
 
 def keep_best(
@@ -59,15 +60,16 @@ def keep_best(
     """
     if torch.compiler.is_compiling() or key_TS.device.type != "cpu":
         return _keep_by_sort(bucket_TS, key_TS, valid_TS, limit_B.reshape(-1))
-    bucket_P, key_P, limit_B1 = (part.numpy().reshape(-1) for part in (bucket_TS, key_TS, limit_B))
-    limit_B1 = np.append(limit_B1, 0)
+    bucket_P, key_P = bucket_TS.numpy().reshape(-1), key_TS.numpy().reshape(-1)
+    limit = limit_B.numpy().reshape(-1)
     valid_P = None if valid_TS is None else valid_TS.numpy().reshape(-1)
-    if len(key_P) < _FEW:
-        if valid_P is not None:
-            bucket_P = np.where(valid_P, bucket_P, len(limit_B1) - 1)
-        keep_P = _first_of_buckets(bucket_P, key_P, KEY_BITS, limit_B1)
+    if len(key_P) >= _FEW:
+        keep_P = _keep_by_histogram(bucket_P, key_P, valid_P, limit)
+    elif valid_P is None:
+        keep_P = _first_of_buckets(bucket_P, key_P, KEY_BITS, limit)
     else:
-        keep_P = _keep_by_histogram(bucket_P, key_P, valid_P, limit_B1)
+        bucket_P = np.where(valid_P, bucket_P, len(limit))
+        keep_P = _first_of_buckets(bucket_P, key_P, KEY_BITS, np.append(limit, 0))
     return torch.from_numpy(keep_P).view(key_TS.shape)
 
 
@@ -94,14 +96,14 @@ def _keep_by_sort(
 
 
 def _keep_by_histogram(
-    bucket_P: _Array, key_P: _Array, valid_P: _Array | None, limit_B1: _Array
+    bucket_P: _Array, key_P: _Array, valid_P: _Array | None, limit_B: _Array
 ) -> _Array:
-    """Return the mask [P] of the pairs that are kept; the last bucket is that of invalid pairs.
+    """Return the mask [P] of the pairs that are kept.
 
     A digit, the upper bits of a key, decides all pairs of a bucket but those with the digit that
     crosses the limit. These few are sorted by their lower bits.
     """
-    n_buckets, least = len(limit_B1) - 1, int(key_P.min())
+    n_buckets, least = len(limit_B), int(key_P.min())
     n_bits = (int(key_P.max()) - least).bit_length()
     most_digits = int(len(key_P) / _PAIRS_PER_CELL / n_buckets)
     digit_bits = min(max(most_digits, 1).bit_length() - 1, n_bits)
@@ -114,7 +116,7 @@ def _keep_by_histogram(
     if valid_P is not None:
         np.copyto(cell_P, n_cells, where=~valid_P)
     count_BD = np.bincount(cell_P, minlength=n_cells)[:n_cells].reshape(n_buckets, n_digits)
-    upto_BD, limit_BD = count_BD.cumsum(axis=1), limit_B1[:-1, None]
+    upto_BD, limit_BD = count_BD.cumsum(axis=1), limit_B[:, None]
     fate_C = np.zeros(n_cells + 1, np.int8)
     fate_BD = fate_C[:n_cells].reshape(n_buckets, n_digits)
     fate_BD[upto_BD <= limit_BD] = _KEPT
@@ -123,7 +125,7 @@ def _keep_by_histogram(
     keep_P: _Array = fate_P == _KEPT
     rest_R = np.flatnonzero(fate_P == _AT_EDGE)
     low_R = (key_P.take(rest_R) - least) & ((1 << shift) - 1)
-    left_B = limit_B1[:-1] - count_BD.sum(axis=1, where=fate_BD == _KEPT)
+    left_B = limit_B - count_BD.sum(axis=1, where=fate_BD == _KEPT)
     bucket_R = cell_P.take(rest_R) >> digit_bits
     keep_P[rest_R] = _first_of_buckets(bucket_R, low_R, shift, left_B)
     return keep_P
