@@ -81,7 +81,7 @@ def _keep_by_sort(
     place_TS = (bucket_TS << KEY_BITS) + key_TS
     if valid_TS is not None:  # one more bucket holds the invalid slots
         place_TS.masked_fill_(~valid_TS, n_buckets << KEY_BITS)
-    sorted_P, order_P = place_TS.view(-1).sort(stable=True)
+    sorted_P, order_P = place_TS.reshape(-1).sort(stable=True)
     # The pairs of a bucket stand together: its first C are before the end that is computed here.
     first_B1 = torch.searchsorted(
         sorted_P, torch.arange(n_buckets + 1, device=sorted_P.device) << KEY_BITS
