@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from lm_eval.tasks import TaskManager
 from transformers import AutoModelForCausalLM, OlmoeForCausalLM
 
