@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from capmoe_eval.routing.assign import expert_load
 
 from capmoe_eval.bench.ep.jobs import Job, figure_1, study_jobs
 from capmoe_eval.bench.ep.layer import SHAPES
@@ -15,6 +14,7 @@ from capmoe_eval.bench.ep.skew import Skew, Trace
 from capmoe_eval.experiment.timings.names import EVALUATIONS
 from capmoe_eval.experiment.timings.studies import STUDIES, find_studies
 from capmoe_eval.paper.benchmarks import read_bench
+from capmoe_eval.routing.assign import expert_load
 
 RESULTS = Path(__file__).parents[3] / "results" / "zoo"
 

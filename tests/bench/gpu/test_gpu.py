@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from capmoe_eval.routing.assign import assign
 
 from capmoe_eval.bench.__main__ import main
 from capmoe_eval.bench.gpu import command, decisions
@@ -18,6 +17,7 @@ from capmoe_eval.bench.gpu.items import ITEMS, Item, Setting
 from capmoe_eval.bench.gpu.waits import STOCK, host_waits
 from capmoe_eval.experiment.timings.schema import read_evaluation, read_study
 from capmoe_eval.experiment.timings.spread import Spread, Target
+from capmoe_eval.routing.assign import assign
 from capmoe_eval.routing.scores import Assignment
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.bench.gpu.bare import bare_site, run_bare
