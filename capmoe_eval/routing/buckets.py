@@ -32,42 +32,19 @@ def score_key(score_TS: Tensor) -> Tensor:
 
 
 def keep_best(
-    bucket_TS: Tensor,
-    key_TS: Tensor,
-    limit_B: Tensor,
-    *,
-    valid_TS: Tensor | None = None,
-    expert_TS: Tensor | None = None,
+    bucket_TS: Tensor, key_TS: Tensor, valid_TS: Tensor | None, limit_B: Tensor
 ) -> Tensor:
     """Return a mask [T, S] of the slots that are kept: in each bucket those with the least keys.
 
-    Equal keys are ordered by token, the lower index first, and those of one token by expert.
+    Equal keys are ordered by token, the lower index first, and those of one token by slot. Where a
+    bucket holds several experts of a token, as a device's does, slots must be in expert order.
 
     Args:
         bucket_TS: The bucket of each slot, from 0 to B - 1, int64.
         key_TS: The key of each slot, from 0 to ``2**KEY_BITS - 1``, int32 or int64.
-        limit_B: The most slots that each bucket keeps, int64.
         valid_TS: False for the slots that are never kept and take no place; None if all are valid.
-        expert_TS: The expert of each slot. It is needed where one bucket holds several experts of a
-            token, as a device's does; None where a token has at most one slot in every bucket.
+        limit_B: The most slots that each bucket keeps, int64.
     """
-    if expert_TS is None:
-        return _keep_in_order(bucket_TS, key_TS, limit_B, valid_TS)
-    # With each token's slots in expert order, the stable sort breaks ties by token, then by expert.
-    by_expert_TS = expert_TS.argsort(dim=1)
-    kept_TS = _keep_in_order(
-        bucket_TS.gather(1, by_expert_TS),
-        key_TS.gather(1, by_expert_TS),
-        limit_B,
-        None if valid_TS is None else valid_TS.gather(1, by_expert_TS),
-    )
-    return torch.empty_like(kept_TS).scatter_(1, by_expert_TS, kept_TS)
-
-
-def _keep_in_order(
-    bucket_TS: Tensor, key_TS: Tensor, limit_B: Tensor, valid_TS: Tensor | None
-) -> Tensor:
-    """Return the mask [T, S] of :func:`keep_best`; ties are broken by the place of a slot."""
     n_buckets = len(limit_B)
     place_TS = (bucket_TS << KEY_BITS) + key_TS
     if valid_TS is not None:  # one more bucket holds the invalid slots

@@ -28,8 +28,8 @@ _RULE = (
 class CapacityFactor(ABC):
     """The capacity factor γ of ``C = γ·T·K/E``, in one of its forms.
 
-    The core has :class:`UniformFactor` and :class:`FactorByLayer`. An extension may add a form, which
-    a user asks for by a keyword in place of γ.
+    The core has :class:`UniformFactor` and :class:`FactorByLayer`. An extension may add a form, for
+    which a user asks by a keyword in place of γ.
     """
 
     keyword: ClassVar[str | None] = None  # that a user writes as gamma to ask for the form
@@ -53,6 +53,7 @@ class CapacityFactor(ABC):
 
     def check_layers(self, layers: int) -> None:
         """Raise a UsageError if a model of so many MoE layers cannot have this factor."""
+        return
 
     @property
     @abstractmethod
@@ -239,8 +240,8 @@ def capacity(
     """Return the capacity C: the most pairs that a group of tokens may send to an expert or device.
 
     ``C = ceil(γ·T·K/E)`` for one expert (paper §4, ``C = γ·N̄``), ``ceil(n·γ·T·K/E)`` for a device
-    of n experts (paper §5.2). γ is parsed exactly: γ=1.1 of 100 is 110, where binary fractions would
-    give 111. C is at most n·T, because an expert computes a token at most once.
+    of n experts (paper §5.2). γ is parsed exactly: γ=1.1 of 100 is 110, where binary fractions
+    would give 111. C is at most n·T, because an expert computes a token at most once.
 
     Args:
         gamma: Capacity factor γ ≥ 0; ``inf`` for no capacity.

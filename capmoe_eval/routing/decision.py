@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from capmoe_eval.routing.buckets import keep_best
+from capmoe_eval.routing.buckets import ADDED, DROPPED_FIRST, keep_best, score_key
 from capmoe_eval.routing.context import LayerContext
 from capmoe_eval.routing.placement import rank_of
-from capmoe_eval.routing.scores import HIGHEST, Scores, addable, score_bits
+from capmoe_eval.routing.scores import Scores, addable
 from capmoe_eval.routing.tokens import TokenGroups
 
 if TYPE_CHECKING:
@@ -25,19 +25,14 @@ if TYPE_CHECKING:
 # Shape suffixes: T counted tokens, E routed experts, K = top-k, S candidate slots per token,
 # G capacity groups, D devices (ranks).
 
-ADDED = 1 << 31
-"""The bit of a key that puts added candidates behind the others; above every score."""
-DROPPED_FIRST = 1 << 32
-"""The bit of a key that puts a modality behind the other."""
 
-
-def score_key(scores: Scores, index_TS: Tensor) -> Tensor:
+def score_keys(scores: Scores, index_TS: Tensor) -> Tensor:
     """Return keys [T, S] by which a unit keeps its best-scoring pairs (paper, Equation 10)."""
-    return HIGHEST - score_bits(scores.score_TE.gather(1, index_TS)).long()
+    return score_key(scores.score_TE.gather(1, index_TS))
 
 
 def added_bit(scores: Scores, index_TS: Tensor) -> Tensor:
-    """Return :data:`ADDED` for the slots beyond the router's own choice, 0 for the others [T, S]."""
+    """Return :data:`ADDED` for slots beyond the router's own choice, 0 for the others [T, S]."""
     return addable(scores).gather(1, index_TS).long() * ADDED
 
 
@@ -47,9 +42,9 @@ def keep_within_capacity(
     layer: LayerContext,
     *,
     index_TS: Tensor,
-    valid_TS: Tensor,
     key_TS: Tensor,
     n_experts: int,
+    valid_TS: Tensor | None = None,
 ) -> Tensor:
     """Return a mask [T, S] of the valid slots that every unit keeps within its capacity.
 
@@ -58,24 +53,25 @@ def keep_within_capacity(
         tokens: The capacity group of each token.
         layer: The capacities.
         index_TS: The expert of each slot.
-        valid_TS: False for a slot without a pair.
         key_TS: The order in which a unit keeps pairs, below 2³¹, or below 2³² with
             :data:`ADDED`.
         n_experts: Routed experts E.
+        valid_TS: False for a slot without a pair; None if all are valid.
     """
     assert layer.limit_G is not None
     if layer.image_T is not None and method.modality != "uniform":
         last_T = layer.image_T if method.modality == "image_first" else ~layer.image_T
         key_TS = key_TS + last_T[:, None].long() * DROPPED_FIRST
-    units, unit_TS = n_experts, index_TS
     by_device = method.granularity == "device"
+    units, unit_TS = n_experts, index_TS
     if by_device:
-        # A device's bucket holds several experts of one token: in expert order, a stable sort
-        # breaks ties by token first and then by expert.
+        # A device's bucket holds several experts of a token: in expert order, ties are broken by
+        # token first and then by expert.
         index_TS, order_TS = index_TS.sort(dim=1)
-        valid_TS, key_TS = valid_TS.gather(1, order_TS), key_TS.gather(1, order_TS)
-        units, placed_RN = method.ep_size, layer.calibrated if method.is_placed else None
-        unit_TS = rank_of(index_TS, n_experts // units, placed_RN)
+        key_TS = key_TS.gather(1, order_TS)
+        valid_TS = None if valid_TS is None else valid_TS.gather(1, order_TS)
+        placed_RN = layer.calibrated if method.is_placed else None
+        units, unit_TS = method.ep_size, rank_of(index_TS, n_experts // method.ep_size, placed_RN)
     bucket_TS = unit_TS + (tokens.group_T * units)[:, None]
     limit_B = layer.limit_G.repeat_interleave(units, output_size=len(layer.limit_G) * units)
     keep_TS = keep_best(bucket_TS, key_TS, valid_TS, limit_B)

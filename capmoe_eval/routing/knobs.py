@@ -15,7 +15,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, get_args, get_type_hints
+from typing import Annotated, Any, Final, TypeVar, get_args, get_type_hints
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -38,6 +38,8 @@ OMIT_DEFAULT: Final = "omitted from the cell's digest at its default"
 
 Count = Annotated[int, Field(ge=1, le=LARGEST)]
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
+
+_Marker = TypeVar("_Marker")
 
 # Of a whole number, `1.0` and `true` are none; of a number, `inf` and `nan` are none.
 _STRICT: Final = ConfigDict(strict=True, allow_inf_nan=False)
@@ -135,14 +137,24 @@ class Knob:
         """True if a cell's digest has it only where it differs from its default."""
         return OMIT_DEFAULT in get_args(self.annotation)[1:]
 
-    def check(self, value: object) -> Any:
-        """Return a value as :func:`check` does, or raise a UsageError."""
-        return check(self.name, value, self.annotation)
+    def marker(self, kind: type[_Marker]) -> _Marker | None:
+        """Return the mark of a class in the annotation; None if there is none."""
+        marks = get_args(self.annotation)[1:]
+        return next((mark for mark in marks if isinstance(mark, kind)), None)
+
+    def agrees(self, other: Knob) -> bool:
+        """Return whether two methods declare a knob alike."""
+        schemas = _schema(self.annotation), _schema(other.annotation)
+        return self.default == other.default and schemas[0] == schemas[1]
+
+
+def declared_knobs(kind: type) -> dict[str, Knob]:
+    """Return the knobs that a method's class has, its own and those of its bases."""
+    return _declared_knobs(kind)
 
 
 @functools.cache
-def declared_knobs(kind: type) -> dict[str, Knob]:
-    """Return the knobs that a method's class has, its own and those of its bases."""
+def _declared_knobs(kind: Any) -> dict[str, Knob]:
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
     return {name: Knob(name, defaults[name], hint) for name, hint in field_types(kind).items()}
 

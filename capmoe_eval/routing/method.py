@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -96,6 +96,25 @@ class Method:
         Shapes depend on T, E, K and the method alone, and the host waits for nothing.
         """
         raise NotImplementedError
+
+    def limits(
+        self, tokens: Sequence[int], *, top_k: int, n_experts: int, gamma: float | None = None
+    ) -> list[int]:
+        """Return the capacity of a unit in each group [G]: of an expert, or of a device.
+
+        Args:
+            tokens: Counted tokens T of each group.
+            top_k: Experts K per token.
+            n_experts: Routed experts E.
+            gamma: A capacity factor in place of the method's, which must be uniform.
+        """
+        if gamma is None and self.factor is not None:
+            gamma = self.factor.uniform
+        assert gamma is not None
+        by_device = self.granularity == "device"
+        sharing = experts_per_rank(n_experts, self.ep_size) if by_device else 1
+        sizes = {"top_k": top_k, "n_experts": n_experts, "experts": sharing}
+        return [capacity(gamma, group, rounding=self.rounding, **sizes) for group in tokens]
 
     def random_numbers(
         self, tokens: TokenGroups, n_experts: int, layer: int, forward: int
@@ -221,7 +240,9 @@ class Method:
             if name != "gamma" and not (knob.omits_default and value == knob.default):
                 values[name] = value
         first = [name for name in ("gamma", *_FIRST) if name in values]
-        return {"method": self.name} | {name: values[name] for name in dict.fromkeys((*first, *values))}
+        return {"method": self.name} | {
+            name: values[name] for name in dict.fromkeys((*first, *values))
+        }
 
     @property
     def label(self) -> str:
@@ -248,7 +269,7 @@ class Method:
         """Return a method that decides as this one does, with a bound that is never reached."""
         from capmoe_eval.routing.methods.token_drop import TokenDrop
 
-        return self.converted(TokenDrop, gamma=float(n_experts))
+        return self.converted(TokenDrop, gamma=float(n_experts), decode="unconstrained")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,21 +341,6 @@ class Capped(OnRanks):
     def unit(self) -> str:
         """The unit that has a capacity, ``expert`` or ``device``."""
         return self.granularity
-
-    def limits(
-        self, tokens: Sequence[int], *, top_k: int, n_experts: int, gamma: float | None = None
-    ) -> list[int]:
-        """Return the capacity of a unit in each group [G], from the groups' numbers of tokens.
-
-        Args:
-            tokens: Counted tokens T of each group.
-            top_k: Experts K per token.
-            n_experts: Routed experts E.
-            gamma: A capacity factor in place of the method's, which must be uniform.
-        """
-        factor = self.factor.uniform if gamma is None else gamma
-        assert factor is not None
-        return unit_limits(self, factor, tokens, top_k=top_k, n_experts=n_experts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -430,20 +436,8 @@ class Bounded(Capped, ByUnit, Combining):
             names -= {"rounding"}  # γ·T·K/R is a whole number
         return names
 
-
-def unit_limits(
-    method: Method, gamma: float, tokens: Sequence[int], *, top_k: int, n_experts: int
-) -> list[int]:
-    """Return the capacity of a unit in each group [G] at a capacity factor.
-
-    It is that of an expert, or of a device where the method's granularity is one; the method need
-    not have a capacity of its own.
-    """
-    by_device = method.granularity == "device"
-    sharing = experts_per_rank(n_experts, method.ep_size) if by_device else 1
-    return [
-        capacity(gamma, of_group, top_k, n_experts, rounding=method.rounding, experts=sharing)
-        for of_group in tokens
-    ]
-
-
+    def never_binding(self, n_experts: int, top_k: int) -> Method:
+        """Return the method at γ=E, in prompts, on contiguous blocks."""
+        return dataclasses.replace(
+            self, gamma=float(n_experts), decode="unconstrained", placement=CONTIGUOUS
+        )

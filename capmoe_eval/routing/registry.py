@@ -27,7 +27,8 @@ ENTRY_POINTS: Final = "capmoe_eval.methods"
 CONTIGUOUS: Final = "contiguous"
 """The placement in which rank r holds the experts r·E/R, r·E/R + 1, …"""
 
-_PACKAGES = ("capmoe_eval.routing.methods", "capmoe_eval.extensions")
+# The packages whose parts register methods: modules of the first, folders of the second.
+_CORE, _EXTENSIONS = "capmoe_eval.routing.methods", "capmoe_eval.extensions"
 _METHODS: dict[str, type[Method]] = {}
 _PLACEMENTS: dict[str, str | None] = {CONTIGUOUS: None}
 _Class = TypeVar("_Class", bound="type[Method]")
@@ -44,7 +45,9 @@ def register(method: _Class) -> _Class:
         raise ValueError(f"{method.__qualname__}: name={name!r} must be a name such as 'my_method'")
     other = _METHODS.get(name, method)
     if (other.__module__, other.__qualname__) != (method.__module__, method.__qualname__):
-        raise ValueError(f"{method.__qualname__}: {other.__qualname__} has the name {name!r} already")
+        raise ValueError(
+            f"{method.__qualname__}: {other.__qualname__} has the name {name!r} already"
+        )
     _METHODS[name] = method
     knobs.cache_clear()
     return method
@@ -58,10 +61,10 @@ def register_placement(name: str, calibration: str) -> None:
 @functools.cache
 def _import_all() -> None:
     """Import every module that registers a method."""
-    for name in _PACKAGES:
-        package = importlib.import_module(name)
-        for module in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"{name}.{module.name}")
+    for name in (_CORE, _EXTENSIONS):
+        for part in pkgutil.iter_modules(importlib.import_module(name).__path__):
+            if part.ispkg == (name == _EXTENSIONS):
+                importlib.import_module(f"{name}.{part.name}")
     for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
         try:
             entry.load()
@@ -112,7 +115,7 @@ def knobs() -> Mapping[str, Knob]:
     declared = {name: knob for form in factor_forms() for name, knob in form.knobs.items()}
     for method in methods:
         for name, knob in declared_knobs(method).items():
-            if name != "gamma" and declared.setdefault(name, knob) != knob:
+            if name != "gamma" and not declared.setdefault(name, knob).agrees(knob):
                 raise ValueError(f"{method.__qualname__}: {name} is declared differently elsewhere")
     return declared
 

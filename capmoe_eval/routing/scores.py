@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,6 +48,7 @@ class Assignment:
     # The slot that takes the weight of each pair of the router's own choice, where weights move
     # with the tokens; None where every pair has its own weight.
     slot_TK: Tensor | None = None
+    details: Any = None  # for the method's own observers
 
     def changed_T(self, top_k: int) -> Tensor:
         """Return a mask [T] of the tokens that lost a top-k pair or gained another pair."""

@@ -29,29 +29,24 @@ def draw(seed: int) -> dict[str, Tensor | None]:
         key_TS = key_TS.int()
     else:
         key_TS = key_TS + below(2, *shape) * ADDED + below(2, n_tokens, 1) * DROPPED_FIRST
-    expert_TS = torch.rand(n_tokens, 12, generator=generator).argsort(dim=1)[:, :n_slots]
     return {
         "bucket_TS": below(n_buckets, *shape),
         "key_TS": key_TS,
-        "limit_B": below(12, n_buckets),
         "valid_TS": None if seed % 5 == 0 else below(4, *shape) > 0,
-        "expert_TS": expert_TS,
+        "limit_B": below(12, n_buckets),
     }
 
 
-def by_loop(
-    bucket_TS: Tensor, key_TS: Tensor, limit_B: Tensor, valid_TS: Tensor, expert_TS: Tensor
-) -> Tensor:
-    """Keep the first pairs of every bucket, ordered by key, then token, then expert."""
+def by_loop(bucket_TS: Tensor, key_TS: Tensor, valid_TS: Tensor | None, limit_B: Tensor) -> Tensor:
+    """Keep the first pairs of every bucket, ordered by key, then token, then slot."""
     pairs = defaultdict(list)
     for token, slots in enumerate(bucket_TS.tolist()):
         for slot, bucket in enumerate(slots):
             if valid_TS is None or valid_TS[token, slot]:
-                expert = int(expert_TS[token, slot])
-                pairs[bucket].append((int(key_TS[token, slot]), token, expert, slot))
+                pairs[bucket].append((int(key_TS[token, slot]), token, slot))
     keep_TS = torch.zeros(bucket_TS.shape, dtype=torch.bool)
     for bucket, members in pairs.items():
-        for _, token, _, slot in sorted(members)[: int(limit_B[bucket])]:
+        for _, token, slot in sorted(members)[: int(limit_B[bucket])]:
             keep_TS[token, slot] = True
     return keep_TS
 
@@ -70,7 +65,7 @@ def test_ties_of_many_pairs_go_to_the_first_tokens() -> None:
     """Beyond 32,768 elements torch sorts by another algorithm."""
     n_tokens, limit = 50_000, 12_345
     bucket_TS = torch.arange(2).repeat(n_tokens, 1)
-    keep_TS = keep_best(bucket_TS, torch.zeros_like(bucket_TS), torch.tensor([limit, 0]))
+    keep_TS = keep_best(bucket_TS, torch.zeros_like(bucket_TS), None, torch.tensor([limit, 0]))
     assert keep_TS[:, 0].nonzero().flatten().tolist() == list(range(limit))
     assert not keep_TS[:, 1].any()
 
@@ -78,7 +73,7 @@ def test_ties_of_many_pairs_go_to_the_first_tokens() -> None:
 def test_the_highest_key_of_a_bucket_comes_before_the_next_bucket() -> None:
     bucket_TS = torch.tensor([[1], [0], [0]])
     key_TS = torch.tensor([[0], [(1 << KEY_BITS) - 1], [(1 << KEY_BITS) - 2]])
-    keep_TS = keep_best(bucket_TS, key_TS, torch.tensor([1, 1]))
+    keep_TS = keep_best(bucket_TS, key_TS, None, torch.tensor([1, 1]))
     assert keep_TS.flatten().tolist() == [True, False, True]
 
 

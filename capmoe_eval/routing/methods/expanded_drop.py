@@ -39,8 +39,8 @@ class ExpandedDrop(Bounded):
     candidates: Annotated[
         Literal["local", "ranked", "global"],
         Field(
-            description="a token's candidates beside its top-k: the experts of its rank, the next m "
-            "by score, or all (expert-choice routing)"
+            description="a token's candidates beside its top-k: the experts of its rank, the next "
+            "m by score, or all (expert-choice routing)"
         ),
     ] = "local"
     m: Annotated[
@@ -57,11 +57,11 @@ class ExpandedDrop(Bounded):
 
     def decide(self, scores: Scores, tokens: TokenGroups, layer: LayerContext) -> Assignment:
         """Return the C best-scoring candidates of every unit."""
-        from capmoe_eval.routing.decision import added_bit, keep_within_capacity, score_key
+        from capmoe_eval.routing.decision import added_bit, keep_within_capacity, score_keys
         from capmoe_eval.routing.scores import Assignment
 
         index_TS, valid_TS = self._candidate_slots(scores, tokens, layer)
-        key_TS = score_key(scores, index_TS)
+        key_TS = score_keys(scores, index_TS)
         if self.protect_topk:
             key_TS = key_TS + added_bit(scores, index_TS)
         keep_TS = keep_within_capacity(
@@ -142,7 +142,9 @@ class ExpandedDrop(Bounded):
 
     def never_binding(self, n_experts: int, top_k: int) -> Method:
         """Return Token Drop at γ=E: candidates are added at any γ."""
-        return super().never_binding(n_experts, top_k)
+        from capmoe_eval.routing.methods.token_drop import TokenDrop
+
+        return self.converted(TokenDrop).never_binding(n_experts, top_k)
 
 
 def _at_most(top_k: int, index_TS: Tensor, keep_TS: Tensor, key_TS: Tensor) -> Tensor:
@@ -157,6 +159,7 @@ def _at_most(top_k: int, index_TS: Tensor, keep_TS: Tensor, key_TS: Tensor) -> T
     last = torch.iinfo(torch.long).max
     place_TS = (
         key_TS.gather(1, by_expert_TS)
+        .long()
         .masked_fill(~kept_TS, last)
         .argsort(dim=1, stable=True)
         .argsort(dim=1)

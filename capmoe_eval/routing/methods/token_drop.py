@@ -29,8 +29,6 @@ def drop_beyond_capacity(
     method: Bounded, scores: Scores, tokens: TokenGroups, layer: LayerContext, key_TK: Tensor
 ) -> Assignment:
     """Return the router's own choice without the pairs beyond a unit's capacity, by their keys."""
-    import torch
-
     from capmoe_eval.routing.decision import keep_within_capacity
     from capmoe_eval.routing.scores import Assignment
 
@@ -39,7 +37,6 @@ def drop_beyond_capacity(
         tokens,
         layer,
         index_TS=scores.topk_TK,
-        valid_TS=torch.ones_like(scores.topk_TK, dtype=torch.bool),
         key_TS=key_TK,
         n_experts=scores.score_TE.shape[1],
     )
@@ -134,9 +131,9 @@ class TokenDrop(Bounded):
 
     def decide(self, scores: Scores, tokens: TokenGroups, layer: LayerContext) -> Assignment:
         """Return the C best-scoring pairs of every unit; ties keep the lower token."""
-        from capmoe_eval.routing.decision import score_key
+        from capmoe_eval.routing.decision import score_keys
 
-        key_TK = score_key(scores, scores.topk_TK)
+        key_TK = score_keys(scores, scores.topk_TK)
         return drop_beyond_capacity(self, scores, tokens, layer, key_TK)
 
 

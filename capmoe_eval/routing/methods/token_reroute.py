@@ -40,12 +40,12 @@ class TokenReroute(Bounded):
         """Return the pairs that are kept in the last round."""
         import torch
 
-        from capmoe_eval.routing.decision import keep_within_capacity, score_key
+        from capmoe_eval.routing.decision import keep_within_capacity, score_keys
         from capmoe_eval.routing.scores import assignment, ranked_experts, usable
 
         top_k, n_experts = scores.topk_TK.shape[1], scores.score_TE.shape[1]
         ranked_TE = ranked_experts(scores)
-        key_TE = score_key(scores, ranked_TE)
+        key_TE = score_keys(scores, ranked_TE)
         kept_TE = remains_TE = usable(scores).gather(1, ranked_TE)  # in ranked order
         for number in range(1, self.rounds + 1):
             selected_TE = remains_TE & (remains_TE.cumsum(dim=1) <= top_k)

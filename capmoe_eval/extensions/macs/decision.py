@@ -13,13 +13,12 @@ Weights are whole multiples of 2⁻²⁴, so that sums of them depend on no orde
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from capmoe_eval.routing.capacity import capacity, experts_per_rank
-from capmoe_eval.routing.groups import TokenGroups, moved
-from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.scores import (
     Assignment,
     Scores,
@@ -29,9 +28,13 @@ from capmoe_eval.routing.scores import (
     bucket_loads,
     ranked_experts,
 )
+from capmoe_eval.routing.tokens import TokenGroups, moved
 
-# Shape suffixes: T counted tokens, V those of images, H hidden size, E routed experts, K = top-k,
-# G capacity groups, R ranks, L experts of a rank, S slots per token, P pairs.
+if TYPE_CHECKING:
+    from capmoe_eval.extensions.macs.method import MACS
+
+# Shape suffixes: T counted tokens, H hidden size, E routed experts, K = top-k,
+# G capacity groups, R ranks, L experts of a rank, S slots per token, P pairs, B buckets.
 
 UNIT = 1 << 24
 """The weight of a token of text, in units of 2⁻²⁴."""
@@ -62,7 +65,7 @@ def modality_bias(visual_E: Tensor, text_E: Tensor, threshold: float) -> Tensor:
 
 
 def weigh(
-    method: Method,
+    method: MACS,
     groups: TokenGroups,
     *,
     bias_E: Tensor,
@@ -96,40 +99,41 @@ def token_weights(hidden_TH: Tensor, image_T: Tensor, groups: TokenGroups, delta
     hidden state, less the mean over the image tokens of its capacity group, over their standard
     deviation. Other tokens weigh 1.
     """
-    group_V = groups.group_T[image_T]
-    log_VH = hidden_TH[image_T].float().log_softmax(dim=1)
-    entropy_V = -(log_VH.exp() * log_VH).sum(dim=1).double()
-    n_groups = len(groups.tokens)
+    log_TH = hidden_TH.float().log_softmax(dim=1)
+    entropy_T = -(log_TH.exp() * log_TH).sum(dim=1).double()
 
-    def mean(value_V: Tensor) -> Tensor:
-        sum_G = value_V.new_zeros(n_groups).scatter_add_(0, group_V, value_V)
-        count_G = value_V.new_zeros(n_groups).scatter_add_(0, group_V, torch.ones_like(value_V))
-        return (sum_G / count_G)[group_V]  # groups without an image are not asked for
+    def mean(value_T: Tensor) -> Tensor:
+        sum_G, count_G = (
+            part_T.new_zeros(len(groups.tokens)).scatter_add_(0, groups.group_T, part_T)
+            for part_T in (value_T.where(image_T, 0.0), image_T.double())
+        )
+        return (sum_G / count_G.clamp_min(1))[groups.group_T]
 
-    off_V = entropy_V - mean(entropy_V)
-    z_V = off_V / (mean(off_V**2).sqrt() + _EPSILON)
-    units_V = ((-delta * z_V).sigmoid() * UNIT).round().long().clamp_min(1)
-    return torch.full_like(groups.group_T, UNIT).masked_scatter(image_T, units_V)
+    off_T = entropy_T - mean(entropy_T)
+    z_T = off_T / (mean(off_T**2).sqrt() + _EPSILON)
+    unit_T = ((-delta * z_T).sigmoid() * UNIT).round().long().clamp_min(1)
+    return unit_T.where(image_T, UNIT)
 
 
 def weighted_limits(
-    method: Method, groups: TokenGroups, ratio_G: Tensor, bias_E: Tensor, top_k: int
+    method: MACS, groups: TokenGroups, ratio_G: Tensor, bias_E: Tensor, top_k: int
 ) -> Tensor:
     """Return the capacity of each expert in each group, in units of 2⁻²⁴ [G, E].
 
     It is ``C·(1 + ρ·m·(r - 0.5))`` with the C of Token Drop, which here may exceed T, the expert's
     modality m and the group's ``ratio_G`` r.
     """
-    assert method.gamma is not None
+    gamma = method.factor.uniform
+    assert gamma is not None
     size = {"top_k": top_k, "n_experts": len(bias_E), "rounding": method.rounding}
-    bases = [capacity(method.gamma, tokens, clamped=False, **size) for tokens in groups.tokens]
+    bases = [capacity(gamma, tokens, clamped=False, **size) for tokens in groups.tokens]
     base_G = torch.tensor(bases, dtype=torch.float64)
     scale_GE = 1 + method.rho * bias_E * (ratio_G[:, None] - 0.5)
     return (moved(base_G, bias_E.device)[:, None] * scale_GE * UNIT).floor().long()
 
 
 def assign_weighted(
-    scores: Scores, method: Method, groups: TokenGroups, weighted: Weighted
+    scores: Scores, method: MACS, groups: TokenGroups, weighted: Weighted
 ) -> Assignment:
     """Keep the best-scoring tokens of every expert up to its capacity, and reroute the others.
 
@@ -149,7 +153,7 @@ def assign_weighted(
     local = experts_per_rank(n_experts, method.ep_size)
     by_rank_TE = ranked_TE.gather(1, (ranked_TE // local).argsort(dim=1, stable=True))
     free_TE = addable(scores) & (room_GE[groups.group_T] >= weighted.unit_T[:, None])
-    free_TRL = free_TE.gather(1, by_rank_TE).view(len(topk_TK), -1, local)
+    free_TRL = free_TE.gather(1, by_rank_TE).view(len(topk_TK), method.ep_size, local)
     lost_TR = topk_TK.new_zeros(free_TRL.shape[:2]).scatter_add_(
         1, topk_TK // local, (~keep_TK).long()
     )
@@ -169,14 +173,15 @@ def _until_full(
     valid_TS: Tensor,
 ) -> Tensor:
     """Return a mask [T, S] of the slots that are kept: by score, until the next would not fit."""
-    token_P, slot_P = valid_TS.nonzero(as_tuple=True)
-    expert_P = index_TS[token_P, slot_P]
-    bucket_P = groups.group_T[token_P] * room_GE.shape[1] + expert_P
-    order_P = best_first(bucket_P, scores.score_TE[token_P, expert_P])
-    bucket_P, unit_P = bucket_P[order_P], weighted.unit_T[token_P[order_P]]
-    load_B = unit_P.new_zeros(room_GE.numel()).scatter_add_(0, bucket_P, unit_P)
+    n_buckets = room_GE.numel()
+    bucket_TS = groups.group_T[:, None] * room_GE.shape[1] + index_TS
+    # One more bucket, in which nothing fits, holds the invalid slots.
+    bucket_P = bucket_TS.masked_fill(~valid_TS, n_buckets).view(-1)
+    room_B = torch.nn.functional.pad(room_GE.view(-1), (0, 1), value=-1)
+    order_P = best_first(bucket_P, scores.score_TE.gather(1, index_TS).view(-1))
+    bucket_P = bucket_P[order_P]
+    unit_P = weighted.unit_T[order_P // index_TS.shape[1]]
+    load_B = unit_P.new_zeros(n_buckets + 1).scatter_add_(0, bucket_P, unit_P)
     before_B = load_B.cumsum(dim=0) - load_B
-    fits_P = unit_P.cumsum(dim=0) - before_B[bucket_P] <= room_GE.view(-1)[bucket_P]
-    keep_TS = torch.zeros_like(valid_TS)
-    keep_TS[token_P[order_P], slot_P[order_P]] = fits_P
-    return keep_TS
+    fits_P = unit_P.cumsum(dim=0) - before_B[bucket_P] <= room_B[bucket_P]
+    return torch.empty_like(fits_P).scatter_(0, order_P, fits_P).view_as(valid_TS)

@@ -1,0 +1,132 @@
+"""MACS: modality-aware capacity, Li et al., arXiv 2605.05225."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from capmoe_eval.errors import UsageError
+from capmoe_eval.routing.method import Capped, Combining, Method
+from capmoe_eval.routing.methods.baseline import Baseline
+from capmoe_eval.routing.methods.token_drop import TokenDrop
+from capmoe_eval.routing.registry import register
+
+if TYPE_CHECKING:
+    from capmoe_eval.routing.context import LayerContext
+    from capmoe_eval.routing.scores import Assignment, Scores
+    from capmoe_eval.routing.tokens import TokenGroups
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class MACS(Capped, Combining):
+    """An expert keeps tokens until the next one would take the sum of their weights beyond C."""
+
+    name: ClassVar[str] = "macs"
+    title: ClassVar[str] = "MACS"
+    source: ClassVar[str] = "arXiv 2605.05225"
+    row: ClassVar[int] = 23
+    reads_hidden: ClassVar[bool] = True
+
+    delta: Annotated[
+        float,
+        Field(
+            ge=0,
+            allow_inf_nan=False,
+            description="how much an image token's weight depends on its entropy",
+            examples=[1.0],
+        ),
+    ] = 1.0
+    rho: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=2,
+            description="how much an expert's capacity depends on the batch's share of images; "
+            "beyond 2 a capacity would be negative",
+            examples=[1.0],
+        ),
+    ] = 1.0
+    modality_threshold: Annotated[
+        float,
+        Field(
+            gt=0.5,
+            le=1,
+            description="the share of an expert's activation that makes it visual or textual",
+            examples=[0.6],
+        ),
+    ] = 0.6
+    reroute: Annotated[
+        Literal["local", "none"],
+        Field(description="overflow goes to experts of the same rank, or is dropped"),
+    ] = "local"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.factor.calibration is not None:
+            raise UsageError(
+                f"gamma={self.factor.keyword}: chooses by numbers of tokens, and macs bounds their "
+                "weights; give gamma a number"
+            )
+
+    @property
+    def calibration(self) -> str | None:
+        """The modality of every expert, where capacities depend on it."""
+        return "expert_modalities" if self.rho > 0 else None
+
+    @property
+    def modality_setting(self) -> str:
+        """The method itself: it weighs the tokens of images."""
+        return f"method={self.name}"
+
+    def decide(self, scores: Scores, tokens: TokenGroups, layer: LayerContext) -> Assignment:
+        """Return the pairs that fit, and those that are rerouted."""
+        from capmoe_eval.extensions.macs.decision import assign_weighted, weigh
+
+        n_experts = scores.score_TE.shape[1]
+        bias_E = layer.calibrated
+        if bias_E is None:  # no expert is of a modality
+            bias_E = tokens.group_T.new_zeros(n_experts)
+        weighted = weigh(
+            self,
+            tokens,
+            bias_E=bias_E,
+            top_k=scores.topk_TK.shape[1],
+            hidden_TH=layer.hidden_TH,
+            image_T=layer.image_T,
+        )
+        return assign_weighted(scores, self, tokens, weighted)
+
+    def simplest(self) -> Method:
+        """Return the baseline without a capacity, and Token Drop where nothing is kept."""
+        gamma = self.factor.uniform
+        if gamma == math.inf:
+            return Baseline()
+        return self.converted(TokenDrop) if gamma == 0 else self
+
+    def effective(self) -> set[str]:
+        """Return the knobs that have an effect."""
+        names = super().effective()
+        if self.scope == "sequence" and self.reroute == "none":
+            names -= {"ep_size"}
+        return names - {"modality_threshold"} if self.rho == 0 else names
+
+    def check_processes(self, processes: int) -> None:
+        """Raise a UsageError: the tokens of a batch are weighed in one process."""
+        raise UsageError(
+            f"method={self.name}: weighs the tokens of a batch in one process; run it without "
+            "parallel=ep, on emulated ranks (ep_size)"
+        )
+
+    def never_binding(self, n_experts: int, top_k: int) -> MACS:
+        """Return MACS at γ=E, where no capacity depends on modalities, which may bind at any γ."""
+        return MACS(
+            gamma=float(n_experts),
+            ep_size=self.ep_size,
+            scope=self.scope,
+            count_padding=self.count_padding,
+            rho=0,
+        )
