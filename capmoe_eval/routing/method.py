@@ -290,10 +290,10 @@ class Combining(Counting):
     """The knob of the combine weights."""
 
     renormalize: Annotated[
-        Literal["before", "after"],
+        Literal["before", "after", "always"],
         Field(
-            description="weights are normalised over the dropless model's top-k, or over the kept "
-            "pairs, where the family normalises"
+            description="weights are normalised over the dropless model's top-k, or after it over "
+            "the kept pairs, where the family normalises; or always, in every family"
         ),
     ] = "before"
 
@@ -414,6 +414,10 @@ class Bounded(Capped, ByUnit, Combining):
         from capmoe_eval.routing.methods.baseline import Baseline
         from capmoe_eval.routing.methods.token_drop import TokenDrop
 
+        if self.never_binds and self.renormalize == "always" and self.factor.uniform != math.inf:
+            # Every pair is kept, but weights are normalised.
+            knobs = {"scope": "batch", "modality": "uniform", "placement": CONTIGUOUS}
+            return self.converted(TokenDrop, gamma=float(self.ep_size), **knobs)
         if self.never_binds:
             return Baseline()
         return self.converted(TokenDrop) if self.factor.uniform == 0 else self

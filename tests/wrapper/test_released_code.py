@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from capmoe_eval.experiment.configuration import config_directory
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.layers import find_moe_layers
 from capmoe_eval.wrapper.session import capacity_aware
 from tests.wrapper.models import batch, make
@@ -41,11 +42,11 @@ def later_release(score: list[list[float]], top_k: int, gamma: float, candidates
     """
     n_tokens, n_experts = len(score), len(score[0])
     capacity = max(1, math.ceil(gamma * top_k * (n_tokens / n_experts)))
-    pool = [sorted(range(n_experts), key=lambda e: -row[e])[:candidates] for row in score]  # noqa: B023
+    pool = [sorted(range(n_experts), key=lambda e: -row[e])[:candidates] for row in score]
     taken: set[tuple[int, int]] = set()
     for expert in range(n_experts):
         tokens = [token for token in range(n_tokens) if expert in pool[token]]
-        tokens.sort(key=lambda token: -score[token][expert])  # noqa: B023
+        tokens.sort(key=lambda token: -score[token][expert])
         taken |= {(token, expert) for token in tokens[:capacity]}
     slots = []
     for token, row in enumerate(score):
@@ -123,3 +124,18 @@ def test_weights_are_normalised_where_nothing_is_dropped(family: str, exact: int
     assert torch.equal(found["always"], stock) == bool(exact)
     with released(model, 1000.0, find_moe_layers(model)[0].top_k):
         assert close(found["always"], logits(model))
+
+
+def test_what_never_binds_is_no_baseline_where_weights_are_normalised() -> None:
+    """γ=∞ stays the stock model; a device's capacity of all pairs does not."""
+    on_devices = {"granularity": "device", "ep_size": 4, "renormalize": "always"}
+    assert create_method("score", math.inf, **on_devices) == create_method("baseline")
+    never_binds = create_method("score", 4.0, **on_devices)
+    assert not never_binds.is_stock
+    for method in ("order", "reverse_order", "random", "token_reroute"):
+        found = create_method(method, 9.0, scope="sequence", rounding="floor", **on_devices)
+        assert found == never_binds
+    for method, knobs in {"xshare": {"expert_budget": 1.0}, "laser": {"peak_mass": 0.0}}.items():
+        for renormalize, is_stock in {"before": True, "after": True, "always": False}.items():
+            found = create_method(method, renormalize=renormalize, **knobs)
+            assert found.is_stock == is_stock

@@ -36,7 +36,7 @@ class Laser(OnRanks, Combining):
     name: ClassVar[str] = "laser"
     title: ClassVar[str] = "LASER"
     source: ClassVar[str] = "Shahout et al., arXiv 2510.03293"
-    row: ClassVar[int] = 130
+    row: ClassVar[int] = 24
 
     peak_mass: Annotated[
         float,
@@ -86,7 +86,13 @@ class Laser(OnRanks, Combining):
         """Return the baseline where every token counts as peaked."""
         from capmoe_eval.routing.methods.baseline import Baseline
 
-        return Baseline() if self.peak_mass == 0 else self
+        return Baseline() if self.peak_mass == 0 and self.renormalize != "always" else self
+
+    def effective(self) -> set[str]:
+        """Return the knobs that have an effect: where every token is peaked, those of weights."""
+        names = super().effective()
+        idle = {"ep_size", "viable_score", "load_updates"}
+        return names - idle if self.peak_mass == 0 else names
 
     def never_binding(self, n_experts: int, top_k: int) -> Method:
         """Return LASER with every token peaked: it decides, and changes no expert."""
