@@ -36,7 +36,6 @@ def assign(
     place_TE = ranked_experts(scores).argsort(dim=1)
     key_TE = torch.where(is_candidate_TE, place_TE, _NEVER)
     order_T, bounds_P, width = _parts(tokens, n_tokens, load_updates)
-    expert_E = torch.arange(n_experts, device=device)
     slot_W = torch.arange(width, device=device)
     load_B = torch.zeros(n_groups * n_experts, dtype=torch.long, device=device)
     keep_TE = torch.zeros((n_tokens + 1, n_experts), dtype=torch.bool, device=device)
@@ -44,13 +43,13 @@ def assign(
         position_W = bounds_P[part] + slot_W
         is_here_W = position_W < bounds_P[part + 1]
         row_W = order_T[position_W.clamp(max=n_tokens - 1)]
-        bucket_WE = tokens.group_T[row_W, None] * n_experts + expert_E
-        key_WE = key_TE[row_W] + load_B[bucket_WE] * n_experts
+        group_W = tokens.group_T[row_W]
+        key_WE = key_TE[row_W] + load_B.view(n_groups, n_experts)[group_W] * n_experts
         chosen_WK = key_WE.topk(top_k, dim=1, largest=False).indices
-        amount_WK = is_here_W[:, None].expand_as(chosen_WK).long()
-        bucket_WK = bucket_WE.gather(1, chosen_WK)
-        load_B = load_B.scatter_add(0, bucket_WK.flatten(), amount_WK.flatten())
-        # What fills a part up goes to the last row, which is cut off.
+        # What fills a part up weighs nothing, and goes to the last row, which is cut off.
+        bucket_WK = group_W[:, None] * n_experts + chosen_WK
+        weight_WK = is_here_W[:, None].expand_as(chosen_WK).long()
+        load_B = load_B.scatter_add(0, bucket_WK.flatten(), weight_WK.flatten())
         keep_TE[torch.where(is_here_W, row_W, n_tokens)[:, None], chosen_WK] = True
     return assignment(scores, keep_TE[:n_tokens])
 
