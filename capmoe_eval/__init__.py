@@ -1,9 +1,9 @@
 """Reproduction suite for Capacity-Aware Inference in Mixture-of-Experts models.
 
-``with capacity_aware(model, TokenDrop(gamma=1.0)) as meter:`` runs a loaded transformers model under
-a capacity; a method is a class such as ``TokenDrop``, or what ``create_method("score", 1.0)`` makes;
-``load_frame`` reads results. They are loaded when first used, so that commands which need no torch
-start without it.
+``with capacity_aware(model, TokenDrop(gamma=1.0)) as meter:`` runs a loaded transformers model
+under a capacity. A method is a class such as ``TokenDrop``; ``create_method("score", 1.0)`` makes
+one by its name. ``load_frame`` reads results. They are loaded when first used, so that commands
+which need no torch start without it.
 """
 
 from __future__ import annotations

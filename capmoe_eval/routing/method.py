@@ -22,7 +22,14 @@ from capmoe_eval.routing.capacity import (
     parse_factor,
 )
 from capmoe_eval.routing.knobs import LARGEST, OMIT_DEFAULT, check, declared_knobs
-from capmoe_eval.routing.registry import CONTIGUOUS, placements
+from capmoe_eval.routing.registry import (
+    CONTIGUOUS,
+    STOCK,
+    TOKEN_DROP,
+    knobs,
+    method_class,
+    placements,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -199,14 +206,14 @@ class Method:
         method: Method = self
         while (simpler := method.simplest()) != method:
             method = simpler
-        knobs = declared_knobs(type(method))
-        idle = {name: knobs[name].default for name in knobs.keys() - method.effective()}
+        declared = declared_knobs(type(method))
+        idle = {name: declared[name].default for name in declared.keys() - method.effective()}
         return dataclasses.replace(method, **idle)  # type: ignore[type-var]
 
-    def converted(self, method: type[_M], **knobs: Any) -> _M:
+    def converted(self, method: type[_M], **settings: Any) -> _M:
         """Return a method of another class with the knobs that both classes have."""
         shared = declared_knobs(method).keys() & declared_knobs(type(self)).keys()
-        return method(**{name: getattr(self, name) for name in shared} | knobs)
+        return method(**{name: getattr(self, name) for name in shared} | settings)
 
     def of_layer(self, number: int) -> Method:
         """Return the method of one MoE layer, by its number from 0, with its own γ."""
@@ -220,8 +227,6 @@ class Method:
 
     def setting(self, knob: str) -> Any:
         """Return the value of any knob: its default where the method does not have it."""
-        from capmoe_eval.routing.registry import knobs
-
         if knob in declared_knobs(type(self)):
             return getattr(self, knob)
         values = {} if self.factor is None else self.factor.identity()
@@ -248,10 +253,10 @@ class Method:
     def label(self) -> str:
         """The method and the knobs that differ from their defaults, fit for a file name."""
         parts = [self.name] + ([self.factor.label] if self.factor is not None else [])
-        knobs = declared_knobs(type(self))
-        factor_knobs = {} if self.factor is None else self.factor.knobs
+        declared = dict(declared_knobs(type(self)))
+        declared |= {} if self.factor is None else self.factor.knobs
         for name, value in self.identity().items():
-            knob = knobs.get(name) or factor_knobs.get(name)
+            knob = declared.get(name)
             if knob is None or name in ("gamma", "layer_gammas", "budget"):
                 continue
             part = knob.marker(LabelPart) or LabelPart(name)
@@ -267,9 +272,8 @@ class Method:
 
     def never_binding(self, n_experts: int, top_k: int) -> Method:
         """Return a method that decides as this one does, with a bound that is never reached."""
-        from capmoe_eval.routing.methods.token_drop import TokenDrop
-
-        return self.converted(TokenDrop, gamma=float(n_experts), decode="unconstrained")
+        token_drop = method_class(TOKEN_DROP)
+        return self.converted(token_drop, gamma=float(n_experts), decode="unconstrained")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -411,16 +415,13 @@ class Bounded(Capped, ByUnit, Combining):
 
     def simplest(self) -> Method:
         """Return the baseline where nothing binds, and Token Drop where nothing is kept."""
-        from capmoe_eval.routing.methods.baseline import Baseline
-        from capmoe_eval.routing.methods.token_drop import TokenDrop
-
         if self.never_binds and self.renormalize == "always" and self.factor.uniform != math.inf:
             # Every pair is kept, but weights are normalised.
             knobs = {"scope": "batch", "modality": "uniform", "placement": CONTIGUOUS}
-            return self.converted(TokenDrop, gamma=float(self.ep_size), **knobs)
+            return self.converted(method_class(TOKEN_DROP), gamma=float(self.ep_size), **knobs)
         if self.never_binds:
-            return Baseline()
-        return self.converted(TokenDrop) if self.factor.uniform == 0 else self
+            return method_class(STOCK)()
+        return self.converted(method_class(TOKEN_DROP)) if self.factor.uniform == 0 else self
 
     def effective(self) -> set[str]:
         """Return the knobs that have an effect on the method's decisions or records."""

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 ENTRY_POINTS: Final = "capmoe_eval.methods"
 """The group of entry points, each a module that registers methods."""
+STOCK: Final = "baseline"
+"""The method that changes nothing."""
+TOKEN_DROP: Final = "score"
+"""Token Drop, which other methods are where their additions have no effect."""
 CONTIGUOUS: Final = "contiguous"
 """The placement in which rank r holds the experts r·E/R, r·E/R + 1, …"""
 

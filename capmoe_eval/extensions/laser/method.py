@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
 from capmoe_eval.routing.knobs import Count
 from capmoe_eval.routing.method import Combining, LabelPart, Method, OnRanks
+from capmoe_eval.routing.methods.baseline import Baseline
 from capmoe_eval.routing.registry import register
 
 if TYPE_CHECKING:
@@ -84,8 +85,6 @@ class Laser(OnRanks, Combining):
 
     def simplest(self) -> Method:
         """Return the baseline where every token counts as peaked."""
-        from capmoe_eval.routing.methods.baseline import Baseline
-
         return Baseline() if self.peak_mass == 0 and self.renormalize != "always" else self
 
     def effective(self) -> set[str]:
@@ -94,7 +93,6 @@ class Laser(OnRanks, Combining):
         idle = {"ep_size", "viable_score", "load_updates"}
         return names - idle if self.peak_mass == 0 else names
 
-    def never_binding(self, n_experts: int, top_k: int) -> Method:
+    def never_binding(self, n_experts: int, top_k: int) -> Laser:
         """Return LASER with every token peaked: it decides, and changes no expert."""
-        unchanged: dict[str, Any] = {"peak_mass": 0.0, "decode": "unconstrained"}
-        return dataclasses.replace(self, **unchanged)
+        return dataclasses.replace(self, peak_mass=0.0, decode="unconstrained")
