@@ -16,7 +16,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from capmoe_eval.errors import UsageError, bad_choice, first_line, shown
-from capmoe_eval.routing.capacity import factor_forms, parse_factor
+from capmoe_eval.routing.factor import factor_forms, parse_factor
 from capmoe_eval.routing.knobs import Knob, check, declared_knobs
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from capmoe_eval.routing.knobs import Count
-from capmoe_eval.routing.method import Combining, LabelPart, Method, OnRanks
+from capmoe_eval.routing.method import LabelPart, Method
 from capmoe_eval.routing.methods.baseline import Baseline
+from capmoe_eval.routing.mixins import Combining, OnRanks
 from capmoe_eval.routing.registry import register
 
 if TYPE_CHECKING:

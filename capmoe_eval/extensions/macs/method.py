@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing.method import Capped, Combining, Method
+from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.methods.baseline import Baseline
 from capmoe_eval.routing.methods.token_drop import TokenDrop
+from capmoe_eval.routing.mixins import Capped, Combining
 from capmoe_eval.routing.registry import register
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from capmoe_eval.extensions.activation import BestFirst
-from capmoe_eval.routing.method import ByUnit, Combining, LabelPart, Method
+from capmoe_eval.routing.method import LabelPart, Method
 from capmoe_eval.routing.methods.baseline import Baseline
+from capmoe_eval.routing.mixins import ByUnit, Combining
 from capmoe_eval.routing.registry import register
 
 if TYPE_CHECKING:
