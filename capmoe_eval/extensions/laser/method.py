@@ -46,20 +46,20 @@ class Laser(OnRanks, Combining):
             ge=0,
             le=1,
             description="LASER: a token keeps its top-k if they have this share of its scores",
-            examples=[0.5],
+            examples=[0.75],
         ),
         LabelPart("mass", always=True),
-    ] = 0.5
+    ] = 0.75
     viable_score: Annotated[
         float,
         Field(
             ge=0,
             le=1,
             description="LASER: else an expert is viable with this share of the token's best score",
-            examples=[0.5],
+            examples=[0.25],
         ),
         LabelPart("viable", always=True),
-    ] = 0.5
+    ] = 0.25
     load_updates: Annotated[
         Count,
         Field(description="LASER: how often a forward counts loads anew", examples=[64]),
