@@ -51,7 +51,8 @@ class XShare(BestFirst, ByUnit, Combining):
         from capmoe_eval.extensions.xshare.decision import experts_under_budget
 
         demand_2E = layer.total(batch_demand(scores, self.k0))
-        placed_RN = layer.calibrated if self.is_placed else None
+        has_ranks = self.granularity == "device" and self.is_placed
+        placed_RN = layer.calibrated if has_ranks else None
         return assign_within(scores, experts_under_budget(demand_2E, self, placed_RN))
 
     def simplest(self) -> Method:
