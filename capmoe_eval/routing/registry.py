@@ -141,6 +141,7 @@ def create_method(name: str, gamma: object = None, **settings: Any) -> Method:
         if knob not in declared:
             raise bad_choice("knob", knob, sorted(declared))
         values[knob] = check(knob, value, declared[knob].annotation)
+    method.check_settings(values)
     method_knobs = declared_knobs(method)
     fields = {knob: value for knob, value in values.items() if knob in method_knobs}
     if "gamma" in method_knobs:

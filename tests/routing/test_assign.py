@@ -358,5 +358,5 @@ def test_global_candidates_are_expert_choice_routing() -> None:
 
 
 def test_uneven_experts_are_refused_by_name() -> None:
-    with pytest.raises(UsageError, match="^ep_size=8: 60 experts cannot be spread evenly"):
+    with pytest.raises(UsageError, match=r"^ep_size=8: 60 experts cannot be spread evenly"):
         TokenDrop(gamma=1.0, ep_size=8).check_layers(1, n_experts=60, top_k=4)

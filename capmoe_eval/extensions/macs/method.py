@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -12,7 +13,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.method import Capped, Combining, Method
 from capmoe_eval.routing.methods.baseline import Baseline
 from capmoe_eval.routing.methods.token_drop import TokenDrop
-from capmoe_eval.routing.registry import register
+from capmoe_eval.routing.registry import CONTIGUOUS, register
 
 if TYPE_CHECKING:
     from capmoe_eval.routing.context import LayerContext
@@ -70,6 +71,16 @@ class MACS(Capped, Combining):
             raise UsageError(
                 f"gamma={self.factor.keyword}: chooses by numbers of tokens, and macs bounds their "
                 "weights; give gamma a number"
+            )
+
+    @classmethod
+    def check_settings(cls, settings: Mapping[str, Any]) -> None:
+        """Raise a UsageError for experts of a rank that are no contiguous block."""
+        placement = settings.get("placement", CONTIGUOUS)
+        if placement != CONTIGUOUS:
+            raise UsageError(
+                f"placement={placement}: {cls.name} reroutes within the blocks of ranks; leave "
+                "placement out"
             )
 
     @property
