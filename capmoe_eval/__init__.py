@@ -2,8 +2,8 @@
 
 ``with capacity_aware(model, TokenDrop(gamma=1.0)) as meter:`` runs a loaded transformers model
 under a capacity. A method is a class such as ``TokenDrop``; ``create_method("score", 1.0)`` makes
-one by its name. ``load_frame`` reads results. All are loaded when first used, so that commands which
-need no torch start without it.
+one by its name. ``load_frame`` reads results. They are loaded when first used, so that commands
+which need no torch start without it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from capmoe_eval.experiment.results import load_frame
-    from capmoe_eval.routing.method import Bounded, Method
+    from capmoe_eval.routing.method import Method
     from capmoe_eval.routing.methods.baseline import Baseline
     from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
     from capmoe_eval.routing.methods.expert_drop import ExpertDrop
     from capmoe_eval.routing.methods.token_drop import TokenDrop
     from capmoe_eval.routing.methods.token_reroute import TokenReroute
+    from capmoe_eval.routing.mixins import Bounded
     from capmoe_eval.routing.registry import create_method, method_names, register
     from capmoe_eval.wrapper.meter import Meter
     from capmoe_eval.wrapper.session import capacity_aware
@@ -61,7 +62,7 @@ __all__ = [
 _ROUTING = "capmoe_eval.routing"
 _MODULES = {
     "Baseline": f"{_ROUTING}.methods.baseline",
-    "Bounded": f"{_ROUTING}.method",
+    "Bounded": f"{_ROUTING}.mixins",
     "ExpandedDrop": f"{_ROUTING}.methods.expanded_drop",
     "ExpertDrop": f"{_ROUTING}.methods.expert_drop",
     "Meter": "capmoe_eval.wrapper.meter",

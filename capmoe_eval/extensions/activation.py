@@ -14,7 +14,8 @@ from pydantic import Field
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.knobs import LARGEST
-from capmoe_eval.routing.method import Counting, LabelPart
+from capmoe_eval.routing.method import LabelPart
+from capmoe_eval.routing.mixins import Counting
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,229 +1,12 @@
-"""Define the capacity factor γ and the capacity C that follows from it; this needs no torch."""
+"""Compute the capacity C of an expert, or of a device; this needs no torch."""
 
 from __future__ import annotations
 
 import functools
 import math
-import re
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Any, ClassVar, Final, TypeVar
 
-from pydantic import Field
-
-from capmoe_eval.errors import UsageError, shown
-from capmoe_eval.routing.knobs import Knob
-
-NO_LIMIT: Final = "+∞"
-"""γ without a capacity limit, as text."""
-_PLAIN = re.compile(r"[!-^`-~]*")  # not what Python reads beside: 1_0, spaces, other digits
-_RULE = (
-    "the capacity factor must be a number of at least 0 (0 silences every routed expert, inf means "
-    "no capacity)"
-)
-
-
-class CapacityFactor(ABC):
-    """The capacity factor γ of ``C = γ·T·K/E``, in one of its forms.
-
-    The core has :class:`UniformFactor` and :class:`FactorByLayer`. An extension may add a form, for
-    which a user asks by a keyword in place of γ.
-    """
-
-    keyword: ClassVar[str | None] = None  # that a user writes as gamma to ask for the form
-    selector: ClassVar[str]  # the knob that has a value, not null, where the form is asked for
-    knobs: ClassVar[Mapping[str, Knob]] = {}  # beside gamma
-    calibration: ClassVar[str | None] = None  # the kind of calibration that chooses the factors
-
-    @classmethod
-    def from_settings(cls, settings: Mapping[str, Any]) -> CapacityFactor:
-        """Return the factor by the form's knobs; raise a UsageError if they do not say one."""
-        raise NotImplementedError
-
-    @property
-    def uniform(self) -> float | None:
-        """The γ of all layers; None where layers have different ones, or none yet."""
-        return None
-
-    @abstractmethod
-    def of_layer(self, number: int) -> float:
-        """Return the γ of a MoE layer, by its number from 0."""
-
-    def check_layers(self, layers: int) -> None:
-        """Raise a UsageError if a model of so many MoE layers cannot have this factor."""
-        return
-
-    @property
-    @abstractmethod
-    def label(self) -> str:
-        """The factor in a few characters, fit for a file name."""
-
-    @abstractmethod
-    def text(self, *, decimal: bool = False) -> str:
-        """Return the factor for text: ``1``, or with a decimal ``1.0``, as the paper prints it."""
-
-    @abstractmethod
-    def identity(self) -> dict[str, Any]:
-        """Return the keys of a method's identity that say the factor, JSON-ready."""
-
-
-@dataclass(frozen=True)
-class UniformFactor(CapacityFactor):
-    """One γ for all layers."""
-
-    gamma: float
-
-    @property
-    def uniform(self) -> float:
-        """The γ of all layers."""
-        return self.gamma
-
-    def of_layer(self, number: int) -> float:
-        """Return the γ of any layer."""
-        return self.gamma
-
-    @property
-    def label(self) -> str:
-        """The factor in a few characters, fit for a file name."""
-        return f"g{self.gamma:g}"
-
-    def text(self, *, decimal: bool = False) -> str:
-        """Return the factor for text."""
-        if self.gamma == math.inf:
-            return NO_LIMIT
-        return str(self.gamma) if decimal else f"{self.gamma:g}"
-
-    def identity(self) -> dict[str, Any]:
-        """Return ``gamma`` as a number, or as the string ``inf``."""
-        return {"gamma": gamma_json(self.gamma)}
-
-
-@dataclass(frozen=True)
-class FactorByLayer(CapacityFactor):
-    """One γ for each MoE layer."""
-
-    gammas: tuple[float, ...]
-    selector: ClassVar[str] = "layer_gammas"
-    knobs: ClassVar[Mapping[str, Knob]] = {
-        "layer_gammas": Knob(
-            "layer_gammas",
-            None,
-            Annotated[
-                Sequence[Any] | None,
-                Field(description="a capacity factor for each MoE layer, in place of gamma"),
-            ],
-        )
-    }
-
-    @classmethod
-    def from_settings(cls, settings: Mapping[str, Any]) -> CapacityFactor:
-        """Return the factor of ``layer_gammas``, which is uniform where all are equal."""
-        gammas = settings["layer_gammas"]
-        if not isinstance(gammas, (list, tuple)) or not gammas:
-            raise UsageError(
-                f"layer_gammas={shown(gammas)}: must be a capacity factor for each MoE layer, for "
-                "example layer_gammas=[1.0,1.5]"
-            )
-        factors = tuple(_number("layer_gammas", gamma) for gamma in gammas)
-        return UniformFactor(factors[0]) if len(set(factors)) == 1 else FactorByLayer(factors)
-
-    def of_layer(self, number: int) -> float:
-        """Return the γ of a layer."""
-        return self.gammas[number]
-
-    def check_layers(self, layers: int) -> None:
-        """Raise a UsageError if the model has another number of MoE layers."""
-        if len(self.gammas) != layers:
-            raise UsageError(
-                f"layer_gammas: {len(self.gammas)} capacity factors for {layers} MoE layers; give "
-                "one for each layer"
-            )
-
-    @property
-    def label(self) -> str:
-        """The factor in a few characters, fit for a file name."""
-        return "by_layer"
-
-    def text(self, *, decimal: bool = False) -> str:
-        """Return the factor for text."""
-        return "by layer"
-
-    def identity(self) -> dict[str, Any]:
-        """Return ``layer_gammas``."""
-        return {"layer_gammas": [gamma_json(gamma) for gamma in self.gammas]}
-
-
-_FORMS: list[type[CapacityFactor]] = [FactorByLayer]
-_Form = TypeVar("_Form", bound=type[CapacityFactor])
-
-
-def register_factor(form: _Form) -> _Form:
-    """Register a form of the capacity factor; use it as a decorator."""
-    _FORMS[:] = [*(other for other in _FORMS if other.selector != form.selector), form]
-    return form
-
-
-def factor_forms() -> Sequence[type[CapacityFactor]]:
-    """Return the forms beside the uniform one."""
-    return tuple(_FORMS)
-
-
-def parse_factor(gamma: object, settings: Mapping[str, Any] | None = None) -> CapacityFactor | None:
-    """Return the capacity factor of what a user writes; None if nothing says one.
-
-    Args:
-        gamma: A number, its text, a sequence with a γ for each MoE layer, the keyword of a form,
-            or a ready factor.
-        settings: Values of the knobs of :func:`factor_forms`.
-
-    Raises:
-        UsageError: If γ is none of them, or the settings contradict each other.
-    """
-    if isinstance(gamma, CapacityFactor):
-        return gamma
-    values = dict(settings or {})
-    if isinstance(gamma, (list, tuple)):
-        gamma, values["layer_gammas"] = None, gamma
-    forms = [
-        form
-        for form in _FORMS
-        if values.get(form.selector) is not None or gamma == form.keyword is not None
-    ]
-    if not forms:
-        return None if gamma is None else UniformFactor(_number("gamma", gamma))
-    form = forms[-1]
-    if len(forms) > 1:
-        gammas = values.get("layer_gammas")
-        raise UsageError(
-            f"layer_gammas={shown(gammas and list(gammas))}: gamma={form.keyword} chooses them; "
-            "leave one of the two out"
-        )
-    if form.keyword is not None and gamma not in (None, form.keyword):
-        raise UsageError(
-            f"{form.selector}={shown(values[form.selector])}: is of gamma={form.keyword}; set "
-            "that, or leave it out"
-        )
-    return form.from_settings(values)
-
-
-def gamma_json(gamma: float | None) -> float | str | None:
-    """Return γ as JSON has it: ∞ as a string."""
-    return "inf" if gamma == math.inf else gamma
-
-
-def _number(field: str, gamma: object) -> float:
-    is_number = not isinstance(gamma, bool) and (
-        not isinstance(gamma, str) or _PLAIN.fullmatch(gamma) is not None
-    )
-    try:
-        factor = float(gamma) if is_number else math.nan  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        factor = math.nan
-    if not factor >= 0:
-        raise UsageError(f"{field}={shown(gamma)}: {_RULE}, for example {field}=1.0")
-    return factor + 0.0  # turns -0.0 into 0.0
+from capmoe_eval.errors import UsageError
 
 
 @functools.lru_cache(maxsize=4096)  # exact fractions are slow, and every layer needs the same
@@ -235,7 +18,6 @@ def capacity(
     *,
     rounding: str = "ceil",
     experts: int = 1,
-    clamped: bool = True,
 ) -> int:
     """Return the capacity C: the most pairs that a group of tokens may send to an expert or device.
 
@@ -250,13 +32,22 @@ def capacity(
         n_experts: Routed experts E.
         rounding: ``ceil`` or ``floor`` (Algorithms 1 and 2).
         experts: Number of experts n that share the capacity.
-        clamped: Whether it is at most n·T; a finite γ is needed if not.
     """
     if gamma == math.inf:
         return experts * tokens
-    exact = Fraction(repr(float(gamma))) * experts * tokens * top_k / n_experts
-    rounded = math.ceil(exact) if rounding == "ceil" else math.floor(exact)
-    return min(rounded, experts * tokens) if clamped else rounded
+    numerator, denominator = exact_ratio(gamma)
+    pairs = rounded(numerator * experts * tokens * top_k, denominator * n_experts, rounding)
+    return min(pairs, experts * tokens)
+
+
+def exact_ratio(number: float) -> tuple[int, int]:
+    """Return the numerator and the denominator of a number, as the decimal that it is written."""
+    return Fraction(repr(float(number))).as_integer_ratio()
+
+
+def rounded(numerator: int, denominator: int, rounding: str = "ceil") -> int:
+    """Return a fraction of whole numbers, rounded up or down."""
+    return -(-numerator // denominator) if rounding == "ceil" else numerator // denominator
 
 
 def experts_per_rank(n_experts: int, ranks: int, field: str = "ep_size") -> int:

@@ -20,14 +20,14 @@ from capmoe_eval.routing.scores import Scores, addable
 from capmoe_eval.routing.tokens import TokenGroups
 
 if TYPE_CHECKING:
-    from capmoe_eval.routing.method import Bounded
+    from capmoe_eval.routing.mixins import Bounded
 
 # Shape suffixes: T counted tokens, E routed experts, K = top-k, S candidate slots per token,
 # G capacity groups, D devices (ranks).
 
 
 def score_keys(scores: Scores, index_TS: Tensor) -> Tensor:
-    """Return keys [T, S] by which a unit keeps its best-scoring pairs (paper, Equation 10)."""
+    """Return keys [T, S] by which a unit keeps its best-scoring pairs (Equations 7 to 10)."""
     return score_key(scores.score_TE.gather(1, index_TS))
 
 

@@ -16,7 +16,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from capmoe_eval.errors import UsageError, bad_choice, first_line, shown
-from capmoe_eval.routing.capacity import factor_forms, parse_factor
+from capmoe_eval.routing.factor import factor_forms, parse_factor
 from capmoe_eval.routing.knobs import Knob, check, declared_knobs
 
 if TYPE_CHECKING:
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 ENTRY_POINTS: Final = "capmoe_eval.methods"
 """The group of entry points, each a module that registers methods."""
+STOCK: Final = "baseline"
+"""The method that changes nothing."""
+TOKEN_DROP: Final = "score"
+"""Token Drop, which other methods are where their additions have no effect."""
 CONTIGUOUS: Final = "contiguous"
 """The placement in which rank r holds the experts r·E/R, r·E/R + 1, …"""
 

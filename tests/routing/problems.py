@@ -17,7 +17,8 @@ from torch import Tensor
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.context import LayerContext
 from capmoe_eval.routing.knobs import LARGEST, Knob, declared_knobs
-from capmoe_eval.routing.method import Combining, Method
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.mixins import Combining
 from capmoe_eval.routing.registry import CONTIGUOUS, create_method, method_class, placements
 from capmoe_eval.routing.scores import Assignment, Scores
 from capmoe_eval.routing.tokens import TokenGroups, group_tokens

@@ -17,7 +17,7 @@ from fractions import Fraction
 from typing import Any, TypeVar
 
 import tests.extensions
-from capmoe_eval.routing.method import Bounded, Capped, Method
+from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.methods.baseline import Baseline
 from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
 from capmoe_eval.routing.methods.expert_drop import ExpertDrop
@@ -28,6 +28,7 @@ from capmoe_eval.routing.methods.token_drop import (
     TokenDrop,
 )
 from capmoe_eval.routing.methods.token_reroute import TokenReroute
+from capmoe_eval.routing.mixins import Bounded, Capped
 
 Pair = tuple[int, int]  # (token, expert)
 Order = Callable[[Pair], float]  # of two pairs that with the smaller number is kept first

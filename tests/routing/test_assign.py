@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from capmoe_eval.errors import UsageError
 from capmoe_eval.routing.context import LayerContext
 from capmoe_eval.routing.knobs import declared_knobs
-from capmoe_eval.routing.method import Bounded
 from capmoe_eval.routing.methods.expanded_drop import ExpandedDrop
 from capmoe_eval.routing.methods.expert_drop import ExpertDrop
 from capmoe_eval.routing.methods.token_drop import (
@@ -23,6 +22,7 @@ from capmoe_eval.routing.methods.token_drop import (
     TokenDrop,
 )
 from capmoe_eval.routing.methods.token_reroute import TokenReroute
+from capmoe_eval.routing.mixins import Bounded
 from capmoe_eval.routing.registry import create_method, method_class, method_names
 from capmoe_eval.routing.scores import Assignment, Scores
 from capmoe_eval.routing.tokens import TokenGroups, group_tokens

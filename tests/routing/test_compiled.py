@@ -48,5 +48,6 @@ def test_a_decision_is_one_graph(name: str) -> None:
     compare(name, backend="aot_eager")
 
 
+@pytest.mark.slow
 def test_a_decision_compiles_to_machine_code() -> None:
     compare("expanded_drop", backend="inductor")

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing.capacity import CapacityFactor, register_factor
+from capmoe_eval.routing.factor import CapacityFactor, register_factor
 from capmoe_eval.routing.knobs import Knob
 
 

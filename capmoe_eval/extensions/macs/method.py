@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.routing.method import Capped, Combining, Method
+from capmoe_eval.routing.capacity import exact_ratio
+from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.methods.baseline import Baseline
 from capmoe_eval.routing.methods.token_drop import TokenDrop
+from capmoe_eval.routing.mixins import Capped, Combining
 from capmoe_eval.routing.registry import CONTIGUOUS, register
 
 if TYPE_CHECKING:
@@ -72,6 +74,11 @@ class MACS(Capped, Combining):
                 f"gamma={self.factor.keyword}: chooses by numbers of tokens, and macs bounds their "
                 "weights; give gamma a number"
             )
+        gamma = self.factor.uniform
+        ratio = None if gamma is None or gamma == math.inf else exact_ratio(gamma)
+        self._set("gamma_ratio", ratio)  # outside of the decision, which can then be compiled
+
+    gamma_ratio: ClassVar[tuple[int, int] | None]  # numerator and denominator of a finite γ
 
     @classmethod
     def check_settings(cls, settings: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from capmoe_eval.extensions.activation import BestFirst
-from capmoe_eval.routing.method import Combining
+from capmoe_eval.routing.mixins import Combining
 from capmoe_eval.routing.registry import register
 
 if TYPE_CHECKING:

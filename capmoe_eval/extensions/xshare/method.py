@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from capmoe_eval.extensions.activation import BestFirst
-from capmoe_eval.routing.method import ByUnit, Combining, LabelPart, Method
+from capmoe_eval.routing.capacity import exact_ratio
+from capmoe_eval.routing.method import LabelPart, Method
 from capmoe_eval.routing.methods.baseline import Baseline
+from capmoe_eval.routing.mixins import ByUnit, Combining
 from capmoe_eval.routing.registry import register
 
 if TYPE_CHECKING:
@@ -44,6 +46,13 @@ class XShare(BestFirst, ByUnit, Combining):
         ),
         LabelPart("b", always=True),
     ] = 0.5
+
+    budget_ratio: ClassVar[tuple[int, int]]  # numerator and denominator of expert_budget
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Outside of the decision, which can then be compiled.
+        self._set("budget_ratio", exact_ratio(self.expert_budget))
 
     def decide(self, scores: Scores, tokens: TokenGroups, layer: LayerContext) -> Assignment:
         """Return each token's K best pairs with experts of the batch's set."""

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from capmoe_eval.routing.knobs import LARGEST
-from capmoe_eval.routing.method import Bounded, LabelPart, Method
+from capmoe_eval.routing.method import LabelPart, Method
+from capmoe_eval.routing.mixins import Bounded
 from capmoe_eval.routing.registry import register
 
 if TYPE_CHECKING:

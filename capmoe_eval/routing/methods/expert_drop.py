@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from capmoe_eval.routing.method import Combining
+from capmoe_eval.routing.mixins import Combining
 from capmoe_eval.routing.registry import register
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
 """Token Drop: an overloaded expert keeps C of its tokens (paper §4).
 
 The four classes differ in whom an expert keeps: its first tokens, its last, some at random, or
-those with the highest gate scores. The last is the paper's Token Drop.
+those with the highest gate scores. The last is the paper's Token Drop. Unlike Equation 9, whose
+threshold keeps all ties, no bound is ever exceeded.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from capmoe_eval.routing.method import Bounded, LabelPart, Method
+from capmoe_eval.routing.method import LabelPart, Method
+from capmoe_eval.routing.mixins import Bounded
 from capmoe_eval.routing.registry import register
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ class OrderDrop(Bounded):
 
     name: ClassVar[str] = "order"
     title: ClassVar[str] = "Order"
-    source: ClassVar[str] = "paper §4, Equation 7 (Switch Transformer)"
+    source: ClassVar[str] = "paper §4 (Switch Transformer)"
     row: ClassVar[int] = 1
 
     def decide(self, scores: Scores, tokens: TokenGroups, layer: LayerContext) -> Assignment:
@@ -69,7 +71,7 @@ class ReverseOrderDrop(Bounded):
 
     name: ClassVar[str] = "reverse_order"
     title: ClassVar[str] = "Reverse Order"
-    source: ClassVar[str] = "paper §4, Equation 8"
+    source: ClassVar[str] = "paper §4"
     row: ClassVar[int] = 2
 
     def decide(self, scores: Scores, tokens: TokenGroups, layer: LayerContext) -> Assignment:
@@ -88,7 +90,7 @@ class RandomDrop(Bounded):
 
     name: ClassVar[str] = "random"
     title: ClassVar[str] = "Random"
-    source: ClassVar[str] = "paper §4, Equation 9"
+    source: ClassVar[str] = "paper §4"
     row: ClassVar[int] = 3
 
     seed: Annotated[
@@ -126,7 +128,7 @@ class TokenDrop(Bounded):
 
     name: ClassVar[str] = "score"
     title: ClassVar[str] = "Token Drop"
-    source: ClassVar[str] = "paper §4, Equation 10 (*Score* in Table 1)"
+    source: ClassVar[str] = "paper §4, Equations 7 to 10 (*Score* in Table 1)"
     row: ClassVar[int] = 4
 
     def decide(self, scores: Scores, tokens: TokenGroups, layer: LayerContext) -> Assignment:
