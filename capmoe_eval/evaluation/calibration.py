@@ -84,8 +84,8 @@ def calibrate(
     unlimited = Method("score", ADAPTIVE, budget=0.5, **knobs)  # type: ignore[arg-type]
     meter = lm.route(unlimited.at(math.inf))
     try:
-        layers = [of_layer.layer for of_layer in meter.layers]
-        observer = meter.recorder = kind.observer(layers, cell.method)
+        observer = kind.observer(meter.layers, cell.method)
+        meter.observe(observer)
         for request_type, alike in itertools.groupby(asked, attrgetter("request_type")):
             getattr(lm, request_type)(list(alike))
     finally:

@@ -30,7 +30,7 @@ from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.checkpoint import load_checkpoint, one_line
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.ranks import ranks_in
-from capmoe_eval.wrapper.session import capacity_aware
+from capmoe_eval.wrapper.session import routed
 
 Document = tuple[str | None, int | None]  # name of the task, lm-eval's id of the document
 
@@ -135,7 +135,7 @@ class CapmoeLM(HFLM):
         self.release()
         self._n_batches, self.batches = 0, {}
         self.meter = self._routing.enter_context(
-            capacity_aware(self.model, method, calibrated=calibrated)
+            routed(self.model, method, calibrated=calibrated)
         )
         return self.meter
 

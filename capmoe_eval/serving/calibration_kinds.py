@@ -20,11 +20,11 @@ from capmoe_eval.routing.weighted import modality_bias
 from capmoe_eval.serving.adaptive import choose, grid
 from capmoe_eval.serving.calibration import Applied, Calibration, Counted, rounded_shares
 from capmoe_eval.serving.placement.eplb import plan_eplb
-from capmoe_eval.wrapper.curve_meter import CurveMeter
 from capmoe_eval.wrapper.layers import MoeLayer
+from capmoe_eval.wrapper.observers.curves import Curves
+from capmoe_eval.wrapper.observers.observer import Observer
+from capmoe_eval.wrapper.observers.similarity import Similarities
 from capmoe_eval.wrapper.ranks import ALONE
-from capmoe_eval.wrapper.recorder import Observer
-from capmoe_eval.wrapper.similarity_meter import SimilarityMeter
 
 # Shape suffixes: L layers, E routed experts, X capacity factors.
 
@@ -34,7 +34,7 @@ _CURVES: Final = ("dropped", "dropped_scores", "straggler")
 
 
 class LayerCurve(Part):
-    """One layer at each capacity factor; see :class:`capmoe_eval.wrapper.curve_meter.Curve`."""
+    """One layer at each capacity factor; see :class:`capmoe_eval.wrapper.observers.curves.Curve`."""
 
     name: str
     dropped: list[Share]
@@ -67,15 +67,15 @@ class FactorCurves(Calibration):
         return self
 
     @classmethod
-    def observer(cls, layers: Sequence[MoeLayer], method: Method) -> CurveMeter:
+    def observer(cls, layers: Sequence[MoeLayer], method: Method) -> Curves:
         """Return a meter of a grid of factors, up to one at which nothing binds."""
         top = max(of.n_experts / of.top_k for of in layers)
         # No capacity binds at E/K of an expert's, R of a device's.
         never_binds = float(method.ep_size) if method.granularity == "device" else top
-        return CurveMeter(layers, method, grid(never_binds))
+        return Curves(layers, method, grid(never_binds))
 
     @classmethod
-    def measured(cls, observer: CurveMeter, layers: Counted) -> dict[str, Any]:
+    def measured(cls, observer: Curves, layers: Counted) -> dict[str, Any]:
         """Return the factors, and the curves of every layer."""
         curves = [
             LayerCurve(
@@ -254,7 +254,7 @@ class ExpertSimilarity(Calibration):
     layers: Annotated[list[LayerSimilarity], Field(min_length=1)]
 
     @classmethod
-    def observer(cls, layers: Sequence[MoeLayer], method: Method) -> SimilarityMeter:
+    def observer(cls, layers: Sequence[MoeLayer], method: Method) -> Similarities:
         """Return a meter of all experts' outputs.
 
         Raises:
@@ -265,19 +265,20 @@ class ExpertSimilarity(Calibration):
                 "parallel=ep: method=sere first compares the outputs of all experts, which are "
                 "spread over processes here; run one such cell without parallel=ep before"
             )
-        return SimilarityMeter(layers, TOKENS)
+        return Similarities(layers, TOKENS)
 
     @classmethod
-    def measured(cls, observer: SimilarityMeter, layers: Counted) -> dict[str, Any]:
+    def measured(cls, observer: Similarities, layers: Counted) -> dict[str, Any]:
         """Return the similarities of every layer."""
         similarities = []
-        for layer, similarity_EE in zip(observer.layers, observer.similarities(), strict=True):
+        for outputs, similarity_EE in zip(observer.sums, observer.similarities(), strict=True):
+            layer = outputs.layer
             one, other = torch.triu_indices(layer.n_experts, layer.n_experts, offset=1)
             pairs = rounded_shares(similarity_EE.cpu()[one, other].tolist())
             similarities.append(
                 LayerSimilarity(name=layer.name, n_experts=layer.n_experts, similarity=pairs)
             )
-        return {"compared": max(observer.tokens), "layers": similarities}
+        return {"compared": observer.tokens, "layers": similarities}
 
     def needed(self, method: Method) -> tuple[Tensor, ...]:
         """Return the similarities of every layer's experts [E, E]."""
