@@ -31,7 +31,7 @@ from capmoe_eval.experiment.timings.spread import Spread, Target
 from capmoe_eval.routing.assign import assign
 from capmoe_eval.routing.capacity import experts_per_rank
 from capmoe_eval.routing.groups import group_tokens
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.routing.scores import Assignment, Scores
 
 # Shape suffixes: T tokens, K = top-k, E experts, L experts of a rank, S slots, H hidden size.
@@ -112,7 +112,7 @@ class _Problem:
 
     def ours(self, name: str) -> Assignment:
         """Return our assignment; the listings round down."""
-        method = Method(name, _GAMMA, ep_size=self._ranks, rounding="floor")
+        method = create_method(name, _GAMMA, ep_size=self._ranks, rounding="floor")
         return assign(self.scores, method, self._groups)
 
     def paper(self, name: str) -> Tensor:

@@ -22,7 +22,7 @@ from capmoe_eval.experiment.datasource import DataSource
 from capmoe_eval.experiment.reservations import hold, print_warning
 from capmoe_eval.experiment.results import stored
 from capmoe_eval.routing.knobs import ADAPTIVE
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.serving import calibration
 from capmoe_eval.serving.calibration import Applied, Calibration
 from capmoe_eval.serving.calibration_kinds import kind_of
@@ -81,7 +81,7 @@ def calibrate(
     lm.set_batches(cell.batch_size, cell.shuffle)
     knobs = {knob: getattr(cell.method, knob) for knob in kind.knobs}  # also of capacity groups
     # It drops nothing, and a γ that is still to be chosen is in no simpler form.
-    unlimited = Method("score", ADAPTIVE, budget=0.5, **knobs)  # type: ignore[arg-type]
+    unlimited = create_method("score", ADAPTIVE, budget=0.5, **knobs)  # type: ignore[arg-type]
     meter = lm.route(unlimited.at(math.inf))
     try:
         observer = kind.observer(meter.layers, cell.method)

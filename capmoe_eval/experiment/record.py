@@ -17,6 +17,7 @@ from pydantic_core import from_json
 from capmoe_eval.errors import UsageError, field_problem, writing
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.files import read_bytes, write_bytes
+from capmoe_eval.experiment.names import uniform_gamma
 from capmoe_eval.experiment.record_part import (
     Amount,
     Calibrated,
@@ -29,7 +30,7 @@ from capmoe_eval.experiment.record_part import (
     Proofs,
     Provenance,
 )
-from capmoe_eval.routing.method import Factor, as_json
+from capmoe_eval.routing.factor import CapacityFactor, gamma_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -127,11 +128,17 @@ class Record(Part):
         if (method.calibration is None) != (calibration is None):
             raise ValueError("calibration is of methods that need one, and of all of them")
         chosen = calibration if isinstance(calibration, ChosenFactors) else None
-        if (method.budget is None) != (chosen is None):
+        factor, layers = method.factor, range(len(self.layers))
+        is_chosen = factor is not None and factor.calibration is not None
+        if is_chosen != (chosen is not None):
             raise ValueError("calibration.gammas is of gamma=adaptive, and of no other")
-        wanted = method.layer_gammas if chosen is None else chosen.gammas
-        found = [layer.gamma for layer in self.layers]
-        if found != ([None] * len(found) if wanted is None else list(map(as_json, wanted))):
+        expected: list[float | str | None] = [None for _ in layers]
+        if chosen is not None:
+            expected = list(map(gamma_json, chosen.gammas))
+        elif factor is not None and factor.uniform is None:
+            factor.check_layers(len(layers))
+            expected = [gamma_json(factor.of_layer(number)) for number in layers]
+        if [layer.gamma for layer in self.layers] != expected:
             raise ValueError("its layers have other capacity factors than were set or chosen")
 
     @property
@@ -155,11 +162,11 @@ class Record(Part):
     @property
     def gamma(self) -> float | None:
         """Capacity factor, or None where the method has none, or one for each layer."""
-        return self.cell.method.gamma
+        return uniform_gamma(self.cell.method)
 
     @property
-    def factor(self) -> Factor | None:
-        """Capacity factor: a number, that of each layer, or the rule that chose them; or None."""
+    def factor(self) -> CapacityFactor | None:
+        """Capacity factor: uniform, by layer, or the rule that chose them; or None."""
         return self.cell.method.factor
 
     @property
@@ -170,7 +177,7 @@ class Record(Part):
     @property
     def seed(self) -> int | None:
         """Seed of a random method, else None."""
-        return self.cell.method.seed if self.cell.method.keep == "random" else None
+        return getattr(self.cell.method, "seed", None)
 
     @property
     def knobs(self) -> Mapping[str, object]:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.cell import Cell, ModelId, TaskId, checks
+from capmoe_eval.experiment.cell import CELL_FIELDS, ModelId, TaskId
 from capmoe_eval.experiment.record import Record, read_record
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import knobs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -150,9 +150,8 @@ _OF_PARTS: Final = {
     "model": {f"model.{name}".removesuffix(".name"): name for name in _names(ModelId)},
     "task": {f"task.{name}".removesuffix(".name"): name for name in _names(TaskId)},
 }
-_OF_METHOD: Final = ("method", *_names(Method)[1:])
-_OF_CELL: Final = tuple(checks(Cell))
-IDENTITY: Final = (*_OF_PARTS["model"], *_OF_METHOD, *_OF_PARTS["task"], *_OF_CELL)
+_OF_METHOD: Final = ("method", "gamma", *knobs())
+IDENTITY: Final = (*_OF_PARTS["model"], *_OF_METHOD, *_OF_PARTS["task"], *CELL_FIELDS)
 """The columns that tell cells apart: ``model``, ``model.revision``, ``task``, ``task.fewshot``, the
 method's knobs and the evaluation's, such as ``gamma`` and ``batch_size``."""
 
@@ -200,7 +199,7 @@ def _row(record: Record) -> dict[str, object]:
     if "gamma" in method:
         method["gamma"] = record.gamma
     if "layer_gammas" in method:
-        method["layer_gammas"] = cell.method.layer_gammas
+        method["layer_gammas"] = tuple(map(float, method["layer_gammas"]))
     parts = {
         column: getattr(getattr(cell, part), name)
         for part, columns in _OF_PARTS.items()
@@ -209,7 +208,7 @@ def _row(record: Record) -> dict[str, object]:
     return {
         **parts,
         **method,
-        **{name: getattr(cell, name) for name in _OF_CELL},
+        **{name: getattr(cell, name) for name in CELL_FIELDS},
         "label": cell.label,
         "value": record.value,
         "stderr": record.stderr,

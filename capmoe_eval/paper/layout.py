@@ -13,6 +13,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.names import TITLES
 from capmoe_eval.paper.printed import PrintedRow, find_row
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 
 OWN: Final = "own"
 """A row's γ is that of its model."""
@@ -72,7 +73,8 @@ class RowSpec:
 
     def method_on(self, slot: ModelSlot) -> Method:
         """Return the method on a model; UsageError for a value that a knob cannot have."""
-        return Method(self.method, self.gamma_on(slot), **{**slot.knobs, **self.knobs_on(slot)})
+        knobs = {**slot.knobs, **self.knobs_on(slot)}
+        return create_method(self.method, self.gamma_on(slot), **knobs)
 
 
 def _named(row: Any) -> Any:

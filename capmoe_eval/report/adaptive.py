@@ -11,7 +11,7 @@ from capmoe_eval.experiment.arguments import Parser
 from capmoe_eval.experiment.configuration import profile_name
 from capmoe_eval.experiment.names import gamma_number
 from capmoe_eval.experiment.selection import finished, refuse_experiment
-from capmoe_eval.routing.method import Adaptive
+from capmoe_eval.extensions.adaptive_gamma.factor import AdaptiveFactor
 from capmoe_eval.serving.trial import Outcome, Verdict, outcomes, points, primary, verdicts
 
 _HEAD = (
@@ -74,7 +74,7 @@ def _outcome(outcome: Outcome) -> str:
 
 def _verdict(verdict: Verdict) -> str:
     budget, kind = verdict.budget, verdict.budget_of
-    name = "all budgets" if budget is None else gamma_number(Adaptive(budget, kind))
+    name = "all budgets" if budget is None else gamma_number(AdaptiveFactor(budget, kind))
     parts = [f"{name} of {kind}, {verdict.cells} models and tasks:"]
     if verdict.straggler is not None:
         parts.append("straggler {:+.3f} [{:+.3f}, {:+.3f}] over models".format(*verdict.straggler))

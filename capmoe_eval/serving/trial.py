@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from capmoe_eval.experiment.record import Record
+from capmoe_eval.extensions.adaptive_gamma.factor import AdaptiveFactor
 from capmoe_eval.paper.pairing import Paired, Unpaired, pair, pool
 from capmoe_eval.paper.statistics import Interval, interval
-from capmoe_eval.routing.method import Adaptive
 
 
 class Between(NamedTuple):
@@ -88,7 +88,7 @@ class Outcome(NamedTuple):
 
     model: str
     task: str
-    rule: Adaptive
+    rule: AdaptiveFactor
     drop_rate: float
     straggler: float
     static_straggler: float | None  # of the static γ with as many drops; None beyond the curve
@@ -153,7 +153,7 @@ def outcomes(records: Iterable[Record]) -> list[Outcome]:
         _outcome(record, record.factor, [one for one in same if _is_static(one, record)])
         for same in groups.values()
         for record in same
-        if isinstance(record.factor, Adaptive)
+        if isinstance(record.factor, AdaptiveFactor)
     ]
 
 
@@ -167,11 +167,10 @@ def _is_static(record: Record, adaptive: Record) -> bool:
         return adaptive.cell.method.granularity == "expert"
     if record.gamma is None:
         return False
-    method = dataclasses.replace(adaptive.cell.method, gamma=record.gamma, budget=None)
-    return record.cell.method == method
+    return record.cell.method == adaptive.cell.method.at(record.gamma)
 
 
-def _outcome(record: Record, rule: Adaptive, static: Sequence[Record]) -> Outcome:
+def _outcome(record: Record, rule: AdaptiveFactor, static: Sequence[Record]) -> Outcome:
     stragglers = [straggler(one) for one in static]
     drops = [one.load.drop_rate for one in static]
     by_drops = between(record.load.drop_rate, drops)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 
 from capmoe_eval.experiment import names
-from capmoe_eval.experiment.names import TITLES, gamma_label, gamma_number, gamma_suffix, gamma_text
+from capmoe_eval.experiment.names import TITLES, gamma_number, gamma_suffix, gamma_text
 from capmoe_eval.paper.printed import printed_rows
-from capmoe_eval.routing.method import METHODS
+from capmoe_eval.routing.factor import UniformFactor
+from capmoe_eval.routing.registry import method_names
 
 
 def test_every_method_has_a_title() -> None:
-    assert set(TITLES) == set(METHODS)
+    assert set(TITLES) == set(method_names())
 
 
 def test_every_printed_method_has_a_key() -> None:
@@ -32,4 +33,4 @@ def test_gamma_in_a_sentence_and_in_a_file_name() -> None:
         " γ=1.5",
         ", γ = 2",
     ]
-    assert [gamma_label(2.0), gamma_label(math.inf)] == ["g2", "ginf"]
+    assert [UniformFactor(2.0).label, UniformFactor(math.inf).label] == ["g2", "ginf"]

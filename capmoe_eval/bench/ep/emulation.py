@@ -21,6 +21,7 @@ from capmoe_eval.bench.ep.timing import Clock, Pass, from_ends, load_of
 from capmoe_eval.experiment.timings.schema import Link, Load
 from capmoe_eval.routing.assign import batch_counts
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.routing.scores import Scores
 from capmoe_eval.wrapper.parallel.dispatch import Exchange, run_experts
 from capmoe_eval.wrapper.ranks import ALONE
@@ -146,7 +147,7 @@ def balanced(layer: EmulatedLayer, machine: Machine, *, width: int, tokens: floa
     layer whose whole work is smaller. ``width`` and ``tokens`` are the divisors of the layer's
     widths and of the number of its tokens.
     """
-    setting, dropless = layer.setting, Method("baseline")
+    setting, dropless = layer.setting, create_method("baseline")
     times = [layer.run(dropless).seconds["experts"] for _ in range(_PASSES + 1)][1:]
     busiest = max(layer.load(dropless).rank_load)
     rate = busiest * setting.shape.pair_flops / statistics.median(times)

@@ -14,7 +14,7 @@ from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeFo
 from transformers.models.olmoe.modeling_olmoe import OlmoeExperts
 from transformers.models.phi3.modeling_phi3 import Phi3Config, Phi3MLP
 
-from capmoe_eval.errors import choice
+from capmoe_eval.errors import check_choice
 from capmoe_eval.experiment.data_file import read_data
 from capmoe_eval.experiment.timings.schema import Shape
 from capmoe_eval.routing.assign import assign
@@ -38,7 +38,7 @@ Lap = Callable[[str], AbstractContextManager[object]]
 
 def find_shape(name: str, field: str = "shape") -> Shape:
     """Return the shape of a name, or refuse it; ``field`` is the option that said it."""
-    choice(*SHAPES)(field, name)
+    check_choice(field, name, SHAPES)
     return SHAPES[name]
 
 

@@ -26,6 +26,7 @@ from capmoe_eval.experiment.timings.schema import Label, Link, Load, Timing
 from capmoe_eval.experiment.timings.spread import Spread
 from capmoe_eval.experiment.timings.studies import Workload
 from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.wrapper.parallel.world import World
 
 _VOCABULARY = 32_000
@@ -49,7 +50,7 @@ class Prefill:
         self, layers: Sequence[RankedLayer] | Sequence[EmulatedLayer], tokens: int, prompt: int
     ) -> None:
         self._layers = layers
-        self._method = Method("baseline")
+        self._method = create_method("baseline")
         setting = layers[0].setting
         replaced = replace(setting.shape, intermediate=8, n_experts=2, top_k=1)
         dense = replace(setting, shape=replaced)
@@ -198,7 +199,7 @@ def time_layers(
     Returns:
         The rows of every layer: dropless, then each method.
     """
-    everyone = {DROPLESS: Method("baseline"), **{method_label(one): one for one in methods}}
+    everyone = {DROPLESS: create_method("baseline"), **{method_label(one): one for one in methods}}
 
     def once(method: Method) -> list[Mapping[str, float]]:
         return [layer.run(method).seconds for layer in layers]

@@ -18,7 +18,7 @@ from capmoe_eval.errors import EnforcementError, first_line
 from capmoe_eval.experiment.timings.spread import Target
 from capmoe_eval.routing.assign import assign
 from capmoe_eval.routing.groups import group_tokens
-from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method
 from capmoe_eval.routing.scores import Scores
 from capmoe_eval.wrapper.layers import find_moe_layers
 from capmoe_eval.wrapper.session import capacity_aware
@@ -28,18 +28,24 @@ from capmoe_eval.zoo.synthetic.models import TINY_FAMILIES, tiny_model
 
 _RANKS = 2
 _METHODS = (
-    *(Method(name, 1.0, ep_size=_RANKS) for name in ("order", "reverse_order", "random", "score")),
-    Method("expert_drop"),
     *(
-        Method("expanded_drop", 1.0, ep_size=_RANKS, candidates=candidates)
+        create_method(name, 1.0, ep_size=_RANKS)
+        for name in ("order", "reverse_order", "random", "score")
+    ),
+    create_method("expert_drop"),
+    *(
+        create_method("expanded_drop", 1.0, ep_size=_RANKS, candidates=candidates)
         for candidates in ("local", "ranked", "global")
     ),
-    Method("expanded_drop", 1.0, ep_size=_RANKS, protect_topk=True, max_k=True),
-    Method("token_reroute", 1.0, ep_size=_RANKS),
-    Method("device_drop", 1.0, ep_size=_RANKS),
+    create_method("expanded_drop", 1.0, ep_size=_RANKS, protect_topk=True, max_k=True),
+    create_method("token_reroute", 1.0, ep_size=_RANKS),
+    create_method("device_drop", 1.0, ep_size=_RANKS),
 )
 _KERNELS = ("grouped_mm", "batched_mm", "eager")
-_STOCK = (Method("baseline"), Method("score", 1000.0))  # no capacity, and one that never binds
+_STOCK = (
+    create_method("baseline"),
+    create_method("score", 1000.0),
+)  # no capacity, and one that never binds
 _VOCABULARY = 97
 _BATCH, _PROMPT, _REAL = 8, 24, 17  # every other sequence has pads behind its real tokens
 

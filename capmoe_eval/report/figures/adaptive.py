@@ -10,6 +10,7 @@ from typing import Final
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from capmoe_eval.experiment.names import uniform_gamma
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.catalogue import Measured, Numbers
@@ -69,9 +70,9 @@ def _curve(records: Sequence[Record], tasks: Collection[str]) -> list[Numbers]:
         if listed := by_task(same, tasks):
             curve.append(
                 {
-                    "gamma": method.gamma,
-                    "budget": method.budget,
-                    "budget_of": None if method.budget is None else method.budget_of,
+                    "gamma": uniform_gamma(method),
+                    "budget": method.identity().get("budget"),
+                    "budget_of": method.identity().get("budget_of"),
                     "drop_rate": mean_load(same, tasks, "drop_rate"),
                     "straggler": statistics.fmean(straggler(one) for (one,) in listed),
                 }

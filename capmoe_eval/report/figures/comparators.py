@@ -87,7 +87,7 @@ def _label(record: Record) -> str:
     method = record.cell.method
     if method.name == "score" and method.ep_size > 1:
         return _ON_RANKS
-    if method.candidate_rule == "global":
+    if method.setting("candidates") == "global" and method.name == "expanded_drop":
         return _EXPERT_CHOICE
     title = TITLES[method.name]
     return f"{title}, devices" if method.granularity == "device" else title

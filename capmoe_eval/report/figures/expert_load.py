@@ -141,10 +141,11 @@ def _drop_label(record: Record) -> str:
     method = record.cell.method
     if method.name == "score":
         return TITLES["score"]
-    if method.candidates == "global":
+    if method.setting("candidates") == "global":
         return "Expanded, all experts"
-    times, rest = divmod(method.m, record.layers[0].top_k)
-    return f"Expanded, m = {method.m}" + (f" ({times}k)" if not rest else "")
+    m = method.setting("m")
+    times, rest = divmod(m, record.layers[0].top_k)
+    return f"Expanded, m = {m}" + (f" ({times}k)" if not rest else "")
 
 
 def draw_after_drop(numbers: Numbers) -> Figure:

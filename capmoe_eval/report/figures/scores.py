@@ -126,8 +126,7 @@ def measure_rounds(evidence: FigureRecords) -> Measured:
     tasks = evidence.tasks
     records = evidence.of_model("one_round", "rounds")
     points, notes = [], []
-    again = "token_reroute"
-    by_rounds = pooling.by_key(records, lambda r: r.cell.method.rounds if r.method == again else 1)
+    by_rounds = pooling.by_key(records, lambda one: one.cell.method.identity().get("rounds", 1))
     for rounds, same in sorted(by_rounds.items()):
         if score := pooling.mean_score(same, tasks):
             lost = {"drop_rate": pooling.mean_load(same, tasks, "drop_rate")}

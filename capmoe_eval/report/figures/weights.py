@@ -86,10 +86,10 @@ def measure_weights(evidence: FigureRecords) -> Measured:
 def _label(record: Record) -> str:
     """Return the line that a record's point is on."""
     method = record.cell.method
-    if method.weighs_tokens and method.rho == 0:
-        return _LINES[4]
-    if method.weighs_tokens:
-        return _LINES[2] if method.reroute == "local" else _LINES[3]
+    if method.name == "macs":
+        if method.setting("rho") == 0:
+            return _LINES[4]
+        return _LINES[2] if method.setting("reroute") == "local" else _LINES[3]
     return _LINES[0] if method.modality == "uniform" else _LINES[1]
 
 

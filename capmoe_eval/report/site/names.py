@@ -14,7 +14,6 @@ from capmoe_eval.experiment.names import (
     TITLES,
     method_title,
 )
-from capmoe_eval.routing.knobs import ADAPTIVE
 
 GAMMA_ORDER: Final = {NO_LIMIT: 1e9, NO_GAMMA: -1, BY_LAYER: 2e6}
 """The numbers that texts of γ without one sort by."""
@@ -28,9 +27,10 @@ def method_name(method: str) -> str:
 
 def gamma_order(shown: str) -> float:
     """Return the number that a text of γ sorts by."""
-    if shown.startswith(ADAPTIVE):  # behind the numbers, by budget
-        return 1e6 + float(shown.removeprefix(ADAPTIVE))
-    return float(GAMMA_ORDER.get(shown, shown))
+    if shown in GAMMA_ORDER:
+        return GAMMA_ORDER[shown]
+    keyword = shown.rstrip("0123456789.")  # such as adaptive0.05: behind the numbers, by budget
+    return float(shown.removeprefix(keyword)) + (1e6 if keyword else 0)
 
 
 @dataclass(frozen=True)

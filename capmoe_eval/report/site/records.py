@@ -11,9 +11,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from capmoe_eval.experiment.cell import Cell, checks
+from capmoe_eval.experiment.cell import CELL_FIELDS
 from capmoe_eval.experiment.commands import DIRECTORY, cell_command, override
-from capmoe_eval.experiment.names import gamma_label, gamma_number, gamma_suffix, gamma_text
+from capmoe_eval.experiment.names import gamma_number, gamma_suffix, gamma_text
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.site import page
 from capmoe_eval.report.site.inventory import Brief, Inventory
@@ -102,7 +102,7 @@ def _listing(
 def _row(record: Brief, address: Address) -> dict[str, object]:
     gamma = gamma_text(record.method, record.factor)
     knobs = record.label.removeprefix(record.method).split("-")[1:]
-    written = gamma_label(record.factor) if record.factor is not None else None
+    written = record.factor.label if record.factor is not None else None
     return {
         "record": record,
         "method_name": method_name(record.method),
@@ -135,7 +135,7 @@ def relatives(records: Sequence[Record]) -> dict[Path, Relatives]:
 def _home(record: Record) -> tuple[object, ...]:
     """Return all of a record's cell but its method."""
     cell = record.cell
-    return cell.model, cell.task, *(getattr(cell, field) for field in checks(Cell))
+    return cell.model, cell.task, *(getattr(cell, field) for field in CELL_FIELDS)
 
 
 def record_page(record: Record, profile: str, others: Relatives, address: Address) -> str:

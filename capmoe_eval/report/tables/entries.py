@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING, NamedTuple
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.commands import override, row_command
 from capmoe_eval.experiment.datasource import EMBEDDED
+from capmoe_eval.experiment.names import uniform_gamma
 from capmoe_eval.experiment.record import Record, Score
 from capmoe_eval.paper.layout import Layout, ModelSlot, RowSpec, TaskColumn
 from capmoe_eval.report.tables.published import printed_row
 from capmoe_eval.report.tables.table import Entry, Missing, PairedTest, Published
-from capmoe_eval.routing.method import DEFAULTS, Method
+from capmoe_eval.routing.method import Method
+from capmoe_eval.routing.registry import create_method, knobs
 
 if TYPE_CHECKING:
     from capmoe_eval.paper.pairing import Floats
 
-_BASELINE = Method("baseline")
+_BASELINE = create_method("baseline")
 
 
 class Measured:
@@ -97,8 +99,10 @@ class Measured:
         """
         return [
             _Run(record, record.score(column.metric) if column.metric else record)
-            for record in self._found.get((slot.key, method.name, method.gamma, column.task), [])
-            if all(record.knobs.get(k, DEFAULTS[k]) == getattr(method, k) for k in named)
+            for record in self._found.get(
+                (slot.key, method.name, uniform_gamma(method), column.task), []
+            )
+            if all(record.knobs.get(k, knobs()[k].default) == method.setting(k) for k in named)
         ]
 
 

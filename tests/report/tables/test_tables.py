@@ -10,6 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from capmoe_eval.experiment.cell import Cell
+from capmoe_eval.experiment.names import uniform_gamma
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.paper.tables import TABLES, find_layout
 from capmoe_eval.report.tables import command as tables
@@ -38,7 +39,7 @@ def command(
 
 def graded(cell: Cell) -> list[int]:
     """30 of 40 right; everything wrong under a capacity of 1, a little under another."""
-    wrong = {None: 10, 1.0: 40}.get(cell.method.gamma, 12)
+    wrong = {None: 10, 1.0: 40}.get(uniform_gamma(cell.method), 12)
     return [1] * (40 - wrong) + [0] * wrong
 
 
@@ -143,7 +144,8 @@ def test_a_column_of_a_metric_tests_its_own_documents(command: Command) -> None:
 def test_documents_of_another_run_are_not_paired(command: Command) -> None:
     found = planned("experiment=table11")
     for plan in found:
-        other = "other" if plan.cell.task.name == "obqa" and plan.cell.method.gamma else "hash"
+        capped = uniform_gamma(plan.cell.method)
+        other = "other" if plan.cell.task.name == "obqa" and capped else "hash"
         record(plan.cell, plan.root, graded(plan.cell), documents=other).write()
     table, _ = tables.measured_table("table11")
     for row in table.rows:
