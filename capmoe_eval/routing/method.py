@@ -138,6 +138,11 @@ class Method:
         return None
 
     @property
+    def uniform_gamma(self) -> float | None:
+        """The γ of all layers; None where layers have different ones, or the method has none."""
+        return None if self.factor is None else self.factor.uniform
+
+    @property
     def unit(self) -> str | None:
         """The unit that has a capacity, ``expert`` or ``device``; None without a capacity."""
         return None
