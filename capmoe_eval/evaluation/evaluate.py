@@ -98,7 +98,7 @@ def evaluate(
         "provenance": {
             **provenance(lm.model, lm.reader),
             "seconds": round(seconds, 3),
-            "seeds": {"eval": cell.eval_seed, "method": cell.method.seed},
+            "seeds": {"eval": cell.eval_seed, "method": cell.method.setting("seed")},
             "data_fingerprint": library.fingerprint(cell.task, source),
         },
     }

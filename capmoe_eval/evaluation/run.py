@@ -275,7 +275,7 @@ class _Work:
             applied=apply_calibration(plan, lm, self.progress.warn),
             recorder=recorder,
         )
-        write_trace(plan, lm.meter, recorder)  # before the record, which says that the cell is finished
+        write_trace(plan, lm.meter, recorder)  # before the record, which says that it is finished
         if turn.reservation is not None:
             if not turn.reservation.held():
                 return None

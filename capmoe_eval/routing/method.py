@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -90,6 +90,13 @@ class Method:
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
+    @classmethod
+    def check_settings(cls, settings: Mapping[str, Any]) -> None:
+        """Raise a UsageError if the method is not to ignore a knob that it does not have.
+
+        ``settings`` are the knobs of :func:`create_method`, also those of other methods.
+        """
+
     # The decision.
 
     def decide(self, scores: Scores, tokens: TokenGroups, layer: LayerContext) -> Assignment:
@@ -129,6 +136,11 @@ class Method:
     def factor(self) -> CapacityFactor | None:
         """The capacity factor γ; None for a method that has none."""
         return None
+
+    @property
+    def uniform_gamma(self) -> float | None:
+        """The γ of all layers; None where layers have different ones, or the method has none."""
+        return None if self.factor is None else self.factor.uniform
 
     @property
     def unit(self) -> str | None:

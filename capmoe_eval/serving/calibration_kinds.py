@@ -14,9 +14,7 @@ from torch import Tensor
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.record_part import Amount, ChosenFactors, Count, Part, Positive, Share
 from capmoe_eval.routing.capacity import experts_per_rank
-from capmoe_eval.routing.knobs import EPLB
-from capmoe_eval.routing.method import Adaptive, Method
-from capmoe_eval.routing.weighted import modality_bias
+from capmoe_eval.routing.method import Method
 from capmoe_eval.serving.adaptive import choose, grid
 from capmoe_eval.serving.calibration import Applied, Calibration, Counted, rounded_shares
 from capmoe_eval.serving.placement.eplb import plan_eplb
@@ -90,13 +88,12 @@ class FactorCurves(Calibration):
 
     def applied(self, method: Method, file: str) -> Applied:
         """Choose the γ of every layer for a method with a budget."""
-        rule = method.factor
-        assert isinstance(rule, Adaptive)
+        rule = method.identity()
         dropped_LX, dropped_scores_LX, straggler_LX = curves = [
             np.array([getattr(layer, name) for layer in self.layers]) for name in _CURVES
         ]
-        priced_LX = dropped_LX if rule.budget_of == "pairs" else dropped_scores_LX
-        chosen = choose(priced_LX, straggler_LX, rule.budget)
+        priced_LX = dropped_LX if rule["budget_of"] == "pairs" else dropped_scores_LX
+        chosen = choose(priced_LX, straggler_LX, rule["budget"])
         gammas = [self.gammas[x] for x in chosen]
         drop_rate, dropped_scores, straggler = (
             fmean(curve_LX[np.arange(len(chosen)), chosen]) for curve_LX in curves
@@ -109,7 +106,7 @@ class FactorCurves(Calibration):
             dropped_scores=dropped_scores,
             straggler=straggler,
         )
-        return Applied(method.at(None, tuple(gammas)), found)
+        return Applied(method.at(tuple(gammas)), found)
 
 
 class LayerFrequencies(Part):
@@ -169,7 +166,9 @@ class ExpertModalities(Calibration):
 
     def needed(self, method: Method) -> tuple[Tensor, ...]:
         """Return the modality of every expert [E] by the method's threshold, for every layer."""
-        least = method.modality_threshold
+        from capmoe_eval.extensions.macs.decision import modality_bias
+
+        least = method.setting("modality_threshold")
         return tuple(
             modality_bias(torch.tensor(layer.image), torch.tensor(layer.text), least)
             for layer in self.layers
@@ -186,7 +185,7 @@ class LayerLoads(Part):
 class ExpertLoads(Calibration):
     """The tokens that choose each expert, for ``placement=eplb``; it serves any number of ranks."""
 
-    asked_by: ClassVar[str] = f"placement={EPLB}"
+    asked_by: ClassVar[str] = "placement=eplb"
     stem: ClassVar[str] = "loads"
     constants: ClassVar[dict[str, Any]] = {"kind": "expert_loads"}
 
