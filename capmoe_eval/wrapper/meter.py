@@ -76,6 +76,11 @@ class Meter:
         return self._forwards.forwards
 
     @property
+    def decode_forwards(self) -> int:
+        """The number of forwards so far that were decode steps."""
+        return self._forwards.decode_forwards
+
+    @property
     def observers(self) -> Sequence[Observer]:
         """The observers, in the order in which they see an event."""
         return self._observers

@@ -62,7 +62,8 @@ def capacity_aware(
     arguments = [*(["gamma"] if gamma is not None else []), *knobs]
     if isinstance(method, Method):
         if arguments:
-            raise UsageError(f"{arguments[0]}: is a knob of the method; set it in {method.name}")
+            knob, made_by = arguments[0], type(method).__name__
+            raise UsageError(f"{knob}: is a knob of the method; set it there, {made_by}({knob}=…)")
         chosen = method.canonical()
     else:
         chosen = create_method(method, gamma, **knobs)

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from capmoe_eval.routing.groups import TokenGroups
 from torch import Tensor
 
+from capmoe_eval.routing.tokens import TokenGroups
 from tests.wrapper.mutations.concerns import (
     both,
     candidates,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from capmoe_eval.routing.groups import BatchShare, group_tokens
 
 from capmoe_eval.errors import UsageError
+from capmoe_eval.routing.tokens import BatchShare, group_tokens
 from capmoe_eval.wrapper.parallel.world import World, own_rows
 
 
