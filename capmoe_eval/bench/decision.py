@@ -27,7 +27,7 @@ from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.timings.schema import Shape
 from capmoe_eval.experiment.timings.spread import Spread, Target
 from capmoe_eval.routing.capacity import experts_per_rank
-from capmoe_eval.routing.groups import group_tokens
+from capmoe_eval.routing.context import LayerContext
 from capmoe_eval.routing.registry import create_method
 from capmoe_eval.routing.scores import Assignment, Scores
 from capmoe_eval.routing.tokens import group_tokens
@@ -191,9 +191,10 @@ class _Problem:
         }
 
     def ours(self, name: str) -> Assignment:
-        """Return our assignment; the listings round down."""
-        method = create_method(name, _GAMMA, ep_size=self._ranks, rounding="floor")
-        return assign(self.scores, method, self._groups)
+        """Return our assignment, with the capacities that it needs."""
+        method, shape = self._methods[name], self._shape
+        layer = LayerContext.of(method, self._groups, top_k=shape.top_k, n_experts=shape.n_experts)
+        return method.decide(self.scores, self._groups, layer)
 
     def paper(self, name: str) -> Tensor:
         """Return the final map [T, E] of the paper's listing, rank by rank."""

@@ -14,7 +14,7 @@ from capmoe_eval.bench.forward import skewed_model
 from capmoe_eval.bench.memory import peak_array_bytes, peak_bytes
 from capmoe_eval.bench.rounds import CPU
 from capmoe_eval.experiment.timings.schema import Shape
-from capmoe_eval.routing.registry import create_method
+from capmoe_eval.routing.method import Method
 from capmoe_eval.wrapper.session import capacity_aware
 
 
@@ -58,7 +58,7 @@ def test_the_listings_are_the_methods(name: str) -> None:
     )
     # One rank of three: the reference has its experts as local, and a third of all tokens are none.
     ranks = 3 if name == "expanded_drop" else 1
-    method = create_method(name, 1.0, rounding="floor", ep_size=ranks)
+    method = Method(name, 1.0, rounding="floor", ep_size=ranks)
     kept = {tuple(pair) for pair in map_TE.nonzero().tolist()}
     assert kept == assign_reference(problem, method)
     assert 0 < len(kept) < n_tokens * n_experts
