@@ -164,22 +164,19 @@ def capacities(
 # The order in which pairs are kept.
 
 
-def metric(tokens: RoutedTokens, name: str = "score", *, seed: int = 0) -> Array:
-    """Return numbers of all pairs [T, E], of which the smallest is kept first.
-
-    ``name`` is score (the highest), order or reverse_order (of the tokens), or random.
-    """
-    token_T1 = np.arange(len(tokens.score_TE))[:, None]
-    if name in ("order", "reverse_order"):
-        place_T1 = token_T1 if name == "order" else -token_T1
-        return np.broadcast_to(place_T1, tokens.score_TE.shape)
-    if name == "random":
-        return _random_numbers(tokens, seed)
+def by_score(tokens: RoutedTokens) -> Array:
+    """Return numbers of all pairs [T, E], the smallest for the highest score: it is kept first."""
     return -tokens.score_TE
 
 
-def _random_numbers(tokens: RoutedTokens, seed: int) -> Array:
-    """Return the numbers [T, E] of ``random``: a generator for each seed, layer and forward."""
+def by_place(tokens: RoutedTokens) -> Array:
+    """Return the place of the token of each pair in the batch [T, E]."""
+    place_T1 = np.arange(len(tokens.score_TE))[:, None]
+    return np.broadcast_to(place_T1, tokens.score_TE.shape)
+
+
+def at_random(tokens: RoutedTokens, seed: int) -> Array:
+    """Return random numbers of all pairs [T, E]: a generator for each seed, layer and forward."""
     import torch
 
     name = f"{seed}/{tokens.layer}/{tokens.forward}"
