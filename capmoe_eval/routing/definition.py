@@ -165,17 +165,18 @@ def capacities(
 
 
 def by_score(tokens: RoutedTokens) -> Array:
-    """Return numbers of all pairs [T, E], the smallest for the highest score: it is kept first."""
-    return -tokens.score_TE
+    """Return numbers of all pairs [T, E], the smallest for the highest score."""
+    number_TE: Array = -tokens.score_TE
+    return number_TE
 
 
-def by_place(tokens: RoutedTokens) -> Array:
-    """Return the place of the token of each pair in the batch [T, E]."""
-    place_T1 = np.arange(len(tokens.score_TE))[:, None]
-    return np.broadcast_to(place_T1, tokens.score_TE.shape)
+def by_position(tokens: RoutedTokens, *, last_first: bool = False) -> Array:
+    """Return numbers of all pairs [T, E], the smallest for the first token, or for the last."""
+    token_T1 = np.arange(len(tokens.score_TE))[:, None]
+    return np.broadcast_to(-token_T1 if last_first else token_T1, tokens.score_TE.shape)
 
 
-def at_random(tokens: RoutedTokens, seed: int) -> Array:
+def by_chance(tokens: RoutedTokens, seed: int) -> Array:
     """Return random numbers of all pairs [T, E]: a generator for each seed, layer and forward."""
     import torch
 
@@ -188,7 +189,7 @@ def at_random(tokens: RoutedTokens, seed: int) -> Array:
 
 def priority(
     tokens: RoutedTokens,
-    metric_TE: Array,
+    number_TE: Array,
     *,
     modality: str = "uniform",
     protect_topk: bool = False,
@@ -196,13 +197,13 @@ def priority(
     """Return the sort keys of all pairs [T, E]; the first decides, the smallest is kept first.
 
     A modality that is dropped first comes behind the other (§5.3), then an added pair behind the
-    tokens' own where these are protected, then the metric decides.
+    tokens' own where these are protected, then ``number_TE`` decides.
     """
-    is_last_TE = np.zeros(metric_TE.shape, dtype=bool)
+    is_last_TE = np.zeros(number_TE.shape, dtype=bool)
     if tokens.image_T is not None and modality != "uniform":
         is_last_TE |= (tokens.image_T == (modality == "image_first"))[:, None]
     is_added_TE = ~tokens.chosen_TE & protect_topk
-    return is_last_TE, is_added_TE, metric_TE
+    return is_last_TE, is_added_TE, number_TE
 
 
 # The pairs that are kept.

@@ -46,11 +46,11 @@ def drop_beyond_capacity(
     return Assignment(scores.topk_TK, keep_TK)
 
 
-def kept_by_metric(method: Bounded, tokens: RoutedTokens, metric_TE: Array) -> Array:
+def kept_by_number(method: Bounded, tokens: RoutedTokens, number_TE: Array) -> Array:
     """Return the C pairs of every unit with the smallest numbers, by the definition [T, E]."""
     from capmoe_eval.routing import definition
 
-    keys = definition.priority(tokens, metric_TE, modality=method.modality)
+    keys = definition.priority(tokens, number_TE, modality=method.modality)
     return definition.best_in_buckets(tokens, tokens.chosen_TE, keys)
 
 
@@ -74,9 +74,9 @@ class OrderDrop(Bounded):
 
     def kept_pairs(self, tokens: RoutedTokens) -> Array:
         """Return the first C pairs of every unit, by the definition."""
-        from capmoe_eval.routing.definition import by_place
+        from capmoe_eval.routing.definition import by_position
 
-        return kept_by_metric(self, tokens, by_place(tokens))
+        return kept_by_number(self, tokens, by_position(tokens))
 
 
 @register
@@ -99,9 +99,9 @@ class ReverseOrderDrop(Bounded):
 
     def kept_pairs(self, tokens: RoutedTokens) -> Array:
         """Return the last C pairs of every unit, by the definition."""
-        from capmoe_eval.routing.definition import by_place
+        from capmoe_eval.routing.definition import by_position
 
-        return kept_by_metric(self, tokens, -by_place(tokens))
+        return kept_by_number(self, tokens, by_position(tokens, last_first=True))
 
 
 @register
@@ -143,9 +143,9 @@ class RandomDrop(Bounded):
 
     def kept_pairs(self, tokens: RoutedTokens) -> Array:
         """Return the C pairs of every unit that are drawn, by the definition."""
-        from capmoe_eval.routing.definition import at_random
+        from capmoe_eval.routing.definition import by_chance
 
-        return kept_by_metric(self, tokens, at_random(tokens, self.seed))
+        return kept_by_number(self, tokens, by_chance(tokens, self.seed))
 
 
 @register
@@ -169,7 +169,7 @@ class TokenDrop(Bounded):
         """Return the C best-scoring pairs of every unit, by the definition."""
         from capmoe_eval.routing.definition import by_score
 
-        return kept_by_metric(self, tokens, by_score(tokens))
+        return kept_by_number(self, tokens, by_score(tokens))
 
 
 @register
