@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from capmoe_eval.routing.context import LayerContext
+    from capmoe_eval.routing.definition import Array, RoutedTokens
     from capmoe_eval.routing.scores import Assignment, Scores
     from capmoe_eval.routing.tokens import TokenGroups
 
@@ -77,6 +78,20 @@ class ExpandedDrop(Bounded):
         if self.max_k:
             keep_TS = _at_most(scores.topk_TK.shape[1], index_TS, keep_TS, key_TS)
         return Assignment(index_TS, keep_TS)
+
+    def kept_pairs(self, tokens: RoutedTokens) -> Array:
+        """Return the C best-scoring candidates of every unit, by the definition."""
+        from capmoe_eval.routing import definition
+
+        keys = definition.priority(
+            tokens,
+            definition.metric(tokens),
+            modality=self.modality,
+            protect_topk=self.protect_topk,
+        )
+        added_TE = definition.added_candidates(tokens, self.candidates, self.m)
+        kept_TE = definition.best_in_buckets(tokens, tokens.chosen_TE | added_TE, keys)
+        return definition.at_most_k(tokens, kept_TE, keys) if self.max_k else kept_TE
 
     def _candidate_slots(
         self, scores: Scores, tokens: TokenGroups, layer: LayerContext
