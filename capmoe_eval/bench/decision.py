@@ -81,7 +81,9 @@ def measure_threads(
     given: argparse.Namespace, shapes: Sequence[Shape], device: torch.device
 ) -> tuple[list[Target], list[dict[str, Any]]]:
     """Return the gain over the listings at other numbers of threads, and the seconds."""
-    targets, rows, before = [], [], torch.get_num_threads()
+    targets: list[Target] = []
+    rows: list[dict[str, Any]] = []
+    before = torch.get_num_threads()
     for threads in given.threads:
         if threads == before:
             continue
@@ -90,8 +92,8 @@ def measure_threads(
             say(f"decision: {shape.name}, threads: {threads}")
             problem = _Problem(shape, given.tokens, given.ranks, device)
             for name in _LISTINGS:
-                row = {"name": name, "seconds": _seconds(name, problem, given.rounds, device)}
-                row["equal"] = _is_equal(name, problem)
+                seconds = _seconds(name, problem, given.rounds, device)
+                row = {"name": name, "equal": _is_equal(name, problem), "seconds": seconds}
                 targets.append(_against_listing(f"{shape.name}, {threads} threads", row))
                 rows.append({"shape": shape.name, "threads": threads, **row})
     torch.set_num_threads(before)
@@ -108,7 +110,8 @@ def measure_steps(
 
     Decision and layer are timed in turn, each as the mean of some calls.
     """
-    targets, rows = [], []
+    targets: list[Target] = []
+    rows: list[dict[str, Any]] = []
     for shape in shapes:
         layer_of = _layer(LayerSetting(shape, 1, device, dtype))
         for tokens in given.step_tokens:

@@ -173,7 +173,7 @@ def test_placement_judges_other_steps_than_it_plans_on() -> None:
 
 def test_decision(tmp_path: Path) -> None:
     shapes = ["--shapes", "small", "small_mixtral"]
-    few = ["--tokens", "512", "--layer-tokens", "8", "--rounds", "1", "--layer-rounds", "1"]
+    few = ["--tokens", "16384", "--layer-tokens", "8", "--rounds", "1", "--layer-rounds", "1"]
     threads = torch.get_num_threads()
     steps = ["--step-shapes", "tiny_olmoe", "--step-tokens", "3", "8"]
     status, content = bench(
