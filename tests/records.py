@@ -300,7 +300,7 @@ def plausible(of: Cell, root: Path, *, experts: int = 32, depth: int = 4) -> Rec
             more = 1.0 if is_global else 0.3 + 0.03 * method.setting("m")
             after = [n + int(more * 0.8 * (cap - n)) for n in after]
         falling = [math.exp(-0.35 * rank) + 0.02 for rank in range(experts)]
-        scores = [s / sum(falling) for s in falling] if method.name == "baseline" else None
+        scores = [s / sum(falling) for s in falling] if method.is_stock else None
         name = f"model.layers.{number}.mlp"
         layers.append(layer(before, after, top_k=top_k, scores=scores, name=name))
         if budget is not None:

@@ -164,9 +164,10 @@ def measured_rate(
 def _timed(method: Method) -> Method:
     """Return a method that takes as long, and needs no calibration."""
     if method.factor is not None and method.factor.calibration is not None:
-        return method.at(1.0)
+        return method.at(1.0).canonical()
     if method.is_placed:
-        return dataclasses.replace(method, placement=CONTIGUOUS)  # type: ignore[type-var]
+        knobs = method.identity() | {"placement": CONTIGUOUS}
+        return create_method(knobs.pop("method"), knobs.pop("gamma", None), **knobs)
     return method if method.calibration is None else create_method("baseline")
 
 

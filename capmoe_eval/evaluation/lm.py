@@ -30,7 +30,7 @@ from capmoe_eval.routing.registry import create_method, knobs
 from capmoe_eval.wrapper.checkpoint import load_checkpoint, one_line
 from capmoe_eval.wrapper.meter import Meter
 from capmoe_eval.wrapper.ranks import ranks_in
-from capmoe_eval.wrapper.session import capacity_aware
+from capmoe_eval.wrapper.session import routed
 
 Document = tuple[str | None, int | None]  # name of the task, lm-eval's id of the document
 
@@ -44,7 +44,7 @@ class CapmoeLM(HFLM):
 
     Args:
         pretrained: As for ``hf``: a hub id, a path, or a loaded model.
-        method: A name of :data:`capmoe_eval.routing.registry.method_names`.
+        method: A name of :func:`capmoe_eval.routing.registry.method_names`.
         gamma: Capacity factor γ.
         **kwargs: The other knobs of :class:`Method` (``ep_size``, ``candidates``, …), and whatever
             ``hf`` takes.
@@ -132,9 +132,7 @@ class CapmoeLM(HFLM):
         check_batch_size(self.batch_size, method)
         self.release()
         self._n_batches, self.batches = 0, {}
-        self.meter = self._routing.enter_context(
-            capacity_aware(self.model, method, calibrated=calibrated)
-        )
+        self.meter = self._routing.enter_context(routed(self.model, method, calibrated=calibrated))
         return self.meter
 
     def release(self) -> None:
@@ -148,7 +146,7 @@ class CapmoeLM(HFLM):
         Raises:
             UsageError: Under a capacity, where an answer depends on both.
         """
-        if self.meter.method.name != "baseline":
+        if not self.meter.method.is_stock:
             raise UsageError(
                 "use_cache: under a capacity an answer depends on the method and on its batch, "
                 "which lm-eval's cache does not know; leave it out"

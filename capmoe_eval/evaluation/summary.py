@@ -60,7 +60,7 @@ def rounding_warning(record: Record) -> str | None:
     A γ above E/K is compared as E/K: the capacity is then all tokens of the group.
     """
     method, effective, mean = record.cell.method, record.load.effective_gamma, record.load.mean_load
-    gamma = record.gamma
+    gamma = method.uniform_gamma
     if gamma is None or effective is None or mean is None:
         return None
     nominal = min(gamma, max(layer.n_experts / layer.top_k for layer in record.layers))

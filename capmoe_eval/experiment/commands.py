@@ -16,8 +16,9 @@ from capmoe_eval.experiment.configuration import load_option, options
 from capmoe_eval.experiment.datasource import EMBEDDED, HUB
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.experiment.settings import TASK_DEFAULTS
+from capmoe_eval.routing.knobs import declared_knobs
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.registry import knobs
+from capmoe_eval.routing.registry import knobs, method_class
 
 DIRECTORY: Final = "DIRECTORY"
 """Stands in a command for a directory that a record does not know."""
@@ -56,7 +57,7 @@ def row_command(
     if gamma is not None:
         words["gamma"] = (float(gamma),)
     words |= {knob: (value,) for knob, value in knobs.items()} | {"tasks": tuple(tasks)}
-    if method == "random":
+    if "seed" in declared_knobs(method_class(method)):
         words["seed"] = tuple(seeds)
     if any(_key(word) == "model" for word in overrides):  # as the user names a model of one's own
         del words["model"]

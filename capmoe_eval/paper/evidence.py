@@ -16,13 +16,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from capmoe_eval.errors import UsageError, field_problem
 from capmoe_eval.experiment.configuration import load_option, options
 from capmoe_eval.experiment.files import read_bytes
-from capmoe_eval.experiment.names import gamma_suffix, uniform_gamma
+from capmoe_eval.experiment.names import gamma_suffix
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.paper.benchmarks import Bench
 from capmoe_eval.paper.effects import MIX, Effects
 from capmoe_eval.paper.statistics import Effect
 from capmoe_eval.paper.tables import ALL_TASKS
-from capmoe_eval.routing.knobs import declared_knobs
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
 
@@ -177,7 +176,7 @@ class Evidence:
 
     def gammas(self, side: Side, model: str) -> list[float]:
         """Return every γ at which a model has records of a side, whatever γ the side names."""
-        factors = {record.gamma for record in self._by_model.get(model, ())}
+        factors = {record.cell.method.uniform_gamma for record in self._by_model.get(model, ())}
         known = sorted(gamma for gamma in factors if gamma is not None)
         return [g for g in known if self.find(side.model_copy(update={"gamma": g}), model)]
 
@@ -246,10 +245,11 @@ class Evidence:
         for model in self._by_model.keys() - found:
             cells = [record.cell for record in self._by_model[model]]
             methods = [cell.method for cell in cells]
+            gammas = [method.uniform_gamma for method in methods]
             found[model] = Home(
                 _most([method.ep_size for method in methods if method.uses_ranks], 1),
                 _most([cell.batch_size for cell in cells], 1),
-                _most([g for method in methods if (g := uniform_gamma(method)) is not None], 1.0),
+                _most([gamma for gamma in gammas if gamma is not None], 1.0),
             )
         return found
 
@@ -303,10 +303,9 @@ def read_trainings(path: Path | None, profile: str) -> tuple[Training, ...]:
 
 @cache  # a method has many records, and is checked when it is made
 def unseeded(method: Method) -> Method:
-    """Return a method with its first seed, if it has one."""
-    if "seed" not in declared_knobs(type(method)):
-        return method
-    return dataclasses.replace(method, seed=0)  # type: ignore[type-var]
+    """Return a method with seed 0 where it has a seed."""
+    knobs = method.identity()
+    return create_method(knobs.pop("method"), knobs.pop("gamma", None), **knobs | {"seed": 0})
 
 
 def _most(values: Sequence[Any], default: Any) -> Any:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Final
 
 from capmoe_eval.errors import UsageError, shown
-from capmoe_eval.experiment.names import uniform_gamma
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import Reader, record_places
 from capmoe_eval.paper.evidence import Evidence, Side, unseeded
@@ -99,13 +99,8 @@ class Quality:
             placement = CONTIGUOUS
         if setting.kind != "capacity" or setting.gamma is None or placement is None:
             return setting
-        method = create_method(
-            setting.method,
-            setting.gamma,
-            ep_size=self._ranks,
-            granularity=setting.granularity,
-            placement=placement,
-        )
+        of = {"granularity": setting.granularity, "placement": placement}
+        method = create_method(setting.method, setting.gamma, ep_size=self._ranks, **of)
         return setting.model_copy(update={"change": self.change(method)})
 
     def _of_prompts(self, setting: Setting) -> Setting:
@@ -164,7 +159,8 @@ class Quality:
         if method.unit is None:  # the experts of a batch are chosen for all ranks together
             return method.ep_size == self._ranks or method.granularity == "expert"
         # With γ=0 there is nothing to speed up.
-        is_finite = method.is_capped and bool(uniform_gamma(method))
+        gamma = method.uniform_gamma
+        is_finite = bool(gamma) and gamma != math.inf
         return method.ep_size == self._ranks and is_finite
 
     def _recorded(self, method: Method, link_share: float) -> Setting | None:
@@ -178,8 +174,8 @@ class Quality:
         fields = {
             "kind": "activation" if method.unit is None else "capacity",
             "method": method.name,
-            "gamma": uniform_gamma(method),
-            "granularity": method.unit,
+            "gamma": method.uniform_gamma,
+            "granularity": None if method.unit is None else method.granularity,
             "knobs": _knobs(method),
             "loads": "records",
             "drop_rate": drop_rate,

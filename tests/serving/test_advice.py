@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.cell import Cell
-from capmoe_eval.experiment.names import uniform_gamma
 from capmoe_eval.report.advice.page import about
 from capmoe_eval.routing.method import Method
 from capmoe_eval.routing.registry import create_method
@@ -304,8 +303,8 @@ def written(root: Path) -> None:
         layer = records.layer([16, 8, 4, 4, 0, 0, 0, 0], peak=peak)
         if method.is_placed:  # which says nothing of blocks
             peak["device_before"] = dict.fromkeys(("mean", "max", "last"), 1.3)
-        load: dict[str, float] = {"drop_rate": 0.0 if uniform_gamma(method) is None else 0.25}
-        if method.bounds_activation:
+        load: dict[str, float] = {"drop_rate": 0.0 if method.uniform_gamma is None else 0.25}
+        if "k0" in method.identity():  # the activated experts are bounded
             load |= {"activated_before": 8.0, "activated_after": 6.0}
         correct = [1] * right + [0] * (40 - right)
         records.record(cell(method), root, correct, load=load, layers=[layer]).write()
@@ -354,7 +353,8 @@ def test_records_give_paired_quality_to_the_settings_that_they_are_of(tmp_path: 
     assert quality.change(create_method("score", 1.0, **of_devices)) is None
     placed = create_method("score", 1.0, **of_devices, placement="eplb")
     assert quality.change(placed) == changes["score γ=1 per device on EPLB"]
-    assert quality.change(dataclasses.replace(placed, name="order")) is None
+    by_order = create_method("order", 1.0, **of_devices, placement="eplb")
+    assert quality.change(by_order) is None
     settings = {setting.title: setting for setting in advice.settings}
     for title in ("score γ=1 per device", "score γ=1 per device on EPLB+4"):
         assert settings[title].change is None

@@ -16,8 +16,9 @@ from capmoe_eval.experiment.timings.schema import Shape
 from capmoe_eval.experiment.timings.studies import FIGURE_1, Plan, Workload
 from capmoe_eval.paper.printed import figure
 from capmoe_eval.routing.capacity import experts_per_rank
+from capmoe_eval.routing.knobs import declared_knobs
 from capmoe_eval.routing.method import Method
-from capmoe_eval.routing.registry import create_method
+from capmoe_eval.routing.registry import create_method, method_class
 
 _TASK = "obqa"  # of the records that a study takes loads from; it is Figure 1's
 
@@ -122,11 +123,16 @@ def free_job(given: argparse.Namespace, processes: int | None) -> Job:
             for name in given.methods
             for gamma in given.gammas
             for granularity in given.granularities
-            for candidates in (given.candidates if name == "expanded_drop" else ["local"])
+            for candidates in (given.candidates if _expands(name) else ["local"])
         ],
         layers=given.layers,
         scale=scale,
     )
+
+
+def _expands(name: str) -> bool:
+    """Return whether a method has candidates beside a token's top-k."""
+    return "candidates" in declared_knobs(method_class(name))
 
 
 def _with_experts(shape: Shape, routing: Routing) -> Shape:

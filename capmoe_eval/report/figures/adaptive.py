@@ -10,7 +10,6 @@ from typing import Final
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from capmoe_eval.experiment.names import uniform_gamma
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.report.figures import style
 from capmoe_eval.report.figures.catalogue import Measured, Numbers
@@ -21,6 +20,7 @@ from capmoe_eval.report.figures.style import column, percent
 from capmoe_eval.serving.trial import (
     Outcome,
     Verdict,
+    budget_in,
     by_model,
     outcomes,
     points,
@@ -68,11 +68,12 @@ def _curve(records: Sequence[Record], tasks: Collection[str]) -> list[Numbers]:
     curve = []
     for method, same in by_key(records, lambda record: record.cell.method).items():
         if listed := by_task(same, tasks):
+            budget, budget_of = budget_in(method)
             curve.append(
                 {
-                    "gamma": uniform_gamma(method),
-                    "budget": method.identity().get("budget"),
-                    "budget_of": method.identity().get("budget_of"),
+                    "gamma": method.uniform_gamma,
+                    "budget": budget,
+                    "budget_of": budget_of,
                     "drop_rate": mean_load(same, tasks, "drop_rate"),
                     "straggler": statistics.fmean(straggler(one) for (one,) in listed),
                 }
@@ -85,8 +86,7 @@ def _budget(verdict: Verdict, compared: Sequence[Outcome], titles: Mapping[str, 
     own = [
         outcome
         for outcome in compared
-        if outcome.rule.budget_of == verdict.budget_of
-        and verdict.budget in (None, outcome.rule.budget)
+        if outcome.budget_of == verdict.budget_of and verdict.budget in (None, outcome.budget)
     ]
     gain, accuracy = verdict.straggler, verdict.accuracy
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from capmoe_eval.errors import UsageError
 from capmoe_eval.experiment.commands import override, row_command
 from capmoe_eval.experiment.datasource import EMBEDDED
-from capmoe_eval.experiment.names import uniform_gamma
 from capmoe_eval.experiment.record import Record, Score
 from capmoe_eval.paper.layout import Layout, ModelSlot, RowSpec, TaskColumn
 from capmoe_eval.report.tables.published import printed_row
@@ -72,7 +71,7 @@ class Measured:
         if layout.average is not None:
             tasks = [cell for cell in cells if isinstance(cell, Entry)]
             cells.append(missing if absent else _average(tasks, layout.same_documents))
-        if method.name != _BASELINE.name:
+        if not method.is_stock:
             baselines = [self._runs(slot, _BASELINE, column) for column in layout.tasks]
             cells = list(_tested(cells, found, baselines, layout))
         titles = [model.title for model in layout.paper_models if model.key == slot.key]
@@ -97,11 +96,10 @@ class Measured:
 
         A knob that an evaluation does not have has no effect there, and its default.
         """
+        key = (slot.key, method.name, method.uniform_gamma, column.task)
         return [
             _Run(record, record.score(column.metric) if column.metric else record)
-            for record in self._found.get(
-                (slot.key, method.name, uniform_gamma(method), column.task), []
-            )
+            for record in self._found.get(key, [])
             if all(record.knobs.get(k, knobs()[k].default) == method.setting(k) for k in named)
         ]
 

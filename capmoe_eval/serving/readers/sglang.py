@@ -142,7 +142,8 @@ def _kinds(modes: Sequence[object]) -> tuple[Array | None, str]:
     (MIXED, a part of a prompt with running requests) or 5 (verified drafts), are neither, and the
     numbers above 5 differ between versions.
     """
-    others = sorted({shown(mode) for mode in modes if mode not in (_PROMPT, _DECODE)})
+    usual = [type(mode) is int and mode in (_PROMPT, _DECODE) for mode in modes]  # not true or 2.0
+    others = sorted({shown(mode) for mode, is_usual in zip(modes, usual) if not is_usual})
     if not others:
         return np.array([mode == _DECODE for mode in modes]), ""
     if others == ["null"]:  # an old version

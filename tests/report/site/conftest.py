@@ -10,7 +10,6 @@ import pytest
 
 from capmoe_eval.experiment.cell import Cell
 from capmoe_eval.experiment.configuration import plans
-from capmoe_eval.experiment.names import uniform_gamma
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.selection import composed
 from capmoe_eval.paper.tables import TABLES
@@ -79,7 +78,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, few_tables: None) -> Site:
         if plan.cell.task.name != "winogrande":
             # Higher γ, more right answers; order is worst.
             worse = {"order": 12, "reverse_order": 6, "random": 5}.get(plan.cell.method.name, 1)
-            gamma = uniform_gamma(plan.cell.method)
+            gamma = plan.cell.method.uniform_gamma
             lost = 0 if gamma is None else worse * (3 - gamma)
             right = 36 - int(lost)
             paths.append(plan.path)

@@ -18,7 +18,7 @@ import pytest
 from pydantic import ValidationError
 
 from capmoe_eval.errors import UsageError
-from capmoe_eval.experiment.names import gamma_text
+from capmoe_eval.experiment.names import gamma_column
 from capmoe_eval.experiment.record import Record
 from capmoe_eval.experiment.results import load_frame
 from capmoe_eval.experiment.timings.names import EVALUATIONS
@@ -271,7 +271,7 @@ def test_a_record_page(site: Site) -> None:
 
 def seeds(root: Path, count: int) -> list[Record]:
     cells = [material.odd_cell(name="random", seed=seed) for seed in range(count)]
-    return [made(cell, root, right=30 + cell.method.seed % 2) for cell in cells]
+    return [made(cell, root, right=30 + cell.method.setting("seed") % 2) for cell in cells]
 
 
 @pytest.mark.parametrize(
@@ -638,8 +638,8 @@ def test_it_needs_no_torch(site: Site, tmp_path: Path) -> None:
 
 
 def test_names() -> None:
-    assert [gamma_text("baseline", None), gamma_text("expert_drop", None)] == ["+∞", "–"]
-    assert [gamma_text("score", float("inf")), gamma_text("score", 1.0)] == ["+∞", "1"]
+    assert [gamma_column("baseline", None), gamma_column("expert_drop", None)] == ["+∞", "–"]
+    assert [gamma_column("score", float("inf")), gamma_column("score", 1.0)] == ["+∞", "1"]
     gammas = gamma_filter(["+∞", "2", "0.5", "–", "10"]).options
     assert list(gammas) == ["–", "0.5", "2", "10", "+∞"]
     methods = method_filter(["zzz", "score", "baseline"]).options

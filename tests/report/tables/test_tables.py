@@ -10,7 +10,6 @@ import pytest
 from omegaconf import OmegaConf
 
 from capmoe_eval.experiment.cell import Cell
-from capmoe_eval.experiment.names import uniform_gamma
 from capmoe_eval.experiment.record import read_record
 from capmoe_eval.paper.tables import TABLES, find_layout
 from capmoe_eval.report.tables import command as tables
@@ -39,7 +38,7 @@ def command(
 
 def graded(cell: Cell) -> list[int]:
     """30 of 40 right; everything wrong under a capacity of 1, a little under another."""
-    wrong = {None: 10, 1.0: 40}.get(uniform_gamma(cell.method), 12)
+    wrong = {None: 10, 1.0: 40}.get(cell.method.uniform_gamma, 12)
     return [1] * (40 - wrong) + [0] * wrong
 
 
@@ -144,9 +143,9 @@ def test_a_column_of_a_metric_tests_its_own_documents(command: Command) -> None:
 def test_documents_of_another_run_are_not_paired(command: Command) -> None:
     found = planned("experiment=table11")
     for plan in found:
-        capped = uniform_gamma(plan.cell.method)
-        other = "other" if plan.cell.task.name == "obqa" and capped else "hash"
-        record(plan.cell, plan.root, graded(plan.cell), documents=other).write()
+        is_other = plan.cell.task.name == "obqa" and not plan.cell.method.is_stock
+        documents = "other" if is_other else "hash"
+        record(plan.cell, plan.root, graded(plan.cell), documents=documents).write()
     table, _ = tables.measured_table("table11")
     for row in table.rows:
         assert [isinstance(e, Entry) and e.test is None for e in row.entries] == [
