@@ -32,7 +32,7 @@ _CURVES: Final = ("dropped", "dropped_scores", "straggler")
 
 
 class LayerCurve(Part):
-    """One layer at each capacity factor; see :class:`capmoe_eval.wrapper.observers.curves.Curve`."""
+    """One layer at each factor; see :class:`capmoe_eval.wrapper.observers.curves.Curve`."""
 
     name: str
     dropped: list[Share]
